@@ -1,0 +1,22 @@
+"""Every test sees 8 simulated CPU devices, so that mesh tests need no accelerator."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+# Set before the first backend is made; the suite is about arithmetic, not about accelerators,
+# unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
+jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with Kodak, SIRST and the public checkpoint, which is never part of the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("JAXSR_SHARED_DATA", default))
+    if not folder.is_dir():
+        pytest.skip(f"no data folder at {folder}; set JAXSR_SHARED_DATA")
+    return folder
