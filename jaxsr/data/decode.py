@@ -1,0 +1,160 @@
+"""Picture files to 8-bit RGB arrays, and what is wrong with those that will not turn into one.
+
+Pillow decodes, because it refuses a truncated file where OpenCV returns it half gray; OpenCV reads
+formats that Pillow does not know, and 16-bit colour, which Pillow cuts to its high byte.
+
+What becomes of a picture that is not 8-bit RGB: EXIF orientation is applied; 16 bits are rounded to
+8 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is
+laid over white, as viewers show it; CMYK is converted without its colour profile, and other
+profiles are ignored too; of an animation the first frame is taken. Floating-point samples must lie
+in 0…1.
+"""
+
+import io
+from pathlib import Path
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# A file with one of these endings claims to be a picture: if it is none, that is an error. Files
+# with other endings (labels, checksums, readmes) are pictures only if their content says so.
+_ENDINGS = """
+apng avif bmp dds dib exr gif hdr heic heif icns ico j2k jfif jp2 jpe jpeg jpg jpx jxl mpo pbm pcx
+pfm pgm pic png pnm ppm psd qoi ras sgi sr tga tif tiff webp
+"""
+PICTURE_ENDINGS = frozenset("." + ending for ending in _ENDINGS.split())
+
+# First bytes of the formats that turn up under foreign or missing names.
+_SIGNATURES = (
+    b"\x89PNG\r\n\x1a\n",
+    b"\xff\xd8\xff",
+    b"GIF87a",
+    b"GIF89a",
+    b"II*\x00",
+    b"MM\x00*",
+    b"\x00\x00\x00\x0cjP  ",
+    b"\xffO\xffQ",
+    b"v/1\x01",
+    b"qoif",
+    b"8BPS",
+)
+_ORIENTATION = 0x0112
+
+
+class UnreadablePicture(ValueError):
+    """The file cannot be decoded whole as a picture; the message is the reason, a short phrase."""
+
+
+def claims_to_be_picture(path: Path) -> bool:
+    """Whether `path` should be read as a picture, by its ending or else by its first bytes."""
+    if path.suffix.lower() in PICTURE_ENDINGS:
+        return True
+    with path.open("rb") as file:
+        head = file.read(12)
+    is_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+    is_avif = head[4:12] in (b"ftypavif", b"ftypavis")
+    return is_webp or is_avif or head.startswith(_SIGNATURES)
+
+
+def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
+    """Reads a picture file as 8-bit RGB, as the module's docstring says.
+
+    Raises:
+      UnreadablePicture: not a picture, truncated, or of a kind that has no RGB form.
+      OSError: the file cannot be opened.
+    """
+    data = path.read_bytes()
+    if not data:
+        raise UnreadablePicture("zero bytes")
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            # The raw mode, gone after loading, tells 16-bit colour that Pillow would cut.
+            deep = any(";16" in str(tile.args) for tile in image.tile)
+            image.load()  # also in the cases below, because it refuses a truncated file
+            if deep and image.mode in ("RGB", "RGBA", "LA"):
+                narrow = _by_opencv(data)
+            elif image.mode.startswith("I") or image.mode == "F":
+                narrow = Image.fromarray(_narrow(np.asarray(image)))
+            else:
+                narrow = image
+            if narrow is not image:  # exif_transpose looks for the tag on the image it turns
+                narrow.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+            rgb = _to_rgb(ImageOps.exif_transpose(narrow))
+        return np.asarray(rgb)
+    except UnreadablePicture:
+        raise
+    except UnidentifiedImageError:
+        return np.asarray(_to_rgb(_by_opencv(data)))
+    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
+        raise UnreadablePicture(_one_line(error)) from error
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """Height and width after EXIF orientation, from the header alone where Pillow knows the format.
+
+    Raises:
+      UnreadablePicture: not a picture. A truncated one passes, as only its header is read.
+      OSError: the file cannot be opened.
+    """
+    if path.stat().st_size == 0:
+        raise UnreadablePicture("zero bytes")
+    try:
+        with path.open("rb") as file, Image.open(file) as image:
+            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+            width, height = image.size
+    except UnidentifiedImageError:
+        height, width = decode_rgb(path).shape[:2]
+        return height, width
+    except OSError as error:
+        if error.errno is not None:  # from the file system, not from a decoder
+            raise
+        raise UnreadablePicture(_one_line(error)) from error
+    except Exception as error:
+        raise UnreadablePicture(_one_line(error)) from error
+    return (width, height) if turned else (height, width)
+
+
+def _by_opencv(data: bytes) -> Image.Image:
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error as error:
+        raise UnreadablePicture(_one_line(error)) from error
+    if pixels is None:
+        raise UnreadablePicture("not a picture that Pillow or OpenCV reads")
+    pixels = _narrow(pixels)
+    if pixels.ndim == 2:
+        return Image.fromarray(pixels)
+    if pixels.shape[-1] == 2:
+        return Image.fromarray(pixels, "LA")
+    order = [2, 1, 0, 3][: pixels.shape[-1]]  # OpenCV's order is blue, green, red, alpha
+    return Image.fromarray(np.ascontiguousarray(pixels[..., order]))
+
+
+def _narrow(pixels: np.ndarray) -> UInt8[np.ndarray, "..."]:
+    if pixels.dtype == np.uint8:
+        return pixels
+    if np.issubdtype(pixels.dtype, np.floating):
+        low, high = float(pixels.min()), float(pixels.max())
+        if not (low >= 0 and high <= 1):  # also true for NaN
+            raise UnreadablePicture(
+                f"floating-point samples from {low:g} to {high:g}, not within 0 to 1"
+            )
+        return np.rint(pixels * 255).astype(np.uint8)
+    low, high = int(pixels.min()), int(pixels.max())
+    if low < 0 or high > 65535:
+        raise UnreadablePicture(f"integer samples from {low} to {high}, not within 0 to 65535")
+    return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,388 @@
+"""Photos to train or validate on: found, checked before the first step, read and kept in memory.
+
+A photo is `uint8 (height, width, 3)`, RGB, upright; `decode.py` says what becomes of other kinds.
+Without a folder the photos are those that scikit-image and scikit-learn ship in their wheels:
+`BUILT_IN_TRAINING` and `BUILT_IN_VALIDATION`, which show different scenes.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import UInt8
+
+from jaxsr.data.decode import UnreadablePicture, claims_to_be_picture, decode_rgb, picture_size
+from jaxsr.data.memory import PixelCache
+
+BUILT_IN_TRAINING = (
+    "skimage/data/astronaut.png",
+    "skimage/data/coffee.png",
+    "skimage/data/hubble_deep_field.jpg",
+    "skimage/data/ihc.png",
+    "skimage/data/motorcycle_left.png",
+    "skimage/data/motorcycle_right.png",  # the same scene as the left one: never apart from it
+    "skimage/data/retina.jpg",
+    "skimage/data/rocket.jpg",
+    "sklearn/datasets/images/flower.jpg",
+)
+"""Every colour photo of both wheels but the two below; 4.9 million pixels. Drawings, screenshots
+and gray textures beside them are left out: they teach a colour model little about photos."""
+
+BUILT_IN_VALIDATION = ("skimage/data/chelsea.png", "sklearn/datasets/images/china.jpg")
+"""An animal's fur and a building's fine lines, neither of which has a sibling in the other list."""
+
+_NAMED = 8  # files that a message names before it says "and n more"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file that cannot be trained on."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """Checked photos in a fixed order (by name); reading is safe from any number of threads."""
+
+    source: str
+    """Where they came from, for messages."""
+    names: tuple[str, ...]
+    """Paths relative to the folder, with forward slashes."""
+    sizes: np.ndarray
+    """int32 (n, 2): height and width of each, after EXIF orientation."""
+    paths: tuple[Path, ...]
+    cache: PixelCache
+    """Decoded photos, shared by everything that was split from one scan."""
+    skipped: tuple[BadFile, ...] = ()
+    _twins: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all photos decoded."""
+        return 3 * int(np.prod(self.sizes, axis=1, dtype=np.int64).sum())
+
+    def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
+        """Photo `index`, read-only, from memory or else decoded from its file.
+
+        Raises:
+          RuntimeError: the file changed or went away after it was checked.
+        """
+        path = self.paths[index]
+        pixels = self.cache.get(path)
+        if pixels is not None:
+            return pixels
+        try:
+            pixels = decode_rgb(path)
+        except (OSError, UnreadablePicture) as error:
+            reason = _reason(error)
+            raise RuntimeError(
+                f"{path} was readable when this run checked it and no longer is: {reason}; "
+                f"restore the file and resume"
+            ) from error
+        if pixels.shape[:2] != tuple(self.sizes[index]):
+            was, now = "×".join(map(str, self.sizes[index])), "×".join(map(str, pixels.shape[:2]))
+            raise RuntimeError(
+                f"{path} was {was} px (height×width) when this run checked it and is {now} now; "
+                f"restore the file and resume"
+            )
+        return self.cache.keep(path, pixels)
+
+    def subset(self, indices: Sequence[int]) -> "Photos":
+        """The photos at `indices`, in that order, sharing this object's cache."""
+        return Photos(
+            source=self.source,
+            names=tuple(self.names[i] for i in indices),
+            sizes=self.sizes[list(indices)],
+            paths=tuple(self.paths[i] for i in indices),
+            cache=self.cache,
+            skipped=self.skipped,
+            _twins=self._twins,
+        )
+
+    def split(self, held_out: float) -> "tuple[Photos, Photos]":
+        """Parts the photos into those to train on and those held out, by their names alone.
+
+        A name's SHA-256 decides, so that photos added later move none of the old ones; with few
+        photos at least one is held out. Byte-equal copies stay on one side. Near copies, such as
+        neighbouring frames of a film, are not recognised: give such data a `--val` folder.
+
+        Args:
+          held_out: the fraction to hold out, between 0 and 1, met on average.
+
+        Raises:
+          ValueError: the fraction is out of range, or no photo would be left on one side.
+        """
+        if not 0 < held_out < 1:
+            raise ValueError(
+                f"held_out must be a fraction between 0 and 1, got {held_out}; "
+                f"give --val FOLDER to hold out nothing"
+            )
+        draw = [_name_draw(self._twins.get(name, name)) for name in self.names]
+        # A dozen photos can all lie above the fraction: the lowest is then the one held out.
+        bar = max(held_out, min(draw))
+        held = [i for i, d in enumerate(draw) if d <= bar]
+        kept = [i for i, d in enumerate(draw) if d > bar]
+        if not kept:
+            raise ValueError(
+                f"{self.source} has {len(self)} photo(s), too few to hold out held_out={held_out} "
+                f"for validation and train on the rest; add photos, or give --val FOLDER"
+            )
+        return self.subset(kept), self.subset(held)
+
+
+def open_training_photos(
+    data: Path | None,
+    val: Path | None,
+    *,
+    crop: int,
+    val_crop: int = 1,
+    on_bad_file: Literal["error", "skip"] = "error",
+    held_out: float = 0.1,
+    check: Literal["decode", "header"] = "decode",
+    cache_bytes: int | None = None,
+    threads: int | None = None,
+) -> tuple[Photos, Photos]:
+    """The photos to train on and those to validate on, which never overlap.
+
+    Without `val`, a fraction of `data` is held out (`Photos.split`), or with no `data` either, the
+    built-in validation photos. With `val`, all of `data` is trained on.
+
+    Args:
+      data: folder to train on; None for the built-in photos.
+      val: folder to validate on; None to hold some of `data` out.
+      crop: least height and width in pixels of a training photo.
+      val_crop: least height and width in pixels of a photo from `val`.
+      on_bad_file, check, cache_bytes, threads: as for `open_photos`; the cache is shared.
+      held_out: the fraction held out of `data` when there is no `val`.
+
+    Raises:
+      ValueError, FileNotFoundError: as `open_photos`; or the two folders share files.
+    """
+    cache = PixelCache(cache_bytes)
+    options = {"on_bad_file": on_bad_file, "check": check, "threads": threads, "cache": cache}
+    photos = open_photos(data, crop=crop, **options)
+    if val is not None:
+        validation = open_photos(val, crop=val_crop, **options)
+        _refuse_overlap(photos, validation)
+        return photos, validation
+    if data is not None:
+        return photos.split(held_out)
+    kept = [i for i, name in enumerate(photos.names) if name in BUILT_IN_TRAINING]
+    held = [i for i, name in enumerate(photos.names) if name in BUILT_IN_VALIDATION]
+    if not kept or not held:
+        raise ValueError(
+            f"{photos.source}: {len(kept)} left to train on and {len(held)} to validate on, "
+            f"at least one of each is needed; use a smaller crop than {crop} or give --data FOLDER"
+        )
+    return photos.subset(kept), photos.subset(held)
+
+
+def open_photos(
+    folder: Path | None,
+    *,
+    crop: int,
+    on_bad_file: Literal["error", "skip"] = "error",
+    check: Literal["decode", "header"] = "decode",
+    cache_bytes: int | None = None,
+    threads: int | None = None,
+    cache: PixelCache | None = None,
+) -> Photos:
+    """Finds every picture below `folder` and checks each, before anything is trained.
+
+    Hidden files and files that neither are named nor look like a picture are passed over.
+
+    Args:
+      folder: searched recursively, links followed; None for all built-in photos.
+      crop: least height and width in pixels.
+      on_bad_file: "error" refuses the folder, naming what is wrong; "skip" leaves the bad files out
+        and says in one warning how many and which (`Photos.skipped` has all of them).
+      check: "decode" reads every file whole, which is what finds a truncated one, and keeps what
+        fits in the cache, so that the work is not lost; "header" is quick and leaves truncated
+        files to stop the run when their turn comes.
+      cache_bytes: bound on decoded photos kept in host memory. Default: a quarter of what is free.
+      threads: files checked at once. Default: one per CPU that this process may use.
+      cache: an existing cache to share, instead of `cache_bytes`.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+      ValueError: no picture in it, or (under "error") bad files among them.
+    """
+    if crop < 1:
+        raise ValueError(f"crop must be at least 1 pixel, got {crop}")
+    if on_bad_file not in ("error", "skip"):
+        raise ValueError(f"on_bad_file must be 'error' or 'skip', got {on_bad_file!r}")
+    if check not in ("decode", "header"):
+        raise ValueError(f"check must be 'decode' or 'header', got {check!r}")
+    cache = cache if cache is not None else PixelCache(cache_bytes)
+    if folder is None:
+        source, found, bad = "the built-in photos", _built_in(), []
+    else:
+        source = str(folder)
+        found, bad = _search(Path(folder))
+
+    def examine(path: Path) -> tuple[int, int] | str:
+        try:
+            if check == "header":
+                size = picture_size(path)
+            else:
+                pixels = decode_rgb(path)
+                size = pixels.shape[:2]
+        except (OSError, UnreadablePicture) as error:
+            return _reason(error)
+        if min(size) < crop:
+            return f"{size[1]}×{size[0]} px (width×height), less than crop={crop}"
+        if check == "decode":
+            cache.keep(path, pixels)
+        return size
+
+    with ThreadPoolExecutor(threads or available_cpus(), "check-photos") as pool:
+        results = list(pool.map(examine, found.values()))
+    good = {n: r for n, r in zip(found, results, strict=True) if not isinstance(r, str)}
+    bad += [BadFile(n, r) for n, r in zip(found, results, strict=True) if isinstance(r, str)]
+    bad.sort(key=lambda file: file.name)
+
+    if bad and on_bad_file == "error":
+        raise ValueError(
+            f"{len(bad)} of {len(good) + len(bad)} pictures in {source} cannot be used: "
+            f"{_listing(bad)}; mend or remove them, choose a smaller crop if they are too small, "
+            f"or leave them out with --on-bad-file skip"
+        )
+    if not good:
+        detail = f" (skipped {len(bad)}: {_listing(bad)})" if bad else ""
+        raise ValueError(
+            f"no picture in {source}{detail}; give a folder that holds PNG, JPEG, TIFF, WebP or "
+            f"other pictures, at any depth"
+        )
+    if bad:
+        _log.warning("skipped %d bad file(s) in %s: %s", len(bad), source, _listing(bad, 1000))
+    paths = tuple(found[name] for name in good)
+    return Photos(
+        source=source,
+        names=tuple(good),
+        sizes=np.array(list(good.values()), np.int32).reshape(-1, 2),
+        paths=paths,
+        cache=cache,
+        skipped=tuple(bad),
+        _twins=_copies(dict(zip(good, paths, strict=True))),
+    )
+
+
+def available_cpus() -> int:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _built_in() -> dict[str, Path]:
+    found = {}
+    for name in sorted((*BUILT_IN_TRAINING, *BUILT_IN_VALIDATION)):
+        package, _, inside = name.partition("/")
+        spec = importlib.util.find_spec(package)  # finds the package without importing it
+        if spec is None or not spec.submodule_search_locations:
+            wheel = {"skimage": "scikit-image", "sklearn": "scikit-learn"}[package]
+            raise FileNotFoundError(
+                f"the built-in photos come with {wheel}, which is not installed; "
+                f"install it or give --data FOLDER"
+            )
+        found[name] = Path(next(iter(spec.submodule_search_locations))) / inside
+    return found
+
+
+def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
+    """Picture files below `folder` by relative name, sorted, and what could not be looked into."""
+    if not folder.exists():
+        raise FileNotFoundError(f"no folder {folder}; give the path of a folder with pictures")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a folder; give the folder that holds it")
+    found: dict[str, Path] = {}
+    bad: list[BadFile] = []
+    for path in _walk(folder, bad):
+        name = path.relative_to(folder).as_posix()
+        try:
+            if claims_to_be_picture(path):
+                found[name] = path
+        except OSError as error:
+            bad.append(BadFile(name, _reason(error)))
+    return {name: found[name] for name in sorted(found, key=os.fsencode)}, bad
+
+
+def _walk(folder: Path, bad: list[BadFile]) -> Iterator[Path]:
+    def unlisted(error: OSError) -> None:
+        name = Path(error.filename).relative_to(folder).as_posix()
+        bad.append(BadFile(name, f"folder cannot be listed: {_reason(error)}"))
+
+    seen = set()  # real paths: a link to a parent folder would otherwise be followed for ever
+    for where, folders, files in os.walk(folder, onerror=unlisted, followlinks=True):
+        real = os.path.realpath(where)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        # Names with a leading dot: .DS_Store, and macOS's ._photo.jpg, which is not a photo.
+        yield from (Path(where, name) for name in files if not name.startswith("."))
+
+
+def _copies(paths: dict[str, Path]) -> dict[str, str]:
+    """For each name whose file has the bytes of an earlier one: that earlier name."""
+    by_length = defaultdict(list)
+    for name, path in paths.items():
+        by_length[path.stat().st_size].append(name)
+    first: dict[bytes, str] = {}
+    copies = {}
+    for names in by_length.values():
+        if len(names) == 1:  # most files are told apart by their length, without reading them
+            continue
+        for name in names:
+            with paths[name].open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+            original = first.setdefault(digest, name)
+            if original != name:
+                copies[name] = original
+    return copies
+
+
+def _refuse_overlap(photos: Photos, validation: Photos) -> None:
+    real = {os.path.realpath(path) for path in photos.paths}
+    shared = [
+        n
+        for n, p in zip(validation.names, validation.paths, strict=True)
+        if os.path.realpath(p) in real
+    ]
+    if shared:
+        raise ValueError(
+            f"{len(shared)} photo(s) of --val {validation.source} are also trained on, "
+            f"{shared[0]} among them; give folders without common files, or leave --val out"
+        )
+
+
+def _name_draw(name: str) -> float:
+    """A number in [0, 1) that depends on the name alone."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") / 2**64
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()).lower() if isinstance(error, OSError) else text
+
+
+def _listing(bad: Sequence[BadFile], most: int = _NAMED) -> str:
+    # A name that is not UTF-8 must still be printable.
+    text = ", ".join(f"{file.name} ({file.reason})" for file in bad[:most])
+    text += f" and {len(bad) - most} more" if len(bad) > most else ""
+    return text.encode("utf-8", "backslashreplace").decode()
