@@ -1,0 +1,160 @@
+"""BT.601 luma and YCbCr, in the two ranges that image work means by "Y".
+
+Images are RGB in any layout; `channel` names the axis of the three channels. Floating-point images
+are 0…1 in and out, uint8 images 0…255 in and out.
+
+| convention | Y of 255 | Cb, Cr of 255 | whose |
+|---|---|---|---|
+| `"matlab"` | 16…235 | 16…240 | MATLAB's `rgb2ycbcr`; "the Y channel" in super-resolution papers |
+| `"full"` | 0…255 | 0…255 | JFIF: JPEG files, Pillow's `convert("YCbCr")` |
+
+Chroma is centred on 128. uint8 results are rounded half up, as MATLAB rounds them, from exact
+integer arithmetic. A float image is not rounded to levels: Y of the same picture in float and in
+uint8 differs by up to half a level. Nothing is clipped on floats, so gradients pass and
+out-of-range colours survive the round trip.
+"""
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.ops._arguments import ImageLike, compute_dtype, image_array, normal_axis, one_of
+
+Convention = Literal["matlab", "full"]
+CONVENTIONS = ("matlab", "full")
+
+# In millionths of the 0…255 scale, from RGB on that scale. MATLAB's rgb2ycbcr publishes the
+# coefficients as thousandths over 255 (65.481, 128.553, 24.966 …); JFIF (ITU-T T.871, section 7)
+# as 0.299, 0.587, 0.114 and their complements divided by 1.772 and 1.402.
+_MATLAB_OVER_255000 = np.array(
+    [[65481, 128553, 24966], [-37797, -74203, 112000], [112000, -93786, -18214]], np.int64
+)
+_MATLAB_OFFSET = np.array([16, 128, 128], np.int64)
+_FULL = np.array(
+    [
+        [0.299, 0.587, 0.114],
+        [-0.299 / 1.772, -0.587 / 1.772, 0.886 / 1.772],
+        [0.701 / 1.402, -0.587 / 1.402, -0.114 / 1.402],
+    ]
+)
+_FULL_OFFSET = np.array([0, 128, 128], np.int64)
+_FULL_BITS = 16  # fixed point of the uint8 path: 255 · 2¹⁶ · 1.772 stays within int32
+
+
+def rgb_to_y(
+    image: ImageLike, *, convention: Convention = "matlab", channel: int = -1
+) -> jax.Array:
+    """Luma of an RGB image; the channel axis stays, with extent 1.
+
+    Args:
+      image: RGB, 0…1 in floating point or uint8; any number of other axes.
+      convention: `"matlab"` puts black at 16/255 and white at 235/255, `"full"` at 0 and 1.
+      channel: the axis that holds R, G, B.
+
+    Raises:
+      TypeError: not uint8 or floating point.
+      ValueError: the channel axis does not hold 3, or an unknown convention.
+    """
+    image, channel = _checked(image, convention, channel)
+    return _forward(image, convention, channel, rows=(0,))
+
+
+def rgb_to_ycbcr(
+    image: ImageLike, *, convention: Convention = "matlab", channel: int = -1
+) -> jax.Array:
+    """Y, Cb and Cr of an RGB image; floats 0…1 with chroma centred on 128/255, uint8 as levels.
+
+    Raises:
+      TypeError: not uint8 or floating point.
+      ValueError: the channel axis does not hold 3, or an unknown convention.
+    """
+    image, channel = _checked(image, convention, channel)
+    return _forward(image, convention, channel, rows=(0, 1, 2))
+
+
+def ycbcr_to_rgb(
+    image: ImageLike, *, convention: Convention = "matlab", channel: int = -1
+) -> jax.Array:
+    """RGB of a YCbCr image: the inverse of `rgb_to_ycbcr`, clipped to 0…255 for uint8 only.
+
+    Raises:
+      TypeError: not uint8 or floating point.
+      ValueError: the channel axis does not hold 3, or an unknown convention.
+    """
+    image, channel = _checked(image, convention, channel)
+    return _inverse(image, convention, channel)
+
+
+def _checked(image: ImageLike, convention: str, channel: int) -> tuple[jax.Array, int]:
+    array = image_array(image)
+    one_of(convention, CONVENTIONS, "colour convention")
+    channel = normal_axis(channel, array.ndim, "channel")
+    if array.shape[channel] != 3:
+        raise ValueError(
+            f"channel={channel} must hold R, G and B, but the image's shape is {array.shape}; "
+            "name the right axis, or repeat a grey image three times"
+        )
+    return array, channel
+
+
+def _float_matrix(convention: str) -> tuple[np.ndarray, np.ndarray]:
+    """Matrix and offset on the 0…1 scale, in float64."""
+    if convention == "matlab":
+        return _MATLAB_OVER_255000 / 255000, _MATLAB_OFFSET / 255
+    return _FULL, _FULL_OFFSET / 255
+
+
+def _mix(planes: list[jax.Array], matrix: np.ndarray, offset: np.ndarray, channel: int):
+    # Sums of products, not a dot: a TPU dot rounds its operands to bfloat16 by default.
+    rows = []
+    for weights, shift in zip(matrix, offset, strict=True):
+        terms = [plane * weight for plane, weight in zip(planes, weights.tolist(), strict=True)]
+        rows.append(terms[0] + terms[1] + terms[2] + shift.item())
+    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, channel)
+
+
+def _planes(image: jax.Array, channel: int) -> list[jax.Array]:
+    return [jax.lax.slice_in_dim(image, k, k + 1, axis=channel) for k in range(3)]
+
+
+@partial(jax.jit, static_argnames=("convention", "channel", "rows"))
+def _forward(image: jax.Array, convention: str, channel: int, rows: tuple[int, ...]) -> jax.Array:
+    select = list(rows)
+    if image.dtype != jnp.uint8:
+        matrix, offset = _float_matrix(convention)
+        planes = _planes(image.astype(compute_dtype(image.dtype)), channel)
+        return _mix(planes, matrix[select], offset[select], channel).astype(image.dtype)
+    planes = _planes(image.astype(jnp.int32), channel)
+    if convention == "matlab":
+        # Twice the value and half a level more, so that the floor division rounds half up.
+        total = _mix(
+            planes,
+            2 * _MATLAB_OVER_255000[select],
+            255000 * (2 * _MATLAB_OFFSET[select] + 1),
+            channel,
+        )
+        levels = total // (2 * 255000)
+    else:
+        fixed = np.rint(_FULL * 2**_FULL_BITS).astype(np.int64)
+        half = 2 ** (_FULL_BITS - 1)
+        total = _mix(planes, fixed[select], (_FULL_OFFSET[select] << _FULL_BITS) + half, channel)
+        levels = total >> _FULL_BITS
+    return jnp.clip(levels, 0, 255).astype(jnp.uint8)
+
+
+@partial(jax.jit, static_argnames=("convention", "channel"))
+def _inverse(image: jax.Array, convention: str, channel: int) -> jax.Array:
+    matrix, offset = _float_matrix(convention)
+    back = np.linalg.inv(matrix)
+    planes = _planes(image.astype(compute_dtype(image.dtype)), channel)
+    if image.dtype != jnp.uint8:
+        # The offset goes first: subtracting it after the products would lose bits for dark colours.
+        centred = [plane - shift for plane, shift in zip(planes, offset.tolist(), strict=True)]
+        return _mix(centred, back, np.zeros(3), channel).astype(image.dtype)
+    centred = [plane - shift for plane, shift in zip(planes, (255 * offset).tolist(), strict=True)]
+    return jnp.clip(jnp.floor(_mix(centred, back, np.full(3, 0.5), channel)), 0, 255).astype(
+        jnp.uint8
+    )

@@ -1,0 +1,222 @@
+"""PSNR and SSIM, one value per image, under jit.
+
+Images are uint8 (0…255) or floating point (0…1 unless `data_range` says otherwise), NHWC by
+default; `axes` and `channel` name other layouts, and every axis left over is a batch axis.
+
+The super-resolution literature's figures are `psnr(a, b, luma="matlab", crop_border=scale)` and
+the same for `ssim`: Y of BT.601 in studio range, a border of `scale` pixels cut off. On uint8
+images Y is rounded to levels first, as MATLAB scripts do; on float images it is not, as in BasicSR.
+
+SSIM is Wang et al. 2004 (doi:10.1109/TIP.2003.819861), equations 13 to 17. The window only visits
+positions where it fits ("valid"). That is also what scikit-image averages, so `ssim(a, b)` equals
+`structural_similarity(a, b, gaussian_weights=True, use_sample_covariance=False)`, and
+`ssim(a, b, window="uniform", sample_covariance=True)` equals its default.
+"""
+
+import math
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._arguments import (
+    ImageLike,
+    compute_dtype,
+    image_array,
+    normal_axes,
+    normal_axis,
+    one_of,
+)
+from jaxsr.ops._separable import filter_valid
+from jaxsr.ops.colour import CONVENTIONS, Convention, rgb_to_y
+
+_K1, _K2 = 0.01, 0.03  # Wang et al. 2004, section III-B
+_TRUNCATE = 3.5  # scikit-image's radius of the Gaussian window, in sigmas: 11 pixels at 1.5
+
+
+class _Layout(NamedTuple):
+    height: int
+    width: int
+    channel: int | None
+
+
+def psnr(
+    image: ImageLike,
+    reference: ImageLike,
+    *,
+    data_range: float | None = None,
+    luma: Convention | None = None,
+    crop_border: int = 0,
+    axes: tuple[int, int] = (-3, -2),
+    channel: int | None = -1,
+) -> jax.Array:
+    """Peak signal-to-noise ratio in decibels; infinite where two images are equal.
+
+    Args:
+      image: batch to judge, RGB or grey.
+      reference: what it should be; same shape and dtype.
+      data_range: the peak. Default: 255 for uint8, 1 for floating point.
+      luma: compare Y in this convention instead of the channels as they stand.
+      crop_border: pixels cut from each side first.
+      axes: the height and the width axis.
+      channel: the channel axis, `None` if there is none.
+
+    Returns:
+      float32 (float64 for float64), one value for each index of the remaining axes.
+
+    Raises:
+      TypeError: not uint8 or floating point, or two dtypes.
+      ValueError: two shapes, a range that is not positive, or a border that leaves nothing.
+    """
+    image, reference, peak, layout = _checked(
+        image, reference, data_range, luma, crop_border, axes, channel, window=1
+    )
+    return _psnr(image, reference, peak, luma, crop_border, layout)
+
+
+def ssim(
+    image: ImageLike,
+    reference: ImageLike,
+    *,
+    data_range: float | None = None,
+    window: Literal["gaussian", "uniform"] = "gaussian",
+    window_size: int | None = None,
+    sigma: float = 1.5,
+    sample_covariance: bool = False,
+    luma: Convention | None = None,
+    crop_border: int = 0,
+    axes: tuple[int, int] = (-3, -2),
+    channel: int | None = -1,
+) -> jax.Array:
+    """Structural similarity, at most 1, averaged over positions and channels.
+
+    Args:
+      image: batch to judge, RGB or grey.
+      reference: what it should be; same shape and dtype.
+      data_range: the peak. Default: 255 for uint8, 1 for floating point.
+      window: weights of the moving window.
+      window_size: its side in pixels, odd. Default: 3.5 sigma to each side for the Gaussian (11 at
+        1.5), 7 for the uniform one.
+      sigma: standard deviation of the Gaussian window in pixels.
+      sample_covariance: divide variances by n - 1 instead of n, n the pixels of the window.
+      luma: compare Y in this convention instead of the channels as they stand.
+      crop_border: pixels cut from each side first.
+      axes: the height and the width axis.
+      channel: the channel axis, `None` if there is none.
+
+    Returns:
+      float32 (float64 for float64), one value for each index of the remaining axes.
+
+    Raises:
+      TypeError: not uint8 or floating point, or two dtypes.
+      ValueError: two shapes, an even window, a window larger than what the border leaves, a range
+        or sigma that is not positive.
+    """
+    one_of(window, ("gaussian", "uniform"), "window")
+    if not sigma > 0 or not math.isfinite(sigma):
+        raise ValueError(f"sigma must be positive, got {sigma}")
+    if window_size is None:
+        window_size = 2 * int(_TRUNCATE * sigma + 0.5) + 1 if window == "gaussian" else 7
+    if window_size < 3 or window_size % 2 == 0:
+        raise ValueError(f"window_size must be odd and at least 3, got {window_size}")
+    image, reference, peak, layout = _checked(
+        image, reference, data_range, luma, crop_border, axes, channel, window=window_size
+    )
+    weights = _window(window, window_size, sigma)
+    correction = window_size**2 / (window_size**2 - 1) if sample_covariance else 1.0
+    return _ssim(image, reference, peak, luma, crop_border, layout, weights, correction)
+
+
+def _window(kind: str, size: int, sigma: float) -> tuple[float, ...]:
+    if kind == "uniform":
+        return (1 / size,) * size
+    weights = [math.exp(-0.5 * ((k - size // 2) / sigma) ** 2) for k in range(size)]
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def _checked(image, reference, data_range, luma, crop_border, axes, channel, window):
+    image, reference = image_array(image), image_array(reference, "reference")
+    if image.shape != reference.shape:
+        raise ValueError(
+            f"image and reference must have one shape, got {image.shape} and {reference.shape}"
+        )
+    if image.dtype != reference.dtype:
+        raise TypeError(
+            f"image and reference must have one dtype, got {image.dtype} and {reference.dtype}; "
+            "their ranges differ, so convert one of them first"
+        )
+    height, width = normal_axes(axes, image.ndim)
+    if channel is not None:
+        channel = normal_axis(channel, image.ndim, "channel")
+        if channel in (height, width):
+            raise ValueError(f"channel={channel} is also one of axes={tuple(axes)}")
+    if luma is not None:
+        one_of(luma, CONVENTIONS, "colour convention")
+        if channel is None:
+            raise ValueError(f"luma={luma!r} needs a channel axis of R, G and B; name it")
+    if isinstance(crop_border, bool) or not isinstance(crop_border, int) or crop_border < 0:
+        raise ValueError(
+            f"crop_border must be a whole number of pixels from 0, got {crop_border!r}"
+        )
+    extent = min(image.shape[height], image.shape[width]) - 2 * crop_border
+    if extent < window:
+        raise ValueError(
+            f"a border of {crop_border} px leaves {extent} px of "
+            f"{image.shape[height]}x{image.shape[width]}, but {window} are needed"
+        )
+    peak = (255.0 if image.dtype == jnp.uint8 else 1.0) if data_range is None else float(data_range)
+    if not peak > 0 or not math.isfinite(peak):
+        raise ValueError(f"data_range must be positive, got {data_range}")
+    return image, reference, peak, _Layout(height, width, channel)
+
+
+def _unit_range(image, peak, luma, crop_border, layout: _Layout) -> jax.Array:
+    """The compared planes with the border cut, divided by the peak."""
+    for axis in (layout.height, layout.width):
+        image = jax.lax.slice_in_dim(image, crop_border, image.shape[axis] - crop_border, axis=axis)
+    dtype = compute_dtype(image.dtype)
+    if luma is None or layout.channel is None:
+        return image.astype(dtype) / peak
+    if image.dtype == jnp.uint8:
+        return rgb_to_y(image, convention=luma, channel=layout.channel).astype(dtype) / peak
+    return rgb_to_y(image.astype(dtype) / peak, convention=luma, channel=layout.channel)
+
+
+def _mean(x: jax.Array, layout: _Layout) -> jax.Array:
+    """Mean over height, width and channels; row by row, so that float32 keeps its digits."""
+    rows = x.mean(layout.width, keepdims=True)
+    # Without the barrier XLA merges both sums into one over millions of values.
+    rows = jax.lax.optimization_barrier(rows)
+    rest = tuple(a for a in layout if a is not None)
+    return rows.mean(rest)
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def _psnr(image, reference, peak, luma, crop_border, layout):
+    planes = (_unit_range(x, peak, luma, crop_border, layout) for x in (image, reference))
+    return -10 * jnp.log10(_mean(jnp.square(jnp.subtract(*planes)), layout))
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4, 5, 6, 7))
+def _ssim(image, reference, peak, luma, crop_border, layout, weights, correction):
+    x, y = (_unit_range(plane, peak, luma, crop_border, layout) for plane in (image, reference))
+    axes = (layout.height, layout.width)
+    # Variances do not depend on the level, but float32's E[x²] - E[x]² does: take off half grey.
+    level = 0.5
+
+    def moment(plane: jax.Array) -> jax.Array:
+        for axis in axes:
+            plane = jax.lax.optimization_barrier(filter_valid(plane, weights, axis))
+        return plane
+
+    u, v = x - level, y - level
+    mean_u, mean_v = moment(u), moment(v)
+    # Only the sum of the variances enters the formula, so four windowed means do for five.
+    variances = correction * (moment(u * u + v * v) - mean_u**2 - mean_v**2)
+    covariance = correction * (moment(u * v) - mean_u * mean_v)
+    mean_x, mean_y = mean_u + level, mean_v + level
+    c1, c2 = _K1**2, _K2**2
+    luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
+    structure = (2 * covariance + c2) / (variances + c2)
+    return _mean(luminance * structure, layout)
