@@ -1,0 +1,135 @@
+"""The one configuration of the Fast-SRGAN family: super-resolution and restoration forms alike.
+
+Sizes are in pixels, intensities of images in [-1, 1]. Defaults are the super-resolution form of
+https://github.com/HasnainRaz/Fast-SRGAN; `presets.py` holds both forms with their training recipes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Norm = Literal["instance", "batch", "none"]
+
+LABELS = ("label_real", "label_fake", "label_generator")
+"""Batch keys of the random targets; the data pipeline draws them from the fields so named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastSRGANConfig:
+    """Both networks and their losses; checked when built, before any device is touched."""
+
+    scale: Literal[1, 2, 4] = 4
+    """Enlargement per side; 1 restores detail without changing the size."""
+    channels: Literal[1, 3] = 3
+    """Image channels: 1 for luma (or gray), 3 for RGB."""
+    width: int = 64
+    """Feature channels of the generator."""
+    depth: int = 8
+    """Blocks of the generator between its neck and its bottleneck."""
+    block: Literal["residual", "mobile"] = "residual"
+    """Two 3×3 convolutions, or one depthwise 3×3 and one 1×1 (a sixteenth of the arithmetic)."""
+    norm: Norm = "instance"
+    """Generator's normalisation; `instance` ties each pixel to the whole input: no exact tiles."""
+    predict: Literal["image", "residual"] = "image"
+    """`image`: tanh output, as the public model. `residual`: added to the enlarged input."""
+    discriminator_width: int = 64
+    """Feature channels of the discriminator's first convolution; later ones reach 8 times that."""
+    discriminator_layers: int = 7
+    """Normalised convolutions of the discriminator between its neck and its 1×1 head."""
+    discriminator_layout: Literal["alternating", "strided"] = "alternating"
+    """Strides 2, 1, 2, … and the width doubling at each 1, or stride 2 and doubling throughout."""
+    discriminator_norm: Norm = "instance"
+    """Discriminator's normalisation."""
+    pixel_loss: Literal["smooth_l1", "l1"] = "smooth_l1"
+    """Distance between pixels; `smooth_l1` is quadratic below 1, a half of the intensity range."""
+    pixel_weight: float = 0.0
+    """Weight of the pixel loss in the adversarial phase; the pretrain phase has no other loss."""
+    perceptual_weight: float = 0.5
+    """Weight of SmoothL1 between VGG16 features up to relu5_3, in the adversarial phase."""
+    adversarial_weight: float = 0.05
+    """Weight of the generator's binary cross-entropy (the public code's 0.5 · 0.1)."""
+    label_real: tuple[float, float] = (0.8, 1.1)
+    """Range of the discriminator's targets for real images, drawn uniformly per logit."""
+    label_fake: tuple[float, float] = (0.0, 0.3)
+    """Range of the discriminator's targets for generated images."""
+    label_generator: tuple[float, float] = (0.7, 1.0)
+    """Range of the targets that the generator wants for its images."""
+
+    def __post_init__(self) -> None:
+        _one_of("scale", self.scale, (1, 2, 4))
+        _one_of("channels", self.channels, (1, 3))
+        _one_of("block", self.block, ("residual", "mobile"))
+        _one_of("norm", self.norm, ("instance", "batch", "none"))
+        _one_of("predict", self.predict, ("image", "residual"))
+        _one_of("discriminator_layout", self.discriminator_layout, ("alternating", "strided"))
+        _one_of("discriminator_norm", self.discriminator_norm, ("instance", "batch", "none"))
+        _one_of("pixel_loss", self.pixel_loss, ("smooth_l1", "l1"))
+        for name in ("width", "depth", "discriminator_width", "discriminator_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        weights = ("pixel_weight", "perceptual_weight", "adversarial_weight")
+        for name in weights:
+            if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(
+                    f"{name} must be finite and not negative, got {getattr(self, name)}"
+                )
+        if not any(getattr(self, name) for name in weights):
+            raise ValueError(f"{', '.join(weights)} are all 0; at least one must be positive")
+        for name in LABELS:
+            low, high = getattr(self, name)
+            # A mean target above 1 rewards infinite logits: the cross-entropy has no minimum.
+            if not (low <= high and 0 <= (low + high) / 2 <= 1):
+                raise ValueError(
+                    f"{name} must be (low, high) with low ≤ high and a mean within 0 and 1, "
+                    f"got ({low}, {high})"
+                )
+
+    @property
+    def discriminator_blocks(self) -> tuple[tuple[int, int], ...]:
+        """(width, stride) of each normalised convolution of the discriminator, in order."""
+        blocks = []
+        for index in range(self.discriminator_layers):
+            if self.discriminator_layout == "strided":
+                doublings, stride = index, 2
+            else:
+                doublings, stride = (index + 1) // 2, 2 - index % 2
+            blocks.append((self.discriminator_width * 2 ** min(doublings, 3), stride))
+        return tuple(blocks)
+
+    @property
+    def discriminator_stride(self) -> int:
+        """Pixels of the image per patch logit, along each side."""
+        return math.prod(stride for _, stride in self.discriminator_blocks)
+
+    @property
+    def label_ranges(self) -> dict[str, tuple[float, float]]:
+        """Ranges of the uniform draws that an adversarial batch carries, by batch key."""
+        return {name: getattr(self, name) for name in LABELS}
+
+    def label_shape(self, *, crop: int) -> tuple[int, int, int]:
+        """Shape of one image's labels: one draw per patch logit of a `crop` × `crop` image.
+
+        A pipeline that draws one label per image, shape (1, 1, 1), is served as well.
+        """
+        side = math.ceil(crop / self.discriminator_stride)
+        return (1, side, side)
+
+    @property
+    def receptive_radius(self) -> int | None:
+        """Input pixels to every side that an output pixel depends on; None where it is all of them.
+
+        A tile that overlaps its neighbours by this much gives exactly the whole image's output.
+        """
+        if self.norm == "instance":
+            return None
+        per_block = 2 if self.block == "residual" else 1
+        radius, step = 1.0 + per_block * self.depth + 1.0, 1.0
+        for _ in range(self.scale.bit_length() - 1):
+            radius, step = radius + step, step / 2
+        radius += step  # the head, at the output's resolution
+        return math.ceil(radius)
+
+
+def _one_of(name: str, value: object, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")

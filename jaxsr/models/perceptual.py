@@ -1,0 +1,49 @@
+"""Perceptual loss: SmoothL1 between VGG16 features up to relu5_3 (Ledig et al. 2017, SRGAN).
+
+Images are NCHW in [-1, 1], RGB or gray; gray (and luma) is seen as RGB with three equal channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jaxsr.models.vgg import VGG16
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def as_rgb(image_BCHW: Tensor) -> Tensor:
+    """Three channels of one or three.
+
+    Raises:
+      ValueError: the images have another number of channels.
+    """
+    if image_BCHW.ndim != 4 or image_BCHW.shape[1] not in (1, 3):
+        raise ValueError(
+            f"images must be (batch, 1 or 3, height, width), got {tuple(image_BCHW.shape)}"
+        )
+    return image_BCHW if image_BCHW.shape[1] == 3 else image_BCHW.expand(-1, 3, -1, -1)
+
+
+class PerceptualLoss(nn.Module):
+    """Distance between what a frozen VGG16 sees in two images. Gradients pass, weights stay."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, vgg: VGG16) -> None:
+        super().__init__()
+        self.vgg = vgg.eval().requires_grad_(False)
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).reshape(1, 3, 1, 1), False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).reshape(1, 3, 1, 1), False)
+
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """relu5_3 of images in [-1, 1], after ImageNet's normalisation."""
+        return self.vgg(((as_rgb(image_BCHW) + 1) / 2 - self.mean) / self.std)[-1]
+
+    def forward(self, image_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """Mean SmoothL1 over all features; the target gets no gradient."""
+        with torch.no_grad():
+            target = self.features(target_BCHW)
+        return F.smooth_l1_loss(self.features(image_BCHW), target)

