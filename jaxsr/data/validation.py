@@ -1,0 +1,87 @@
+"""Whole held-out photos as pairs to validate on: the same at every validation and on every mesh.
+
+The low-resolution side is made by the literature's convention: bicubic with antialiasing as
+MATLAB's `imresize` computes it (`jaxsr.ops.resize`, convention "matlab"), rounded to 8 bits, from
+the photo cut at its right and bottom to a multiple of the scale.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from jaxsr.data.photos import Photos
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationPair:
+    """One photo, as NCHW batches of one in [-1, 1]."""
+
+    name: str
+    low: Float32[np.ndarray, "1 c h w"]
+    high: Float32[np.ndarray, "1 c H W"]
+
+
+def validation_pairs(
+    photos: Photos,
+    scale: int,
+    *,
+    channels: Literal[1, 3] = 3,
+    detail_factor: int = 2,
+    longest_px: int | None = None,
+) -> Iterator[ValidationPair]:
+    """Yields every photo with what a network is to restore it from.
+
+    Args:
+      photos: the held-out photos.
+      scale: sides of `high` over those of `low`. For 1 (restoration), `low` is shrunk by
+        `detail_factor` and enlarged back, both rounded to 8 bits, without blur or noise.
+      channels: 3 for RGB, 1 for full-range luma.
+      longest_px: larger photos are cut to this many pixels a side, about the middle.
+
+    Raises:
+      ValueError: a photo is smaller than the scale, or an argument is out of range.
+    """
+    if scale < 1 or detail_factor < 1:
+        raise ValueError(
+            f"scale and detail_factor must be at least 1, got {scale} and {detail_factor}"
+        )
+    if longest_px is not None and longest_px < scale:
+        raise ValueError(f"longest_px must be at least scale={scale}, got {longest_px}")
+    for index, name in enumerate(photos.names):
+        photo = cut_to_multiple(
+            photos.read(index), scale if scale > 1 else detail_factor, longest_px
+        )
+        if not photo.size:
+            raise ValueError(f"{name} has {photos.sizes[index]} px, too few for scale={scale}")
+        yield _pair(name, photo, scale, channels, detail_factor)
+
+
+def cut_to_multiple(
+    photo: UInt8[np.ndarray, "h w 3"], multiple: int, longest_px: int | None = None
+) -> UInt8[np.ndarray, "H W 3"]:
+    """The photo without its last rows and columns beyond a multiple, or its middle if too large."""
+    starts, sides = [], []
+    for side in photo.shape[:2]:
+        kept = min(side, longest_px or side) // multiple * multiple
+        cut_middle = longest_px is not None and side > longest_px
+        starts.append((side - kept) // 2 if cut_middle else 0)
+        sides.append(kept)
+    top, left = starts
+    return photo[top : top + sides[0], left : left + sides[1]]
+
+
+def _pair(name: str, photo: np.ndarray, scale: int, channels: int, factor: int) -> ValidationPair:
+    # Imported here so that folders can be searched and checked before JAX is loaded.
+    import jax
+
+    from jaxsr.data.degrade import enlarge, shrink, to_levels, to_model_range
+
+    high = to_levels(jax.numpy.asarray(photo.transpose(2, 0, 1)[None]), channels=channels)
+    if scale > 1:
+        low = shrink(high, scale, convention="torch")
+    else:
+        low = enlarge(shrink(high, factor, convention="torch"), factor, convention="torch")
+    return ValidationPair(name, np.asarray(to_model_range(low)), np.asarray(to_model_range(high)))
