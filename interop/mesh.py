@@ -1,0 +1,179 @@
+"""Choosing a platform, building the device mesh, and placing arrays on it.
+
+A mesh has two axes, `data` and `fsdp`. Batches are split over both; parameters and optimiser
+state are replicated over `data` and, where `fsdp` is above 1, split over it.
+"""
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+DATA_AXES = ("data", "fsdp")
+PLATFORMS = ("auto", "tpu", "cuda", "cpu")
+# Below this a split costs more in latency than it saves in memory.
+_SMALLEST_SPLIT = 1024
+
+
+class DeviceError(RuntimeError):
+    """The machine does not have the devices that were asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """How many devices each axis takes."""
+
+    data: int = 1
+    """Devices that each hold a whole replica and a part of the batch."""
+    fsdp: int = 1
+    """Devices that share one replica: parameters and optimiser state are split over them."""
+
+    def __post_init__(self) -> None:
+        for axis in ("data", "fsdp"):
+            if getattr(self, axis) < 1:
+                raise ValueError(f"mesh axis {axis} must be at least 1, got {getattr(self, axis)}")
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp
+
+    @classmethod
+    def parse(cls, text: str | int) -> "MeshShape":
+        """Reads `8` (eight along `data`) or `data=4,fsdp=2`.
+
+        Raises:
+          ValueError: the text is neither, or a size is below 1.
+        """
+        text = str(text).strip()
+        if re.fullmatch(r"-?\d+", text):
+            return cls(data=int(text))
+        pairs = [part.partition("=") for part in text.split(",")]
+        names = [name.strip() for name, _, _ in pairs]
+        sizes = [value.strip() for _, _, value in pairs]
+        known = all(n in DATA_AXES for n in names) and len(set(names)) == len(names)
+        if not known or not all(re.fullmatch(r"-?\d+", s) for s in sizes):
+            raise ValueError(
+                f"mesh {text!r} is neither a number of devices nor axes with sizes; "
+                "write 8, or data=4,fsdp=2"
+            )
+        return cls(**dict(zip(names, map(int, sizes), strict=True)))
+
+
+def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
+    """Fixes the platform JAX computes on; called once by a command, before any array exists.
+
+    Args:
+      platform: `auto` takes TPU, then CUDA, then CPU, whichever the machine has first.
+      simulated_devices: CPU devices to simulate where the platform turns out to be the CPU.
+
+    Returns:
+      `tpu`, `cuda` or `cpu`.
+
+    Raises:
+      ValueError: the name is unknown.
+      DeviceError: the machine has no such device, or JAX was built without it.
+    """
+    if platform not in PLATFORMS:
+        raise ValueError(f"platform must be one of {', '.join(PLATFORMS)}, got {platform!r}")
+    if platform != "auto":
+        jax.config.update("jax_platforms", platform)
+    if simulated_devices > 1:
+        # JAX refuses the change once its backends exist, as in a notebook; `make_mesh` then says
+        # how many devices there are.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", simulated_devices)
+    try:
+        backend = jax.default_backend()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceError(
+            f"platform {platform!r} is not usable here: {reason} "
+            f"Use --platform auto or cpu, or install the extra for it: "
+            f"pip install -e '.[{platform}]'"
+        ) from error
+    return {"gpu": "cuda"}.get(backend, backend)
+
+
+def make_mesh(shape: MeshShape | int, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over the first `shape.devices` devices.
+
+    Args:
+      shape: sizes of the axes; a number means that many along `data`.
+      devices: devices to use, those of a compile-only topology for example.
+        Default: `jax.devices()`, over every process.
+
+    Raises:
+      DeviceError: fewer devices exist than the mesh needs.
+    """
+    shape = MeshShape(data=shape) if isinstance(shape, int) else shape
+    found = list(jax.devices() if devices is None else devices)
+    if len(found) < shape.devices:
+        platform = found[0].platform
+        raise DeviceError(
+            f"mesh of {shape.devices} devices asked for, but this machine has {len(found)} "
+            f"{platform} device(s); use --mesh {len(found)}"
+            + (", or --platform cpu to simulate them" if platform != "cpu" else "")
+        )
+    used = np.array(found[: shape.devices]).reshape(shape.data, shape.fsdp)
+    return Mesh(used, DATA_AXES)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same array on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The leading axis split over every device, in device order."""
+    return NamedSharding(mesh, PartitionSpec(DATA_AXES))
+
+
+def parameter_sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
+    """Where one leaf of the training state lives.
+
+    Its longest axis that divides is split over `fsdp`; small leaves, and every leaf
+    where `fsdp` is 1, are replicated.
+    """
+    parts = mesh.shape["fsdp"]
+    shape = tuple(getattr(leaf, "shape", ()))
+    if parts > 1 and int(np.prod(shape)) >= _SMALLEST_SPLIT:
+        for axis in sorted(range(len(shape)), key=lambda a: -shape[a]):
+            if shape[axis] % parts == 0:
+                spec = [None] * axis + ["fsdp"]
+                return NamedSharding(mesh, PartitionSpec(*spec))
+    return replicated(mesh)
+
+
+def tree_shardings(tree: Any, mesh: Mesh) -> Any:
+    """`parameter_sharding` of every leaf."""
+    return jax.tree.map(lambda leaf: parameter_sharding(leaf, mesh), tree)
+
+
+def place(tree: Any, shardings: Any) -> Any:
+    """Puts host arrays, equal on every process, where `shardings` says.
+
+    Works across processes, where `jax.device_put` onto another host's devices does not.
+    """
+
+    def one(leaf: Any, sharding: NamedSharding) -> Any:
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.device_put(leaf, sharding)
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(one, tree, shardings)
+
+
+def place_batch(batch: Any, mesh: Mesh) -> Any:
+    """Joins each process's rows into one global array per leaf, split over the mesh.
+
+    Args:
+      batch: arrays whose leading axis holds this process's share of the batch.
+    """
+    sharding = batch_sharding(mesh)
+    return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)

@@ -1,0 +1,178 @@
+"""optax optimisers that take the same steps as `torch.optim`'s, and the schedule both follow.
+
+optax and torch agree on Adam's formula but not on weight decay in plain Adam, on SGD's dampening,
+on Adagrad's start and epsilon, or on where clipping adds its epsilon. The tests hold 50 steps of
+each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duchi et al. 2011.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """An optimiser, its schedule and its clipping; both engines build theirs from it."""
+
+    name: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
+    """Update rule, with torch's definition."""
+    lr: float = 1e-4
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of Adam's first and second moments."""
+    eps: float | None = None
+    """Added to the denominator. Default: torch's, 1e-8 for Adam and 1e-10 for Adagrad."""
+    weight_decay: float = 0.0
+    """Decay of the weights: decoupled in adamw, part of the gradient in the others, as in torch."""
+    momentum: float = 0.0
+    """SGD's momentum."""
+    dampening: float = 0.0
+    """SGD's dampening of the momentum."""
+    nesterov: bool = False
+    """SGD with Nesterov's momentum."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate over the run: constant, or a half cosine down to `final_lr`."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises linearly from 0."""
+    final_lr: float = 0.0
+    """Where the cosine ends."""
+    clip_norm: float | None = None
+    """Largest global norm of one network's gradient; None leaves gradients alone."""
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if self.schedule not in ("constant", "cosine"):
+            raise ValueError(f"schedule must be constant or cosine, got {self.schedule!r}")
+        for name in ("weight_decay", "momentum", "warmup_steps", "final_lr"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ValueError("nesterov needs a momentum above 0 and a dampening of 0")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
+
+    @property
+    def epsilon(self) -> float:
+        if self.eps is not None:
+            return self.eps
+        return 1e-10 if self.name == "adagrad" else 1e-8
+
+
+def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """The learning rate as a function of the number of updates done, over `steps` updates."""
+    rest = max(steps - config.warmup_steps, 1)
+    if config.schedule == "cosine":
+        main = optax.cosine_decay_schedule(config.lr, rest, alpha=config.final_lr / config.lr)
+    else:
+        main = optax.constant_schedule(config.lr)
+    if not config.warmup_steps:
+        return main
+    # torch's LinearLR never starts at exactly 0 either: a first update of size 0 is wasted.
+    rise = optax.linear_schedule(
+        config.lr / config.warmup_steps, config.lr, max(config.warmup_steps - 1, 1)
+    )
+    return optax.join_schedules([rise, main], [config.warmup_steps])
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """The optax optimiser that matches `torch.optim` for this configuration.
+
+    Args:
+      config: rule, hyper-parameters and schedule.
+      steps: updates that the schedule spans.
+    """
+    parts: list[optax.GradientTransformation] = []
+    if config.clip_norm is not None:
+        parts.append(clip_by_global_norm(config.clip_norm))
+    decay = config.weight_decay
+    if decay and config.name != "adamw":
+        parts.append(optax.add_decayed_weights(decay))
+    match config.name:
+        case "adam" | "adamw":
+            parts.append(optax.scale_by_adam(*config.betas, eps=config.epsilon))
+        case "adagrad":
+            parts.append(scale_by_adagrad(eps=config.epsilon))
+        case "sgd" if config.momentum:
+            parts.append(
+                scale_by_momentum(
+                    config.momentum, dampening=config.dampening, nesterov=config.nesterov
+                )
+            )
+    if decay and config.name == "adamw":
+        parts.append(optax.add_decayed_weights(decay))
+    parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
+    return optax.chain(*parts)
+
+
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
+    """Clips as `torch.nn.utils.clip_grad_norm_` does: scale by min(1, max_norm / (norm + 1e-6))."""
+
+    def update(updates, state, params=None):
+        del params
+        scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
+        return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+class AdagradState(NamedTuple):
+    """Sum of squared gradients, one array a parameter."""
+
+    sum_of_squares: optax.Updates
+
+
+def scale_by_adagrad(*, eps: float = 1e-10) -> optax.GradientTransformation:
+    """Adagrad as torch has it: the sum starts at 0 and eps stands outside the root.
+
+    `optax.scale_by_rss` starts at 0.1 and adds its eps inside the root.
+    """
+
+    def init(params):
+        return AdagradState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates, state, params=None):
+        del params
+        total = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, updates)
+        scaled = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), updates, total)
+        return scaled, AdagradState(total)
+
+    return optax.GradientTransformation(init, update)
+
+
+class MomentumState(NamedTuple):
+    """Running momentum and the number of updates."""
+
+    momentum: optax.Updates
+    count: jax.Array
+
+
+def scale_by_momentum(
+    decay: float, *, dampening: float = 0.0, nesterov: bool = False
+) -> optax.GradientTransformation:
+    """SGD's momentum as torch has it: the first update is not dampened."""
+
+    def init(params):
+        return MomentumState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params=None):
+        del params
+        weight = jnp.where(state.count == 0, 1.0, 1.0 - dampening)
+        momentum = jax.tree.map(
+            lambda m, g: decay * m + weight.astype(g.dtype) * g, state.momentum, updates
+        )
+        step = momentum
+        if nesterov:
+            step = jax.tree.map(lambda g, m: g + decay * m, updates, momentum)
+        return step, MomentumState(momentum, optax.safe_increment(state.count))
+
+    return optax.GradientTransformation(init, update)

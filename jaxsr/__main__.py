@@ -1,0 +1,26 @@
+"""`jaxsr COMMAND …`, the same as `python -m jaxsr.COMMAND …`."""
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "train": "train a model family",
+}
+
+
+def main() -> int:
+    """Runs the command named first; returns its exit status."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in COMMANDS:
+        return import_module(f"jaxsr.{name}").main(sys.argv[2:])
+    lines = [f"  {command:<10}{meaning}" for command, meaning in COMMANDS.items()]
+    text = "\n".join(["usage: jaxsr COMMAND [OPTIONS]", "", *lines])
+    if name in ("-h", "--help"):
+        print(text)
+        return 0
+    print(f"jaxsr: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What every command does alike: errors as one line, exit status, the user's cache folder."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Runs a command; what the user can mend becomes one line on stderr and exit status 2.
+
+    Those are the errors that jaxsr raises for callers. Anything else is a fault of ours and keeps
+    its traceback. `JAXSR_TRACEBACK=1` shows the traceback of both.
+
+    Args:
+      command: does the work; returns the exit status, or None for 0.
+    """
+    try:
+        return command() or 0
+    except KeyboardInterrupt:
+        print("jaxsr: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except _for_the_user() as error:
+        if os.environ.get("JAXSR_TRACEBACK"):
+            traceback.print_exc()
+        print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
+        return WRONG_INPUT
+
+
+def cache_folder() -> Path:
+    """Where jaxsr keeps what can be made again: `$XDG_CACHE_HOME/jaxsr` or `~/.cache/jaxsr`."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "jaxsr"
+
+
+def _for_the_user() -> tuple[type[BaseException], ...]:
+    """Errors whose message is meant for the person at the terminal.
+
+    Looked up only once something was raised: a class that no loaded module defines cannot be it.
+    """
+    own = []
+    for module, name in (
+        ("jaxsr.interop.checkpoint", "CheckpointError"),
+        ("jaxsr.interop.mesh", "DeviceError"),
+        ("jaxsr.training.loop", "TrainingError"),
+        ("jaxsr.interop.errors", "UnsupportedTorchError"),
+    ):
+        loaded = sys.modules.get(module)
+        if loaded is not None and hasattr(loaded, name):
+            own.append(getattr(loaded, name))
+    return (ValueError, TypeError, FileNotFoundError, OSError, *own)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

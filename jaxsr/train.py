@@ -1,0 +1,159 @@
+"""`python -m jaxsr.train [FAMILY] [--preset NAME] [OPTIONS]`: trains a model family.
+
+Without options it trains a small Fast-SRGAN on photos that come with the installation.
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxsr.cli import cache_folder, run_command
+
+RUNS = Path("runs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _train(arguments))
+
+
+def _train(arguments: list[str]) -> None:
+    from jaxsr.training.family import load_family
+
+    family_name, arguments = _take_family(arguments)
+    family = load_family(family_name)
+    config = parse(family, family_name, arguments)
+    out = _choose_out(config, family_name)
+    _prepare_jax(config)
+    # The task checks its data before any device is used.
+    task = family.build(config)
+    _claim(out, config, family_name)
+    from jaxsr.training.loop import train
+
+    train(task, out)
+
+
+def parse(family: Any, name: str, arguments: Sequence[str]) -> Any:
+    """The run's configuration: the preset's values, changed by the options given."""
+    import tyro
+
+    preset, rest = _take_option(list(arguments), "--preset")
+    if preset is None:
+        has_data = any(a == "--data" or a.startswith("--data=") for a in rest)
+        preset = family.default_preset(has_data=has_data)
+    return tyro.cli(
+        family.CONFIG,
+        default=family.preset(preset),
+        args=rest,
+        prog=f"python -m jaxsr.train {name}",
+        description=(
+            f"Trains {name}. Defaults are those of --preset {preset}; "
+            f"presets: {', '.join(family.PRESET_RUNS)}."
+        ),
+    )
+
+
+def _take_family(arguments: list[str]) -> tuple[str, list[str]]:
+    from jaxsr.training.family import FAMILIES
+
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    return next(iter(FAMILIES)), arguments
+
+
+def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
+    """Takes `name VALUE` or `name=VALUE` out of the arguments: it decides the others' defaults."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith(name + "="):
+            return argument[len(name) + 1 :], arguments[:index] + arguments[index + 1 :]
+        if argument == name:
+            if index + 1 == len(arguments):
+                raise ValueError(f"{name} needs a value")
+            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
+    return None, arguments
+
+
+def _choose_out(config: Any, family: str) -> Path:
+    if config.out is not None:
+        return config.out
+    if config.resume:
+        newest = max(RUNS.glob(f"{family}-*"), default=None, key=lambda p: p.name)
+        if newest is None:
+            raise ValueError(f"--resume found no run of {family} in {RUNS}/; name one with --out")
+        return newest
+    return RUNS / f"{family}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _prepare_jax(config: Any) -> None:
+    """Everything global that the run changes in JAX, in one place."""
+    import jax
+
+    from jaxsr.interop.distributed import start_if_asked
+    from jaxsr.interop.mesh import make_mesh, select_platform
+
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    hosts = start_if_asked()
+    select_platform(
+        "cpu" if config.engine == "torch" else config.platform,
+        simulated_devices=config.mesh_shape.devices // hosts,
+    )
+    if config.matmul_precision != "default":
+        jax.config.update("jax_default_matmul_precision", config.matmul_precision)
+    cache = config.compile_cache or cache_folder() / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    if config.engine == "jax":
+        make_mesh(config.mesh_shape)  # too few devices is said before the data is read
+
+
+def _claim(out: Path, config: Any, family: str) -> None:
+    """Makes the run folder this run's: refuses another run's, writes the configuration."""
+    from jaxsr.interop.weights import write_whole
+
+    saved = out / "config.json"
+    described = _as_json(config)
+    if saved.exists():
+        before = json.loads(saved.read_text())
+        if before["family"] != family:
+            raise ValueError(
+                f"{out} holds a run of {before['family']}, not of {family}; choose another --out"
+            )
+        if not config.resume:
+            raise ValueError(
+                f"{out} already holds a run; add --resume to go on with it, or choose another --out"
+            )
+        changed = _differences(before["model"], described.get("model"))
+        if changed:
+            raise ValueError(
+                f"{out} was trained with another model ({changed}); use the same options, "
+                "or choose another --out"
+            )
+    elif config.resume and config.out is not None and out.exists() and any(out.iterdir()):
+        raise ValueError(f"--resume found no run in {out}; leave --resume out, or name its folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        content = {"family": family, "model": described.get("model"), "options": described}
+        write_whole(saved, (json.dumps(content, indent=2) + "\n").encode())
+    except OSError as error:
+        raise OSError(
+            f"cannot write to {out}: {error.strerror or error}; choose another --out"
+        ) from error
+
+
+def _as_json(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+
+
+def _differences(before: Any, now: Any) -> str:
+    before, now = before or {}, now or {}
+    names = sorted(n for n in {*before, *now} if before.get(n) != now.get(n))
+    return ", ".join(f"{n}={before.get(n)} then, {now.get(n)} now" for n in names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What a training run is told: the options that every family shares, checked at construction."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jaxsr.interop.mesh import PLATFORMS, MeshShape
+from jaxsr.interop.optimizers import OptimizerConfig
+from jaxsr.interop.step import StepConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Options of every training run; a family adds its own."""
+
+    mesh: str = "1"
+    """Devices: a number along the data axis, or axes such as data=4,fsdp=2."""
+    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
+    """Where to compute; auto takes TPU, then CUDA, then CPU. On CPU a mesh is simulated."""
+    engine: Literal["jax", "torch"] = "jax"
+    """jax: one jitted, sharded step. torch: the same run in plain PyTorch, for comparison."""
+    compile: bool = False
+    """With the torch engine: run the networks through torch.compile."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the networks compute in; parameters, losses and updates stay float32."""
+    matmul_precision: Literal["default", "high", "highest"] = "default"
+    """JAX's precision of float32 products. TPU's default rounds their inputs to bfloat16."""
+
+    data: Path | None = None
+    """Folder to train on. Default: what the family ships or makes."""
+    val: Path | None = None
+    """Folder to validate on. Default: a part of the data is held out."""
+    on_bad_file: Literal["error", "skip"] = "error"
+    """What to do with unreadable or too small files: stop before training, or leave them out."""
+    cache_gb: float | None = None
+    """Host memory for decoded data in GiB. Default: a quarter of what is free."""
+    resident_gb: float = 1.0
+    """Device memory for decoded data in GiB; a data set that fits is put there once."""
+
+    steps: int
+    """Optimiser steps of the whole run."""
+    epochs: float | None = None
+    """Passes over the data; takes the place of steps."""
+    batch: int
+    """Samples per step, over the whole mesh and all hosts."""
+    accumulate: int = 1
+    """Slices a batch is computed in, one after the other, to save memory."""
+    batch_norm: Literal["global", "local"] = "global"
+    """BatchNorm statistics over the global batch, or over each device's rows."""
+    remat: bool = False
+    """Recompute the networks' blocks in the backward pass instead of keeping activations."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad"]
+    """Update rule, as torch.optim defines it."""
+    lr: float
+    """Peak learning rate."""
+    lr_batch: int | None = None
+    """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of Adam's moments."""
+    momentum: float = 0.0
+    """SGD's momentum."""
+    weight_decay: float = 0.0
+    """Weight decay, as the optimiser understands it."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Course of the learning rate."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises from 0."""
+    clip_norm: float | None = None
+    """Largest gradient norm of a network. Default: no clipping."""
+    ema: float = 0.0
+    """Decay of the moving average that validation and export use; 0 keeps none."""
+
+    seed: int = 0
+    """Of the weights, the order of the data and every random number in the step."""
+    out: Path | None = None
+    """Folder of the run. Default: runs/FAMILY-DATE-TIME."""
+    resume: bool = False
+    """Go on from the newest complete checkpoint in out, or in the newest run of the family."""
+    log_every: int = 20
+    """Steps between lines of metrics."""
+    validate_every: int | None = None
+    """Steps between validations. Default: a tenth of the run."""
+    save_every: int | None = None
+    """Steps between checkpoints besides those at validations. Default: none."""
+    tensorboard: bool = True
+    """Write TensorBoard events to out/tensorboard."""
+    profile: str | None = None
+    """Steps START:STOP to record with the profiler into out/profile."""
+    compile_cache: Path | None = None
+    """Folder for compiled programs. Default: jaxsr in the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        shape = self.mesh_shape  # parses, and so checks
+        for name in ("steps", "batch", "accumulate", "log_every"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("validate_every", "save_every", "lr_batch"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
+            raise ValueError(f"epochs must be positive, got {self.epochs}")
+        if self.platform not in PLATFORMS:
+            raise ValueError(
+                f"platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
+            )
+        if self.batch % shape.devices:
+            raise ValueError(
+                f"batch={self.batch} cannot be split over mesh={self.mesh} ({shape.devices} "
+                f"devices); use a multiple of {shape.devices}"
+            )
+        rows = self.batch // shape.devices
+        if rows % self.accumulate:
+            raise ValueError(
+                f"the {rows} rows that batch={self.batch} gives each of {shape.devices} devices "
+                f"cannot be cut into accumulate={self.accumulate} slices; use a divisor of {rows}"
+            )
+        if self.engine == "torch" and shape.devices > 1:
+            raise ValueError(
+                f"the torch engine runs on one device, got mesh={self.mesh}; leave --mesh out"
+            )
+        if self.engine == "torch" and self.platform == "tpu":
+            raise ValueError("the torch engine runs on cuda or cpu, got platform='tpu'")
+        if self.compile and self.engine != "torch":
+            raise ValueError("compile=True is for engine=torch; the jax engine always compiles")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
+        for name in ("cache_gb", "resident_gb"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        _ = self.profile_window, self.step_config, self.optimizer_config  # each checks itself
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        return MeshShape.parse(self.mesh)
+
+    @property
+    def profile_window(self) -> tuple[int, int] | None:
+        """First step to record and the step to stop before."""
+        if self.profile is None:
+            return None
+        start, colon, stop = self.profile.partition(":")
+        if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+            raise ValueError(
+                f"profile must be START:STOP, two step numbers in order, got {self.profile!r}"
+            )
+        return int(start), int(stop)
+
+    @property
+    def step_config(self) -> StepConfig:
+        return StepConfig(
+            batch_norm=self.batch_norm,
+            accumulate=self.accumulate,
+            ema_decay=self.ema,
+            compute_dtype=self.dtype,
+        )
+
+    @property
+    def optimizer_config(self) -> OptimizerConfig:
+        """The optimiser of every network, its learning rate scaled with the batch if asked."""
+        scale = self.batch / self.lr_batch if self.lr_batch else 1.0
+        return OptimizerConfig(
+            name=self.optimizer,
+            lr=self.lr * scale,
+            betas=self.betas,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
+            clip_norm=self.clip_norm,
+        )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,250 @@
+"""Two engines behind one interface: JAX on a mesh, and plain PyTorch on one device.
+
+Both take the same task, so that the loop above them does not know which one it drives.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxsr.interop import mesh as meshes
+from jaxsr.interop.optimizers import OptimizerConfig, make_optimizer
+from jaxsr.interop.step import convert, init_state, make_train_step, of_network
+from jaxsr.training.family import Network, Task
+
+
+class Engine(Protocol):
+    """What the loop needs of whoever computes."""
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        ...
+
+    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """One step; metrics may still be on their way."""
+        ...
+
+    def fetch(self, metrics: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+        """Waits for metrics of several steps and brings them to the host."""
+        ...
+
+    def state(self) -> Any:
+        """All that a checkpoint must hold, as a tree of arrays."""
+        ...
+
+    def load(self, state: Any) -> None:
+        """Takes over a tree that `state` returned."""
+        ...
+
+    def network(self) -> Network:
+        """The exported network in evaluation mode, of the moving average where there is one."""
+        ...
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """That network's arrays under its own torch names."""
+        ...
+
+
+def make_engine(task: Task) -> Engine:
+    """The engine that the task's configuration names; JAX's platform must be fixed already."""
+    return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
+
+
+def updates_of(task: Task) -> dict[str, int]:
+    """How many updates each network gets over the run."""
+    updates: dict[str, int] = {}
+    for name, steps in task.phases:
+        for player in task.objective.phase(name).players:
+            updates[player.network] = updates.get(player.network, 0) + steps
+    return updates
+
+
+class JaxEngine:
+    """The jitted step on a mesh; the state never leaves the devices but to be saved."""
+
+    def __init__(self, task: Task) -> None:
+        config = task.config
+        self.mesh = meshes.make_mesh(config.mesh_shape)
+        self._task = task
+        self._config = config.step_config
+        self._optimizers = {
+            name: make_optimizer(config.optimizer_config, updates)
+            for name, updates in updates_of(task).items()
+        }
+        blocks = task.blocks if config.remat else ()
+        self._model = convert(task.objective, self._config, remat=blocks)
+        state = init_state(
+            self._model,
+            self._optimizers,
+            exported=task.exported,
+            seed=config.seed,
+            ema=config.ema > 0,
+        )
+        self._shardings = meshes.tree_shardings(state, self.mesh)
+        self._state = meshes.place(state, self._shardings)
+        self._constants = dict(task.constants(meshes.replicated(self.mesh)))
+        self._network: Callable[..., Any] | None = None
+        self._steps: dict[str, Callable[..., Any]] = {}
+        # Counted here as well: reading the device's counter would wait for the step.
+        self._step = 0
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def compiled(self, phase: str) -> Callable[..., Any]:
+        """The jitted step of a phase, made once."""
+        if phase not in self._steps:
+            self._steps[phase] = self._jit(phase)
+        return self._steps[phase]
+
+    def _jit(self, phase: str) -> Callable[..., Any]:
+        step = make_train_step(
+            self._model,
+            self._task.objective.phase(phase),
+            self._optimizers,
+            prepare=self._task.prepare,
+            mesh=self.mesh,
+            config=self._config,
+        )
+        return jax.jit(
+            step,
+            donate_argnums=0,
+            out_shardings=(self._shardings, meshes.replicated(self.mesh)),
+        )
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The host's batch and the task's constants on the devices."""
+        return meshes.place_batch(dict(batch), self.mesh) | self._constants
+
+    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        self._state, metrics = self.compiled(phase)(self._state, self.place(batch))
+        self._step += 1
+        return metrics
+
+    def fetch(self, metrics: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+        return [{n: float(v) for n, v in m.items()} for m in jax.device_get(metrics)]
+
+    def state(self) -> Any:
+        return self._state
+
+    def load(self, state: Any) -> None:
+        self._state = state
+        self._step = int(jax.device_get(state.step))
+
+    def _exported(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Parameters (averaged where they are) and buffers of the exported network, own names."""
+        name = self._task.exported
+        state = self._state
+        params = {**of_network(state.params, name), **state.ema}
+        trees = whole_on_host((params, of_network(state.buffers, name)))
+        return tuple({k.removeprefix(name + "."): v for k, v in t.items()} for t in trees)
+
+    def network(self) -> Network:
+        if self._network is None:
+            from jaxsr.interop.module import to_jax
+
+            model = to_jax(self._task.objective.get_submodule(self._task.exported))
+            self._network = jax.jit(
+                lambda params, buffers, x: model.apply(params, buffers, x, train=False)[0]
+            )
+        params, buffers = jax.device_put(self._exported(), jax.local_devices()[0])
+        run = self._network
+        return lambda images: np.asarray(run(params, buffers, images))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        params, buffers = self._exported()
+        return params | buffers
+
+
+class TorchEngine:
+    """Plain PyTorch on one device; batches are prepared by the very kernels of the JAX engine."""
+
+    def __init__(self, task: Task) -> None:
+        from jaxsr.interop.torch_engine import TorchStep
+
+        config = task.config
+        self._task = task
+        optimizer: OptimizerConfig = config.optimizer_config
+        updates = updates_of(task)
+        device = _torch_device(config.platform)
+        self._runner = TorchStep(
+            task.objective,
+            dict.fromkeys(updates, optimizer),
+            updates,
+            exported=task.exported,
+            config=config.step_config,
+            device=device,
+            compiled=config.compile,
+        )
+        self._key = jax.random.key(config.seed)
+        self._constants = dict(task.constants(None))
+        self._prepare = jax.jit(task.prepare)
+
+    @property
+    def step(self) -> int:
+        return self._runner.step
+
+    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        prepared = self._prepare({**batch, **self._constants}, self._key)
+        return self._runner.train_step(phase, jax.device_get(prepared))
+
+    def fetch(self, metrics: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+        return [{n: float(v) for n, v in m.items()} for m in metrics]
+
+    def state(self) -> Any:
+        return self._runner.state()
+
+    def load(self, state: Any) -> None:
+        self._runner.load(state)
+
+    def network(self) -> Network:
+        import torch
+
+        module = self._task.objective.get_submodule(self._task.exported)
+        runner = self._runner
+        averaged = dict(self._average())
+
+        def run(images: np.ndarray) -> np.ndarray:
+            with runner.evaluating():
+                x = torch.from_numpy(np.ascontiguousarray(images)).to(runner.device)
+                return torch.func.functional_call(module, averaged, (x,)).cpu().numpy()
+
+        return run
+
+    def weights(self) -> dict[str, np.ndarray]:
+        module = self._task.objective.get_submodule(self._task.exported)
+        tensors = module.state_dict() | dict(self._average())
+        return {n: t.detach().cpu().numpy() for n, t in tensors.items()}
+
+    def _average(self) -> list[tuple[str, Any]]:
+        prefix = self._task.exported + "."
+        return [(n.removeprefix(prefix), t) for n, t in self._runner.ema.items()]
+
+
+def _torch_device(platform: str) -> str:
+    import torch
+
+    if platform == "cuda" and not torch.cuda.is_available():
+        raise meshes.DeviceError(
+            "platform 'cuda' is not usable here: torch finds no CUDA device; use --platform cpu"
+        )
+    return "cuda" if platform != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def whole_on_host(tree: Any) -> Any:
+    """Every leaf as a whole NumPy array, also where its parts lie on several hosts."""
+
+    def one(leaf: Any) -> np.ndarray:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            if leaf.is_fully_replicated:
+                return np.asarray(leaf.addressable_data(0))
+            from jax.experimental import multihost_utils
+
+            return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+        return np.asarray(leaf)
+
+    return jax.tree.map(one, tree)

@@ -1,0 +1,116 @@
+"""What the loop asks of a model family, and the families there are."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from jaxsr.training.config import RunConfig
+
+Network = Callable[[np.ndarray], np.ndarray]
+"""A network in evaluation mode: float32 NCHW in, float32 NCHW out."""
+
+HostBatches = AbstractContextManager[Iterator[dict[str, np.ndarray]]]
+
+
+class Validation(Protocol):
+    """What a validation found."""
+
+    metrics: Mapping[str, float]
+    """Figures by name, the convention in the name where there are several."""
+    picture: np.ndarray | None
+    """uint8 (h, w, 3) for a person to look at."""
+
+
+class Task(Protocol):
+    """One run's data, objective and validation, built from its configuration."""
+
+    family: str
+    config: RunConfig
+    """The run's configuration, epochs turned into steps."""
+    objective: Any
+    """The networks and losses, see `jaxsr.models.objective`."""
+    exported: str
+    """The network that is validated and exported."""
+    metric: str
+    """Validation figure that ranks checkpoints."""
+    best: Literal["max", "min"]
+    """Which way the metric is better."""
+    phases: Sequence[tuple[str, int]]
+    """Names of the phases and the steps each takes, in order."""
+    blocks: Sequence[str]
+    """Names of the objective's submodules that `remat` recomputes."""
+
+    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        """The objective's batch from the host's, under `jit`; `key` is the run's."""
+        ...
+
+    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+        """Trees of arrays that every batch carries unchanged, put once where `sharding` says."""
+        ...
+
+    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
+        """This host's rows of the batches of `start_step` and all later steps."""
+        ...
+
+    def validate(self, network: Network) -> Validation:
+        """Figures of the network on data that it never trained on."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """The model as JSON: what a weights file must say for another program to build it."""
+        ...
+
+    def summary(self) -> Sequence[str]:
+        """Lines that tell a person what the run is, printed once at its start."""
+        ...
+
+
+FAMILIES = {
+    "fast-srgan": "jaxsr.training.super_resolution",
+}
+"""Module of each family's `CONFIG` (a subclass of `RunConfig`), `defaults` and `build`."""
+
+
+def load_family(name: str) -> Any:
+    """The module of a family.
+
+    Raises:
+      ValueError: there is no such family.
+    """
+    if name not in FAMILIES:
+        raise ValueError(f"no model family {name!r}; there are {', '.join(FAMILIES)}")
+    return import_module(FAMILIES[name])
+
+
+def phase_at(phases: Sequence[tuple[str, int]], step: int) -> str:
+    """The phase that a step belongs to, steps counted from 0."""
+    end = 0
+    for name, steps in phases:
+        end += steps
+        if step < end:
+            return name
+    raise ValueError(f"step {step} lies beyond the phases, which end at {end}")
+
+
+def check_phases(phases: Sequence[tuple[str, int]], steps: int) -> None:
+    """Refuses phases that don't fill the run.
+
+    Raises:
+      ValueError: a phase has no step, or the phases don't add up to the run's steps.
+    """
+    listed = ", ".join(f"{name} {length}" for name, length in phases)
+    for name, length in phases:
+        if length < 1:
+            raise ValueError(
+                f"the {name} phase would get {length} of steps={steps} ({listed}); "
+                "give the run more steps, or set that phase's steps to 0"
+            )
+    total = sum(length for _, length in phases)
+    if total != steps:
+        raise ValueError(
+            f"the phases ({listed}) take {total} steps, but the run has steps={steps}; "
+            "make them equal"
+        )

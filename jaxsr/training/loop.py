@@ -1,0 +1,263 @@
+"""The training loop: the only one, for every family and both engines.
+
+It feeds batches in the order of their step numbers, brings scalars to the host every few steps,
+validates, saves, and stops cleanly on SIGTERM, on a number that is not finite, or at the end.
+"""
+
+import json
+import logging
+import math
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.interop.weights import export_weights, write_whole
+from jaxsr.training.engines import Engine, make_engine
+from jaxsr.training.family import Task, phase_at
+from jaxsr.training.records import NoRecords, Records
+
+log = logging.getLogger(__name__)
+
+
+class TrainingError(RuntimeError):
+    """The run cannot go on; the message says what is safe and what to do."""
+
+
+def train(task: Task, out: Path) -> dict[str, float]:
+    """Trains a task from its start, or from the newest checkpoint in `out` with `resume`.
+
+    Args:
+      task: what to train; its configuration says how.
+      out: folder of the run, which exists.
+
+    Returns:
+      The figures of the last validation.
+
+    Raises:
+      TrainingError: a loss or gradient was not finite.
+      jaxsr.interop.checkpoint.CheckpointError: a checkpoint cannot be written or read.
+    """
+    config = task.config
+    total = sum(steps for _, steps in task.phases)
+    first_host = jax.process_index() == 0
+    engine = make_engine(task)
+    with ExitStack() as stack:
+        checkpoints = stack.enter_context(
+            Checkpoints(out / "checkpoints", metric=task.metric, best=task.best)
+        )
+        _resume(engine, checkpoints, resume=config.resume)
+        start = engine.step
+        records = NoRecords()
+        if first_host:
+            records = Records(
+                out,
+                start_step=start,
+                total_steps=total,
+                batch=config.batch,
+                tensorboard=config.tensorboard,
+            )
+        stack.callback(records.close)
+        for line in task.summary():
+            records.say(line)
+        if start:
+            records.say(f"resumed at step {start} of {total}")
+        stopping = stack.enter_context(_stop_on_sigterm())
+        batches = stack.enter_context(
+            task.batches(start, host=jax.process_index(), hosts=jax.process_count())
+        )
+        run = _Run(task, engine, checkpoints, records, out)
+        figures = run.steps(batches, total, stopping)
+        records.say(f"run folder: {out}")
+    return figures
+
+
+def _resume(engine: Engine, checkpoints: Checkpoints, *, resume: bool) -> None:
+    if not resume:
+        return
+    found = checkpoints.restore(engine.state())
+    if found is not None:
+        engine.load(found[1])
+
+
+class _Run:
+    """One pass of the loop: metrics wait on the devices until the step that reports them."""
+
+    def __init__(
+        self,
+        task: Task,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        records: Records | NoRecords,
+        out: Path,
+    ) -> None:
+        self.task, self.engine, self.checkpoints = task, engine, checkpoints
+        self.records, self.out = records, out
+        self.waiting: dict[int, Mapping[str, Any]] = {}
+        self.figures: dict[str, float] = {}
+
+    def steps(
+        self, batches: Iterator[Any], total: int, stopping: threading.Event
+    ) -> dict[str, float]:
+        config, engine = self.task.config, self.engine
+        validate_every = config.validate_every or max(total // 10, 1)
+        profiler = _Profiler(config.profile_window, self.out / "profile")
+        with profiler:
+            while engine.step < total:
+                phase = phase_at(self.task.phases, engine.step)
+                profiler.before(engine.step)
+                metrics = engine.train_step(phase, next(batches))
+                done = engine.step
+                self.waiting[done] = metrics
+                last = done == total
+                validating = done % validate_every == 0 or last
+                saving = config.save_every is not None and done % config.save_every == 0
+                stop = self._should_stop(done, stopping)
+                if done % config.log_every == 0 or validating or saving or stop:
+                    self._report(done, phase)
+                if validating:
+                    self._validate(done)
+                if validating or saving or stop:
+                    metrics = self.figures if validating else None
+                    self.checkpoints.save(done, engine.state(), metrics)
+                if stop and not last:
+                    self.checkpoints.wait()
+                    self.records.say(
+                        f"stopped by SIGTERM after step {done}; "
+                        f"go on with --resume --out {self.out}"
+                    )
+                    break
+        self.checkpoints.wait()
+        return self.figures
+
+    def _should_stop(self, done: int, stopping: threading.Event) -> bool:
+        if jax.process_count() == 1:
+            return stopping.is_set()
+        # Hosts must agree on the step to stop at, whichever of them got the signal.
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.reached_preemption_sync_point(done)
+
+    def _report(self, done: int, phase: str) -> None:
+        """Brings the waiting metrics to the host and stops at the first that is not finite."""
+        steps = list(self.waiting)
+        fetched = dict(zip(steps, self.engine.fetch(list(self.waiting.values())), strict=True))
+        self.waiting.clear()
+        bad = _first_not_finite(fetched)
+        if bad is None:
+            self.records.steps(done, phase, fetched)
+            return
+        step, name, value = bad
+        self.records.steps(step, phase, {s: m for s, m in fetched.items() if s <= step})
+        safe = self._save_before_failure(step)
+        raise TrainingError(
+            f"{name} is {value} at step {step}; {safe}. Lower --lr, set --clip-norm, or train in "
+            "float32, and go on with --resume"
+        )
+
+    def _save_before_failure(self, step: int) -> str:
+        """The JAX step leaves the state as it was before a failing step: that state is saved."""
+        state = self.engine.state()
+        failed = getattr(state, "failed_step", None)
+        if failed is None:
+            kept = self.checkpoints.steps
+            return f"the newest checkpoint is of step {kept[-1]}" if kept else "nothing was saved"
+        if step > 1:
+            self.checkpoints.save(step - 1, state.replace(failed_step=failed * 0), None)
+            self.checkpoints.wait()
+        return f"the state of step {step - 1} is saved"
+
+    def _validate(self, done: int) -> None:
+        network = self.engine.network()
+        weights = self.engine.weights()  # on every host: gathering is a joint operation
+        if jax.process_index() == 0:
+            found = self.task.validate(network)
+            self.figures = dict(found.metrics)
+            self.records.validation(done, self.figures, found.picture)
+            if found.picture is not None:
+                _write_picture(self.out / "validation" / f"step-{done:07d}.png", found.picture)
+            export_weights(
+                self.out / f"{self.task.exported}.safetensors",
+                weights,
+                metadata={**self.task.describe(), "step": done, "validation": self.figures},
+            )
+        if jax.process_count() > 1:
+            self.figures = _from_first_host(self.figures)
+
+
+def _first_not_finite(
+    fetched: Mapping[int, Mapping[str, float]],
+) -> tuple[int, str, float] | None:
+    for step, metrics in fetched.items():
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                return step, name, value
+    return None
+
+
+def _from_first_host(figures: dict[str, float]) -> dict[str, float]:
+    """The same figures on every host: Orbax ranks checkpoints by them on each."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    text = np.zeros(4096, np.uint8)
+    encoded = np.frombuffer(json.dumps(figures).encode(), np.uint8)
+    text[: len(encoded)] = encoded
+    received = np.asarray(multihost_utils.broadcast_one_to_all(text))
+    return json.loads(received.tobytes().rstrip(b"\0").decode())
+
+
+def _write_picture(path: Path, picture: Any) -> None:
+    import cv2
+
+    path.parent.mkdir(exist_ok=True)
+    done, encoded = cv2.imencode(".png", picture[..., ::-1])
+    if not done:
+        raise OSError(f"cannot encode {path}")
+    write_whole(path, encoded.tobytes())
+
+
+@contextmanager
+def _stop_on_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets; the previous handler comes back at the end."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # Python delivers signals to the main thread only
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class _Profiler:
+    """Records the steps of a window with JAX's profiler."""
+
+    def __init__(self, window: tuple[int, int] | None, folder: Path) -> None:
+        self.window, self.folder, self.running = window, folder, False
+
+    def __enter__(self) -> "_Profiler":
+        return self
+
+    def before(self, step: int) -> None:
+        if self.window is None:
+            return
+        if step == self.window[0]:
+            jax.profiler.start_trace(str(self.folder))
+            self.running = True
+        elif step == self.window[1]:
+            self._stop()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.running:
+            jax.profiler.stop_trace()
+            self.running = False

@@ -1,0 +1,142 @@
+"""What a run leaves to read: `metrics.jsonl`, TensorBoard events, a bar or lines of text."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxsr.interop.weights import write_whole
+
+
+class Records:
+    """Writes figures as they come; a killed run loses at most the line being written.
+
+    Args:
+      folder: of the run.
+      start_step: step the run starts or resumes at; records of later steps, left by a run that
+        was killed after its last checkpoint, are dropped because those steps will run again.
+      total_steps: length of the run.
+      batch: samples per step, for the rate.
+      tensorboard: also write TensorBoard events.
+    """
+
+    def __init__(
+        self, folder: Path, *, start_step: int, total_steps: int, batch: int, tensorboard: bool
+    ) -> None:
+        self._path = folder / "metrics.jsonl"
+        self._drop_after(start_step)
+        self._file = self._path.open("a", encoding="utf-8")
+        self._writer = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+        self._total, self._batch = total_steps, batch
+        self._began = (time.perf_counter(), start_step)
+        self._bar = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True)
+
+    def _drop_after(self, step: int) -> None:
+        if not self._path.exists():
+            return
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
+        if kept != lines:
+            write_whole(self._path, "".join(kept).encode())
+
+    def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
+        """Records the metrics of several steps; the last of them goes to the terminal."""
+        elapsed = time.perf_counter() - self._began[0]
+        rate = (done - self._began[1]) * self._batch / max(elapsed, 1e-9)
+        for step, metrics in records.items():
+            self._write(step, {"phase": phase, "images_per_s": round(rate, 2), **metrics})
+        figures = next(reversed(records.values()))
+        self._began = (time.perf_counter(), done)
+        text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+            self._bar.set_postfix_str(f"{phase}  {rate:.1f} images/s  {text}")
+        else:
+            left = (self._total - done) * self._batch / max(rate, 1e-9)
+            self.say(
+                f"step {done}/{self._total}  {phase}  {rate:.1f} images/s  "
+                f"ETA {_clock(left)}  {text}"
+            )
+
+    def validation(
+        self, step: int, metrics: Mapping[str, float], picture: np.ndarray | None
+    ) -> None:
+        """Records what a validation found; time spent in it does not count in the rate."""
+        self._write(step, {f"validation/{name}": value for name, value in metrics.items()})
+        if self._writer is not None and picture is not None:
+            self._writer.add_image("validation", picture, step, dataformats="HWC")
+        text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.say(f"validation at step {step}:  {text}")
+        self._began = (time.perf_counter(), step)
+
+    def _write(self, step: int, figures: Mapping[str, Any]) -> None:
+        # JSON has no NaN or infinity; a failed step must be readable all the same.
+        plain = {
+            name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
+            for name, value in figures.items()
+        }
+        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **plain}) + "\n")
+        self._file.flush()
+        if self._writer is not None:
+            for name, value in figures.items():
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(name, value, step)
+
+    def say(self, line: str) -> None:
+        """A line for the person at the terminal."""
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+        if self._bar is not None:
+            self._bar.close()
+
+
+class NoRecords:
+    """Stands in on every host but the first."""
+
+    def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
+        """Does nothing."""
+
+    def validation(
+        self, step: int, metrics: Mapping[str, float], picture: np.ndarray | None
+    ) -> None:
+        """Does nothing."""
+
+    def say(self, line: str) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _step_of(line: str) -> int | None:
+    """The step of a line, or None where a killed process left half a line."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

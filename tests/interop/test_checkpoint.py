@@ -1,0 +1,140 @@
+"""Checkpoints: kept, restored elsewhere, passed over when damaged, refused when foreign."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxsr.interop.checkpoint import CheckpointError, Checkpoints
+from jaxsr.interop.mesh import MeshShape, make_mesh, place, tree_shardings
+from jaxsr.interop.step import TrainState
+
+
+def make_state(seed: int = 0, width: int = 32, mesh: MeshShape | None = None) -> TrainState:
+    params = {"net.w": jax.random.normal(jax.random.key(seed), (width, 64)), "net.b": jnp.ones(3)}
+    state = TrainState(
+        step=jnp.int32(seed),
+        params=params,
+        buffers={"net.count": jnp.int32(7)},
+        optimizers={"net": optax.adam(1e-3).init(params)},
+        ema={},
+        key=jax.random.key_data(jax.random.key(seed)),
+        failed_step=jnp.int32(0),
+    )
+    mesh = make_mesh(mesh or MeshShape(data=8))
+    return place(state, tree_shardings(state, mesh))
+
+
+def assert_equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_latest_two_and_best_are_kept(tmp_path):
+    with Checkpoints(tmp_path, metric="psnr") as checkpoints:
+        for step, psnr in enumerate([20.0, 25.0, 24.0, None, 21.0], start=1):
+            checkpoints.save(step, make_state(step), None if psnr is None else {"psnr": psnr})
+        checkpoints.wait()
+        assert checkpoints.steps == [2, 4, 5]
+        assert checkpoints.best_step == 2
+        found = checkpoints.restore(make_state())
+        assert found is not None and found[0] == 5
+        assert_equal(found[1], make_state(5))
+
+
+def test_lowest_metric_can_be_best(tmp_path):
+    with Checkpoints(tmp_path, metric="loss", best="min", keep=1) as checkpoints:
+        for step, loss in enumerate([3.0, 1.0, 2.0], start=1):
+            checkpoints.save(step, make_state(step), {"loss": loss})
+        checkpoints.wait()
+        assert checkpoints.steps == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("saved_on", "restored_on"),
+    [
+        (MeshShape(data=8), MeshShape(data=4)),
+        (MeshShape(data=2), MeshShape(data=8)),
+        (MeshShape(data=8), MeshShape(data=2, fsdp=4)),
+        (MeshShape(data=1, fsdp=8), MeshShape(data=1)),
+    ],
+)
+def test_restores_onto_another_mesh(tmp_path, saved_on, restored_on):
+    state = make_state(3, mesh=saved_on)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, state)
+        checkpoints.wait()
+        like = make_state(0, mesh=restored_on)
+        found = checkpoints.restore(like)
+    assert found is not None
+    assert_equal(found[1], state)
+    shardings = jax.tree.map(lambda a: a.sharding, (found[1], like))
+    assert jax.tree.leaves(shardings[0]) == jax.tree.leaves(shardings[1])
+
+
+def test_nothing_to_restore(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(make_state()) is None
+
+
+def damage(folder: Path) -> None:
+    """Cuts every large file of a checkpoint to half its length."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.stat().st_size > 500:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_truncated_newest_is_passed_over_with_a_warning(tmp_path, caplog):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+        checkpoints.save(2, make_state(2))
+    damage(tmp_path / "2")
+    with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
+        found = checkpoints.restore(make_state())
+    assert found is not None and found[0] == 1
+    assert_equal(found[1], make_state(1))
+    assert "checkpoint 2 is damaged and passed over" in caplog.text
+
+
+def test_only_damaged_checkpoints_is_an_error(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+    damage(tmp_path / "1")
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read"),
+    ):
+        checkpoints.restore(make_state())
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1, width=32))
+        checkpoints.wait()
+        with pytest.raises(CheckpointError, match=r"belongs to another run: .*net\.w has shape"):
+            checkpoints.restore(make_state(0, width=16))
+        other = make_state(0)
+        other.params["other.w"] = other.params.pop("net.w")
+        with pytest.raises(CheckpointError, match=r"lacks 1 entries such as params/other\.w"):
+            checkpoints.restore(other)
+
+
+def test_half_written_checkpoint_is_invisible(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+    # What a killed process leaves: Orbax writes below a temporary name and renames at the end.
+    shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps == [1]
+
+
+def test_unwritable_folder(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*; choose another"):
+        Checkpoints(blocked / "checkpoints")

@@ -1,0 +1,83 @@
+"""Meshes, platforms and where arrays are put."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxsr.interop.mesh import (
+    DeviceError,
+    MeshShape,
+    batch_sharding,
+    make_mesh,
+    parameter_sharding,
+    place,
+    place_batch,
+    replicated,
+    select_platform,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "fsdp"),
+    [("8", 8, 1), (8, 8, 1), ("data=4,fsdp=2", 4, 2), ("fsdp=2", 1, 2), (" data = 2 ", 2, 1)],
+)
+def test_parse(text, data, fsdp):
+    shape = MeshShape.parse(text)
+    assert (shape.data, shape.fsdp, shape.devices) == (data, fsdp, data * fsdp)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "mesh axis data must be at least 1, got 0"),
+        ("-1", "mesh axis data must be at least 1, got -1"),
+        ("data=4,fsdp=0", "mesh axis fsdp must be at least 1, got 0"),
+        ("eight", "mesh 'eight' is neither a number"),
+        ("data=2,data=2", "is neither"),
+        ("model=2", "is neither"),
+        ("2x2", "is neither"),
+        ("", "is neither"),
+    ],
+)
+def test_parse_refuses(text, message):
+    with pytest.raises(ValueError, match=message):
+        MeshShape.parse(text)
+
+
+def test_too_few_devices_says_how_many_there_are():
+    with pytest.raises(DeviceError, match=r"mesh of 99 devices .* has 8 cpu device\(s\); use"):
+        make_mesh(99)
+
+
+def test_unknown_and_absent_platforms():
+    with pytest.raises(ValueError, match="platform must be one of auto, tpu, cuda, cpu, got 'npu'"):
+        select_platform("npu")
+
+
+def test_batches_are_split_and_constants_are_not():
+    mesh = make_mesh(MeshShape(data=4, fsdp=2))
+    rows = np.arange(16.0).reshape(16, 1)
+    placed = place_batch({"x": rows}, mesh)["x"]
+    assert placed.sharding == batch_sharding(mesh)
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 1)}
+    np.testing.assert_array_equal(placed, rows)
+    whole = place(rows, replicated(mesh))
+    assert {shard.data.shape for shard in whole.addressable_shards} == {(16, 1)}
+
+
+def test_large_parameters_are_split_over_fsdp_along_their_longest_axis():
+    mesh = make_mesh(MeshShape(data=2, fsdp=4))
+    assert parameter_sharding(np.zeros((3, 64, 32)), mesh).spec == PartitionSpec(None, "fsdp")
+    assert parameter_sharding(np.zeros((33, 63)), mesh).is_fully_replicated  # nothing divides
+    assert parameter_sharding(np.zeros((8,)), mesh).is_fully_replicated  # too small to matter
+    assert parameter_sharding(np.zeros((64, 64)), make_mesh(8)).is_fully_replicated
+
+
+def test_place_keeps_values_and_dtypes():
+    mesh = make_mesh(8)
+    tree = {"a": jnp.arange(3), "b": np.float32(2.5), "c": jnp.ones((2,), jnp.bfloat16)}
+    placed = place(tree, jax.tree.map(lambda _: replicated(mesh), tree))
+    assert jax.tree.map(lambda x: x.dtype, placed) == jax.tree.map(lambda x: x.dtype, tree)
+    jax.tree.map(np.testing.assert_array_equal, placed, tree)
