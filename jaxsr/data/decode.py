@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 # A file with one of these endings claims to be a picture: if it is none, that is an error. Files
 # with other endings (labels, checksums, readmes) are pictures only if their content says so.
@@ -102,8 +103,12 @@ def picture_size(path: Path) -> tuple[int, int]:
         raise UnreadablePicture("zero bytes")
     try:
         with path.open("rb") as file, Image.open(file) as image:
-            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+            # Asked for EXIF that does not precede a PNG's pixels, Pillow would decode them.
+            no_exif = image.format == "PNG" and "exif" not in image.info
+            orientation = 1 if no_exif else image.getexif().get(_ORIENTATION, 1)
             width, height = image.size
+            if isinstance(image, TiffImageFile):  # for these some releases turn `size` themselves
+                width, height = image.tag_v2[256], image.tag_v2[257]
     except UnidentifiedImageError:
         height, width = decode_rgb(path).shape[:2]
         return height, width
@@ -113,7 +118,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         raise UnreadablePicture(_one_line(error)) from error
     except Exception as error:
         raise UnreadablePicture(_one_line(error)) from error
-    return (width, height) if turned else (height, width)
+    return (width, height) if orientation in (5, 6, 7, 8) else (height, width)
 
 
 def _by_opencv(data: bytes) -> Image.Image:

@@ -60,7 +60,7 @@ class CropOrder:
             photo[done : done + len(part)] = part % len(self.sizes)
             done += len(part)
         # One Philox block of four words per sample: a block's number is the sample's number.
-        words = np.random.Philox(key=[self.seed, _CORNERS], counter=first).random_raw(4 * count)
+        words = _philox(self.seed, _CORNERS, counter=first).random_raw(4 * count)
         places = self.sizes[photo] - self.crop + 1
         # The top 32 bits times the number of places: at worst 2**-32 · places from uniform.
         corner = (words.reshape(count, 4)[:, :2] >> 32) * places.astype(np.uint64) >> 32
@@ -69,5 +69,9 @@ class CropOrder:
 
 @lru_cache(maxsize=4)
 def _epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
-    words = np.random.Philox(key=[seed, 1 + epoch]).random_raw(length)
-    return np.argsort(words, kind="stable")
+    return np.argsort(_philox(seed, 1 + epoch).random_raw(length), kind="stable")
+
+
+def _philox(seed: int, stream: int, counter: int = 0) -> np.random.Philox:
+    # As an array: from a list, NumPy makes a large key a rounded float.
+    return np.random.Philox(key=np.array([seed, stream], np.uint64), counter=counter)
