@@ -59,7 +59,7 @@ class _ArraysOnly(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"{module}.{name}") from None
+            raise pickle.UnpicklingError(repr(f"{module}.{name}")) from None
 
 
 def read_numpy_pickle(path: Path) -> dict[str, np.ndarray]:
@@ -74,14 +74,14 @@ def read_numpy_pickle(path: Path) -> dict[str, np.ndarray]:
             tree = _ArraysOnly(file).load()
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} is refused: it holds more than numpy arrays ({error}), which unpickling would "
-            "run; get the file from its source again, or convert it to safetensors"
+            f"{path} is refused: it holds more than numpy arrays ({error!s:.100}), which "
+            "unpickling would run; get the file from its source again, or convert it to safetensors"
         ) from error
     except FileNotFoundError:
         raise FileNotFoundError(f"no weights file at {path}; check the path") from None
     except Exception as error:  # any garbled opcode: EOFError, ValueError, TypeError, KeyError …
         raise ValueError(
-            f"{path} cannot be read ({error}); get it from its source again"
+            f"{path} cannot be read ({error!s:.100}); get it from its source again"
         ) from error
     arrays: dict[str, np.ndarray] = {}
     _flatten(tree, (), arrays, path)

@@ -1,4 +1,4 @@
-"""Generator and discriminator: shapes, sizes, what a pixel depends on, and the public checkpoint."""
+"""Generator and discriminator: shapes, sizes, a pixel's reach, and the public checkpoint."""
 
 import itertools
 
@@ -14,7 +14,11 @@ from jaxsr.models.pretrained import load_file
 CONFIGURATIONS = [
     {"scale": scale, "channels": channels, "block": block, "norm": norm, "predict": predict}
     for scale, channels, block, norm, predict in itertools.product(
-        (1, 2, 4), (1, 3), ("residual", "mobile"), ("instance", "batch", "none"), ("image", "residual")
+        (1, 2, 4),
+        (1, 3),
+        ("residual", "mobile"),
+        ("instance", "batch", "none"),
+        ("image", "residual"),
     )
 ]
 
@@ -73,7 +77,9 @@ def test_no_checkerboard_at_the_start():
     spread = (out.amax((2, 3)) - out.amin((2, 3))).max()
     assert spread < 1e-6  # float32 rounding of one constant
     plain = Generator(config)
-    plain.upsampling[0].conv.reset_parameters()  # torch's own initial weights, for comparison
+    convolution = plain.get_submodule("upsampling.0.conv")
+    assert isinstance(convolution, torch.nn.Conv2d)
+    convolution.reset_parameters()  # torch's own initial weights, for comparison
     out = plain(torch.full((1, 3, 16, 16), 0.3))[..., 12:-12, 12:-12]
     assert (out.amax((2, 3)) - out.amin((2, 3))).max() > 1e-3
 
@@ -122,7 +128,7 @@ def test_inputs_of_the_wrong_form_are_refused():
     discriminator(torch.zeros(1, 3, 17, 17))
 
 
-def test_public_checkpoint_beats_no_one_but_is_a_picture(shared_data):
+def test_public_checkpoint_restores_detail_that_bicubic_loses(shared_data):
     """The checkpoint was trained adversarially: near bicubic in PSNR, not above it."""
     generator = Generator(FastSRGANConfig()).eval()
     load_file(generator, shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt")

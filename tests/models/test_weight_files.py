@@ -1,0 +1,170 @@
+"""Weights files as people have them: wrapped, prefixed, cut short, or with code inside."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from jaxsr.models.weight_files import load_weights, read_weights, strip_prefixes
+
+
+class Bomb:
+    """An object whose unpickling would write a file."""
+
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self):
+        return (Path.write_text, (self.victim, "run"))
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU())
+
+
+def assert_same(weights, module):
+    want = module.state_dict()
+    assert set(weights) == set(want)
+    for name, value in want.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wrapper", [None, "state_dict", "net", "params", "params_ema", "model"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_wrapped_and_prefixed_files_are_read(tmp_path, net, wrapper, prefix):
+    state = {prefix + name: value for name, value in net.state_dict().items()}
+    file = tmp_path / "weights.pth"
+    torch.save(state if wrapper is None else {"epoch": 3, wrapper: state, "lr": 1e-4}, file)
+    assert_same(read_weights(file), net)
+
+
+def test_what_torch_itself_adds_to_names_goes(net):
+    outer = nn.Sequential()
+    outer.append(torch.compile(net))  # type: ignore[arg-type]
+    compiled = torch.compile(outer)  # compiled within compiled
+    weights = strip_prefixes(compiled.state_dict(), source="test")  # type: ignore[attr-defined]
+    assert_same({name.removeprefix("0."): value for name, value in weights.items()}, net)
+
+
+def test_a_submodule_called_module_keeps_its_name():
+    weights = {"module.weight": torch.zeros(1), "other.weight": torch.zeros(1)}
+    assert set(strip_prefixes(weights, source="test")) == set(weights)
+    with pytest.raises(ValueError, match="holds 'a' both with and without a prefix"):
+        strip_prefixes({"a": torch.zeros(1), "_orig_mod.a": torch.zeros(1)}, source="test")
+
+
+def test_averaged_weights_are_preferred(tmp_path, net):
+    other = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
+    file = tmp_path / "weights.pt"
+    torch.save({"params": other, "params_ema": net.state_dict()}, file)
+    assert_same(read_weights(file), net)
+
+
+def test_safetensors_are_read(tmp_path, net):
+    save_file(net.state_dict(), tmp_path / "weights.safetensors")
+    assert_same(read_weights(tmp_path / "weights.safetensors"), net)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_with_code_in_it_is_refused_and_never_run(tmp_path, suffix, zipped):
+    file, victim = tmp_path / f"evil{suffix}", tmp_path / "victim"
+    torch.save({"x": Bomb(victim)}, file, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ValueError, match="is refused: it holds Python objects") as error:
+        read_weights(file)
+    assert "\n" not in str(error.value)
+    assert not victim.exists()
+    torch.load(file, weights_only=False)  # the bomb is real
+    assert victim.exists()
+
+
+def test_a_plain_pickle_with_code_in_it_is_refused_and_never_run(tmp_path):
+    file, victim = tmp_path / "evil.pth", tmp_path / "victim"
+    file.write_bytes(pickle.dumps(Bomb(victim)))
+    with pytest.raises(ValueError, match=r"evil\.pth (is refused|cannot be read)"):
+        read_weights(file)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused_in_one_line(tmp_path, net, suffix, kept):
+    file = tmp_path / f"cut{suffix}"
+    (torch.save if suffix == ".pt" else save_file)(net.state_dict(), file)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(ValueError, match="cut short, get it again") as error:
+        read_weights(file)
+    assert "\n" not in str(error.value)
+
+
+def test_a_flipped_byte_in_the_archive_is_noticed(tmp_path, net):
+    file = tmp_path / "flipped.pt"
+    torch.save(net.state_dict(), file)
+    with zipfile.ZipFile(file) as archive:
+        record = next(r for r in archive.infolist() if r.filename.endswith("data.pkl"))
+    content = bytearray(file.read_bytes())
+    content[record.header_offset] ^= 0xFF
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"flipped\.pt"):
+        read_weights(file)
+
+
+def test_files_of_another_kind_say_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no weights file at .*absent\.pt; check the path"):
+        read_weights(tmp_path / "absent.pt")
+    (tmp_path / "weights.h5").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"ends in '\.h5'; weights are read from \.safetensors"):
+        read_weights(tmp_path / "weights.h5")
+    torch.save({"epoch": 3, "optimizer": {"lr": 1.0}}, tmp_path / "none.pt")
+    with pytest.raises(ValueError, match="holds no state dict: found epoch, optimizer, looked for"):
+        read_weights(tmp_path / "none.pt")
+    torch.save({}, tmp_path / "empty.pt")
+    with pytest.raises(ValueError, match="holds no state dict: found nothing"):
+        read_weights(tmp_path / "empty.pt")
+
+
+def test_weights_that_do_not_fit_name_the_first_few(net):
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    weights = {f"layer{k}.weight": torch.zeros(1) for k in range(5)}
+    weights["0.weight"] = torch.zeros(4, 3, 5, 5)
+    with pytest.raises(ValueError) as error:
+        load_weights(net, weights, source="x.pt")
+    said = str(error.value)
+    assert "x.pt does not fit Sequential: 6 missing: 0.bias, 1.weight, 1.bias and 3 more" in said
+    assert "5 unexpected: layer0.weight, layer1.weight, layer2.weight and 2 more" in said
+    assert "1 misshapen: 0.weight is (4, 3, 5, 5), not (4, 3, 3, 3)" in said
+    assert "\n" not in said
+    assert_same(before, net)  # nothing was loaded in part
+
+
+def test_values_that_are_not_numbers_are_refused(net):
+    weights = net.state_dict()
+    weights["0.weight"] = torch.full_like(weights["0.weight"], float("nan"))
+    with pytest.raises(ValueError, match=r"holds NaN or infinity in 0\.weight"):
+        load_weights(net, weights, source="x.pt")
+
+
+def test_half_precision_weights_become_the_modules_dtype(net):
+    weights = {name: value.half() for name, value in net.state_dict().items()}
+    fresh = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU())
+    load_weights(fresh, weights, source="x.pt")
+    assert fresh[0].weight.dtype == torch.float32
+    torch.testing.assert_close(fresh[0].weight, net[0].weight, rtol=1e-3, atol=0)  # float16's ulp
+
+
+def test_a_batch_counter_from_older_torch_may_be_absent(net):
+    weights = {k: v for k, v in net.state_dict().items() if "num_batches" not in k}
+    load_weights(net, weights, source="x.pt")
+
+
+def test_public_checkpoint_is_read_unmodified(shared_data):
+    weights = read_weights(shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt")
+    assert sum(value.numel() for value in weights.values()) == 925_646
+    assert "neck.0.weight" in weights
