@@ -1,0 +1,107 @@
+"""Torch dtypes and the JAX dtypes that carry them.
+
+JAX without x64 has no 64-bit types. torch.int64 is carried by int32, with a refusal for values that
+do not fit; torch.float64 and complex128 are refused, because their promise is precision.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jaxsr.interop.errors import UnsupportedTorchError
+
+_TO_JAX = {
+    torch.bool: jnp.bool_,
+    torch.int8: jnp.int8,
+    torch.int16: jnp.int16,
+    torch.int32: jnp.int32,
+    torch.int64: jnp.int64,
+    torch.uint8: jnp.uint8,
+    torch.uint16: jnp.uint16,
+    torch.uint32: jnp.uint32,
+    torch.uint64: jnp.uint64,
+    torch.float16: jnp.float16,
+    torch.bfloat16: jnp.bfloat16,
+    torch.float32: jnp.float32,
+    torch.float64: jnp.float64,
+    torch.complex64: jnp.complex64,
+    torch.complex128: jnp.complex128,
+    torch.float8_e4m3fn: jnp.float8_e4m3fn,
+    torch.float8_e5m2: jnp.float8_e5m2,
+}
+_NARROWED = {torch.int64: jnp.int32, torch.uint64: jnp.uint32}
+_TO_TORCH = {jnp.dtype(j): t for t, j in _TO_JAX.items()}
+
+
+def x64() -> bool:
+    return bool(jax.config.jax_enable_x64)
+
+
+def to_jax_dtype(dtype: torch.dtype) -> np.dtype:
+    """The JAX dtype that carries `dtype`.
+
+    Raises:
+      UnsupportedTorchError: a 64-bit float without x64, or a dtype that JAX does not have.
+    """
+    if dtype not in _TO_JAX:
+        raise UnsupportedTorchError(f"{dtype} has no JAX dtype; convert the tensor in torch first")
+    if not x64():
+        if dtype in (torch.float64, torch.complex128):
+            raise UnsupportedTorchError(
+                f"{dtype} while JAX's x64 mode is off would lose its precision silently; "
+                "call jax.config.update('jax_enable_x64', True), or use a 32-bit dtype "
+                "(`module.float()`)"
+            )
+        dtype_ = _NARROWED.get(dtype)
+        if dtype_ is not None:
+            return jnp.dtype(dtype_)
+    return jnp.dtype(_TO_JAX[dtype])
+
+
+def to_torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype that a JAX array shows to torch code.
+
+    Without x64, int32 is shown as int64: JAX's default integer stands for torch's, and torch's
+    index arguments insist on int64.
+    """
+    dtype = jnp.dtype(dtype)
+    if dtype == jnp.int32 and not x64():
+        return torch.int64
+    if dtype not in _TO_TORCH:
+        raise UnsupportedTorchError(f"{dtype} has no torch dtype; cast the array first")
+    return _TO_TORCH[dtype]
+
+
+def check_range(values: Any, what: str) -> None:
+    """Refuses integers that int32 cannot carry while x64 is off."""
+    if x64() or values.size == 0:
+        return
+    info = np.iinfo(np.int32 if values.dtype == np.int64 else np.uint32)
+    low, high = int(values.min()), int(values.max())
+    if low < info.min or high > info.max:
+        raise UnsupportedTorchError(
+            f"{what} holds {low if low < info.min else high}, beyond {info.dtype}, which carries "
+            f"{values.dtype} while x64 is off; call jax.config.update('jax_enable_x64', True)"
+        )
+
+
+def constant_to_numpy(tensor: torch.Tensor, what: str = "a constant tensor") -> np.ndarray:
+    """Copies a torch CPU tensor to NumPy in the dtype that carries it in JAX."""
+    target = to_jax_dtype(tensor.dtype)
+    tensor = tensor.detach().resolve_conj().resolve_neg().to_dense()
+    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        return tensor.float().numpy().astype(target)
+    array = tensor.numpy()
+    if array.dtype in (np.int64, np.uint64):
+        check_range(array, what)
+    return array.astype(target, copy=True)
+
+
+def constant_to_jax(tensor: torch.Tensor) -> jax.Array:
+    """A torch CPU tensor as a JAX constant."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        array = constant_to_numpy(tensor)
+    return jnp.asarray(array)

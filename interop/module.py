@@ -1,0 +1,125 @@
+"""A torch module as a pure JAX function.
+
+`to_jax(module)` gives its parameters and buffers as JAX arrays under torch's names, and `apply`, a
+pure function of them. Layouts, names and semantics stay torch's (NCHW images, eager in-place
+writes, `no_grad`); what cannot be computed faithfully raises `UnsupportedTorchError`.
+
+    jm = to_jax(module)
+    outputs, buffers = jm.apply(jm.params, jm.buffers, images, rng=key, train=True)
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from torch import nn
+
+from jaxsr.interop._skeleton import Skeleton, array_of, build_skeleton
+
+Arrays = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class JaxModule:
+    """A torch module converted by `to_jax`: its state as arrays, its code as a pure function."""
+
+    params: Arrays
+    """Parameters with `requires_grad`, by torch name; tied ones once, under their first name."""
+    buffers: Arrays
+    """Buffers, persistent or not, and frozen parameters, by torch name."""
+    aliases: Mapping[str, str]
+    """Further names of tied tensors → the name that holds them, for state dictionaries."""
+    non_persistent: frozenset[str]
+    """Names in `buffers` that torch leaves out of its state dictionary."""
+    compute_dtype: Any = None
+    """Floating dtype of the computation; None keeps each tensor's own."""
+    skeleton: Skeleton = dataclasses.field(repr=False)
+    """The private copy of the module, without values, that is traced."""
+
+    def apply(
+        self,
+        params: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        *inputs: Any,
+        rng: jax.Array | None = None,
+        train: bool | None = False,
+        method: str = "forward",
+        **kwargs: Any,
+    ) -> tuple[Any, Arrays]:
+        """Runs a method of the module; pure, so usable under any JAX transformation.
+
+        Args:
+          params: as `self.params`, possibly updated.
+          buffers: as `self.buffers`, possibly updated.
+          *inputs: arguments of the method: pytrees of arrays; anything else passes through.
+          rng: key for whatever the method draws. The same key gives the same numbers.
+          train: True or False as in `module.train(...)`; None leaves every submodule as it was
+            when converted.
+          method: name of the module's method to run.
+          **kwargs: keyword arguments of the method.
+
+        Returns:
+          The method's result with arrays for tensors, and the buffers after the call.
+
+        Raises:
+          UnsupportedTorchError: the module does something that JAX would compute differently.
+          ValueError: `params` or `buffers` lack a name, or have one that the module does not.
+        """
+        return self.skeleton.run(
+            params, buffers, inputs, kwargs, rng, train, method, self.compute_dtype
+        )
+
+
+def to_jax(
+    module: nn.Module, *, compute_dtype: Any = None, remat: str | Sequence[str] = ()
+) -> JaxModule:
+    """Converts a torch module; the module itself is neither changed nor kept.
+
+    Args:
+      module: on any device, in either mode. On the meta device its tensors become
+        `jax.ShapeDtypeStruct`, for compiling ahead of time without weights.
+      compute_dtype: `jnp.bfloat16` or another float dtype for the computation. Floating parameters,
+        buffers and inputs are cast to it inside `apply`, normalisation statistics stay float32,
+        and gradients come back in the parameters' own dtype.
+      remat: names of submodules, `fnmatch` patterns allowed (`"body.*"`), whose activations are
+        recomputed in the backward pass instead of kept (`jax.checkpoint`).
+
+    Raises:
+      UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
+        message names the submodule and the way out.
+      ValueError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
+    """
+    if compute_dtype is not None:
+        compute_dtype = jnp.dtype(compute_dtype)
+        if not jnp.issubdtype(compute_dtype, jnp.floating):
+            raise ValueError(f"compute_dtype must be a floating dtype, got {compute_dtype}")
+    patterns = (remat,) if isinstance(remat, str) else tuple(remat)
+    skeleton = build_skeleton(module, patterns)
+    params: Arrays = {}
+    buffers: Arrays = {}
+    for name, slot in skeleton.slots.items():
+        array = array_of(slot.source(module), name)
+        (params if slot.trainable else buffers)[name] = array
+    return JaxModule(
+        params=params,
+        buffers=buffers,
+        aliases=skeleton.aliases,
+        non_persistent=skeleton.non_persistent,
+        compute_dtype=compute_dtype,
+        skeleton=skeleton,
+    )
+
+
+def register_lowering(func: Any, lowering: Callable[..., Any]) -> None:
+    """Gives an aten overload (or packet) a JAX lowering, in front of the built-in one.
+
+    Args:
+      func: for instance `torch.ops.aten.sinc.default`, or a custom operator of yours.
+      lowering: takes JAX arrays where the operator takes tensors, and returns arrays; shape and
+        dtype are held against what torch's meta device says.
+    """
+    from jaxsr.interop._dispatch import OWN
+
+    OWN[func] = lowering
