@@ -1,0 +1,378 @@
+"""Infrared images with target masks: found in the layouts people have, checked before training.
+
+An image is `uint8 (height, width, 3)`, as `decode.py` says; its mask is `uint8 (height, width)`, 0
+or 1, as `masks.py` says. A data set is a folder with
+
+- images in `images`, `image`, `imgs` or `img`; masks in `masks`, `mask`, `labels`, `label` or `gt`,
+  under the image's name or with `_pixels0`, `_mask` or `_gt` after it;
+- lists of names, one a line, with or without an ending: `trainval.txt` or `train.txt`, and
+  `test.txt` (`val.txt` where there is no `test.txt`), or `train_ANYTHING.txt` and
+  `test_ANYTHING.txt`; beside the folders or in one folder of their own (`img_idx`, `idx_427`, …).
+
+What a run validates on comes from its training list, by the hash of each name, unless a list is
+given; never from the test list.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import UInt8
+
+from jaxsr.data.decode import PICTURE_ENDINGS, UnreadablePicture, decode_rgb
+from jaxsr.data.masks import decode_mask
+from jaxsr.data.memory import PixelCache
+from jaxsr.data.photos import available_cpus
+
+IMAGE_FOLDERS = ("images", "image", "imgs", "img")
+MASK_FOLDERS = ("masks", "mask", "labels", "label", "gt")
+MASK_SUFFIXES = ("", "_pixels0", "_mask", "_gt")
+LISTS = {"train": ("trainval", "train"), "test": ("test", "val")}
+"""List files of each split, the first that exists being taken."""
+
+_NAMED = 12  # problems that a message names before it says "and n more"
+_log = logging.getLogger(__name__)
+
+Pair = tuple[UInt8[np.ndarray, "h w 3"], UInt8[np.ndarray, "h w"]]
+SplitName = Literal["train", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class Infrared:
+    """Checked images and masks of one split, in the order of its list."""
+
+    source: str
+    """Where they came from, for messages and reports."""
+    split: str
+    """The list they were named in, e.g. `trainval.txt`, and what was taken of it."""
+    names: tuple[str, ...]
+    sizes: np.ndarray
+    """int32 (n, 2): height and width of each."""
+    target_pixels: np.ndarray
+    """int64 (n): target pixels of each mask."""
+    gray: bool
+    """Whether all images have three equal channels, so that one is enough to keep."""
+    load: Callable[[str], Pair]
+    """Image and mask of a name; safe from several threads."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> Pair:
+        """Image and mask number `index`.
+
+        Raises:
+          RuntimeError: a file changed or went away after it was checked.
+        """
+        name = self.names[index]
+        try:
+            image, mask = self.load(name)
+        except (OSError, UnreadablePicture) as error:
+            raise RuntimeError(
+                f"{name} of {self.source} was readable when this run checked it and no longer is: "
+                f"{error}; restore the file and resume"
+            ) from error
+        if image.shape[:2] != tuple(self.sizes[index]) or mask.shape != image.shape[:2]:
+            raise RuntimeError(
+                f"{name} of {self.source} has another size than when this run checked it; "
+                "restore the file and resume"
+            )
+        return image, mask
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all images and masks decoded."""
+        return 4 * int(np.prod(self.sizes, axis=1, dtype=np.int64).sum())
+
+    @property
+    def list_hash(self) -> str:
+        """SHA-256 of the sorted names, a line each: the same for the same images in any order."""
+        lines = "".join(f"{name}\n" for name in sorted(self.names))
+        return hashlib.sha256(os.fsencode(lines)).hexdigest()
+
+    def gray_statistics(self) -> tuple[float, float]:
+        """Mean and standard deviation of all pixels' luma, in levels 0…255."""
+        total = squares = count = 0
+        for index in range(len(self)):
+            gray = to_gray(self.read(index)[0]).astype(np.int64)
+            total, squares = total + int(gray.sum()), squares + int((gray * gray).sum())
+            count += gray.size
+        mean = total / count
+        return mean, max(squares / count - mean**2, 0.0) ** 0.5
+
+    def subset(self, indices: Sequence[int], split: str) -> "Infrared":
+        """The images at `indices`, in that order."""
+        picked = list(indices)
+        return replace(
+            self,
+            split=split,
+            names=tuple(self.names[i] for i in picked),
+            sizes=self.sizes[picked],
+            target_pixels=self.target_pixels[picked],
+        )
+
+    def held_out(self, fraction: float) -> "tuple[Infrared, Infrared]":
+        """Parts the split into what is trained on and what is validated on, by the names' hashes.
+
+        Raises:
+          ValueError: the fraction is out of range, or leaves nothing on one side.
+        """
+        if not 0 < fraction < 1:
+            raise ValueError(
+                f"the validation split must be a fraction between 0 and 1, got {fraction}; "
+                "to validate on a list of your own, give its file"
+            )
+        draw = np.array([_name_draw(name) for name in self.names])
+        held = draw <= max(fraction, draw.min())  # a few names can all lie above the fraction
+        if held.all():
+            raise ValueError(
+                f"{self.source} ({self.split}) has {len(self)} image(s), too few to hold out "
+                f"{fraction} for validation; add images, or give a validation list"
+            )
+        return (
+            self.subset(np.flatnonzero(~held).tolist(), f"{self.split}, less validation"),
+            self.subset(np.flatnonzero(held).tolist(), f"{self.split}, {fraction:g} by name hash"),
+        )
+
+
+def open_training(
+    folder: Path,
+    *,
+    validation: float | Path = 0.1,
+    lists: str | None = None,
+    mask_threshold: int | None = None,
+    cache_bytes: int | None = None,
+) -> tuple[Infrared, Infrared]:
+    """The images to train on and those to validate on, all checked.
+
+    Args:
+      folder: the data set.
+      validation: a fraction of the training list to hold out, or the file of a list to validate on
+        (looked for among the data set's lists if there is no such path).
+      lists: folder of the split lists within the data set, where it has several.
+      mask_threshold: see `decode_mask`.
+      cache_bytes: bound on decoded images kept in host memory. Default: a quarter of what is free.
+
+    Raises:
+      FileNotFoundError, ValueError: as `open_split`, or the validation list shares images with the
+        training list or the test list.
+    """
+    options = {"lists": lists, "mask_threshold": mask_threshold}
+    cache = PixelCache(cache_bytes)
+    train = open_split(folder, "train", cache=cache, **options)
+    tested = _names_if_any(folder, "test", lists)
+    leaked = sorted(set(train.names) & tested)
+    if leaked:
+        _log.warning(
+            "%d image(s) of %s are in the training list and in the test list, %s among them: "
+            "test figures will flatter",
+            len(leaked), folder, leaked[0],
+        )  # fmt: skip
+    if not isinstance(validation, Path):
+        return train.held_out(validation)
+    held = open_split(folder, validation, cache=cache, **options)
+    for other, what in ((set(train.names), "the training list"), (tested, "the test list")):
+        shared = sorted(set(held.names) & other)
+        if shared:
+            raise ValueError(
+                f"{len(shared)} image(s) of the validation list {validation} are also in {what}, "
+                f"{shared[0]} among them; give a list apart from both, or a fraction to hold out"
+            )
+    return train, held
+
+
+def open_split(
+    folder: Path,
+    split: SplitName | Path,
+    *,
+    lists: str | None = None,
+    mask_threshold: int | None = None,
+    cache: PixelCache | None = None,
+    threads: int | None = None,
+) -> Infrared:
+    """Finds a split's images and masks and reads each once, before anything is trained or tested.
+
+    Args:
+      folder: the data set.
+      split: "train", "test", or the file of a list.
+      lists: folder of the split lists within the data set, where it has several.
+      mask_threshold: see `decode_mask`.
+      cache: keeps what was decoded. Default: one of a quarter of the free memory.
+      threads: files read at once. Default: one per CPU.
+
+    Raises:
+      FileNotFoundError: no such folder, no folder of images or masks in it, or no list.
+      ValueError: an empty list, several places with lists, or images that cannot be used: every
+        problem is listed.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}; give the folder of an infrared data set")
+    images, masks = _subfolder(folder, IMAGE_FOLDERS), _subfolder(folder, MASK_FOLDERS)
+    list_file = find_list(folder, split, lists)
+    names = read_list(list_file)
+    image_files, mask_files = _index(images, ("",)), _index(masks, MASK_SUFFIXES)
+    cache = cache if cache is not None else PixelCache(None)
+    problems: dict[str, str] = {}
+    for name in names:
+        absent = [w for w, f in (("image", image_files), ("mask", mask_files)) if name not in f]
+        if absent:
+            problems[name] = f"no {' and no '.join(absent)}"
+
+    def load(name: str) -> Pair:
+        kept = cache.get((str(folder), name))
+        if kept is None:
+            rgb = decode_rgb(image_files[name])
+            mask = decode_mask(mask_files[name], threshold=mask_threshold)
+            if rgb.shape[:2] != mask.shape:
+                raise UnreadablePicture(f"image {_px(rgb.shape)}, mask {_px(mask.shape)}")
+            kept = cache.keep((str(folder), name), np.dstack([rgb, mask]))
+        return kept[..., :3], kept[..., 3]
+
+    def examine(name: str) -> tuple[tuple[int, int], int, bool] | str:
+        try:
+            image, mask = load(name)
+        except (OSError, UnreadablePicture) as error:
+            return " ".join(str(error).split())
+        gray = bool((image == image[..., :1]).all())
+        return image.shape[:2], int(mask.sum()), gray
+
+    present = [name for name in names if name not in problems]
+    with ThreadPoolExecutor(threads or available_cpus(), "check-infrared") as pool:
+        found = dict(zip(present, pool.map(examine, present), strict=True))
+    problems |= {name: result for name, result in found.items() if isinstance(result, str)}
+    if problems:
+        gray_masks = any("gray values" in reason for reason in problems.values())
+        raise ValueError(
+            f"{len(problems)} of the {len(names)} images that {list_file} names cannot be used: "
+            f"{_listing(problems, names)}; mend the files or take the names out of the list"
+            + (", or binarise gray masks with --mask-threshold 127" if gray_masks else "")
+        )
+    good = [found[name] for name in names]
+    return Infrared(
+        source=str(folder),
+        split=list_file.relative_to(folder).as_posix()
+        if list_file.is_relative_to(folder)
+        else str(list_file),
+        names=tuple(names),
+        sizes=np.array([size for size, _, _ in good], np.int32),
+        target_pixels=np.array([pixels for _, pixels, _ in good], np.int64),
+        gray=all(gray for _, _, gray in good),
+        load=load,
+    )
+
+
+def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -> Path:
+    """The list file of a split.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: there are several and nothing says which.
+    """
+    if isinstance(split, Path) and split.is_file():
+        return split
+    if lists is not None and not (folder / lists).is_dir():
+        raise FileNotFoundError(f"no folder {lists} with split lists in {folder}")
+    below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    places = [folder, *below] if lists is None else [folder / lists]
+    stems = LISTS[split] if not isinstance(split, Path) else (split.stem,)
+    for stem in stems:
+        for where in ([places[0]], places[1:]):
+            found = [file for place in where for file in _lists_named(place, stem)]
+            if len(found) > 1:
+                given = ", ".join(file.relative_to(folder).as_posix() for file in found)
+                raise ValueError(
+                    f"{folder} has several lists for {stem} ({given}); choose the folder they are "
+                    "in with --lists, or keep one of them"
+                )
+            if found:
+                return found[0]
+    wanted = " or ".join(f"{stem}.txt" for stem in stems)
+    raise FileNotFoundError(
+        f"no {wanted} in {folder}{f'/{lists}' if lists else ' or one folder below'}; write the "
+        "names of the split's images into it, one a line"
+    )
+
+
+def read_list(file: Path) -> list[str]:
+    """Names in a list file, without folders and endings, each once.
+
+    Raises:
+      ValueError: the list is empty, or not text.
+    """
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not a text file of names in UTF-8") from error
+    bare = (_stem(line.replace("\\", "/").split("/")[-1]) for line in lines if line)
+    names = list(dict.fromkeys(bare))
+    if not names:
+        raise ValueError(f"{file} is empty; write the names of the split's images, one a line")
+    return names
+
+
+def to_gray(image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w"]:
+    """Luma (BT.601) in Pillow's fixed point; a gray image's own values."""
+    red, green, blue = (image[..., k].astype(np.uint32) for k in range(3))
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)
+
+
+def _lists_named(place: Path, stem: str) -> list[Path]:
+    """`STEM.txt`, or else every `STEM_ANYTHING.txt`, in one folder."""
+    exact = place / f"{stem}.txt"
+    return [exact] if exact.is_file() else sorted(place.glob(f"{stem}_*.txt"))
+
+
+def _names_if_any(folder: Path, split: SplitName, lists: str | None) -> set[str]:
+    try:
+        return set(read_list(find_list(folder, split, lists)))
+    except (FileNotFoundError, ValueError):  # training needs no test list
+        return set()
+
+
+def _subfolder(folder: Path, names: Iterable[str]) -> Path:
+    for name in names:
+        if (folder / name).is_dir():
+            return folder / name
+    raise FileNotFoundError(
+        f"no folder {', '.join(names)} in {folder}; a data set has images/NAME.png and "
+        "masks/NAME.png beside its lists"
+    )
+
+
+def _index(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+    """Picture files by name; a name's plain file goes before one with a suffix."""
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_ENDINGS)
+    index: dict[str, Path] = {}
+    for suffix in suffixes:
+        for file in files:
+            if file.stem.endswith(suffix):
+                index.setdefault(file.stem.removesuffix(suffix), file)
+    return index
+
+
+def _stem(name: str) -> str:
+    path = Path(name)
+    return path.stem if path.suffix.lower() in PICTURE_ENDINGS else name
+
+
+def _px(shape: Sequence[int]) -> str:
+    return f"{shape[1]}×{shape[0]} px"
+
+
+def _name_draw(name: str) -> float:
+    """A number in [0, 1) that depends on the name alone."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") / 2**64
+
+
+def _listing(problems: dict[str, str], order: Sequence[str]) -> str:
+    named = [name for name in order if name in problems]
+    text = ", ".join(f"{name} ({problems[name]})" for name in named[:_NAMED])
+    text += f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,232 @@
+"""Batches of whole infrared images, by step number, from host memory or from the device.
+
+A batch is a dictionary: `sample`, int32 (b), the numbers of its samples in the run, and either
+`image`, uint8 (b, c, H, W), `mask`, uint8 (b, H, W), and `size`, int32 (b, 2), the height and width
+of each in the top left of its canvas; or (for a data set that is resident on the device) `index`,
+int32 (b). H × W is the largest height and width of the data set, so that one program serves all.
+
+Every image stands once in each epoch, in a fresh order; a batch that reaches the end of one epoch
+goes on in the next, so that none is dropped. `order.py` keeps the order.
+"""
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int32, UInt8
+
+from jaxsr.data.batches import HostBatch
+from jaxsr.data.infrared import Infrared, to_gray
+from jaxsr.data.order import CropOrder
+from jaxsr.data.photos import available_cpus
+
+_MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
+
+
+def infrared_batches(
+    data: Infrared,
+    *,
+    global_batch: int,
+    seed: int,
+    start_step: int = 0,
+    host: int = 0,
+    hosts: int = 1,
+    channels: Literal[1, 3] = 3,
+    form: Literal["image", "index"] = "image",
+    threads: int | None = None,
+    prefetch: int = 4,
+) -> "InfraredStream":
+    """This host's part of the batches of steps `start_step`, `start_step + 1`, … without end.
+
+    The batch of a step depends on the data, `global_batch` and `seed` only. Host h of n has rows
+    `h · b/n` to `(h + 1) · b/n - 1` of the global batch of b.
+
+    Args:
+      data: the images.
+      global_batch: samples per step over all hosts, a multiple of `hosts`.
+      start_step: the first step to yield: a resumed run passes the step it stopped at.
+      channels: 3 for RGB, 1 for luma.
+      form: "image" for pixels, "index" for the numbers of the images alone.
+      threads: threads that read. Default: one per CPU, at most 16.
+      prefetch: batches prepared ahead of the one in use.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    if hosts < 1 or not 0 <= host < hosts:
+        raise ValueError(f"host must be between 0 and hosts - 1, got host={host}, hosts={hosts}")
+    if global_batch < 1 or global_batch % hosts:
+        raise ValueError(
+            f"global_batch={global_batch} cannot be split over hosts={hosts}; "
+            f"use a positive multiple of {hosts}"
+        )
+    if start_step < 0 or prefetch < 1 or (threads is not None and threads < 1):
+        raise ValueError(
+            f"start_step must be 0 or more, prefetch and threads 1 or more; got "
+            f"start_step={start_step}, prefetch={prefetch}, threads={threads}"
+        )
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
+    if form not in ("image", "index"):
+        raise ValueError(f"form must be 'image' or 'index', got {form!r}")
+    rows = global_batch // hosts
+    return InfraredStream(
+        data,
+        CropOrder(data.sizes, 1, seed),
+        pixels=form == "image",
+        channels=channels,
+        first=start_step * global_batch + host * rows,
+        rows=rows,
+        stride=global_batch,
+        threads=threads or min(available_cpus(), 16),
+        prefetch=prefetch,
+    )
+
+
+class InfraredStream:
+    """An endless iterator of batches; `close`, or leaving a `with` block, stops its threads."""
+
+    def __init__(
+        self,
+        data: Infrared,
+        order: CropOrder,
+        *,
+        pixels: bool,
+        channels: int,
+        first: int,
+        rows: int,
+        stride: int,
+        threads: int,
+        prefetch: int,
+    ) -> None:
+        self._data, self._order, self._channels = data, order, channels
+        self._first, self._rows, self._stride = first, rows, stride
+        self._parts = np.array_split(np.arange(rows), min(threads, rows))
+        self._pool = ThreadPoolExecutor(threads, "infrared") if pixels else None
+        self._ahead: deque[tuple[HostBatch, list[Future[None]]]] = deque()
+        self._prefetch = prefetch
+
+    def __iter__(self) -> "InfraredStream":
+        return self
+
+    def __next__(self) -> HostBatch:
+        while len(self._ahead) <= self._prefetch:
+            self._ahead.append(self._begin())
+        batch, work = self._ahead.popleft()
+        try:
+            for part in work:
+                part.result()
+        except BaseException:
+            self.close()
+            raise
+        return batch
+
+    def __enter__(self) -> "InfraredStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the threads; no batch comes after this."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self) -> tuple[HostBatch, list[Future[None]]]:
+        first = self._first
+        if first + self._rows > _MOST_SAMPLES:
+            raise ValueError(
+                f"sample {first} and its batch reach {_MOST_SAMPLES}, where 32-bit sample numbers "
+                f"end; start a new run from these weights"
+            )
+        self._first += self._stride
+        index = self._order.windows(first, self._rows)[:, 0]
+        sample = np.arange(first, first + self._rows, dtype=np.int32)
+        if self._pool is None:
+            return {"index": index, "sample": sample}, []
+        batch = _canvases(self._rows, self._data, self._channels)
+
+        def fill(rows: np.ndarray) -> None:
+            for row in rows:
+                _fill(batch, row, self._data, int(index[row]))
+
+        work = [self._pool.submit(fill, part) for part in self._parts]
+        return {**batch, "sample": sample}, work
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ResidentInfrared:
+    """A data set on the device, whole on each; a pytree, an argument of the jitted step."""
+
+    image: UInt8[Array, "n c h w"]
+    mask: UInt8[Array, "n h w"]
+    size: Int32[Array, "n 2"]
+    """Height and width of each image, in the top left of its canvas."""
+
+    def rows(self, index: Int32[Array, " b"]) -> dict[str, Array]:
+        """`image`, `mask` and `size` of some images; a mesh splits it with no communication."""
+        return {"image": self.image[index], "mask": self.mask[index], "size": self.size[index]}
+
+
+def resident_infrared_bytes(data: Infrared, *, channels: int) -> int:
+    """Bytes that the data set would take on each device, known from its sizes alone."""
+    height, width = (int(side) for side in data.sizes.max(axis=0))
+    return len(data) * height * width * (channels + 1)
+
+
+def resident_infrared(
+    data: Infrared,
+    budget_bytes: int,
+    *,
+    channels: Literal[1, 3] = 3,
+    sharding: jax.sharding.Sharding | None = None,
+    threads: int | None = None,
+) -> ResidentInfrared | None:
+    """Puts the data set on the device, or returns None if it would take more than `budget_bytes`.
+
+    Nothing is read or reserved before that is known. While it is filled, host memory holds it once
+    as well.
+
+    Args:
+      data: the images.
+      budget_bytes: the most to take on each device.
+      channels: 3 for RGB, 1 for luma.
+      sharding: where to; on a mesh, a replicated `NamedSharding`. Default: the default device.
+      threads: images read at once. Default: one per CPU.
+    """
+    if resident_infrared_bytes(data, channels=channels) > budget_bytes:
+        return None
+    host = _canvases(len(data), data, channels)
+    with ThreadPoolExecutor(threads or available_cpus(), "resident-infrared") as pool:
+        list(pool.map(lambda row: _fill(host, row, data, row), range(len(data))))
+    if sharding is None:
+        return ResidentInfrared(**{name: jax.device_put(rows) for name, rows in host.items()})
+    # Not device_put: over several hosts it would send the data around to compare it.
+    return ResidentInfrared(
+        **{
+            name: jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
+            for name, rows in host.items()
+        }
+    )
+
+
+def _canvases(rows: int, data: Infrared, channels: int) -> HostBatch:
+    height, width = (int(side) for side in data.sizes.max(axis=0))
+    return {
+        "image": np.zeros((rows, channels, height, width), np.uint8),
+        "mask": np.zeros((rows, height, width), np.uint8),
+        "size": np.zeros((rows, 2), np.int32),
+    }
+
+
+def _fill(batch: HostBatch, row: int, data: Infrared, index: int) -> None:
+    image, mask = data.read(index)
+    height, width = mask.shape
+    planes = to_gray(image)[None] if batch["image"].shape[1] == 1 else image.transpose(2, 0, 1)
+    batch["image"][row, :, :height, :width] = planes
+    batch["mask"][row, :height, :width] = mask
+    batch["size"][row] = height, width

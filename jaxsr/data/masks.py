@@ -1,0 +1,62 @@
+"""Mask files of any mode to one channel of 0 and 1, and what is wrong with those that are neither.
+
+A mask has one value for its background, 0, and at most one other for its targets, 1 or 255 in most
+data sets. Modes 1, L, I, I;16 and F are taken as they are; of RGB, palettes and transparency the
+largest channel of the colours counts, or the alpha channel where all colours are equal and it
+varies. Pictures whose targets have soft edges (JPEG, resized masks) need a threshold.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from jaxsr.data.decode import UnreadablePicture
+
+
+def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray, "h w"]:
+    """Reads a mask: 1 on targets, 0 elsewhere.
+
+    Args:
+      path: the picture.
+      threshold: values above it are targets; None admits masks of two values only.
+
+    Raises:
+      UnreadablePicture: not a picture, truncated, or, without a threshold, gray.
+      OSError: the file cannot be opened.
+    """
+    if path.stat().st_size == 0:
+        raise UnreadablePicture("zero bytes")
+    try:
+        with Image.open(path) as image:
+            image.load()
+            values = _one_channel(image)
+    except UnreadablePicture:
+        raise
+    except OSError as error:
+        if error.errno is not None:  # from the file system, not from a decoder
+            raise
+        raise UnreadablePicture(" ".join(str(error).split()) or "not a picture") from error
+    except Exception as error:  # decoders raise SyntaxError, struct.error, IndexError …
+        raise UnreadablePicture(" ".join(str(error).split()) or type(error).__name__) from error
+    if threshold is not None:
+        return (values > threshold).astype(np.uint8)
+    target = values.max()
+    gray = np.unique(values[(values != 0) & (values != target)])
+    if gray.size or target < 0:
+        found = ", ".join(f"{value:g}" for value in [*gray[:3], target])
+        raise UnreadablePicture(
+            f"a mask with gray values ({found}{' …' if gray.size > 3 else ''}), where 0 and one "
+            "other are expected"
+        )
+    return (values != 0).astype(np.uint8)
+
+
+def _one_channel(image: Image.Image) -> np.ndarray:
+    if image.mode in ("1", "L", "F") or image.mode.startswith("I"):
+        return np.asarray(image).astype(np.float64 if image.mode == "F" else np.int64)
+    rgba = np.asarray(image.convert("RGBA")).astype(np.int64)
+    colour, alpha = rgba[..., :3].max(axis=-1), rgba[..., 3]
+    flat = (rgba[..., :3] == rgba[:1, :1, :3]).all()
+    return alpha if flat and alpha.min() != alpha.max() else colour

@@ -1,0 +1,52 @@
+"""The configuration of MSHNet: one network that marks small targets in infrared images.
+
+Defaults are the network of "Infrared Small Target Detection with Scale and Location Sensitivity"
+(CVPR 2024, arXiv:2403.19366); `presets.py` holds the recipes that train it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class MSHNetConfig:
+    """The network and its loss; checked when built, before any device is touched."""
+
+    channels: int = 3
+    """Image channels; gray images are repeated into three, so that published weights fit."""
+    widths: tuple[int, ...] = (16, 32, 64, 128, 256)
+    """Feature channels of each resolution, the finest first; each is half the size of the last."""
+    blocks: tuple[int, ...] = (1, 2, 2, 2, 2)
+    """Residual blocks at each resolution, on the way down as on the way up."""
+    attention_ratio: int = 16
+    """Channels of a block over the hidden channels of its channel attention."""
+    loss: Literal["paper", "corrected"] = "corrected"
+    """SLS loss as published, or with its defects mended (see `losses.py`)."""
+
+    def __post_init__(self) -> None:
+        if self.channels < 1:
+            raise ValueError(f"channels must be at least 1, got {self.channels}")
+        if len(self.widths) < 2 or len(self.widths) != len(self.blocks):
+            raise ValueError(
+                f"widths and blocks must name the same resolutions, two or more; got {self.widths} "
+                f"and {self.blocks}"
+            )
+        if min(self.blocks) < 1:
+            raise ValueError(f"blocks must all be at least 1, got {self.blocks}")
+        if self.attention_ratio < 1 or min(self.widths) < self.attention_ratio:
+            raise ValueError(
+                f"attention_ratio must be between 1 and the least width {min(self.widths)}, "
+                f"got {self.attention_ratio}"
+            )
+        if self.loss not in ("paper", "corrected"):
+            raise ValueError(f"loss must be 'paper' or 'corrected', got {self.loss!r}")
+
+    @property
+    def scales(self) -> int:
+        """Heads of the network, one for each resolution but the coarsest."""
+        return len(self.widths) - 1
+
+    @property
+    def multiple(self) -> int:
+        """Image sides must be multiples of this many pixels."""
+        return 2**self.scales
