@@ -2,34 +2,83 @@
 
 Shifted sums, not `lax.conv`: a TPU convolution rounds float32 operands to bfloat16 by default, and
 on CPU the sums are tens of times faster (a depthwise convolution vectorises badly in XLA).
+
+An axis may hold `step` values per pixel: with channels last, columns and channels are filtered as
+one contiguous run (see `fold_channels`), because loops over three channels do not vectorise.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._border import Border, pad_axis, strips
+
+Weight = float | int
 
 
-def filter_valid(x: jax.Array, weights: Sequence[float], axis: int) -> jax.Array:
+def fold_channels(x: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, dict[int, int]]:
+    """`x` with all that lies behind the later axis folded into it, and the step of each axis."""
+    last = max(axes)
+    step = math.prod(x.shape[last + 1 :])
+    return x.reshape(*x.shape[:last], -1), {min(axes): 1, last: step}
+
+
+def filter_valid(x: jax.Array, weights: Sequence[Weight], axis: int, step: int = 1) -> jax.Array:
     """Correlates one axis with `weights`, keeping only positions where every tap is inside.
 
     Taps with equal mirrored weights are added before they are multiplied, which saves almost half
-    of the products of a symmetric window.
+    of the products of a symmetric window. The sum has the dtype of `x`.
     """
     taps = len(weights)
-    extent = x.shape[axis] - taps + 1
+    extent = x.shape[axis] - (taps - 1) * step
 
     def shifted(tap: int) -> jax.Array:
-        return jax.lax.slice_in_dim(x, tap, tap + extent, axis=axis)
+        return jax.lax.slice_in_dim(x, tap * step, tap * step + extent, axis=axis)
 
     total = None
     for tap in range((taps + 1) // 2):
         mirror = taps - 1 - tap
+        weight, mirrored = (jnp.asarray(weights[t], x.dtype) for t in (tap, mirror))
         if tap == mirror:
-            term = shifted(tap) * weights[tap]
+            term = shifted(tap) * weight
         elif weights[tap] == weights[mirror]:
-            term = (shifted(tap) + shifted(mirror)) * weights[tap]
+            term = (shifted(tap) + shifted(mirror)) * weight
         else:
-            term = shifted(tap) * weights[tap] + shifted(mirror) * weights[mirror]
+            term = shifted(tap) * weight + shifted(mirror) * mirrored
         total = term if total is None else total + term
     assert total is not None
     return total
+
+
+def filter_bordered(
+    x: jax.Array,
+    weights: Sequence[Weight],
+    axis: int,
+    border: Border,
+    *,
+    step: int = 1,
+    finish: Callable[[jax.Array], jax.Array] = lambda x: x,
+) -> jax.Array:
+    """`finish` of one axis correlated with an odd window, its extent kept by inventing a border."""
+    radius = len(weights) // 2
+    if radius == 0:
+        return finish(x * jnp.asarray(weights[0], x.dtype))
+    barrier = jax.lax.optimization_barrier
+
+    def padded(x: jax.Array) -> jax.Array:
+        # Without the barriers XLA evaluates the padding, and the previous axis, once per tap.
+        wide = barrier(pad_axis(x, axis, radius, radius, border, step))
+        return barrier(finish(filter_valid(wide, weights, axis, step)))
+
+    def split(x: jax.Array) -> jax.Array:
+        # Most of the image needs no border: only two strips are ever copied. `finish` acts on the
+        # pieces, because XLA's CPU loops over a concatenation do not vectorise.
+        low, high = barrier(strips(x, axis, radius, border, step))
+        pieces = [finish(filter_valid(piece, weights, axis, step)) for piece in (low, x, high)]
+        return barrier(jnp.concatenate(pieces, axis))
+
+    if x.shape[axis] <= 2 * radius * step:
+        return padded(x)
+    return jax.lax.platform_dependent(x, cpu=split, default=padded)

@@ -1,0 +1,81 @@
+"""What lies beyond the edge of an image, under the names that each library gives it.
+
+| ours | beyond the edge of `a b c d` | NumPy | torch | OpenCV | SciPy |
+|---|---|---|---|---|---|
+| `reflect101` | `c b │ a b c d │ c b` | reflect | reflect | REFLECT_101 | mirror |
+| `symmetric` | `b a │ a b c d │ d c` | symmetric | – | REFLECT | reflect |
+| `edge` | `a a │ a b c d │ d d` | edge | replicate | REPLICATE | nearest |
+| `constant` | `0 0 │ a b c d │ 0 0` | constant | constant | CONSTANT | constant |
+| `wrap` | `c d │ a b c d │ a b` | wrap | circular | WRAP | wrap |
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._arguments import one_of
+
+Border = Literal["reflect101", "symmetric", "edge", "constant", "wrap"]
+BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant", "wrap")
+
+_ALIASES: dict[str, dict[str, Border]] = {
+    "torchvision": {"reflect": "reflect101", "replicate": "edge", "circular": "wrap"},
+    "opencv": {"reflect": "symmetric", "replicate": "edge"},
+}
+_NUMPY_MODE = {"reflect101": "reflect"}
+
+
+def border_name(border: str | None, convention: str) -> Border:
+    """Our name of a border; the default of both conventions is `reflect101`.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if border is None:
+        return "reflect101"
+    aliases = _ALIASES[convention]
+    one_of(border, (*BORDERS, *aliases), f"border of the {convention} convention")
+    return aliases.get(border) or next(name for name in BORDERS if name == border)
+
+
+def pad_axis(
+    x: jax.Array, axis: int, before: int, after: int, border: Border, step: int = 1
+) -> jax.Array:
+    """`x` with a border on an axis of `step` values per pixel.
+
+    A border wider than the image reflects or wraps repeatedly.
+    """
+    if step > 1:
+        pixels = x.reshape(*x.shape[:axis], -1, step, *x.shape[axis + 1 :])
+        wide = pad_axis(pixels, axis, before, after, border)
+        return wide.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (before, after)
+    if border == "reflect101" and x.shape[axis] == 1:
+        border = "edge"  # nothing to mirror
+    return jnp.pad(x, widths, mode=_NUMPY_MODE.get(border, border))
+
+
+def strips(
+    x: jax.Array, axis: int, radius: int, border: Border, step: int = 1
+) -> tuple[jax.Array, jax.Array]:
+    """The first and last `2 * radius` pixels, each behind `radius` pixels of border.
+
+    Both are exact only where the axis has at least `2 * radius` pixels.
+    """
+    extent, width = x.shape[axis], radius * step
+
+    def part(start: int, stop: int) -> jax.Array:
+        return jax.lax.slice_in_dim(x, start, stop, axis=axis)
+
+    first, last = part(0, 2 * width), part(extent - 2 * width, extent)
+    if border == "wrap":
+        return (
+            jnp.concatenate([part(extent - width, extent), first], axis),
+            jnp.concatenate([last, part(0, width)], axis),
+        )
+    return (
+        pad_axis(first, axis, radius, 0, border, step),
+        pad_axis(last, axis, 0, radius, border, step),
+    )

@@ -1,0 +1,193 @@
+"""Separable Gaussian blur with torchvision's and OpenCV's rules.
+
+Images are uint8 or floating point with any number of leading axes; `axes` names height and width
+(NHWC by default). Distances are in pixels. Sums run in float32 (float64 for float64), and the
+result keeps the input's dtype.
+
+| left out | `convention="torchvision"` | `convention="opencv"` |
+|---|---|---|
+| `sigma` | 0.15 k + 0.35 | 0.3 ((k - 1)/2 - 1) + 0.8; a fixed table up to k = 9 |
+| `kernel_size` | refused, as torchvision does | 1 + 8 sigma, on uint8 1 + 6 sigma, made odd |
+| `border` | `"reflect"`: the edge pixel not repeated | `"reflect101"`: the same |
+
+uint8: torchvision's rule rounds the float32 sum half to even, which differs from its own result by
+at most one level, at ties. OpenCV's rule is bit-equal to `cv2.GaussianBlur` (its weights are
+multiples of 1/256, and float32 holds every sum exactly). An infinity or NaN reaches the pixels
+whose window holds it and no others.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.ops._arguments import (
+    ImageLike,
+    compute_dtype,
+    image_array,
+    normal_axes,
+    one_of,
+    positive_pair,
+)
+from jaxsr.ops._border import Border, border_name
+from jaxsr.ops._separable import filter_bordered, fold_channels
+
+Convention = Literal["torchvision", "opencv"]
+CONVENTIONS = ("torchvision", "opencv")
+
+# What cv2.getGaussianKernel returns when sigma is left out and the kernel is small.
+_OPENCV_TABLES = {
+    1: (1.0,),
+    3: (0.25, 0.5, 0.25),
+    5: (0.0625, 0.25, 0.375, 0.25, 0.0625),
+    7: (0.03125, 0.109375, 0.21875, 0.28125, 0.21875, 0.109375, 0.03125),
+    9: tuple(v / 256 for v in (4, 13, 30, 51, 60, 51, 30, 13, 4)),
+}
+_OPENCV_FRACTION = 256  # of its 8.8 fixed point for uint8
+
+
+def gaussian_blur(
+    image: ImageLike,
+    *,
+    sigma: float | Sequence[float] | None = None,
+    kernel_size: int | Sequence[int] | None = None,
+    border: str | None = None,
+    convention: Convention = "torchvision",
+    axes: tuple[int, int] = (-3, -2),
+) -> jax.Array:
+    """Blurs height and width with a separable Gaussian.
+
+    Args:
+      image: batch to blur, of any range.
+      sigma: standard deviation in pixels, one or (vertical, horizontal); above 0.
+      kernel_size: window in pixels, one or (vertical, horizontal); odd.
+      border: what lies beyond the edge. `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"`
+        (zero) and `"wrap"` mean the same everywhere; `"reflect"`, `"replicate"` and `"circular"`
+        are taken as the convention's library takes them: OpenCV's `"reflect"` repeats the edge.
+      convention: whose rule fills in what is left out, and whose uint8 rounding is used.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: not uint8 or floating point, or sizes that are not integers.
+      ValueError: an even window, sigma not positive, neither of them given, an unknown name.
+    """
+    image = image_array(image)
+    one_of(convention, CONVENTIONS, "blur convention")
+    axes = normal_axes(axes, image.ndim)
+    border = border_name(border, convention)
+    windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
+    return _blur(image, windows, border, convention, axes)
+
+
+def gaussian_windows(
+    sigma: float | Sequence[float] | None,
+    kernel_size: int | Sequence[int] | None,
+    convention: str,
+    dtype: np.dtype,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The vertical and the horizontal weights, each summing to 1, for an image of this dtype."""
+    sigmas = (None, None) if sigma is None else _positive_floats(sigma)
+    if kernel_size is None:
+        if sigma is None:
+            raise ValueError("gaussian_blur needs sigma or kernel_size, got neither")
+        if convention == "torchvision":
+            raise ValueError(
+                f"torchvision's rule derives no kernel_size from sigma={sigma}; give one, or use "
+                "convention='opencv'"
+            )
+        reach = 3 if dtype == jnp.uint8 else 4  # sigmas to each side, as OpenCV cuts
+        sizes = tuple(round(2 * reach * s + 1) | 1 for s in sigmas if s is not None)
+    else:
+        sizes = positive_pair(kernel_size, "kernel_size")
+        if any(size % 2 == 0 for size in sizes):
+            raise ValueError(f"kernel_size must be odd, got {kernel_size}; use the next one")
+    fixed_point = convention == "opencv" and dtype == jnp.uint8
+    windows = []
+    for size, deviation in zip(sizes, sigmas, strict=True):
+        window = _window(size, deviation, convention)
+        windows.append(_to_fixed_point(window) if fixed_point else window)
+    return windows[0], windows[1]
+
+
+def _positive_floats(sigma: float | Sequence[float]) -> tuple[float, float]:
+    pair = tuple(sigma) if isinstance(sigma, Sequence) else (sigma, sigma)
+    if len(pair) != 2:
+        raise ValueError(f"sigma must be a number or (vertical, horizontal), got {sigma!r}")
+    for value in pair:
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            kind = type(value).__name__
+            raise TypeError(f"sigma must be a Python number, it fixes the window; got {kind}")
+        if not value > 0 or not math.isfinite(value):
+            raise ValueError(f"sigma must be positive, got {sigma}; leave it out for the default")
+    return float(pair[0]), float(pair[1])
+
+
+def _window(size: int, sigma: float | None, convention: str) -> tuple[float, ...]:
+    if sigma is None:
+        if convention == "torchvision":
+            sigma = 0.15 * size + 0.35
+        elif size in _OPENCV_TABLES:
+            return _OPENCV_TABLES[size]
+        else:
+            sigma = 0.3 * ((size - 1) * 0.5 - 1) + 0.8
+    offset = np.arange(size) - size // 2
+    weights = np.exp(-0.5 * (offset / sigma) ** 2)
+    return tuple((weights / weights.sum()).tolist())
+
+
+def _to_fixed_point(window: tuple[float, ...]) -> tuple[float, ...]:
+    """Weights as multiples of 1/256 that sum to 1, the error of each carried to the next.
+
+    OpenCV's getGaussianKernelFixedPoint_ED: from the rim inwards, the middle takes what is left.
+    """
+    half = len(window) // 2
+    rim, error = [], 0.0
+    for weight in window[:half]:
+        exact = weight * _OPENCV_FRACTION + error
+        rim.append(round(exact))
+        error = exact - rim[-1]
+    middle = _OPENCV_FRACTION - 2 * sum(rim)
+    return tuple(w / _OPENCV_FRACTION for w in (*rim, middle, *reversed(rim)))
+
+
+@partial(jax.jit, static_argnames=("windows", "border", "convention", "axes"))
+def _blur(
+    image: jax.Array,
+    windows: tuple[tuple[float, ...], tuple[float, ...]],
+    border: Border,
+    convention: str,
+    axes: tuple[int, int],
+) -> jax.Array:
+    x, steps = fold_channels(image, axes)
+    first, second = sorted(zip(axes, windows, strict=True))
+
+    def along(x, axis_and_window, finish=lambda x: x):
+        axis, window = axis_and_window
+        return filter_bordered(x, window, axis, border, step=steps[axis], finish=finish)
+
+    def in_float(x: jax.Array) -> jax.Array:
+        return along(x.astype(compute_dtype(x.dtype)), first)
+
+    def in_uint16(x: jax.Array) -> jax.Array:
+        axis, window = first
+        whole = tuple(round(weight * _OPENCV_FRACTION) for weight in window)
+        # At most 255 · 256, and twice as many lanes as float32.
+        return along(
+            x.astype(jnp.uint16), (axis, whole), lambda x: x.astype(jnp.float32) / _OPENCV_FRACTION
+        )
+
+    def to_image(x: jax.Array) -> jax.Array:
+        if image.dtype != jnp.uint8:
+            return x.astype(image.dtype)
+        # Within 0…255 as it is: weights are positive and sum to 1.
+        return (jnp.floor(x + 0.5) if convention == "opencv" else jnp.round(x)).astype(jnp.uint8)
+
+    if image.dtype == jnp.uint8 and convention == "opencv":
+        x = jax.lax.platform_dependent(x, cpu=in_uint16, default=in_float)
+    else:
+        x = in_float(x)
+    return along(x, second, to_image).reshape(image.shape)
