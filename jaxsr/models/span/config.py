@@ -1,0 +1,48 @@
+"""Configuration of the SPAN family. Sizes are in pixels, intensities in [-1, 1]."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanConfig:
+    """A small network without normalisation; checked when built, before any device is touched."""
+
+    scale: Literal[1, 2, 4] = 4
+    """Enlargement per side; 1 restores detail without changing the size."""
+    channels: Literal[1, 3] = 3
+    """Image channels: 1 for luma (or gray), 3 for RGB."""
+    width: int = 48
+    """Feature channels."""
+    depth: int = 6
+    """Attention blocks of three 3×3 convolutions each; at least 2."""
+    expansion: int | None = 2
+    """Widening inside a convolution's trained factors; None trains the plain convolution."""
+    pixel_loss: Literal["smooth_l1", "l1"] = "l1"
+    """Distance between pixels that training minimises."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("scale", (1, 2, 4)),
+            ("channels", (1, 3)),
+            ("pixel_loss", ("smooth_l1", "l1")),
+        ):
+            if getattr(self, name) not in allowed:
+                choices = ", ".join(map(str, allowed))
+                raise ValueError(f"{name} must be one of {choices}; got {getattr(self, name)!r}")
+        if self.width < 1:
+            raise ValueError(f"width must be at least 1, got {self.width}")
+        if self.depth < 2:
+            raise ValueError(
+                f"depth must be at least 2, got {self.depth}: the first and the last block differ"
+            )
+        if self.expansion is not None and self.expansion < 1:
+            raise ValueError(
+                f"expansion must be at least 1, got {self.expansion}; use None for plain "
+                "convolutions"
+            )
+
+    @property
+    def receptive_radius(self) -> int:
+        """Input pixels to every side that an output pixel depends on: exact tiles overlap by it."""
+        return 3 * self.depth + 3
