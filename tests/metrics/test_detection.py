@@ -1,0 +1,250 @@
+"""Detection figures against pyirstdmetrics and scikit-learn, and against public code's defects.
+
+`pyirstdmetrics` asks for NumPy below 2 but runs on 2: `pip install --no-deps pyirstdmetrics`.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxsr.metrics.components import components, match
+from jaxsr.metrics.detection import DetectionMetrics, pixel_counts, pixel_figures
+
+
+def _logit(probability):
+    return np.log(probability) - np.log1p(-probability)
+
+
+def _blobs(random, side, count, largest=5):
+    mask = np.zeros((side, side), bool)
+    for _ in range(count):
+        row, column = random.integers(0, side, 2)
+        height, width = random.integers(1, largest + 1, 2)
+        mask[row : row + height, column : column + width] = True
+    return mask
+
+
+def random_case(seed):
+    """A mask with a few targets, and a prediction that found, missed, moved and invented some."""
+    random = np.random.default_rng(seed)
+    side = int(random.integers(16, 72))
+    mask = _blobs(random, side, random.integers(0, 6))
+    moved = np.roll(mask, random.integers(-3, 4, 2), (0, 1))
+    likely = (moved & (random.random((side, side)) < 0.9)) | _blobs(random, side, 3)
+    probability = np.where(likely, 0.4, 0.02) + 0.55 * random.random((side, side))
+    return probability, mask
+
+
+def _with(side, *boxes):
+    mask = np.zeros((side, side), bool)
+    for top, left, height, width in boxes:
+        mask[top : top + height, left : left + width] = True
+    return mask
+
+
+MASKS = {
+    "no target": _with(16),
+    "all target": _with(16, (0, 0, 16, 16)),
+    "one pixel": _with(16, (7, 8, 1, 1)),
+    "touching by a corner": _with(16, (3, 3, 3, 3), (6, 6, 3, 3)),
+    "two apart by a pixel": _with(16, (3, 3, 3, 3), (3, 7, 3, 3)),
+    "in the corners": _with(16, (0, 0, 2, 2), (0, 15, 1, 1), (14, 0, 2, 1), (15, 15, 1, 1)),
+    "along the border": _with(16, (0, 0, 1, 16), (15, 3, 1, 9)),
+    "checkerboard": np.indices((16, 16)).sum(axis=0) % 2 == 0,
+    "three of one area": _with(16, (1, 1, 1, 5), (7, 1, 1, 5), (13, 1, 1, 5)),
+    "ring round a point": _with(16, (3, 3, 9, 9)) & ~_with(16, (4, 4, 7, 7))
+    | _with(16, (7, 7, 1, 1)),
+}
+ADVERSARIAL = [(a, b) for a in MASKS for b in MASKS]  # 100 pairs of prediction and truth
+
+
+def _theirs(probability, mask, bins=10):
+    theirs = pytest.importorskip(
+        "py_irstd_metrics", reason="needs pyirstdmetrics: pip install --no-deps pyirstdmetrics"
+    )
+    whole, each, targets, curve = _handlers(theirs, bins)
+    for tool in (whole, each, targets, curve):
+        tool.update(probability, mask)
+    return _figures(whole, each, targets, curve)
+
+
+def _handlers(theirs, bins):
+    whole, each = theirs.CMMetrics(), theirs.CMMetrics()
+    kind: dict[str, Any] = {"with_dynamic": False, "with_binary": True, "sample_based": False}
+    whole.add_handler("iou", theirs.IoUHandler(**kind))
+    whole.add_handler("precision", theirs.PrecisionHandler(**kind))
+    whole.add_handler("recall", theirs.RecallHandler(**kind))
+    whole.add_handler("f1", theirs.FmeasureHandler(**kind, beta=1))
+    each.add_handler("niou", theirs.IoUHandler(**{**kind, "sample_based": True}))
+    return (
+        whole,
+        each,
+        theirs.ProbabilityDetectionAndFalseAlarmRate(),
+        theirs.ProbabilityDetectionAndFalseAlarmRate(num_bins=bins),
+    )
+
+
+def _figures(whole, each, targets, curve):
+    found = {name: float(value["binary"]) for name, value in (whole.get() | each.get()).items()}
+    rates, rates_at = targets.get(), curve.get()
+    found["pd"] = float(rates["probability_detection"][0])
+    found["fa"] = float(rates["false_alarm"][0])
+    return found, rates_at["probability_detection"], rates_at["false_alarm"]
+
+
+def _compare(report, wanted):
+    found, pd, fa = wanted
+    for name, value in found.items():
+        # Quotients of the same whole numbers; F1 by another formula.
+        assert getattr(report, name) == pytest.approx(value, abs=1e-12), name
+    np.testing.assert_allclose(report.curve.pd, pd, atol=1e-12)
+    np.testing.assert_allclose(report.curve.fa, fa, atol=1e-12)
+
+
+def _ours(probability, mask, **options: Any):
+    metrics = DetectionMetrics(**options)
+    metrics.update(["case"], _logit(probability)[None], mask[None])
+    return metrics.report()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_case_equals_pyirstdmetrics(seed):
+    probability, mask = random_case(seed)
+    _compare(_ours(probability, mask), _theirs(probability, mask))
+
+
+@pytest.mark.parametrize(("predicted", "truth"), ADVERSARIAL)
+def test_adversarial_case_equals_pyirstdmetrics(predicted, truth):
+    probability = np.where(MASKS[predicted], 0.93, 0.04)
+    _compare(_ours(probability, MASKS[truth]), _theirs(probability, MASKS[truth]))
+
+
+def test_a_whole_data_set_equals_pyirstdmetrics():
+    theirs = pytest.importorskip("py_irstd_metrics")
+    tools = _handlers(theirs, 10)
+    metrics = DetectionMetrics()
+    for seed in range(60):
+        probability, mask = random_case(seed)
+        for tool in tools:
+            tool.update(probability, mask)
+        metrics.update([str(seed)], _logit(probability)[None], mask[None])
+    _compare(metrics.report(), _figures(*tools))
+
+
+def test_auc_and_roc_equal_scikit_learn():
+    from sklearn.metrics import roc_auc_score
+
+    cases = [random_case(seed) for seed in range(12)]
+    metrics = DetectionMetrics(curve_points=20)
+    for number, (probability, mask) in enumerate(cases):
+        metrics.update([str(number)], _logit(probability)[None], mask[None])
+    report = metrics.report()
+    score = np.concatenate([p.ravel() for p, _ in cases])
+    truth = np.concatenate([m.ravel() for _, m in cases])
+    # Logits closer than 1 part in 128 count as equal.
+    assert report.auc == pytest.approx(roc_auc_score(truth, score), abs=1e-3)
+    for point, threshold in enumerate(report.curve.threshold):
+        above = score > threshold
+        assert report.curve.true_positive_rate[point] == pytest.approx(above[truth].mean())
+        assert report.curve.false_positive_rate[point] == pytest.approx(above[~truth].mean())
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_counts_on_the_device_equal_those_on_the_host(batch):
+    random = np.random.default_rng(batch)
+    logits = random.normal(size=(batch, 33, 47)).astype(np.float32)
+    masks = random.random((batch, 33, 47)) < 0.1
+    got = jax.jit(pixel_counts)(logits, masks.astype(np.uint8))
+    metrics = DetectionMetrics()
+    metrics.update([str(k) for k in range(batch)], logits, masks)
+    report = metrics.report()
+    want = [
+        (r.true_positive_pixels, r.false_positive_pixels, r.false_negative_pixels)
+        for r in report.per_image
+    ]
+    np.testing.assert_array_equal(got, want)
+    figures = pixel_figures(np.asarray(got))
+    assert figures == {name: getattr(report, name) for name in figures}
+
+
+# One test for each defect of public code in the specification.
+
+
+def test_pd_does_not_decay_from_one_evaluation_to_the_next():
+    """Targets that are never reset make the second evaluation's Pd half of the first's."""
+    truth = MASKS["in the corners"]
+    predicted = np.where(truth & ~_with(16, (0, 0, 2, 2)), 0.9, 0.1)
+    assert [_ours(predicted, truth).pd for _ in range(3)] == [0.75] * 3
+    metrics = DetectionMetrics()
+    metrics.update(["case"], _logit(predicted)[None], truth[None])
+    assert [metrics.report().pd for _ in range(3)] == [0.75] * 3
+
+
+def test_fa_counts_every_false_region_of_equal_area():
+    """Dropping regions by the value of their area leaves Fa = 0 here, for 10 false pixels."""
+    truth = _with(16, (1, 1, 1, 5))
+    predicted = MASKS["three of one area"]
+    found = match(components(predicted), components(truth))
+    assert (found.found, found.predictions, found.false_pixels) == (1, 3, 10)
+    report = _ours(np.where(predicted, 0.9, 0.1), truth)
+    assert report.fa == pytest.approx(10 / 256)
+
+
+def test_thresholds_are_probabilities_and_not_levels_of_a_picture():
+    """Held against logits as though they were 0…255, no threshold but 0 is ever passed."""
+    mask = _with(16, (4, 4, 3, 3))
+    logits = np.where(mask, _logit(0.75), _logit(0.35))
+    metrics = DetectionMetrics(curve_points=10)
+    metrics.update(["case"], logits[None], mask[None])
+    curve = metrics.report().curve
+    rates = list(zip(curve.true_positive_rate, curve.false_positive_rate, strict=True))
+    assert rates == [(1.0, 1.0)] * 4 + [(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 2
+
+
+def test_one_prediction_never_finds_two_targets():
+    truth = _with(16, (7, 5, 1, 1), (7, 9, 1, 1))
+    predicted = _with(16, (7, 7, 1, 1))
+    found = match(components(predicted), components(truth))
+    assert (found.targets, found.found, found.false_pixels) == (2, 1, 0)
+
+
+def test_an_image_without_targets_and_predictions_follows_the_chosen_convention():
+    nothing = _with(16)
+    low = np.full((16, 16), 0.1)
+    assert _ours(low, nothing).niou == 0  # as pyirstdmetrics
+    assert _ours(low, nothing, empty="one").niou == 1
+    metrics = DetectionMetrics(empty="skip")
+    right = np.where(MASKS["one pixel"], 0.9, 0.1)
+    metrics.update(
+        ["empty", "found"], _logit(np.stack([low, right])), np.stack([nothing, right > 0.5])
+    )
+    report = metrics.report()
+    assert (report.niou, report.images_without_target, report.images) == (1.0, 1, 2)
+    assert report.auc == 1.0 and _ours(low, nothing).auc is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threshold": 1.0}, "threshold"),
+        ({"threshold": -0.1}, "threshold"),
+        ({"distance_px": 0}, "distance_px"),
+        ({"curve_points": 0}, "curve_points"),
+        ({"empty": "nan"}, "empty"),
+    ],
+)
+def test_arguments_out_of_range_are_named(options: Any, said):
+    with pytest.raises(ValueError, match=said):
+        DetectionMetrics(**options)
+
+
+def test_wrong_batches_are_refused():
+    metrics = DetectionMetrics()
+    with pytest.raises(ValueError, match="no image was evaluated"):
+        metrics.report()
+    with pytest.raises(ValueError, match="height, width"):
+        metrics.update(["a"], np.zeros((1, 4, 4)), np.zeros((1, 4, 5)))
+    with pytest.raises(ValueError, match="prediction for b has NaN"):
+        metrics.update(["a", "b"], np.array([[[0.0]], [[np.nan]]]), np.zeros((2, 1, 1)))
