@@ -81,7 +81,7 @@ def _pair(name: str, photo: np.ndarray, scale: int, channels: int, factor: int) 
 
     high = to_levels(jax.numpy.asarray(photo.transpose(2, 0, 1)[None]), channels=channels)
     if scale > 1:
-        low = shrink(high, scale, convention="torch")
+        low = shrink(high, scale, convention="matlab")
     else:
-        low = enlarge(shrink(high, factor, convention="torch"), factor, convention="torch")
+        low = enlarge(shrink(high, factor, convention="torch"), factor, convention="matlab")
     return ValidationPair(name, np.asarray(to_model_range(low)), np.asarray(to_model_range(high)))

@@ -2,6 +2,7 @@
 
 import threading
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,9 @@ def photos(tmp_path_factory):
     return open_photos(folder, crop=32)
 
 
-def _take(photos, count, **options):
-    options = {"global_batch": 8, "crop": 32, "seed": 5} | options
-    with train_batches(photos, **options) as stream:
+def _take(photos, count, **options: Any):
+    defaults: dict[str, Any] = {"global_batch": 8, "crop": 32, "seed": 5}
+    with train_batches(photos, **defaults | options) as stream:
         return list(islice(stream, count))
 
 
@@ -126,9 +127,9 @@ def test_threads_end_with_the_block(photos):
         ({"form": "jpeg"}, "form must be"),
     ],
 )
-def test_arguments_are_checked_before_the_first_batch(photos, options, message):
+def test_arguments_are_checked_before_the_first_batch(photos, options: dict[str, Any], message):
     with pytest.raises(ValueError, match=message):
-        train_batches(photos, **({"global_batch": 8, "crop": 32, "seed": 0} | options))
+        train_batches(photos, **dict[str, Any](global_batch=8, crop=32, seed=0) | options)
 
 
 def test_sample_numbers_end_loudly(photos):

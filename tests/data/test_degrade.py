@@ -1,7 +1,10 @@
 """Turned, degraded and scaled on the device: against NumPy, torch, Pillow; on 1 and 8 devices."""
 
+from typing import Any, Literal
+
 import cv2
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -16,11 +19,10 @@ from jaxsr.data.resident import resident_photos
 
 KEY = jax.random.key(11)
 LABELS = {"label_real": (0.8, 1.1), "label_fake": (0.0, 0.3), "label_generator": (0.7, 1.0)}
-FORMS = [
+FORMS: list[dict[str, Any]] = [
     {"scale": 4},
     {"scale": 2, "channels": 1},
-    {"scale": 3, "eight_bit": False},
-    {"scale": 1, "channels": 1, "loss_of_detail": DetailLoss(factors=(2, 3, 4), noise=5.0)},
+    {"scale": 1, "channels": 1, "loss_of_detail": DetailLoss(factors=(2, 3), noise=5.0)},
     {"scale": 1, "eight_bit": False, "loss_of_detail": DetailLoss(noise=5.0)},
 ]
 
@@ -30,7 +32,7 @@ def photos():
     return open_training_photos(None, None, crop=96)[0]
 
 
-def _batch(photos, *, crop=96, count=16, **options):
+def _batch(photos, *, crop=96, count=16, **options: Any):
     with train_batches(photos, global_batch=count, crop=crop, seed=1, **options) as stream:
         return next(stream)
 
@@ -42,14 +44,15 @@ def _levels(image):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_eight_positions_are_those_of_numpy(channels):
     image = np.random.default_rng(0).integers(0, 256, (8, channels, 5, 5), dtype=np.uint8)
-    got = np.asarray(turn(image, np.arange(8, dtype=np.uint32), quarters=True))
+    bits = jnp.arange(8, dtype=jnp.uint32)
+    got = np.asarray(turn(jnp.asarray(image), bits, quarters=True))
     quarters = [np.rot90(image, k, (-2, -1)) for k in range(4)]
     positions = [*quarters, *(quarter[..., ::-1] for quarter in quarters)]
     found = []
     for row in range(8):
         found += [k for k in range(8) if np.array_equal(got[row], positions[k][row])]
     assert sorted(found) == list(range(8))  # each bit pattern is another position
-    mirrored = np.asarray(turn(image, np.arange(8, dtype=np.uint32), quarters=False))
+    mirrored = np.asarray(turn(jnp.asarray(image), bits, quarters=False))
     np.testing.assert_array_equal(mirrored[::2], image[::2])
     np.testing.assert_array_equal(mirrored[1::2], image[1::2, :, :, ::-1])
 
@@ -60,7 +63,8 @@ def test_all_positions_are_drawn_equally_often():
     image = np.full((count, crop, crop, 3), 255, np.uint8)
     image[:, 0, 0], image[:, 0, 1] = 0, 100
     batch = {"image": image, "sample": np.arange(count, dtype=np.int32)}
-    for augment, positions in (("none", 1), ("flip", 2), ("turn", 8)):
+    ways: dict[Literal["none", "flip", "turn"], int] = {"none": 1, "flip": 2, "turn": 8}
+    for augment, positions in ways.items():
         high = jax.jit(make_preparation(crop=crop, scale=2, augment=augment))(batch, KEY)["high"]
         counts = np.unique(np.asarray(high), axis=0, return_counts=True)[1]
         assert len(counts) == positions
@@ -111,7 +115,7 @@ def test_low_is_the_file_that_pillow_would_write(photos):
 
 def test_luma_is_that_of_jpeg(photos):
     image = _batch(photos)["image"]
-    got = np.asarray(to_levels(image.transpose(0, 3, 1, 2), channels=1))[:, 0]
+    got = np.asarray(to_levels(jnp.asarray(image.transpose(0, 3, 1, 2)), channels=1))[:, 0]
     for row in range(len(image)):
         want = cv2.cvtColor(image[row], cv2.COLOR_RGB2GRAY).astype(int)  # 0.299, 0.587, 0.114
         assert np.abs(got[row] - want).max() <= 1  # OpenCV rounds the weights to 15 bits
@@ -134,33 +138,40 @@ def test_restoration_loses_detail_as_torch_would(photos, factor):
     np.testing.assert_array_equal(np.rint(_levels(made["low"])), resized.numpy())
 
 
-def test_every_factor_is_drawn_and_noise_is_at_most_what_was_asked(photos):
-    batch = _batch(photos, count=60)
+def test_every_factor_is_drawn_equally_often(photos):
+    batch = _batch(photos, count=60, crop=48)
     made = {}
     for factors in ((2,), (3,), (2, 3)):
         prepare = make_preparation(
-            crop=96, scale=1, channels=1, loss_of_detail=DetailLoss(factors=factors)
+            crop=48, scale=1, channels=1, loss_of_detail=DetailLoss(factors=factors)
         )
         made[factors] = np.asarray(jax.jit(prepare)(batch, KEY)["low"])
     is_2, is_3 = ((made[2, 3] == made[f,]).all(axis=(1, 2, 3)) for f in (2, 3))
-    assert (is_2 ^ is_3).all() and 15 < is_2.sum() < 45  # binomial(60, 1/2)
+    assert (is_2 | is_3).all()
+    told_apart = ~(is_2 & is_3)  # a black crop is the same by both
+    assert 0.25 < is_2[told_apart].mean() < 0.75  # 4 deviations of some 50 draws
 
-    noisy = make_preparation(
-        crop=96,
-        scale=1,
-        channels=1,
-        loss_of_detail=DetailLoss(factors=(2,), noise=10.0),
-        eight_bit=False,
-    )
-    plain = make_preparation(
-        crop=96, scale=1, channels=1, loss_of_detail=DetailLoss(factors=(2,)), eight_bit=False
-    )
-    difference = _levels(jax.jit(noisy)(batch, KEY)["low"]) - _levels(
-        jax.jit(plain)(batch, KEY)["low"]
-    )
+
+def test_noise_is_at_most_what_was_asked(photos):
+    batch = _batch(photos, count=60, crop=48)
+    low = [
+        _levels(
+            jax.jit(
+                make_preparation(
+                    crop=48,
+                    scale=1,
+                    channels=1,
+                    eight_bit=False,
+                    loss_of_detail=DetailLoss(factors=(2,), noise=noise),
+                )
+            )(batch, KEY)["low"]
+        )
+        for noise in (0.0, 10.0)
+    ]
+    difference = low[1] - low[0]
     deviation = difference.std(axis=(1, 2, 3))
-    # The strengths are uniform from 0 to 10; each estimate from 9216 pixels is good to 3 %.
-    assert deviation.max() < 10.3 and stats.kstest(deviation / 10, "uniform").pvalue > 1e-3
+    # The strengths are uniform from 0 to 10; one estimate from 2304 pixels is 1.5 % off.
+    assert deviation.max() < 10.5 and stats.kstest(deviation / 10, "uniform").pvalue > 1e-3
     assert abs(difference.mean()) < 0.1
 
 
@@ -185,10 +196,9 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
     batch = _batch(photos, start_step=3)
     want = prepare(batch, KEY)
 
-    for part in (slice(5, 6), slice(8, 12)):  # alone, and in a batch of another size
-        got = prepare({name: value[part] for name, value in batch.items()}, KEY)
-        for name in want:
-            np.testing.assert_array_equal(got[name], want[name][part], err_msg=name)
+    alone = prepare({name: value[5:6] for name, value in batch.items()}, KEY)
+    for name in want:
+        np.testing.assert_array_equal(alone[name], want[name][5:6], err_msg=name)
 
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharded = NamedSharding(mesh, PartitionSpec("data"))
@@ -196,15 +206,18 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
     resident = resident_photos(photos, 2**30, sharding=replicated)
     assert resident is not None
     window = _batch(photos, start_step=3, form="window")
+    key = jax.device_put(KEY, replicated)
     for inputs in (
-        (jax.device_put(batch, sharded), KEY),
-        (jax.device_put(window, sharded), KEY, resident),
+        (jax.device_put(batch, sharded), key),
+        (jax.device_put(window, sharded), key, resident),
     ):
-        got = prepare(*inputs)
+        compiled = prepare.lower(*inputs).compile()
+        got = compiled(*inputs)
         for name in want:
             np.testing.assert_array_equal(got[name], want[name], err_msg=name)
             assert got[name].sharding.is_equivalent_to(sharded, got[name].ndim)
-        program = prepare.lower(*inputs).compile().as_text()
+        program = compiled.as_text() or ""
+        assert "HloModule" in program
         for collective in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
             assert collective not in program
 
@@ -221,13 +234,13 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
         ({"labels": {"label_real": (1.1, 0.8)}}, "label_real"),
     ],
 )
-def test_arguments_are_checked(options, message):
+def test_arguments_are_checked(options: dict[str, Any], message):
     with pytest.raises(ValueError, match=message):
-        make_preparation(**({"crop": 96, "scale": 4} | options))
+        make_preparation(**dict[str, Any](crop=96, scale=4) | options)
 
 
 @pytest.mark.parametrize("options", [{"factors": ()}, {"factors": (0,)}, {"noise": -1.0}])
-def test_detail_loss_is_checked(options):
+def test_detail_loss_is_checked(options: dict[str, Any]):
     with pytest.raises(ValueError, match=next(iter(options))):
         DetailLoss(**options)
 

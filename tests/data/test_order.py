@@ -1,4 +1,5 @@
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_corners_are_uniform_and_independent():
     windows = CropOrder(np.array([[41, 51]]), 32, seed=3).windows(10**6, 40_000)
     counts = np.histogram2d(windows[:, 1], windows[:, 2], bins=(10, 20))[0]
     assert stats.chisquare(counts.ravel()).pvalue > 1e-4  # fixed seed: the test is deterministic
-    assert abs(stats.spearmanr(windows[:-1, 1], windows[1:, 1])[0]) < 0.02
+    assert abs(np.corrcoef(windows[:-1, 1], windows[1:, 1])[0, 1]) < 0.02  # 4 deviations
 
 
 def test_seeds_differ():
@@ -67,6 +68,6 @@ def test_the_largest_numbers():
         ({"crops_per_photo": 0}, "crops_per_photo"),
     ],
 )
-def test_arguments_are_checked(options, message):
+def test_arguments_are_checked(options: dict[str, Any], message):
     with pytest.raises(ValueError, match=message):
-        CropOrder(**({"sizes": SIZES, "crop": 32, "seed": 0} | options))
+        CropOrder(**dict[str, Any](sizes=SIZES, crop=32, seed=0) | options)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ def _truncate(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
-def _complaint(folder: Path, **options) -> str:
+def _complaint(folder: Path, **options: Any) -> str:
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        open_photos(folder, **({"crop": 32} | options))
+        open_photos(folder, **dict[str, Any](crop=32) | options)
     text = str(caught.value)
     assert "\n" not in text
     return text

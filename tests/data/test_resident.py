@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ def photos():
 def test_crops_are_those_of_the_streamed_batches(photos):
     resident = resident_photos(photos, 2**30)
     assert resident is not None
-    options = {"global_batch": 32, "crop": 96, "seed": 3}
+    options: dict[str, Any] = {"global_batch": 32, "crop": 96, "seed": 3}
     with (
         train_batches(photos, **options) as images,
         train_batches(photos, form="window", **options) as windows,
