@@ -56,6 +56,7 @@ class TorchStep:
       device: `cpu`, `cuda` or any torch device.
       compiled: run the objective's networks through `torch.compile`.
       channels_last: keep activations NHWC in memory.
+      check_finite: wait for every loss and stop where one is not finite.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class TorchStep:
         device: str = "cpu",
         compiled: bool = False,
         channels_last: bool = False,
+        check_finite: bool = True,
     ) -> None:
         self.config = config or StepConfig()
         self.device = torch.device(device)
         layout = torch.channels_last if channels_last else torch.preserve_format
         self.objective = objective.to(self.device, memory_format=layout).train()
         self.layout = layout
+        self._check_finite = check_finite
         self.step = 0
         self.updates_done = dict.fromkeys(optimizers, 0)
         self._clip = {name: c.clip_norm for name, c in optimizers.items()}
@@ -110,14 +113,14 @@ class TorchStep:
                 )
             )
 
-    def train_step(self, phase_name: str, batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    def train_step(self, phase_name: str, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """One step of the phase on a prepared batch; returns metrics by `network/name`.
 
         Raises:
           NonFiniteError: a loss or gradient is not finite; that network was not updated.
         """
         phase = self.objective.phase(phase_name)
-        tensors = {name: self._tensor(rows) for name, rows in batch.items()}
+        tensors = {name: self.place(rows) for name, rows in batch.items()}
         metrics: dict[str, Tensor] = {}
         slices = self.config.accumulate
         shared = getattr(self.objective, phase.share)(tensors) if slices == 1 else None
@@ -138,18 +141,23 @@ class TorchStep:
                 for name, value in {"loss": loss, **found}.items():
                     sums[name] = sums.get(name, 0) + value.detach() / slices
             sums["grad_norm"] = self._update(player.network)
-            for name, value in sums.items():
-                if not torch.isfinite(value):
-                    raise NonFiniteError(
-                        f"{player.network}/{name} is {value.item()} at step {self.step + 1}"
-                    )
+            if self._check_finite:
+                self._refuse_not_finite(player.network, sums)
             self._apply(player.network)
             metrics |= {f"{player.network}/{name}": value for name, value in sums.items()}
         self._move_average()
         self.step += 1
         return metrics
 
-    def _tensor(self, rows: np.ndarray) -> Tensor:
+    def _refuse_not_finite(self, network: str, metrics: Mapping[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            if not torch.isfinite(value):
+                raise NonFiniteError(f"{network}/{name} is {value.item()} at step {self.step + 1}")
+
+    def place(self, rows: np.ndarray | Tensor) -> Tensor:
+        """One array of a batch on the device, in the chosen memory layout."""
+        if isinstance(rows, Tensor):
+            return rows
         tensor = torch.from_numpy(np.array(rows)).to(self.device, non_blocking=True)
         return tensor.to(memory_format=self.layout) if tensor.ndim == 4 else tensor
 

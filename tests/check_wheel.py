@@ -1,0 +1,36 @@
+"""Looks into a built wheel and runs what it installs; called by `.ci/run`, not by pytest.
+
+Usage: python check_wheel.py WHEEL, with the wheel's contents first on the import path.
+"""
+
+import importlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+
+def main() -> None:
+    """Fails if the wheel misses a file of the source tree or would overwrite somebody else's."""
+    wheel = Path(sys.argv[1])
+    root = Path(__file__).resolve().parents[1]
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if name.endswith(".py")}
+    tops = {name.split("/")[0] for name in inside}
+    assert tops == {"jaxsr"}, f"top-level packages {tops}: only jaxsr may be installed"
+    wanted = {str(path.relative_to(root)) for path in (root / "jaxsr").rglob("*.py")}
+    for folder in ("ops", "interop"):
+        wanted |= {f"jaxsr/{path.relative_to(root)}" for path in (root / folder).rglob("*.py")}
+    wanted = {name for name in wanted if "__pycache__" not in name}
+    assert inside == wanted, f"the wheel and the tree differ: {sorted(inside ^ wanted)}"
+
+    package = importlib.import_module("jaxsr.interop")
+    assert root not in Path(str(package.__file__)).parents, "the source tree was imported instead"
+    command = [sys.executable, "-m", "jaxsr.train", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "--mesh" in shown
+    print(f"{wheel.name}: {len(inside)} modules, imported and run from the wheel")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The package list, the import rules and the promise that importing does nothing."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HOMES = {"jaxsr": ROOT / "jaxsr", "jaxsr.ops": ROOT / "ops", "jaxsr.interop": ROOT / "interop"}
+
+
+def test_every_package_on_disk_is_listed():
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
+    found = set()
+    for name, home in HOMES.items():
+        for init in home.rglob("__init__.py"):
+            parts = init.parent.relative_to(home).parts
+            if name != "jaxsr" or parts[:1] not in (("ops",), ("interop",)):
+                found.add(".".join((name, *parts)))
+    assert listed == found
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Names of imported modules; with `top_level_only`, those that importing the file imports."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        (
+            "ops",
+            ("torch", "torchax", "jaxsr.data", "jaxsr.models", "jaxsr.interop", "jaxsr.training"),
+        ),
+        ("jaxsr/models", ("jax", "jaxlib", "flax", "torchax", "jaxsr.interop", "jaxsr.training")),
+        ("jaxsr/data", ("torch", "torchax", "jaxsr.models", "jaxsr.interop", "jaxsr.training")),
+        ("interop", ("jaxsr.data", "jaxsr.training")),
+    ],
+)
+def test_data_flows_one_way(folder, forbidden):
+    for path in modules(folder):
+        for name in imports(path):
+            broken = [rule for rule in forbidden if name == rule or name.startswith(rule + ".")]
+            assert not broken, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_ops_and_interop_have_one_name_each():
+    for folder in ("jaxsr", "ops", "interop", "tests", "benchmarks"):
+        for path in modules(folder):
+            bare = {name.split(".")[0] for name in imports(path)} & {"ops", "interop"}
+            assert not bare, f"{path.relative_to(ROOT)} imports bare {bare}"
+
+
+def test_only_the_adapter_touches_torchax():
+    for folder in ("jaxsr", "interop"):
+        for path in modules(folder):
+            if not path.name.startswith("_") and not path.is_symlink():
+                touched = {name for name in imports(path) if name.split(".")[0] == "torchax"}
+                assert not touched, f"{path.relative_to(ROOT)} imports {touched}"
+
+
+def test_importing_does_nothing():
+    """Every public module is imported in one process that then looks at what changed."""
+    names = []
+    for package, home in HOMES.items():
+        for path in home.rglob("*.py"):
+            parts = path.relative_to(home).with_suffix("").parts
+            if package == "jaxsr" and parts[0] in ("ops", "interop"):
+                continue
+            if parts[-1] != "__main__":
+                names.append(".".join((package, *parts)).removesuffix(".__init__"))
+    script = f"""
+import jax, torch
+def state():
+    options = {{n: getattr(jax.config, n) for n in jax.config.values}}
+    torch_state = (torch.backends.mha.get_fastpath_enabled(), torch.get_default_dtype(),
+                   torch.is_grad_enabled(), torch._C._get_privateuse1_backend_name())
+    return options, torch_state
+before = state()
+import importlib
+for name in {sorted(names)!r}:
+    importlib.import_module(name)
+assert state() == before, [(k, v, before[0][k]) for k, v in state()[0].items() if before[0][k] != v]
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized(), "a device was touched"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
