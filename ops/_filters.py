@@ -34,8 +34,13 @@ def cubic(a: float) -> Filter:
     return Filter(2.0, weigh)
 
 
-def _lanczos3(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
+def lanczos(lobes: int) -> Filter:
+    """A sinc under the central lobe of a wider one."""
+
+    def weigh(x: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(x) < lobes, np.sinc(x) * np.sinc(x / lobes), 0.0)
+
+    return Filter(float(lobes), weigh)
 
 
 def _box(x: np.ndarray) -> np.ndarray:
@@ -44,7 +49,9 @@ def _box(x: np.ndarray) -> np.ndarray:
 
 
 def _hamming(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0.0)
+    # The two constants are float32 in Pillow, which moves a 22-bit weight now and then.
+    base, swing = float(np.float32(0.54)), float(np.float32(0.46))
+    return np.where(np.abs(x) < 1, np.sinc(x) * (base + swing * np.cos(np.pi * x)), 0.0)
 
 
 BOX = Filter(0.5, _box)
@@ -52,4 +59,5 @@ TRIANGLE = Filter(1.0, lambda x: np.maximum(0.0, 1 - np.abs(x)))
 HAMMING = Filter(1.0, _hamming)
 KEYS_CUBIC = cubic(-0.5)
 SHARP_CUBIC = cubic(-0.75)
-LANCZOS3 = Filter(3.0, _lanczos3)
+LANCZOS3 = lanczos(3)
+LANCZOS4 = lanczos(4)

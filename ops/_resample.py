@@ -7,7 +7,7 @@
 - `by_gather`: one gather a tap; for ratios without a short period.
 - `by_matmul`: a dense matrix; only fit for finite input, because its zeros meet every pixel.
 
-All three sum in the dtype of the weights, float32 or int32.
+All three sum in the dtype of the array they are given.
 """
 
 from dataclasses import dataclass
@@ -68,6 +68,8 @@ def plan_phases(taps: Taps) -> Phases | None:
     if stop - first < 2 or rest * width > MOST_EDGE_TAPS:
         return None
     weight = taps.weight[first * p : stop * p].reshape(stop - first, p, width)
+    is_exact = taps.in_order or np.issubdtype(taps.weight.dtype, np.integer)
+    tolerance = 0 if is_exact else SAME_WEIGHT
     slices = []
     for r in range(p):
         terms = []
@@ -75,7 +77,6 @@ def plan_phases(taps: Taps) -> Phases | None:
             along = weight[:, r, t]
             if not along.any():
                 continue
-            tolerance = 0 if taps.bits else SAME_WEIGHT
             constant = np.ptp(along) <= tolerance
             terms.append((int(middle[r, t]) + q * first, along[:1] if constant else along))
         slices.append(tuple(terms))
@@ -91,7 +92,7 @@ def by_phase(x: jax.Array, taps: Taps, phases: Phases, axis: int) -> jax.Array:
         total = None
         for start, weight in terms:
             piece = jax.lax.slice_in_dim(x, start, start + reach, q, axis=axis)
-            term = piece * _along(weight, axis, x)
+            term = _product(piece, _along(weight, axis, x), taps)
             total = term if total is None else total + term
         outs.append(total)
     if p == 1:
@@ -109,13 +110,15 @@ def by_phase(x: jax.Array, taps: Taps, phases: Phases, axis: int) -> jax.Array:
 
 def by_gather(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     """One gather a tap."""
+    if taps.is_choice:
+        return jnp.take(x, jnp.asarray(taps.index[:, 0]), axis=axis, mode="clip")
     total = None
     for t in range(taps.index.shape[1]):
         piece = x.at[(slice(None),) * axis + (jnp.asarray(taps.index[:, t]),)].get(
             mode="promise_in_bounds"
         )
         weight = taps.weight[:, t]
-        term = piece if (weight == 1).all() else piece * _along(weight, axis, x)
+        term = _product(piece, _along(weight, axis, x), taps)
         total = term if total is None else total + term
     assert total is not None
     return total
@@ -132,7 +135,9 @@ def by_matmul(x: jax.Array, taps: Taps, axis: int, precision: jax.lax.Precision)
 
 def apply_taps(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     """The sums of `taps` along `axis`, by the way that suits the ratio."""
-    phases = plan_phases(taps)
+    if taps.is_identity:
+        return x
+    phases = None if taps.is_choice else plan_phases(taps)
     if phases is not None:
         return by_phase(x, taps, phases, axis)
     return by_gather(x, taps, axis)
@@ -146,10 +151,18 @@ def _each(x: jax.Array, taps: Taps, outputs: range, axis: int) -> list[jax.Array
             if w == 0 and total is not None:
                 continue
             pixel = jax.lax.slice_in_dim(x, int(i), int(i) + 1, axis=axis)
-            term = pixel * np.asarray(w, x.dtype)
+            term = _product(pixel, np.asarray(w, x.dtype), taps)
             total = term if total is None else total + term
         result.append(total)
     return result
+
+
+def _product(pixels: jax.Array, weight: np.ndarray, taps: Taps) -> jax.Array:
+    if taps.in_order:
+        # The choice keeps compilers from contracting product and sum into one operation that
+        # rounds once: the reference rounds twice.
+        return jnp.where(pixels == 0, 0.0, pixels * weight)
+    return (pixels * weight) >> taps.shift if taps.shift else pixels * weight
 
 
 def _along(weight: np.ndarray, axis: int, x: jax.Array) -> np.ndarray:

@@ -5,9 +5,14 @@ are NumPy, made once at trace time by the convention (`_taps_torch.py` and its n
 applied by `_resample.py`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from jaxsr.ops._arguments import compute_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,27 +27,48 @@ class Taps:
     """(outputs, taps) float64, or int32 where the convention is fixed point."""
     step: float
     """Input pixels between two neighbouring outputs."""
-    bits: int = 0
-    """Fractional bits of a fixed-point weight."""
+    shift: int = 0
+    """Bits dropped from each integer product before it is added."""
+    in_order: bool = False
+    """Whether products are rounded before they are added, from the first tap to the last."""
 
     @property
     def outputs(self) -> int:
         return self.index.shape[0]
 
     @property
+    def is_choice(self) -> bool:
+        """Whether every output is one input pixel, unweighted."""
+        return self.index.shape[1] == 1 and bool((self.weight == 1).all()) and not self.shift
+
+    @property
     def is_identity(self) -> bool:
         """Whether every output is the input pixel at its own place."""
         return (
             self.outputs == self.extent
-            and self.index.shape[1] == 1
+            and self.is_choice
             and bool((self.index[:, 0] == np.arange(self.extent)).all())
-            and self.bits == 0
-            and bool((self.weight == 1).all())
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One axis of a resize: the dtype of the sums, and what is done to them afterwards."""
+
+    axis: int
+    taps: Taps
+    dtype: np.dtype
+    finish: Callable[[jax.Array], jax.Array] | None = None
+
+
 def make_taps(
-    extent: int, index: np.ndarray, weight: np.ndarray, *, step: float, bits: int = 0
+    extent: int,
+    index: np.ndarray,
+    weight: np.ndarray,
+    *,
+    step: float,
+    shift: int = 0,
+    in_order: bool = False,
 ) -> Taps:
     """Tables from indices that may leave the image at either end; those are clamped to the edge.
 
@@ -51,11 +77,10 @@ def make_taps(
     """
     used = weight != 0
     used[~used.any(axis=1), 0] = True
-    first_used = used.argmax(axis=1)
-    anchor = np.take_along_axis(index, first_used[:, None], axis=1)
-    index = np.clip(np.where(used, index, anchor), 0, extent - 1)
+    anchor = np.take_along_axis(index, used.argmax(axis=1)[:, None], axis=1)
+    index = np.clip(np.where(used, index, anchor), 0, extent - 1).astype(np.int32)
     columns = used.any(axis=0)
-    return Taps(extent, index[:, columns].astype(np.int32), weight[:, columns], step, bits)
+    return Taps(extent, index[:, columns], weight[:, columns], step, shift, in_order)
 
 
 def nearest_taps(extent: int, index: np.ndarray, *, step: float) -> Taps:
@@ -72,3 +97,47 @@ def area_taps(extent: int, outputs: int) -> Taps:
     index = start[:, None] + np.arange(int((stop - start).max()))
     weight = np.where(index < stop[:, None], 1.0 / (stop - start)[:, None], 0.0)
     return make_taps(extent, index, weight, step=extent / outputs)
+
+
+def clamp_to_uint8(x: jax.Array) -> jax.Array:
+    """Whole numbers, cut off at 0 and 255."""
+    return jnp.clip(x, 0, 255).astype(jnp.uint8)
+
+
+def round_half_even(x: jax.Array) -> jax.Array:
+    """Floating-point sums as uint8, ties to the even level."""
+    return clamp_to_uint8(jnp.round(x))
+
+
+def drop_bits(bits: int) -> Callable[[jax.Array], jax.Array]:
+    """Fixed-point sums with `bits` fractional bits as uint8, ties upwards."""
+
+    def finish(x: jax.Array) -> jax.Array:
+        return clamp_to_uint8((x + (1 << (bits - 1))) >> bits)
+
+    return finish
+
+
+def choices(taps: Sequence[tuple[int, Taps]], dtype: np.dtype) -> list[Pass]:
+    """Passes that only pick pixels; they need no arithmetic and keep every dtype."""
+    return [Pass(axis, table, dtype) for axis, table in cheapest_first(taps)]
+
+
+def float_passes(taps: Sequence[tuple[int, Taps]], dtype: np.dtype) -> list[Pass]:
+    """Floating-point passes; uint8 images are rounded once, at the end."""
+    passes = [Pass(axis, table, compute_dtype(dtype)) for axis, table in cheapest_first(taps)]
+    if dtype == np.uint8:
+        last = passes[-1]
+        passes[-1] = Pass(last.axis, last.taps, last.dtype, round_half_even)
+    return passes
+
+
+def cheapest_first(taps: Sequence[tuple[int, Taps]]) -> list[tuple[int, Taps]]:
+    """Shrinks before it grows; leading axes first when shrinking, trailing ones when growing."""
+
+    def cost(item: tuple[int, Taps]) -> tuple[float, int]:
+        axis, table = item
+        ratio = table.outputs / table.extent
+        return ratio, axis if ratio < 1 else -axis
+
+    return sorted(taps, key=cost)

@@ -2,71 +2,75 @@
 
 Coordinates are float32 there, and a float32 coordinate near 1000 is off by up to 3e-5 of a pixel,
 which is visible in the result; so they are rounded here just as torch rounds them. For uint8 torch
-computes coordinates in float64 and turns the weights into 16-bit integers.
+computes coordinates in float64, turns the weights into 16-bit integers, and rounds between the two
+passes, the last axis first.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxsr.ops._filters import KEYS_CUBIC, LANCZOS3, SHARP_CUBIC, TRIANGLE, Filter
-from jaxsr.ops._taps import Taps, area_taps, make_taps, nearest_taps
+from jaxsr.ops._taps import (
+    Pass,
+    Taps,
+    area_taps,
+    choices,
+    drop_bits,
+    float_passes,
+    make_taps,
+    nearest_taps,
+)
 
 ANTIALIASED = {"bilinear": TRIANGLE, "bicubic": KEYS_CUBIC, "lanczos": LANCZOS3}
 INTERPOLATED = {"bilinear": TRIANGLE, "bicubic": SHARP_CUBIC}
 METHODS = ("nearest", "nearest-exact", "bilinear", "bicubic", "area", "lanczos")
 
 
-def torch_taps(
-    extent: int,
-    outputs: int,
+def torch_passes(
+    shape: Sequence[int],
+    dtype: np.dtype,
+    axes: Sequence[int],
+    size: Sequence[int],
     *,
     method: str,
     antialias: bool,
-    align_corners: bool = False,
-    scale: float | None = None,
-    fixed_point: bool = False,
-) -> Taps:
-    """The taps along one axis.
-
-    Args:
-      extent: pixels of the input.
-      outputs: pixels of the result.
-      method: one of `METHODS`.
-      antialias: stretches the filter when shrinking; bilinear, bicubic and lanczos only.
-      align_corners: centres of the corner pixels coincide, instead of the corners of the image.
-      scale: output pixels per input pixel where they are not `outputs / extent` (`scale_factor`).
-      fixed_point: torch's uint8 arithmetic, in place of its float32 arithmetic.
-    """
-    real = np.float64 if fixed_point else np.float32
-    step = _step(extent, outputs, align_corners=align_corners, scale=scale, real=real)
-    if method == "area":
-        return area_taps(extent, outputs)
+    align_corners: bool,
+    scale: Sequence[float | None],
+) -> list[Pass]:
+    """The passes over an image of `shape`; `scale` as `torch_step` takes it, for each axis."""
+    taps = []
+    for axis, outputs, factor in zip(axes, size, scale, strict=True):
+        extent = shape[axis]
+        if method == "area":
+            taps.append((axis, area_taps(extent, outputs)))
+        elif method in ("nearest", "nearest-exact"):
+            taps.append((axis, _nearest(extent, outputs, method, factor)))
+        elif dtype == np.uint8:
+            step = torch_step(extent, outputs, align_corners, factor, np.float64)
+            weights = _weights(extent, outputs, step, method, antialias, align_corners)
+            taps.append((axis, *_fixed_point(extent, *weights, step=float(step))))
+        else:
+            step = torch_step(extent, outputs, align_corners, factor, np.float32)
+            weights = _weights(extent, outputs, step, method, antialias, align_corners)
+            taps.append((axis, make_taps(extent, *weights, step=float(step))))
     if method in ("nearest", "nearest-exact"):
-        # Nearest is float32 for every dtype, and its product is rounded before the addition.
-        step32 = _step(extent, outputs, align_corners=False, scale=scale, real=np.float32)
-        position = np.arange(outputs, dtype=np.float32)
-        if method == "nearest-exact":
-            position = position + np.float32(0.5)
-        index = np.floor(position * step32).astype(np.int64)
-        return nearest_taps(extent, index, step=float(step))
-    if antialias:
-        index, weight = _antialiased(extent, outputs, step, ANTIALIASED[method])
-    else:
-        index, weight = _interpolated(outputs, step, method, align_corners=align_corners)
-    if not fixed_point:
-        return make_taps(extent, index, weight, step=float(step))
-    return _to_fixed_point(extent, index, weight, step=float(step))
+        return choices(taps, dtype)
+    if dtype == np.uint8 and method != "area":
+        integer = np.dtype(np.int32)
+        return [Pass(axis, table, integer, drop_bits(bits)) for axis, table, bits in taps[::-1]]
+    return float_passes(taps, dtype)
 
 
-def _step(
+def torch_step(
     extent: int,
     outputs: int,
-    *,
     align_corners: bool,
     scale: float | None,
     real: type[np.floating],
 ) -> np.floating:
+    """Input pixels per output; `scale` is torch's `scale_factor`, used instead of the quotient."""
     if align_corners:
         return real(extent - 1) / real(outputs - 1) if outputs > 1 else real(0)
     if scale is not None:
@@ -74,8 +78,31 @@ def _step(
     return real(extent) / real(outputs)
 
 
+def _nearest(extent: int, outputs: int, method: str, scale: float | None) -> Taps:
+    # float32 for every dtype.
+    step = torch_step(extent, outputs, False, scale, np.float32)
+    position = np.arange(outputs, dtype=np.float32)
+    if method == "nearest-exact":
+        position = position + np.float32(0.5)
+    index = np.floor(position * step).astype(np.int64)
+    return nearest_taps(extent, index, step=float(step))
+
+
+def _weights(
+    extent: int,
+    outputs: int,
+    step: np.floating,
+    method: str,
+    antialias: bool,
+    align_corners: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    if antialias:
+        return _antialiased(extent, outputs, step, ANTIALIASED[method])
+    return _interpolated(outputs, step, method, align_corners)
+
+
 def _interpolated(
-    outputs: int, step: np.floating, method: str, *, align_corners: bool
+    outputs: int, step: np.floating, method: str, align_corners: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     real = type(step)
     position = np.arange(outputs, dtype=real)
@@ -105,7 +132,7 @@ def _antialiased(
     support = real(chosen.radius * float(stretch))
     inverse = real(1.0 / float(stretch))
     centre = (np.float64(step) * (np.arange(outputs) + 0.5)).astype(real)
-    # C's conversion to an integer truncates, and these are all above -1 once clamped.
+    # C's conversion to an integer truncates towards zero.
     first = np.maximum(np.trunc((centre - support).astype(np.float64) + 0.5), 0).astype(np.int64)
     stop = np.trunc((centre + support).astype(np.float64) + 0.5).astype(np.int64)
     stop = np.minimum(np.minimum(stop, extent), first + 2 * math.ceil(support) + 1)
@@ -117,8 +144,10 @@ def _antialiased(
     return index, weight / np.where(total == 0, 1.0, total)
 
 
-def _to_fixed_point(extent: int, index: np.ndarray, weight: np.ndarray, *, step: float) -> Taps:
-    """16-bit weights with as many fractional bits as the largest of them leaves room for."""
+def _fixed_point(
+    extent: int, index: np.ndarray, weight: np.ndarray, *, step: float
+) -> tuple[Taps, int]:
+    """16-bit weights and their fractional bits: as many as the largest weight leaves room for."""
     # Taps that the edge clamps to one pixel are one weight before they are rounded.
     index = np.clip(index, 0, extent - 1)
     merged = weight.copy()
@@ -133,4 +162,4 @@ def _to_fixed_point(extent: int, index: np.ndarray, weight: np.ndarray, *, step:
         bits += 1
     scaled = merged * (1 << bits)
     rounded = np.trunc(np.where(scaled < 0, scaled - 0.5, scaled + 0.5)).astype(np.int32)
-    return make_taps(extent, index, rounded, step=step, bits=bits)
+    return make_taps(extent, index, rounded, step=step), bits

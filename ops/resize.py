@@ -3,30 +3,54 @@
 Images are channels last unless `axes` says otherwise, with any number of leading axes and any
 intensity range. Sums run in float32 (float64 for float64 images); uint8 images are resized in the
 integer arithmetic of the convention's own library. Every convention is tested against the library
-it is named for, which also says where the rules come from.
+it is named for; where their rules differ is written in `_taps_torch.py` and its neighbours.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Num
 
-from jaxsr.ops import _taps_torch
-from jaxsr.ops._arguments import compute_dtype, image_array, normal_axis, one_of
+from jaxsr.ops import _taps_matlab, _taps_opencv, _taps_pillow, _taps_torch
+from jaxsr.ops._arguments import ImageLike, image_array, normal_axis, one_of
 from jaxsr.ops._resample import apply_taps
-from jaxsr.ops._taps import Taps
+from jaxsr.ops._taps import Pass
 
-CONVENTIONS = ("torch",)
 LARGEST_EXTENT = 1 << 24
 """Pixels along one axis, beyond which float32 no longer numbers them one by one."""
 
 
+@dataclass(frozen=True)
+class _Convention:
+    passes: Callable[..., list[Pass]]
+    methods: tuple[str, ...]
+    antialias: bool | None
+    """Default, or None where the library leaves no choice."""
+    options: tuple[str, ...] = ()
+    """Arguments of `resize` that this convention knows beside size and method."""
+
+
+_CONVENTIONS = {
+    "torch": _Convention(
+        _taps_torch.torch_passes, _taps_torch.METHODS, False, ("scale", "align_corners")
+    ),
+    "opencv": _Convention(_taps_opencv.opencv_passes, _taps_opencv.METHODS, None),
+    "pillow": _Convention(_taps_pillow.pillow_passes, _taps_pillow.METHODS, None),
+    "matlab": _Convention(
+        _taps_matlab.matlab_passes, _taps_matlab.METHODS, True, ("scale", "edges")
+    ),
+}
+CONVENTIONS = tuple(_CONVENTIONS)
+
+
 def resize(
-    image: Num[Array, "..."],
+    image: Num[ImageLike, "..."],
     size: int | Sequence[int],
     *,
     method: str = "bilinear",
@@ -35,6 +59,7 @@ def resize(
     axes: Sequence[int] = (-3, -2),
     scale: float | Sequence[float] | None = None,
     align_corners: bool = False,
+    matlab_edges: str = "clamp",
 ) -> Num[Array, "..."]:
     """Resizes an image, or every image of a batch, along `axes`.
 
@@ -44,14 +69,22 @@ def resize(
     Args:
       image: float32, bfloat16, float16, float64 or uint8; the result keeps the dtype.
       size: extents of the result, one for each axis; one integer stands for all. Static.
-      method: 'nearest', 'nearest-exact', 'bilinear', 'bicubic', 'area' or 'lanczos'.
-      antialias: stretch the filter when shrinking, so that no pixel is skipped. Default: False.
-      convention: whose rules: 'torch'.
+      method: 'nearest', 'bilinear', 'bicubic' and 'lanczos' in every convention; 'area' in all but
+        MATLAB's; 'nearest-exact' in torch's and OpenCV's; 'box' in Pillow's (the same as 'area')
+        and MATLAB's; 'hamming' in Pillow's; 'lanczos2' in MATLAB's. OpenCV's Lanczos has 4 lobes,
+        the others' 3.
+      antialias: stretch the filter when shrinking, so that no pixel is skipped. Default: torch
+        does not, except for 'lanczos'; MATLAB does. Pillow always does and OpenCV never, so that
+        there the opposite is an error.
+      convention: whose rules: 'torch', 'opencv', 'pillow' or 'matlab'.
       axes: axes to resize, height first: (-3, -2) is channels last, (-2, -1) channels first.
       scale: output pixels per input pixel, where that is not the quotient of the extents: torch's
-        `scale_factor` with `recompute_scale_factor=False`.
+        `scale_factor` with `recompute_scale_factor=False`, or MATLAB's scale, whose extents
+        `matlab_size` gives.
       align_corners: torch's option: the centres of the corner pixels stay where they are, rather
         than the outer edges of the image.
+      matlab_edges: what MATLAB finds outside the image: 'clamp', the nearest pixel (older
+        releases, the literature's images), or 'mirror' (newer releases).
 
     Raises:
       TypeError: `image` is boolean, complex, or of another integer type.
@@ -62,20 +95,36 @@ def resize(
     positive = tuple(normal_axis(axis, image.ndim, "axes") for axis in axes)
     if not positive or len(set(positive)) < len(positive):
         raise ValueError(f"axes must name different axes, at least one, got {tuple(axes)}")
-    one_of(convention, CONVENTIONS, "convention")
-    one_of(method, _taps_torch.METHODS, f"method of the {convention} convention")
-    sizes = _check_size(size, len(positive))
+    rules = _CONVENTIONS[one_of(convention, CONVENTIONS, "convention")]
+    one_of(method, rules.methods, f"method of the {convention} convention")
+    options: dict[str, Any] = {"method": method}
     scales = _check_scale(scale, len(positive))
-    antialias = method == "lanczos" if antialias is None else bool(antialias)
-    _check_torch_options(method, antialias=antialias, align_corners=align_corners)
+    if "scale" in rules.options:
+        options["scale"] = scales
+    elif scale is not None:
+        raise ValueError(f"scale has no meaning in the {convention} convention; leave it out")
+    if align_corners and convention != "torch":
+        raise ValueError("align_corners=True exists in the torch convention only")
+    if "edges" in rules.options:
+        options["edges"] = one_of(matlab_edges, _taps_matlab.EDGES, "matlab_edges")
+    if rules.antialias is not None:
+        options["antialias"] = rules.antialias if antialias is None else bool(antialias)
+    elif antialias is not None and antialias != (convention == "pillow"):
+        always = "always" if convention == "pillow" else "never"
+        raise ValueError(
+            f"antialias={antialias} contradicts the {convention} convention, which {always} does; "
+            "the torch and matlab conventions leave the choice"
+        )
+    if convention == "torch":
+        options["align_corners"] = bool(align_corners)
+        options["antialias"] = options["antialias"] or (antialias is None and method == "lanczos")
+        _check_torch_options(method, options["antialias"], options["align_corners"])
     return _resize(
         image,
-        size=sizes,
-        method=method,
-        antialias=antialias,
         axes=positive,
-        scale=scales,
-        align_corners=bool(align_corners),
+        size=_check_size(size, len(positive)),
+        convention=convention,
+        options=tuple(options.items()),
     )
 
 
@@ -91,14 +140,6 @@ def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(int(extent) for extent in extents)
 
 
-def _one_each(value, count: int, name: str, single: type | tuple[type, ...]) -> tuple:
-    if isinstance(value, single) or not hasattr(value, "__len__"):
-        return (value,) * count
-    if len(value) != count:
-        raise ValueError(f"{name} must hold one value for each of {count} axes, got {value!r}")
-    return tuple(value)
-
-
 def _check_scale(scale: float | Sequence[float] | None, count: int) -> tuple[float | None, ...]:
     if scale is None:
         return (None,) * count
@@ -108,7 +149,15 @@ def _check_scale(scale: float | Sequence[float] | None, count: int) -> tuple[flo
     return scales
 
 
-def _check_torch_options(method: str, *, antialias: bool, align_corners: bool) -> None:
+def _one_each(value: Any, count: int, name: str, single: type | tuple[type, ...]) -> tuple:
+    if isinstance(value, single) or not hasattr(value, "__len__"):
+        return (value,) * count
+    if len(value) != count:
+        raise ValueError(f"{name} must hold one value for each of {count} axes, got {value!r}")
+    return tuple(value)
+
+
+def _check_torch_options(method: str, antialias: bool, align_corners: bool) -> None:
     if antialias and method not in _taps_torch.ANTIALIASED:
         raise ValueError(
             f"antialias=True needs method bilinear, bicubic or lanczos, got {method!r}"
@@ -119,59 +168,21 @@ def _check_torch_options(method: str, *, antialias: bool, align_corners: bool) -
         raise ValueError(f"align_corners=True needs method bilinear or bicubic, got {method!r}")
 
 
-@partial(jax.jit, static_argnames=("size", "method", "antialias", "axes", "scale", "align_corners"))
+@partial(jax.jit, static_argnames=("axes", "size", "convention", "options"))
 def _resize(
     image: Array,
     *,
-    size: tuple[int, ...],
-    method: str,
-    antialias: bool,
     axes: tuple[int, ...],
-    scale: tuple[float | None, ...],
-    align_corners: bool,
+    size: tuple[int, ...],
+    convention: str,
+    options: tuple[tuple[str, Any], ...],
 ) -> Array:
-    fixed_point = image.dtype == jnp.uint8 and method in _taps_torch.ANTIALIASED
-    passes: list[tuple[int, Taps]] = []
-    for axis, extent, factor in zip(axes, size, scale, strict=True):
-        taps = _taps_torch.torch_taps(
-            image.shape[axis],
-            extent,
-            method=method,
-            antialias=antialias,
-            align_corners=align_corners,
-            scale=factor,
-            fixed_point=fixed_point,
-        )
-        passes.append((axis, taps))
-    if method in ("nearest", "nearest-exact"):
-        for axis, taps in passes:
-            image = jnp.take(image, jnp.asarray(taps.index[:, 0]), axis=axis, mode="clip")
-        return image
-    if fixed_point:
-        for axis, taps in reversed(passes):
-            image = _fixed_point_pass(image, taps, axis)
-        return image
-    x = image.astype(compute_dtype(image.dtype))
-    for axis, taps in _cheapest_first(passes):
-        if not taps.is_identity:
-            x = apply_taps(x, taps, axis)
-    if image.dtype == jnp.uint8:
-        x = jnp.clip(jnp.round(x), 0, 255)
+    make_passes = _CONVENTIONS[convention].passes
+    passes = make_passes(image.shape, np.dtype(image.dtype), axes, size, **dict(options))
+    x = image
+    for step in passes:
+        # MATLAB's uint8 results hang on float64 sums, whatever the caller's setting.
+        with jax.enable_x64(True) if step.dtype == np.float64 else nullcontext():
+            x = apply_taps(x.astype(step.dtype), step.taps, step.axis)
+            x = x if step.finish is None else step.finish(x)
     return x.astype(image.dtype)
-
-
-def _fixed_point_pass(image: Array, taps: Taps, axis: int) -> Array:
-    """Integer sums, rounded half up and clipped to uint8."""
-    total = apply_taps(image.astype(jnp.int32), taps, axis) + (1 << (taps.bits - 1))
-    return jnp.clip(total >> taps.bits, 0, 255).astype(jnp.uint8)
-
-
-def _cheapest_first(passes: list[tuple[int, Taps]]) -> list[tuple[int, Taps]]:
-    """Shrinks before it grows; leading axes first when shrinking, trailing ones when growing."""
-
-    def cost(item: tuple[int, Taps]) -> tuple[float, int]:
-        axis, taps = item
-        ratio = taps.outputs / taps.extent
-        return ratio, axis if ratio < 1 else -axis
-
-    return sorted(passes, key=cost)
