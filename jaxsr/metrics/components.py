@@ -8,6 +8,7 @@ the public codes of DNA-Net, MSHNet and BasicIRSTD, and of `pyirstdmetrics`.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
@@ -51,7 +52,7 @@ def components(mask: Shaped[np.ndarray, "h w"]) -> Components:
     """The components of a mask."""
     if mask.ndim != 2:
         raise ValueError(f"a mask must be (height, width), got shape {mask.shape}")
-    labels, count = ndimage.label(mask != 0, structure=_EIGHT)
+    labels, count = cast(tuple[np.ndarray, int], ndimage.label(mask != 0, structure=_EIGHT))
     flat = labels.ravel()
     # SciPy counts by first pixel today, which it does not promise and the matching relies on.
     found, first = np.unique(flat, return_index=True)

@@ -164,7 +164,8 @@ class DetectionMetrics:
         if not distance_px > 0:
             raise ValueError(f"distance_px must be positive, got {distance_px}")
         self._cut = logit(threshold)
-        self._threshold, self._distance, self._empty = threshold, distance_px, empty
+        self._threshold, self._distance = threshold, distance_px
+        self._empty: Empty = empty
         self._curve = np.linspace(0, 1, curve_points, endpoint=False)
         self._cuts = np.array([logit(float(t)) for t in self._curve])
         self._rows: list[ImageFigures] = []
@@ -242,8 +243,13 @@ class DetectionMetrics:
         targets, found = sum(r.targets for r in rows), sum(r.found for r in rows)
         pixels = sum(r.pixels for r in rows)
         background, foreground = (int(kind.sum()) for kind in self._ranked)
+        figures = pixel_figures(counts, empty=self._empty)
         return DetectionReport(
-            **pixel_figures(counts, empty=self._empty),
+            iou=figures["iou"],
+            niou=figures["niou"],
+            precision=figures["precision"],
+            recall=figures["recall"],
+            f1=figures["f1"],
             pd=_ratio(found, targets),
             fa=_ratio(sum(r.false_pixels for r in rows), pixels),
             auc=_auc(self._ranked),

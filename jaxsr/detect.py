@@ -1,0 +1,44 @@
+"""`python -m jaxsr.detect INPUT… --weights FILE --out FOLDER`: finds small targets in pictures."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from jaxsr.cli import run_command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _detect(arguments))
+
+
+def _detect(arguments: list[str]) -> int:
+    import tyro
+
+    from jaxsr.detection.command import DetectConfig, run
+
+    def command(
+        inputs: tyro.conf.Positional[tuple[str, ...]],
+        *,
+        config: Annotated[DetectConfig, tyro.conf.arg(name="")],
+    ) -> tuple[list[str], DetectConfig]:
+        return list(inputs), config
+
+    inputs, config = tyro.cli(
+        command,
+        args=arguments,
+        prog="python -m jaxsr.detect",
+        description="Marks small targets in infrared pictures, folders of them, and videos.",
+    )
+    if config.engine == "jax":
+        from jaxsr.interop.mesh import select_platform
+
+        logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+        select_platform(config.platform, simulated_devices=config.mesh)
+    return run(inputs, config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What a detector found in a picture: targets as boxes and centroids, a mask, an overlay.
+
+Coordinates are in the picture's own pixels, from its top left; a box is its first column, first
+row, width and height. A centroid is the mean of its pixels' indices: (10.0, 4.0) is the middle of
+a pixel.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from jaxsr.metrics.components import components
+
+_BOX = (255, 64, 32)  # red, green, blue
+_TINT = np.array(_BOX, np.float32)
+_MARGIN_PX = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """One connected component of the predicted mask."""
+
+    x: float
+    y: float
+    left: int
+    top: int
+    width: int
+    height: int
+    area_px: int
+    score: float
+    """Highest probability within it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """All targets of one picture or frame."""
+
+    name: str
+    frame: int | None
+    size: tuple[int, int]
+    """Height and width of the picture."""
+    targets: tuple[Target, ...]
+    mask: UInt8[np.ndarray, "h w"]
+    """255 on targets."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each target, for a table."""
+        frame = {} if self.frame is None else {"frame": self.frame}
+        return [{"file": self.name, **frame, **asdict(target)} for target in self.targets]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; a picture without targets has an empty list."""
+        frame = {} if self.frame is None else {"frame": self.frame}
+        return {
+            "file": self.name,
+            **frame,
+            "height": self.size[0],
+            "width": self.size[1],
+            "targets": [asdict(target) for target in self.targets],
+        }
+
+
+def find_targets(
+    name: str,
+    probability: Float32[np.ndarray, "h w"],
+    *,
+    threshold: float = 0.5,
+    least_px: int = 1,
+    frame: int | None = None,
+) -> Findings:
+    """The targets in a picture's probabilities.
+
+    Args:
+      name: of the picture, for the tables.
+      probability: at each of its pixels.
+      threshold: pixels above it belong to targets.
+      least_px: components of fewer pixels are left out.
+      frame: its number, in a video.
+    """
+    found = components(probability > threshold)
+    kept = [number for number in range(len(found)) if found.areas[number] >= least_px]
+    targets = []
+    for number in kept:
+        top, left, bottom, right = (int(side) for side in found.boxes[number])
+        inside = found.labels[top : bottom + 1, left : right + 1] == number + 1
+        y, x = (float(value) for value in found.centroids[number])
+        targets.append(
+            Target(
+                x=x,
+                y=y,
+                left=left,
+                top=top,
+                width=right - left + 1,
+                height=bottom - top + 1,
+                area_px=int(found.areas[number]),
+                score=float(probability[top : bottom + 1, left : right + 1][inside].max()),
+            )
+        )
+    shown = np.isin(found.labels, [number + 1 for number in kept])
+    return Findings(
+        name=name,
+        frame=frame,
+        size=(probability.shape[0], probability.shape[1]),
+        targets=tuple(targets),
+        mask=255 * shown.astype(np.uint8),
+    )
+
+
+def overlay(image: UInt8[np.ndarray, "h w 3"], findings: Findings) -> UInt8[np.ndarray, "h w 3"]:
+    """The picture with targets tinted and boxed, a few pixels clear of them."""
+    inside = findings.mask[..., None] > 0
+    tinted = np.where(inside, 0.5 * image + 0.5 * _TINT, image).astype(np.uint8)
+    canvas = np.ascontiguousarray(tinted)
+    for target in findings.targets:
+        first = (target.left - _MARGIN_PX, target.top - _MARGIN_PX)
+        last = (
+            target.left + target.width - 1 + _MARGIN_PX,
+            target.top + target.height - 1 + _MARGIN_PX,
+        )
+        cv2.rectangle(canvas, first, last, _BOX, 1)
+        label = (first[0], max(first[1] - 3, 9))
+        text = f"{target.score:.2f}"
+        cv2.putText(canvas, text, label, cv2.FONT_HERSHEY_SIMPLEX, 0.35, _BOX, 1, cv2.LINE_AA)
+    return canvas
