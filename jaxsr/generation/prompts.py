@@ -1,0 +1,140 @@
+"""Prompts in from files, rows out to files.
+
+A text file has one prompt per line. A JSONL file has one object per line with `prompt`, `text`, or
+`messages` (or `conversations`) of a chat data set.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Message = Mapping[str, str]
+
+_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A prompt as text, and as the messages of a chat."""
+
+    text: str
+    """What reports show: the text, or the last user message."""
+    messages: tuple[Message, ...]
+    """For the chat template."""
+
+    @classmethod
+    def of(cls, text: str, *, system: str | None = None) -> "Prompt":
+        before = ({"role": "system", "content": system},) if system else ()
+        return cls(text=text, messages=(*before, {"role": "user", "content": text}))
+
+
+def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
+    """The prompts of a .txt or .jsonl file; blank lines are skipped.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: a line is not valid UTF-8, not JSON, or holds no prompt; the line is named.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no prompt file at {path}")
+    prompts = []
+    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} line {number} is not valid UTF-8 (byte {error.start}: "
+                f"0x{raw[error.start]:02x}); save the file as UTF-8"
+            ) from error
+        if not line.strip():
+            continue
+        if path.suffix == ".jsonl":
+            prompts.append(_from_json(line, f"{path} line {number}", system))
+        else:
+            prompts.append(Prompt.of(line, system=system))
+    if not prompts:
+        raise ValueError(f"{path} holds no prompt")
+    return prompts
+
+
+def _from_json(line: str, where: str, system: str | None) -> Prompt:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    if isinstance(value, str):
+        return _checked(value, where, system)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object or a string, got {type(value).__name__}")
+    for name in ("prompt", "text"):
+        if name in value:
+            return _checked(value[name], where, system)
+    for name in ("messages", "conversations"):
+        if name in value:
+            return _chat(value[name], where, system)
+    raise ValueError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
+
+
+def _checked(text: Any, where: str, system: str | None) -> Prompt:
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{where} has an empty prompt, or one that is not text")
+    return Prompt.of(text, system=system)
+
+
+def _chat(value: Any, where: str, system: str | None) -> Prompt:
+    messages = []
+    if not isinstance(value, list):
+        raise ValueError(f"{where} must hold a list of messages, got {type(value).__name__}")
+    for item in value:
+        entry = item if isinstance(item, dict) else {}
+        role, content = (
+            entry.get("role", entry.get("from")),
+            entry.get("content", entry.get("value")),
+        )
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise ValueError(f"{where} has a message without role and content as text")
+        messages.append({"role": _ROLES.get(role, role), "content": content})
+    # An answer that the data set brings along is what is to be generated.
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise ValueError(f"{where} has no message to answer")
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return Prompt(text=messages[-1]["content"], messages=tuple(messages))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows as .jsonl or .csv, whole or not at all.
+
+    Raises:
+      ValueError: another suffix.
+    """
+    from jaxsr.interop.weights import write_whole
+
+    check_rows_path(path)
+    text = io.StringIO(newline="")
+    if path.suffix == ".jsonl":
+        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+        table = csv.DictWriter(text, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    write_whole(path, text.getvalue().encode())
+
+
+def check_rows_path(path: Path) -> None:
+    """Refuses a report's path before hours of work go into it.
+
+    Raises:
+      ValueError: its suffix is neither .jsonl nor .csv, or its folder is missing.
+    """
+    if path.suffix not in (".jsonl", ".csv"):
+        raise ValueError(f"out must end in .jsonl or .csv, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"out is {path}, but there is no folder {path.parent}")

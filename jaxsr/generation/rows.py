@@ -1,0 +1,48 @@
+"""Prompts of different lengths as one matrix: buckets of lengths, padding, cache sizes.
+
+Lengths are rounded up to buckets so that few programs are compiled; what the padding holds is
+never looked at.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+Padding = Literal["right", "left"]
+
+SMALLEST_BUCKET = 16
+
+
+def bucket(length: int) -> int:
+    """The power of two at or above `length`, 16 at least."""
+    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
+def cache_slots(prompt_length: int, max_new_tokens: int) -> int:
+    """Slots that a prompt of this length and its output need, rounded up.
+
+    Multiples of 128 up to 1024 and powers of two above: attention reads the whole cache at
+    every step, so a coarse rounding would cost time.
+    """
+    need = bucket(prompt_length) + max_new_tokens
+    return -(-need // 128) * 128 if need <= 1024 else bucket(need)
+
+
+def padded(prompts: Sequence[Sequence[int]], *, padding: Padding) -> tuple[np.ndarray, np.ndarray]:
+    """The prompts as (B, T) int32 tokens, T their common bucket, and their lengths (B,).
+
+    Raises:
+      ValueError: there is no prompt, or one is empty.
+    """
+    if not prompts:
+        raise ValueError("there is no prompt to generate from")
+    for index, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(f"prompt {index} is empty; give it at least one token")
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.zeros((len(prompts), bucket(int(lengths.max()))), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        part = slice(len(prompt)) if padding == "right" else slice(-len(prompt), None)
+        row[part] = prompt
+    return tokens, lengths

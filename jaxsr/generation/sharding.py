@@ -1,0 +1,78 @@
+"""Tensor parallelism: which axis of each weight and of the cache is split over the devices.
+
+Projections into heads and into the MLP are split by their outputs, those out of them by their
+inputs, so that each block needs two all-reduces (Shoeybi et al. 2019, arXiv:1909.08053). Whatever
+does not divide evenly stays whole on every device.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxsr.interop.mesh import DeviceError, replicated
+from jaxsr.models.llama.config import LlamaConfig
+
+AXIS = "tensor"
+
+__all__ = ["AXIS", "cache_sharding", "replicated", "tensor_mesh", "weight_shardings"]
+
+
+def tensor_mesh(devices: int) -> Mesh:
+    """A mesh of the first `devices` devices along the axis `tensor`.
+
+    Raises:
+      ValueError: fewer than one.
+      DeviceError: the machine has fewer.
+    """
+    if devices < 1:
+        raise ValueError(f"mesh must be at least 1, got {devices}")
+    found = jax.devices()
+    if len(found) < devices:
+        raise DeviceError(
+            f"mesh of {devices} devices asked for, but this machine has {len(found)} "
+            f"{found[0].platform} device(s); use --mesh {len(found)}"
+            + (", or --platform cpu to simulate them" if found[0].platform != "cpu" else "")
+        )
+    return Mesh(np.array(found[:devices]), (AXIS,))
+
+
+def weight_shardings(
+    weights: Mapping[str, Any], config: LlamaConfig, mesh: Mesh
+) -> dict[str, NamedSharding]:
+    """Where each parameter and buffer lives, by torch name."""
+    return {
+        name: NamedSharding(mesh, _spec(name, np.shape(array), config, mesh.shape[AXIS]))
+        for name, array in weights.items()
+    }
+
+
+def cache_sharding(config: LlamaConfig, mesh: Mesh) -> NamedSharding:
+    """Of keys and values, heads in axis 1: split by heads where they divide."""
+    split = config.num_key_value_heads % mesh.shape[AXIS] == 0
+    return NamedSharding(mesh, PartitionSpec(None, AXIS if split else None))
+
+
+def _spec(name: str, shape: tuple[int, ...], config: LlamaConfig, parts: int) -> PartitionSpec:
+    module, _, leaf = name.rpartition(".")
+    kind = module.rpartition(".")[2]
+    # Heads are never cut in two: a split head would need its halves together for its rotation.
+    units = {
+        "q_proj": config.num_attention_heads,
+        "k_proj": config.num_key_value_heads,
+        "v_proj": config.num_key_value_heads,
+        "o_proj": config.num_attention_heads,
+    }.get(kind, parts)
+    if units % parts:
+        return PartitionSpec()
+    if kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens"):
+        axis = 0
+    elif kind in ("o_proj", "down_proj") and leaf != "bias":
+        axis = 1
+    else:
+        return PartitionSpec()
+    if axis >= len(shape) or shape[axis] % parts:
+        return PartitionSpec()
+    return PartitionSpec(*[None] * axis, AXIS)

@@ -1,0 +1,178 @@
+"""Reads GGUF files: the header, and tensors dequantised to float32.
+
+The header is parsed here, because the `gguf` package's reader takes seconds over a vocabulary and
+does not notice a file cut short; its dequantisation is used as it is.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor's place in the file; `shape` is torch's order, the reverse of the file's."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """The header of a GGUF file, and its bytes mapped into memory."""
+
+    path: Path
+    fields: dict[str, Any]
+    tensors: dict[str, GGUFTensor]
+    data: np.ndarray
+
+    def need(self, name: str) -> Any:
+        """A field of the header.
+
+        Raises:
+          ValueError: the file lacks it.
+        """
+        if name not in self.fields:
+            raise ValueError(f"{self.path} has no field {name!r}; it cannot be loaded without")
+        return self.fields[name]
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, dequantised to float32.
+
+        Raises:
+          ValueError: its quantisation is one that the `gguf` package cannot undo.
+        """
+        import gguf
+
+        tensor = self.tensors[name]
+        raw = self.data[tensor.start : tensor.start + tensor.size]
+        kind = gguf.GGMLQuantizationType(tensor.kind)
+        try:
+            if kind == gguf.GGMLQuantizationType.F32:
+                return raw.view(np.float32).reshape(tensor.shape)
+            if kind == gguf.GGMLQuantizationType.F16:
+                return raw.view(np.float16).reshape(tensor.shape).astype(np.float32)
+            # Quantised along the last axis: rows of whole blocks.
+            rows = raw.reshape(*tensor.shape[:-1], -1)
+            return gguf.quants.dequantize(rows, kind).reshape(tensor.shape)
+        except (NotImplementedError, KeyError) as error:
+            raise ValueError(
+                f"{self.path}: tensor {name} is {kind.name}, which cannot be read; "
+                "convert the file to Q8_0 or F16"
+            ) from error
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Reads the header and maps the tensors, checking that every one lies within the file.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: not a GGUF file, an unknown version, or a file cut short.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no GGUF file at {path}")
+    size = path.stat().st_size
+    if size < 24:
+        raise ValueError(f"{path} has {size} bytes: not a GGUF file, or one cut short")
+    data = np.memmap(path, mode="r", dtype=np.uint8)
+    try:
+        return _parse(path, data, size)
+    except (struct.error, IndexError, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        raise ValueError(f"{path} ends or breaks off within its header; fetch it again") from error
+
+
+class _Cursor:
+    """Reads little-endian values from a buffer in order."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.buffer, self.at = buffer, 0
+
+    def scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self.buffer, self.at)
+        self.at += struct.calcsize("<" + code)
+        return value
+
+    def string(self) -> str:
+        length = self.scalar("Q")
+        if self.at + length > len(self.buffer):
+            raise IndexError("string beyond the end")
+        raw = bytes(self.buffer[self.at : self.at + length])
+        self.at += length
+        return raw.decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            item, count = self.scalar("I"), self.scalar("Q")
+            if count > len(self.buffer):
+                raise IndexError("array beyond the end")
+            if item in _SCALARS:
+                whole = struct.Struct(f"<{count}{_SCALARS[item]}")
+                values = list(whole.unpack_from(self.buffer, self.at))
+                self.at += whole.size
+                return values
+            return [self.value(item) for _ in range(count)]
+        if kind not in _SCALARS:
+            raise IndexError(f"unknown value type {kind}")
+        return self.scalar(_SCALARS[kind])
+
+
+def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
+    import gguf
+
+    cursor = _Cursor(memoryview(data))  # pyright: ignore[reportArgumentType]
+    if cursor.scalar("4s") != b"GGUF":
+        raise ValueError(f"{path} does not begin with GGUF; it is not such a file")
+    if (version := cursor.scalar("I")) not in (2, 3):
+        raise ValueError(f"{path} is GGUF version {version}; versions 2 and 3 are read")
+    tensor_count, field_count = cursor.scalar("Q"), cursor.scalar("Q")
+    fields = {}
+    for _ in range(field_count):
+        name = cursor.string()
+        fields[name] = cursor.value(cursor.scalar("I"))
+    found = []
+    for _ in range(tensor_count):
+        name = cursor.string()
+        shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
+        found.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+    alignment = fields.get("general.alignment", 32)
+    base = -(-cursor.at // alignment) * alignment
+    tensors = {}
+    for name, shape, kind, offset in found:
+        try:
+            block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{path}: tensor {name} has the unknown type {kind}") from error
+        count = int(np.prod(shape, dtype=np.int64))
+        length = count // block * block_bytes
+        if base + offset + length > size:
+            raise ValueError(
+                f"{path} is cut short: {size} bytes, but tensor {name} ends at byte "
+                f"{base + offset + length}; fetch the file again"
+            )
+        tensors[name] = GGUFTensor(name, shape, kind, base + offset, length)
+    return GGUFFile(path, fields, tensors, data)

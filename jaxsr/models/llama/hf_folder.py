@@ -1,0 +1,72 @@
+"""Reads a Hugging Face folder: `config.json`, safetensors in one file or in shards.
+
+Nothing is unpickled: a folder with `pytorch_model.bin` only is refused.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: it is not a JSON object.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no {path.name} in {path.parent}; a model folder needs one")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, every one of them present.
+
+    Raises:
+      FileNotFoundError: there are none, or a shard that the index names is missing.
+    """
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise FileNotFoundError(
+                f"{folder} lacks {len(missing)} of {len(names)} shards: {', '.join(missing[:3])}; "
+                "fetch them from where the others came from"
+            )
+        return [folder / name for name in names]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    hint = ""
+    if any(folder.glob("*.bin")):
+        hint = "; .bin files are pickles, which are never opened: convert them to safetensors"
+    raise FileNotFoundError(f"no {SINGLE} or {INDEX} in {folder}{hint}")
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the folder as (name, tensor mapped from the file).
+
+    Raises:
+      FileNotFoundError: files are missing.
+      ValueError: a file is not whole.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (a safe_open is no mapping)
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error

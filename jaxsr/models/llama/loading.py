@@ -1,0 +1,221 @@
+"""From a path on disk to a network with its weights: a Hugging Face folder or a GGUF file.
+
+Checkpoints that are quantised (block and channel FP8, compressed-tensors int8) stay so.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jaxsr.models.llama import gguf_model, hf_folder
+from jaxsr.models.llama.config import LlamaConfig
+from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
+from jaxsr.models.llama.network import CausalLM, inverse_frequencies
+from jaxsr.models.llama.quantized import ScaledLinear, Scheme, W8A8Linear, quantize, swap
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# Scales of activations, which are not rounded here unless the scheme is int8 w8a8.
+_IGNORED = ("input_scale", "output_scale", "rotary_emb.inv_freq", "k_scale", "v_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A network ready to run, and what its files say about using it."""
+
+    name: str
+    """Name of the folder or file."""
+    network: CausalLM
+    """The network with its weights, in eval mode, on the CPU."""
+    stop_ids: tuple[int, ...] = ()
+    """Token ids that end an output."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """The checkpoint's own temperature, top_k and top_p, where it states any."""
+
+    @property
+    def config(self) -> LlamaConfig:
+        return self.network.config
+
+
+def load_model(
+    path: Path | str, *, dtype: torch.dtype = torch.float32, scheme: Scheme | None = None
+) -> LoadedModel:
+    """Loads a model from a Hugging Face folder or a GGUF file.
+
+    Args:
+      path: the folder, or the file.
+      dtype: of the weights that are not quantised, and so of the computation.
+      scheme: quantise the blocks' projections on loading.
+
+    Raises:
+      FileNotFoundError: the path or a file in it is missing.
+      ValueError: the files are broken, or hold a model that is not computed here.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_folder(path, dtype, scheme)
+    if path.is_file():
+        return _from_gguf(path, dtype, scheme)
+    raise FileNotFoundError(f"no model at {path}; give a Hugging Face folder or a .gguf file")
+
+
+def _from_folder(folder: Path, dtype: torch.dtype, scheme: Scheme | None) -> LoadedModel:
+    fields = hf_folder.read_json(folder / "config.json")
+    config = LlamaConfig.from_hf(fields)
+    tensors = dict(hf_folder.read_tensors(folder))
+    network = build(config, tensors, dtype, quantization=fields.get("quantization_config"))
+    path = folder / "generation_config.json"
+    generation = hf_folder.read_json(path) if path.is_file() else {}
+    stop = generation.get("eos_token_id", fields.get("eos_token_id"))
+    wanted = ("temperature", "top_k", "top_p")
+    return LoadedModel(
+        name=folder.resolve().name,
+        network=_finish(network, scheme),
+        stop_ids=tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,),
+        sampling={
+            k: generation[k] for k in wanted if generation.get("do_sample") and k in generation
+        },
+    )
+
+
+def _from_gguf(path: Path, dtype: torch.dtype, scheme: Scheme | None) -> LoadedModel:
+    file = open_gguf(path)
+    config = gguf_model.read_config(file)
+    network = build(config, dict(gguf_model.read_tensors(file, config)), dtype)
+    if gguf_model.ROPE_FACTORS in file.tensors:
+        factors = torch.from_numpy(file.read(gguf_model.ROPE_FACTORS).copy())
+        rotary = network.model.rotary_emb
+        rotary.inv_freq = rotary.inv_freq / factors
+    return LoadedModel(
+        name=path.stem, network=_finish(network, scheme), stop_ids=gguf_stop_ids(file)
+    )
+
+
+def gguf_stop_ids(file: GGUFFile) -> tuple[int, ...]:
+    """Ends of sequence, of turn and of message, as far as the header names them."""
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = (file.fields.get(f"tokenizer.ggml.{name}") for name in names)
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
+def _finish(network: CausalLM, scheme: Scheme | None) -> CausalLM:
+    if scheme is not None:
+        quantize(network, scheme)
+    return network.requires_grad_(False).eval()
+
+
+def build(
+    config: LlamaConfig,
+    tensors: dict[str, Tensor],
+    dtype: torch.dtype,
+    *,
+    quantization: dict[str, Any] | None = None,
+) -> CausalLM:
+    """A network over the given tensors, which are used as they are where the dtype agrees.
+
+    Raises:
+      ValueError: tensors are missing, surplus or of the wrong shape, or the quantisation is one
+        that is not computed here.
+    """
+    with torch.device("meta"):
+        network = CausalLM(config)
+    network.model.rotary_emb.inv_freq = inverse_frequencies(config)
+    tensors = {n: t for n, t in tensors.items() if not n.endswith(_IGNORED)}
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    if quantization is not None:
+        _swap_quantized(network, tensors, quantization)
+    wanted = {n: t for n, t in network.state_dict().items() if t.is_meta}
+    if missing := [name for name in wanted if name not in tensors]:
+        raise ValueError(f"the checkpoint lacks {_some(missing)}")
+    if surplus := [name for name in tensors if name not in wanted]:
+        raise ValueError(f"the checkpoint has tensors that this network lacks: {_some(surplus)}")
+    for name, want in wanted.items():
+        if tensors[name].shape != want.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensors[name].shape)}, but config.json makes it "
+                f"{tuple(want.shape)}"
+            )
+        if not tensors[name].is_floating_point() or tensors[name].dtype in _FP8:
+            raise ValueError(
+                f"{name} is {tensors[name].dtype}, but config.json states no quantisation for it"
+            )
+    state = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    network.load_state_dict(state, strict=False, assign=True)
+    return network
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[str, Any]) -> None:
+    """Puts the checkpoint's quantised layers in, taking their tensors out of `tensors`."""
+    block, int8_activations = _read_quantization(stated)
+    for name, module in list(network.named_modules()):
+        scale_names = (f"{name}.weight_scale_inv", f"{name}.weight_scale")
+        scale_name = next((n for n in scale_names if n in tensors), None)
+        if not isinstance(module, nn.Linear) or scale_name is None:
+            continue
+        scale = tensors.pop(scale_name)
+        weight = tensors.pop(f"{name}.weight", None)
+        if weight is None or (weight.dtype not in _FP8 and weight.dtype != torch.int8):
+            what = "is missing" if weight is None else f"is {weight.dtype}"
+            raise ValueError(f"{name}.weight has a scale but {what}; int8 and float8 are computed")
+        if f"{name}.weight_zero_point" in tensors:
+            raise ValueError(f"{name} has a zero point; only symmetric quantisation is computed")
+        bias = tensors.pop(f"{name}.bias", None)
+        if weight.dtype == torch.int8 and int8_activations:
+            layer = W8A8Linear(weight, scale, bias=bias)
+        else:
+            # One scale, or one per output, is no block whatever the stated block size.
+            whole = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(weight, block)
+            layer = ScaledLinear(weight, scale, block=None if whole else block, bias=bias)
+        swap(network, name, layer)
+
+
+def _blocks(weight: Tensor, block: tuple[int, int] | None) -> tuple[int, int] | None:
+    if block is None:
+        return None
+    return (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1]))
+
+
+def _read_quantization(stated: dict[str, Any]) -> tuple[tuple[int, int] | None, bool]:
+    """The block size, if any, and whether activations are rounded to int8."""
+    method = stated.get("quant_method")
+    if method in ("fp8", "fbgemm_fp8"):
+        size = stated.get("weight_block_size")
+        return (tuple(size) if size else None), False
+    if method == "compressed-tensors":
+        groups = list((stated.get("config_groups") or {}).values())
+        weights = [group.get("weights") or {} for group in groups]
+        if any(w.get("num_bits") != 8 or not w.get("symmetric", True) for w in weights):
+            raise ValueError(
+                "config.json has a compressed-tensors scheme other than symmetric 8 bits; "
+                "only int8 and float8 are computed"
+            )
+        sizes = {tuple(w["block_structure"]) for w in weights if w.get("block_structure")}
+        activations = [group.get("input_activations") for group in groups]
+        if any(a and a.get("type") == "int" and not a.get("dynamic") for a in activations):
+            raise ValueError(
+                "config.json has activations quantised with fixed scales; only dynamic ones, "
+                "per token, are computed"
+            )
+        int8 = any(a and a.get("type") == "int" for a in activations)
+        return (sizes.pop() if sizes else None), int8
+    raise ValueError(
+        f"config.json has quant_method {method!r}; fp8, fbgemm_fp8 and compressed-tensors are read"
+    )
+
+
+def fingerprint(network: CausalLM) -> str:
+    """Tells models apart, not their dtypes or quantisations: of the sizes and of the last norm."""
+    norm = network.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
+    digest = hashlib.sha256(repr(sorted(asdict(network.config).items())).encode())
+    digest.update(norm.numpy().tobytes())
+    return digest.hexdigest()[:16]

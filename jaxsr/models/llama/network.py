@@ -1,0 +1,258 @@
+"""The Llama and Qwen3 networks in one compact module, under Hugging Face's parameter names.
+
+The caller owns the key-value cache: it goes in as one tensor (B, K, S, D) per layer, is read and
+never written, and the entries of the tokens fed now come out beside the logits, for the caller to
+put into the slots that follow. So a compiled loop can update its cache in place. Follows
+`transformers.models.llama` and `.qwen3`, which the tests compare against. Norms and softmax run in
+float32 whatever the dtype of the weights, as there.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jaxsr.models.llama.config import LlamaConfig
+
+# B batch, T tokens fed now, S slots of the cache, E hidden features,
+# H query heads, K key-value heads, D features per head, V vocabulary
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root of the mean square over the last axis, then scales."""
+
+    def __init__(self, features: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of the rotary angles, float32, (B, 1, T, D) to broadcast over heads."""
+
+    inv_freq: Tensor
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", inverse_frequencies(config), persistent=False)
+
+    def forward(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions_BT[:, None, :, None].float() * self.inv_freq
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos(), angles.sin()
+
+
+def inverse_frequencies(config: LlamaConfig) -> Tensor:
+    """Angle per position of each of the D/2 pairs; Llama 3.1's scaling as in its published code."""
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu").float()
+    inverse = 1.0 / config.rope_theta ** (exponent / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inverse
+    turns = scaling.original_max_position_embeddings * inverse / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return (1 - blend) * inverse / scaling.factor + blend * inverse
+
+
+def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair (i, i + D/2) by its angle."""
+    low, high = x_BHTD.chunk(2, -1)
+    return x_BHTD * cos + torch.cat((-high, low), -1) * sin
+
+
+class Places(NamedTuple):
+    """Where the tokens fed now stand, and what they may see; the same for every layer."""
+
+    cos: Tensor
+    """Cosines of the rotary angles, in the activations' dtype."""
+    sin: Tensor
+    """Sines of the rotary angles."""
+    mask: Tensor
+    """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where seen, very low elsewhere."""
+
+
+Cache = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each (B, K, S, D)."""
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the cache; Qwen3 normalises queries and keys per head."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        bias, hidden = config.attention_bias, config.hidden_size
+        self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        else:
+            self.q_norm = self.k_norm = None
+
+    def forward(
+        self, x_BTE: Tensor, places: Places, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        batch, count, _ = x_BTE.shape
+        shape = (batch, count, -1, self.head_dim)
+        q, k, v = (proj(x_BTE).view(shape) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q = rotate(q, places.cos, places.sin)
+        k = rotate(k, places.cos, places.sin)
+        # One product per key-value head for all of its query heads: nothing is repeated in memory.
+        q = q.reshape(batch, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
+        scores = q @ k.transpose(2, 3)
+        if cache is not None:
+            scores = torch.cat((q @ cache[0].transpose(2, 3), scores), -1)
+        span = scores.shape[-1]
+        scores = scores.view(batch, self.kv_heads, -1, count, span) + places.mask
+        weights = scores.softmax(-1, dtype=torch.float32).to(x_BTE.dtype)
+        weights = weights.view(batch, self.kv_heads, -1, span)
+        mixed = weights[..., span - count :] @ v
+        if cache is not None:
+            mixed = weights[..., : span - count] @ cache[1] + mixed
+        mixed = mixed.view(batch, self.heads, count, self.head_dim).transpose(1, 2)
+        return self.o_proj(mixed.reshape(batch, count, -1)), k, v
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x_BTE: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x_BTE)) * self.up_proj(x_BTE))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each normalised before and added to the stream."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self, x_BTE: Tensor, places: Places, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mixed, k, v = self.self_attn(self.input_layernorm(x_BTE), places, cache)
+        x_BTE = x_BTE + mixed
+        return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE)), k, v
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks and last norm: what Hugging Face's names call `model`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config)
+
+
+class CausalLM(nn.Module):
+    """A causal language model with its head, tied to the embedding or its own."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        if config.tie_word_embeddings:
+            self.lm_head = None
+        else:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        cache: Sequence[Cache] | None = None,
+        *,
+        filled_B: Tensor | None = None,
+        first_B: Tensor | None = None,
+        read_B: Tensor | None = None,
+    ) -> tuple[Tensor, list[Cache]]:
+        """Feeds tokens and gives the logits after them.
+
+        Args:
+          tokens_BT: token ids; they take the slots from `filled_B` on.
+          cache: of the tokens before, one (keys, values) per layer; None where there are none.
+          filled_B: slots of each row's cache that are filled. Needed with `cache`.
+          first_B: slot of each row's first true token, above 0 where a row is padded on the left.
+            That token's position is 0. None means slot 0 everywhere.
+          read_B: index along T of the one token per row whose logits are wanted; None gives all.
+
+        Returns:
+          Float32 logits, (B, T, V) or (B, V), and each layer's new (keys, values), (B, K, T, D).
+        """
+        batch, count = tokens_BT.shape
+        places = self._places(tokens_BT, cache, filled_B, first_B)
+        x_BTE = self.model.embed_tokens(tokens_BT)
+        new = []
+        for index, layer in enumerate(self.model.layers):
+            x_BTE, k, v = layer(x_BTE, places, None if cache is None else cache[index])
+            new.append((k, v))
+        if read_B is not None and count > 1:
+            x_BTE = x_BTE[torch.arange(batch, device=read_B.device), read_B]
+        elif read_B is not None:
+            x_BTE = x_BTE[:, 0]
+        x_BTE = self.model.norm(x_BTE)
+        if self.lm_head is None:
+            logits = F.linear(x_BTE, self.model.embed_tokens.weight)
+        else:
+            logits = self.lm_head(x_BTE)
+        return logits.float(), new
+
+    def _places(
+        self,
+        tokens_BT: Tensor,
+        cache: Sequence[Cache] | None,
+        filled_B: Tensor | None,
+        first_B: Tensor | None,
+    ) -> Places:
+        count, device = tokens_BT.shape[1], tokens_BT.device
+        dtype = self.model.norm.weight.dtype
+        new_T = torch.arange(count, device=device)
+        start_B1 = new_T.new_zeros(1, 1) if filled_B is None else filled_B[:, None]
+        slots_BT = start_B1 + new_T
+        seen = (new_T <= new_T[:, None])[None]
+        positions_BT = slots_BT
+        if first_B is not None:
+            # A query of the padding sees itself: a softmax over nothing is not a number.
+            seen = seen & (
+                (slots_BT >= first_B[:, None])[:, None] | torch.eye(count, device=device).bool()
+            )
+            positions_BT = (slots_BT - first_B[:, None]).clamp(min=0)
+        if cache is not None:
+            slots_S = torch.arange(cache[0][0].shape[2], device=device)
+            old_BS = slots_S < start_B1
+            if first_B is not None:
+                old_BS = old_BS & (slots_S >= first_B[:, None])
+            rows = max(old_BS.shape[0], seen.shape[0])
+            old = old_BS[:, None].expand(rows, count, -1)
+            seen = torch.cat((old, seen.expand(rows, -1, -1)), -1)
+        mask = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None]
+        cos, sin = (t.to(dtype) for t in self.model.rotary_emb(positions_BT))
+        return Places(cos, sin, mask)

@@ -1,0 +1,204 @@
+"""Linear layers whose weights stay quantised in memory, and the swap that puts them into a network.
+
+Each stands where an `nn.Linear` stood, under its name, and computes `x Wᵀ + b` from
+`dequantized()`, up to rounding; the tests compare the two. Weights have shape (O, I), O outputs and
+I inputs. Formats that come from checkpoints keep those checkpoints' tensor names.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Scheme = Literal["int8", "int4"]
+
+
+class QuantizedLinear(nn.Module):
+    """What the formats share; a subclass holds `weight` and says what it means."""
+
+    bias: Tensor | None
+
+    def __init__(self, inputs: int, outputs: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inputs, outputs
+        self.register_buffer("bias", bias)
+
+    def dequantized(self) -> Tensor:
+        """The weight that the stored numbers stand for, (O, I), float32."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._biased(F.linear(x, self.dequantized().to(x.dtype)))
+
+    def _biased(self, y: Tensor) -> Tensor:
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class ScaledLinear(QuantizedLinear):
+    """int8 or float8 weights times a scale per tensor, per output channel or per block.
+
+    Args:
+      weight: int8, float8_e4m3fn or float8_e5m2.
+      scale: (1, 1), (O, 1), or one per block of `block`; the last row and column of blocks may be
+        cut short.
+      block: (rows, columns) of a block; None unless the scale is per block.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(
+        self,
+        weight: Tensor,
+        scale: Tensor,
+        *,
+        block: tuple[int, int] | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        outputs, inputs = weight.shape
+        super().__init__(inputs, outputs, bias)
+        if block is None:
+            if scale.numel() not in (1, outputs):
+                raise ValueError(
+                    f"a weight of shape {(outputs, inputs)} needs one scale or {outputs}, "
+                    f"got shape {tuple(scale.shape)}"
+                )
+            scale = scale.reshape(-1, 1)
+        else:
+            want = (-(-outputs // block[0]), -(-inputs // block[1]))
+            if tuple(scale.shape) != want:
+                raise ValueError(
+                    f"a weight of shape {(outputs, inputs)} in blocks of {block} needs scales "
+                    f"{want}, got {tuple(scale.shape)}"
+                )
+        self.block = block
+        self.register_buffer("weight", weight)
+        self.register_buffer("weight_scale", scale.float())
+
+    def dequantized(self) -> Tensor:
+        scale = self.weight_scale
+        if self.block is not None:
+            (rows, columns), (high, wide) = scale.shape, self.block
+            scale = scale[:, None, :, None].expand(rows, high, columns, wide)
+            scale = scale.reshape(rows * high, columns * wide)
+            scale = scale[: self.out_features, : self.in_features]
+        return self.weight.float() * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.block is not None:
+            return super().forward(x)
+        # The scale belongs to the output: one product per output instead of one per weight.
+        y = F.linear(x, self.weight.to(x.dtype))
+        return self._biased((y.float() * self.weight_scale[:, 0]).to(x.dtype))
+
+
+class W8A8Linear(ScaledLinear):
+    """int8 weights per channel; activations are rounded to int8 per token as they come.
+
+    The sums are those of integers: products of int8 values are exact in float32 and in bfloat16
+    multiplication, and a run of `_EXACT` of them adds up exactly in float32.
+    """
+
+    _EXACT = 1024  # 1024 · 127 · 128 < 2²⁴
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels, scale = quantize_tokens(x)
+        total = torch.zeros((), device=x.device)
+        for start in range(0, self.in_features, self._EXACT):
+            part = slice(start, start + self._EXACT)
+            total = total + F.linear(levels[..., part], self.weight[:, part].float())
+        return self._biased((total * scale * self.weight_scale[:, 0]).to(x.dtype))
+
+
+def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 levels of each token, as float32, and their scale (…, 1).
+
+    The scale is compressed-tensors' dynamic one: the largest magnitude over half of 255 steps.
+    """
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True) / 127.5
+    scale = torch.where(scale == 0, torch.finfo(torch.float32).eps, scale)
+    return (x / scale).round().clamp(-128, 127), scale
+
+
+class Int4Linear(QuantizedLinear):
+    """Four bits per weight, symmetric around 8, one scale per `group` inputs.
+
+    A byte holds input i in its low half and input i + I/2 in its high half, so that unpacking
+    needs no interleaving.
+    """
+
+    packed: Tensor
+    weight_scale: Tensor
+
+    def __init__(
+        self, packed: Tensor, scale: Tensor, *, group: int, bias: Tensor | None = None
+    ) -> None:
+        super().__init__(packed.shape[1] * 2, packed.shape[0], bias)
+        self.group = group
+        self.register_buffer("packed", packed)
+        self.register_buffer("weight_scale", scale.float())
+
+    def dequantized(self) -> Tensor:
+        levels = torch.cat((self.packed & 15, self.packed >> 4), 1).float() - 8.0
+        levels = levels.view(self.out_features, -1, self.group)
+        return (levels * self.weight_scale[..., None]).view(self.out_features, self.in_features)
+
+
+def quantize_int8(linear: nn.Linear) -> ScaledLinear:
+    """Weight-only int8, one scale per output channel."""
+    weight = linear.weight.detach().float()
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    scale = torch.where(scale == 0, 1.0, scale)
+    levels = (weight / scale).round().clamp(-127, 127).to(torch.int8)
+    return ScaledLinear(levels, scale, bias=_bias(linear))
+
+
+def quantize_int4(linear: nn.Linear, *, group: int = 32) -> Int4Linear:
+    """Weight-only int4, one scale per `group` inputs.
+
+    Raises:
+      ValueError: the inputs are not a multiple of the group, or odd.
+    """
+    weight = linear.weight.detach().float()
+    outputs, inputs = weight.shape
+    if inputs % group or inputs % 2:
+        raise ValueError(f"int4 needs an even number of inputs in groups of {group}, got {inputs}")
+    grouped = weight.view(outputs, -1, group)
+    scale = grouped.abs().amax(2) / 7
+    scale = torch.where(scale == 0, 1.0, scale)
+    levels = (grouped / scale[..., None]).round().clamp(-8, 7).add(8).to(torch.uint8)
+    low, high = levels.view(outputs, inputs).chunk(2, 1)
+    return Int4Linear(low | (high << 4), scale, group=group, bias=_bias(linear))
+
+
+def _bias(linear: nn.Linear) -> Tensor | None:
+    return None if linear.bias is None else linear.bias.detach()
+
+
+def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
+    """Swaps every projection of the blocks for a quantised one, in place; embedding and head stay.
+
+    Raises:
+      ValueError: an unknown scheme, or a layer that is quantised already.
+    """
+    make: dict[str, Callable[[nn.Linear], QuantizedLinear]] = {
+        "int8": quantize_int8,
+        "int4": quantize_int4,
+    }
+    if scheme not in make:
+        raise ValueError(f"quantisation must be one of {', '.join(make)}; got {scheme!r}")
+    for name, module in list(model.named_modules()):
+        if isinstance(module, QuantizedLinear):
+            raise ValueError(f"{name} is quantised already; drop --quantize {scheme}")
+        if isinstance(module, nn.Linear) and ".layers." in name:
+            swap(model, name, make[scheme](module))
+    return model
+
+
+def swap(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Puts `module` where the submodule `name` was."""
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)
