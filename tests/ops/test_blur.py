@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import ndimage
 
@@ -214,7 +214,7 @@ def test_bad_values_stay_within_the_window(value):
 
 
 def test_batch_sharding_communicates_nothing():
-    mesh = jax.make_mesh((8,), ("data",))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     image = jax.device_put(draw((8, 24, 24, 3)), NamedSharding(mesh, P("data")))
     compiled = jax.jit(partial(gaussian_blur, sigma=1.5, kernel_size=7)).lower(image).compile()
     text = compiled.as_text() or ""

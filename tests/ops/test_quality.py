@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy.signal import convolve2d
 from skimage import color, data
@@ -157,7 +157,7 @@ def test_ssim_gradient_matches_finite_differences():
 
 
 def test_batch_sharding_communicates_nothing():
-    mesh = jax.make_mesh((8,), ("data",))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     noisy, clean = (jnp.asarray(np.concatenate([x] * 4)) for x in pair((2, 24, 24, 3)))
     sharded = [jax.device_put(x, NamedSharding(mesh, P("data"))) for x in (noisy, clean)]
     for metric in (psnr, ssim):

@@ -1,0 +1,266 @@
+"""Video frames before and after a network: cut, shrink, mask, normalise, and back again.
+
+The pipeline of video in-painting. Frames and masks share their leading axes and are channels last
+unless `axes` says otherwise; frames are 0…255 (uint8 or floating point), masks have one channel and
+are set above 0.5. Each step is a function; `preprocess` and `postprocess` are all of them as one
+compiled program each, whatever the masks hold.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._arguments import (
+    ImageLike,
+    compute_dtype,
+    image_array,
+    normal_axes,
+)
+from jaxsr.ops._masks import THRESHOLD, frames_and_masks
+from jaxsr.ops.mask_crop import feather, mask_crop, mask_paste
+from jaxsr.ops.resize import resize
+
+
+def normalise(image: ImageLike, *, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+    """0…255 to [-1, 1], as `dtype`; the arithmetic runs in float32 or wider.
+
+    Raises:
+      TypeError: the image is not uint8 or floating point, or `dtype` is not floating point.
+      ValueError: empty.
+    """
+    image = image_array(image)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"normalise needs a floating-point dtype, got {jnp.dtype(dtype)}")
+    return _normalise(image, jnp.dtype(dtype))
+
+
+def denormalise(image: ImageLike, *, dtype: jax.typing.DTypeLike = jnp.uint8) -> jax.Array:
+    """[-1, 1] to 0…255, clamped, rounded half to even for uint8.
+
+    Raises:
+      TypeError: the image is not floating point, or `dtype` neither uint8 nor floating point.
+      ValueError: empty.
+    """
+    image = image_array(image)
+    if image.dtype == jnp.uint8:
+        raise TypeError("denormalise needs an image in [-1, 1], got uint8; it is 0…255 already")
+    if jnp.dtype(dtype) != jnp.uint8 and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"denormalise gives uint8 or floating point, not {jnp.dtype(dtype)}")
+    return _denormalise(image, jnp.dtype(dtype))
+
+
+def frame_size(
+    height: int, width: int, *, image_size: int = 640, max_length: int = 1280, multiple: int = 16
+) -> tuple[int, int]:
+    """(height, width) to which the pipeline shrinks a frame; it never enlarges one.
+
+    Args:
+      height: rows of the frame.
+      width: columns of the frame.
+      image_size: a longer short side shrinks to this, the other side in proportion.
+      max_length: a long side still longer then shrinks to this.
+      multiple: both extents are floored to multiples of it.
+
+    Raises:
+      ValueError: an extent or option below 1, or a side that floors to 0.
+    """
+    values = {
+        "height": height, "width": width, "image_size": image_size,
+        "max_length": max_length, "multiple": multiple,
+    }  # fmt: skip
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    short, long = sorted((height, width))
+    if short > image_size:
+        short, long = image_size, int(long * (image_size / short))
+    if long > max_length:
+        short, long = int(short * (max_length / long)), max_length
+    size = (long, short) if height > width else (short, long)
+    floored = tuple(extent // multiple * multiple for extent in size)
+    if 0 in floored:
+        raise ValueError(
+            f"a {height}x{width} frame becomes {size[0]}x{size[1]}, less than one multiple of "
+            f"{multiple}; lower the multiple or raise image_size={image_size}"
+        )
+    return floored[0], floored[1]
+
+
+def resize_frames(
+    frames: ImageLike,
+    masks: ImageLike | None = None,
+    *,
+    image_size: int = 640,
+    max_length: int = 1280,
+    multiple: int = 16,
+    chunk: int | None = 32,
+    axes: tuple[int, int] = (-3, -2),
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Shrinks frames to `frame_size`, bilinear without antialias; masks are cut at 0.5 again.
+
+    Args:
+      frames: images of any range.
+      masks: one channel, otherwise the frames' shape. Come back as 0 and 1 in their own dtype.
+      image_size: greatest short side.
+      max_length: greatest long side.
+      multiple: both extents are floored to multiples of it.
+      chunk: images resized at a time, which bounds the memory of intermediates. `None` resizes all
+        at once; use it where the leading axes are sharded, since chunks would move between devices.
+      axes: the height and the width axis.
+
+    Returns:
+      The frames, or (frames, masks) where masks were given.
+
+    Raises:
+      TypeError: unsuitable dtypes.
+      ValueError: masks of another size, empty axes, an option below 1, or a side that floors to 0.
+    """
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk must be an integer of at least 1 or None, got {chunk!r}")
+    if masks is None:
+        frames = image_array(frames, "frames")
+        axes = normal_axes(axes, frames.ndim)
+    else:
+        frames, masks, axes = frames_and_masks(frames, masks, axes)
+    height, width = (frames.shape[axis] for axis in axes)
+    size = frame_size(
+        height, width, image_size=image_size, max_length=max_length, multiple=multiple
+    )
+    small = _resize_in_chunks(frames, size, axes, chunk)
+    if masks is None:
+        return small
+    solid = jnp.asarray(masks > THRESHOLD, jnp.float32)
+    small_masks = _resize_in_chunks(solid, size, axes, chunk) > THRESHOLD
+    return small, small_masks.astype(masks.dtype)
+
+
+class Prepared(NamedTuple):
+    """What `preprocess` returns."""
+
+    frames: jax.Array
+    """Cut, resampled and in [-1, 1]."""
+    masks: jax.Array
+    """The same cut: float32, 0 and 1."""
+    soft_masks: jax.Array
+    """The masks after the Gaussian blur: float32, 0…1."""
+    box: jax.Array
+    """(x1, y1, x2, y2), end-exclusive, int32: what `postprocess` needs to paste the results."""
+
+
+def preprocess(
+    frames: ImageLike,
+    masks: ImageLike,
+    *,
+    size: int | Sequence[int] | None = None,
+    padding_ratio: float = 0.5,
+    min_size: int | Sequence[int] = (512, 512),
+    critical_ratio: float = 2.0,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    axes: tuple[int, int] = (-3, -2),
+) -> Prepared:
+    """Mask crop, resize, threshold and blur of the masks, normalisation: one compiled program.
+
+    Args:
+      frames: 0…255.
+      masks: one channel, otherwise the frames' shape; set where above 0.5.
+      size: (height, width) of the result. Default: `frame_size` of the uncut frame, so that one
+        program serves a whole video; a cut of another aspect is stretched, and `postprocess`
+        undoes it. Outside jit, `mask_crop` and `resize_frames` keep the cut's own aspect.
+      padding_ratio: see `mask_crop`.
+      min_size: see `mask_crop`.
+      critical_ratio: see `mask_crop`.
+      dtype: of the normalised frames.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: unsuitable dtypes.
+      ValueError: what `mask_crop` and `frame_size` refuse.
+    """
+    frames, masks, axes = frames_and_masks(frames, masks, axes)
+    if size is None:
+        size = frame_size(frames.shape[axes[0]], frames.shape[axes[1]])
+    size = (size, size) if isinstance(size, int) else tuple(size)
+    min_size = (min_size, min_size) if isinstance(min_size, int) else tuple(min_size)
+    rule = (padding_ratio, min_size, critical_ratio)
+    return Prepared(*_preprocess(frames, masks, size, rule, jnp.dtype(dtype), axes))
+
+
+def postprocess(
+    results: ImageLike,
+    frames: ImageLike,
+    masks: ImageLike,
+    box: jax.Array,
+    *,
+    axes: tuple[int, int] = (-3, -2),
+) -> jax.Array:
+    """Denormalises results and pastes them into the frames they were cut from: one program.
+
+    Args:
+      results: the network's output for `preprocess(...).frames`, in [-1, 1].
+      frames: the uncut frames, 0…255.
+      masks: the uncut masks.
+      box: `preprocess(...).box`.
+      axes: the height and the width axis.
+
+    Returns:
+      Frames in the dtype of `frames`; unmasked pixels are untouched.
+
+    Raises:
+      TypeError: unsuitable dtypes.
+      ValueError: shapes that do not belong together.
+    """
+    frames, masks, axes = frames_and_masks(frames, masks, axes)
+    return _postprocess(denormalise(results, dtype=frames.dtype), frames, masks, box, axes)
+
+
+@partial(jax.jit, static_argnames=("dtype",))
+def _normalise(image: jax.Array, dtype) -> jax.Array:
+    x = image.astype(jnp.promote_types(compute_dtype(image.dtype), dtype))
+    return (x / 255 * 2 - 1).astype(dtype)
+
+
+@partial(jax.jit, static_argnames=("dtype",))
+def _denormalise(image: jax.Array, dtype) -> jax.Array:
+    x = jnp.clip((image.astype(compute_dtype(image.dtype)) + 1) / 2 * 255, 0, 255)
+    return (jnp.round(x) if dtype == jnp.uint8 else x).astype(dtype)
+
+
+@partial(jax.jit, static_argnames=("size", "axes", "chunk"))
+def _resize_in_chunks(
+    x: jax.Array, size: tuple[int, int], axes: tuple[int, int], chunk: int | None
+):
+    shrink = partial(resize, size=size, method="bilinear", antialias=False)
+    lead = min(axes)
+    images = math.prod(x.shape[:lead])
+    if chunk is None or images <= chunk:
+        return shrink(x, axes=axes)
+    inner = tuple(axis - lead for axis in axes)
+    small = jax.lax.map(
+        partial(shrink, axes=inner), x.reshape(images, *x.shape[lead:]), batch_size=chunk
+    )
+    return small.reshape(*x.shape[:lead], *small.shape[1:])
+
+
+@partial(jax.jit, static_argnames=("size", "rule", "dtype", "axes"))
+def _preprocess(frames, masks, size, rule, dtype, axes):
+    padding_ratio, min_size, critical_ratio = rule
+    cut = mask_crop(
+        frames.astype(compute_dtype(frames.dtype)),
+        masks,
+        size=size,
+        padding_ratio=padding_ratio,
+        min_size=min_size,
+        critical_ratio=critical_ratio,
+        axes=axes,
+    )
+    solid = cut.masks.astype(jnp.float32)
+    return normalise(cut.frames, dtype=dtype), solid, feather(solid, axes=axes), cut.box
+
+
+@partial(jax.jit, static_argnames=("axes",))
+def _postprocess(patches, frames, masks, box, axes):
+    return mask_paste(frames, patches, masks, box, axes=axes)

@@ -1,0 +1,220 @@
+"""Cut video frames around their masks, and paste results back.
+
+Frames and masks share their leading axes, (N, …) or (N, T, …), and are channels last unless `axes`
+says otherwise; masks have one channel and count as set above 0.5. One box, the union over all
+leading axes, cuts every frame, so that a clip stays aligned; `jax.vmap` over clips gives each its
+own box. A box is (x1, y1, x2, y2) in whole pixels, end-exclusive.
+
+The rule: bounding box of the union; padded on each side by a share of its own size; grown to a
+least size, shifted where it would leave the frame; widened or heightened where it is too slim;
+made even. A mask that is empty in every frame stands for the whole frame.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.ops._arguments import (
+    ImageLike,
+    compute_dtype,
+    image_array,
+    normal_axes,
+    positive_pair,
+)
+from jaxsr.ops._box_rule import box_around
+from jaxsr.ops._masks import THRESHOLD, frames_and_masks, mask_array
+from jaxsr.ops._window import resample_window
+from jaxsr.ops.blur import gaussian_blur
+
+
+class MaskCrop(NamedTuple):
+    """What `mask_crop` returns."""
+
+    frames: jax.Array
+    masks: jax.Array
+    box: Any
+    """(x1, y1, x2, y2), end-exclusive: int32 on the device, or Python integers without a size."""
+
+
+def mask_box(
+    masks: ImageLike,
+    *,
+    padding_ratio: float = 0.5,
+    min_size: int | Sequence[int] = (512, 512),
+    critical_ratio: float = 2.0,
+    axes: tuple[int, int] = (-3, -2),
+) -> jax.Array:
+    """The box (x1, y1, x2, y2) that the rule gives for the union of all masks; int32, under jit.
+
+    Args:
+      masks: set where above 0.5; boolean, uint8 or floating point.
+      padding_ratio: share of the bounding box's height and width added on each side, from 0.
+      min_size: least (width, height) of the box in pixels, as far as the frame allows.
+      critical_ratio: greatest height / width, and its inverse the least; at least 1.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: complex or integer masks other than uint8.
+      ValueError: empty axes, or an option outside its range.
+    """
+    masks = mask_array(masks)
+    rule = _checked_rule(padding_ratio, min_size, critical_ratio)
+    return _box(masks, normal_axes(axes, masks.ndim), rule)
+
+
+def mask_crop(
+    frames: ImageLike,
+    masks: ImageLike,
+    *,
+    size: int | Sequence[int] | None = None,
+    padding_ratio: float = 0.5,
+    min_size: int | Sequence[int] = (512, 512),
+    critical_ratio: float = 2.0,
+    axes: tuple[int, int] = (-3, -2),
+) -> MaskCrop:
+    """Cuts all frames and masks with the box around the masks.
+
+    Args:
+      frames: images of any range.
+      masks: one channel, otherwise the frames' shape; set where above 0.5.
+      size: (height, width) to which the cut is resampled, bilinear with torch's half-pixel centres
+        and no antialias; masks are cut at 0.5 again, to 0 and 1. The box may then depend on traced
+        values, and one compiled program serves every mask. Default: the cut itself, whose size
+        depends on the masks, so that it only works outside jit.
+      padding_ratio: share of the bounding box's height and width added on each side, from 0.
+      min_size: least (width, height) of the box in pixels, as far as the frame allows.
+      critical_ratio: greatest height / width, and its inverse the least; at least 1.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: unsuitable dtypes, or no `size` where the masks are traced.
+      ValueError: masks of another size, empty axes, or an option outside its range.
+    """
+    frames, masks, axes = frames_and_masks(frames, masks, axes)
+    rule = _checked_rule(padding_ratio, min_size, critical_ratio)
+    if size is not None:
+        return MaskCrop(*_crop_resampled(frames, masks, axes, rule, positive_pair(size, "size")))
+    if isinstance(masks, jax.core.Tracer):
+        raise TypeError(
+            "mask_crop without a size cuts a box that depends on the masks' values, which are not "
+            "known under jit; give size=(height, width)"
+        )
+    x1, y1, x2, y2 = (int(edge) for edge in jax.device_get(_box(masks, axes, rule)))
+
+    def cut(x: jax.Array) -> jax.Array:
+        x = jax.lax.slice_in_dim(x, y1, y2, axis=axes[0])
+        return jax.lax.slice_in_dim(x, x1, x2, axis=axes[1])
+
+    return MaskCrop(cut(frames), cut(masks), (x1, y1, x2, y2))
+
+
+def mask_paste(
+    frames: ImageLike,
+    patches: ImageLike,
+    masks: ImageLike,
+    box: Any,
+    *,
+    feather_size: int = 7,
+    feather_sigma: float = 1.5,
+    axes: tuple[int, int] = (-3, -2),
+) -> jax.Array:
+    """Puts processed cuts back into their frames where the masks are set, with soft edges.
+
+    The patches are resampled to the box (bilinear, half-pixel centres) and blended by the mask
+    after a Gaussian blur. Pixels that the blurred mask does not reach, and all outside the box,
+    stay as they are, bit for bit.
+
+    Args:
+      frames: the uncut images.
+      patches: the processed cuts, of any one height and width, in the frames' dtype and range.
+      masks: the uncut masks: one channel, otherwise the frames' shape; set where above 0.5.
+      box: (x1, y1, x2, y2) as `mask_crop` returned it, traced or not.
+      feather_size: window of the blur in pixels, odd.
+      feather_sigma: standard deviation of the blur in pixels.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: unsuitable dtypes, or frames and patches of two.
+      ValueError: shapes that do not belong together, or an even window.
+    """
+    frames, masks, axes = frames_and_masks(frames, masks, axes)
+    patches = image_array(patches, "patches")
+    if patches.dtype != frames.dtype:
+        raise TypeError(f"patches are {patches.dtype} but frames {frames.dtype}; convert one")
+    expected = [n for k, n in enumerate(frames.shape) if k not in axes]
+    if [n for k, n in enumerate(patches.shape) if k not in axes] != expected:
+        raise ValueError(
+            f"patches of shape {patches.shape} do not belong to frames of shape {frames.shape}: "
+            "only height and width may differ"
+        )
+    box = jnp.asarray(box)
+    if box.shape != (4,) or not jnp.issubdtype(box.dtype, jnp.integer):
+        raise ValueError(f"box must be 4 integers (x1, y1, x2, y2), got {box.dtype}{box.shape}")
+    alpha = feather(masks, kernel_size=feather_size, sigma=feather_sigma, axes=axes)
+    return _paste(frames, patches, alpha, box, axes)
+
+
+def feather(
+    masks: ImageLike,
+    *,
+    kernel_size: int = 7,
+    sigma: float = 1.5,
+    axes: tuple[int, int] = (-3, -2),
+) -> jax.Array:
+    """Masks cut at 0.5, then blurred on a scale of 0…255 with reflected borders: float32, 0…1."""
+    solid = (mask_array(masks) > THRESHOLD).astype(jnp.float32) * 255
+    soft = gaussian_blur(solid, sigma=sigma, kernel_size=kernel_size, border="reflect", axes=axes)
+    return soft / 255
+
+
+def _checked_rule(
+    padding_ratio: float, min_size: int | Sequence[int], critical_ratio: float
+) -> tuple[float, tuple[int, int], float]:
+    if not padding_ratio >= 0 or not math.isfinite(padding_ratio):
+        raise ValueError(f"padding_ratio must be 0 or more, got {padding_ratio}")
+    if not critical_ratio >= 1 or not math.isfinite(critical_ratio):
+        raise ValueError(f"critical_ratio must be at least 1, got {critical_ratio}")
+    return float(padding_ratio), positive_pair(min_size, "min_size"), float(critical_ratio)
+
+
+@partial(jax.jit, static_argnames=("axes", "rule"))
+def _box(masks: jax.Array, axes: tuple[int, int], rule: tuple) -> jax.Array:
+    others = tuple(k for k in range(masks.ndim) if k not in axes)
+    hit = (masks > THRESHOLD).any(others)
+    hit = hit if axes[0] < axes[1] else hit.T
+    return box_around(hit.any(1), hit.any(0), *rule)
+
+
+@partial(jax.jit, static_argnames=("axes", "rule", "size"))
+def _crop_resampled(frames, masks, axes, rule, size):
+    box = _box(masks, axes, rule)
+    cut = resample_window(frames, box, size, axes)
+    solid = (masks > THRESHOLD).astype(jnp.float32)
+    cut_masks = resample_window(solid, box, size, axes) > THRESHOLD
+    return cut, cut_masks.astype(masks.dtype), box
+
+
+@partial(jax.jit, static_argnames=("axes",))
+def _paste(frames, patches, alpha, box, axes):
+    height, width = (frames.shape[axis] for axis in axes)
+    x1, y1, x2, y2 = box
+    x = resample_window(
+        patches.astype(compute_dtype(frames.dtype)), box, (height, width), axes, inverse=True
+    )
+    mixed = frames + alpha * (x - frames)
+    if frames.dtype == jnp.uint8:
+        mixed = jnp.clip(jnp.round(mixed), 0, 255)
+
+    def along(axis: int, low: jax.Array, high: jax.Array) -> jax.Array:
+        shape = [1] * frames.ndim
+        shape[axis] = frames.shape[axis]
+        position = np.arange(frames.shape[axis]).reshape(shape)
+        return (position >= low) & (position < high)
+
+    inside = along(axes[0], y1, y2) & along(axes[1], x1, x2)
+    return jnp.where(inside & (alpha > 0), mixed.astype(frames.dtype), frames)
