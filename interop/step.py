@@ -79,6 +79,18 @@ class StepConfig:
                 f"compute_dtype must be float32 or bfloat16, got {self.compute_dtype!r}"
             )
 
+    def check_fits(self, *, data: int, fsdp: int) -> None:
+        """Refuses a mesh of these sizes where the step cannot run on it.
+
+        Raises:
+          ValueError: local BatchNorm with parameters split over `fsdp`.
+        """
+        if self.batch_norm == "local" and fsdp > 1:
+            raise ValueError(
+                f"batch_norm=local needs whole parameters on every device, but the mesh has "
+                f"fsdp={fsdp}; use batch_norm=global, or --mesh {data * fsdp}"
+            )
+
 
 def of_network(tree: Mapping[str, Any], network: str) -> dict[str, Any]:
     """The entries of one network, by the prefix of their torch names."""
@@ -170,11 +182,7 @@ def make_train_step(
       ValueError: local BatchNorm on a mesh that splits parameters.
     """
     config = config or StepConfig()
-    if config.batch_norm == "local" and mesh.shape["fsdp"] > 1:
-        raise ValueError(
-            f"batch_norm=local needs whole parameters on every device, but the mesh has "
-            f"fsdp={mesh.shape['fsdp']}; use batch_norm=global, or --mesh {mesh.size}"
-        )
+    config.check_fits(data=mesh.shape["data"], fsdp=mesh.shape["fsdp"])
     update = functools.partial(_update_players, model, phase, optimizers, config)
     if config.batch_norm == "local":
         update = _per_device(update, mesh)

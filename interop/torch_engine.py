@@ -80,6 +80,7 @@ class TorchStep:
         self._check_finite = check_finite
         self.step = 0
         self.updates_done = dict.fromkeys(optimizers, 0)
+        self._configs = dict(optimizers)
         self._clip = {name: c.clip_norm for name, c in optimizers.items()}
         self._schedules = {n: make_schedule(c, updates[n]) for n, c in optimizers.items()}
         self._parameters = {n: dict(self._network(n).named_parameters()) for n in optimizers}
@@ -185,19 +186,29 @@ class TorchStep:
 
     def state(self) -> dict[str, Any]:
         """Everything a checkpoint needs, as NumPy arrays."""
-        optimizers = {}
-        for network, optimizer in self._optimizers.items():
-            optimizers[network] = {
-                name: {k: _host(v) for k, v in optimizer.state[parameter].items()}
-                for name, parameter in self._parameters[network].items()
-                if parameter in optimizer.state
-            }
+        optimizers = {n: self._optimizer_state(n) for n in self._optimizers}
         return {
             "step": np.asarray(self.step),
             "updates_done": {n: np.asarray(c) for n, c in self.updates_done.items()},
             "tensors": {n: _host(t) for n, t in self.objective.state_dict().items()},
             "optimizers": optimizers,
             "ema": {n: _host(t) for n, t in self.ema.items()},
+        }
+
+    def _optimizer_state(self, network: str) -> dict[str, dict[str, np.ndarray]]:
+        """By parameter; zeros before the first update, where torch has made no state yet."""
+        parameters = self._parameters[network]
+        states = self._optimizers[network].state
+        if self.updates_done[network] == 0:
+            twins = {n: nn.Parameter(torch.zeros_like(p)) for n, p in parameters.items()}
+            twin = make_torch_optimizer(self._configs[network], list(twins.values()))
+            for parameter in twins.values():
+                parameter.grad = torch.zeros_like(parameter)
+            twin.step()
+            parameters, states = twins, twin.state
+        return {
+            name: {k: _host(v) for k, v in states[p].items() if v is not None}
+            for name, p in parameters.items()
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -207,6 +218,8 @@ class TorchStep:
         tensors = {n: torch.from_numpy(np.array(a)) for n, a in state["tensors"].items()}
         self.objective.load_state_dict(tensors)
         for network, entries in state["optimizers"].items():
+            if self.updates_done[network] == 0:
+                continue  # torch makes the state at the first update
             for name, entry in entries.items():
                 parameter = self._parameters[network][name]
                 # torch keeps its own step counters on the CPU.

@@ -1,10 +1,14 @@
 """What every command does alike: errors as one line, exit status, the user's cache folder."""
 
+import contextlib
+import io
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 WRONG_INPUT = 2
 INTERRUPTED = 130
@@ -29,6 +33,47 @@ def run_command(command: Callable[[], int | None]) -> int:
             traceback.print_exc()
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
         return WRONG_INPUT
+
+
+def parse_options(
+    kind: Any, arguments: Sequence[str], *, prog: str, description: str, **options: Any
+) -> Any:
+    """`tyro.cli`, with what it rejects as a `UsageError` of one line instead of a drawn box.
+
+    Args:
+      kind: the dataclass or function whose fields are the options.
+      arguments: words of the command line.
+      prog: the command as its help names it.
+      description: first paragraph of the help.
+      **options: further ones for `tyro.cli`, `default` for example.
+
+    Raises:
+      UsageError: an option is unknown or its value wrong, in the words of whoever checked it.
+    """
+    import tyro
+
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(shown):
+            return tyro.cli(
+                kind, args=list(arguments), prog=prog, description=description, **options
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise  # --help
+        raise UsageError(f"{_unboxed(shown.getvalue())}; see {prog} --help") from None
+
+
+class UsageError(ValueError):
+    """The command line cannot be understood."""
+
+
+def _unboxed(text: str) -> str:
+    """The sentences of a message that is drawn as a box with a title and rules."""
+    lines = [line.strip(" │╭╮╰╯─-") for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("For full helptext")]
+    message = " ".join(lines[1:] or lines)  # the first line is the box's title
+    return re.sub(r"^Error parsing [\w.]+: ", "", message)
 
 
 def cache_folder() -> Path:

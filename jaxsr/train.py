@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxsr.cli import cache_folder, run_command
+from jaxsr.cli import cache_folder, parse_options, run_command
 
 RUNS = Path("runs")
 
@@ -41,16 +41,14 @@ def _train(arguments: list[str]) -> None:
 
 def parse(family: Any, name: str, arguments: Sequence[str]) -> Any:
     """The run's configuration: the preset's values, changed by the options given."""
-    import tyro
-
     preset, rest = _take_option(list(arguments), "--preset")
     if preset is None:
         has_data = any(a == "--data" or a.startswith("--data=") for a in rest)
         preset = family.default_preset(has_data=has_data)
-    return tyro.cli(
+    return parse_options(
         family.CONFIG,
+        rest,
         default=family.preset(preset),
-        args=rest,
         prog=f"python -m jaxsr.train {name}",
         description=(
             f"Trains {name}. Defaults are those of --preset {preset}; "

@@ -10,6 +10,7 @@ import pytest
 # unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
+jax.devices()  # now, or a command under test would choose its own number
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ def test_importing_does_nothing():
     script = f"""
 import jax, torch
 def state():
-    options = {{n: getattr(jax.config, n) for n in jax.config.values}}
+    options = dict(jax.config.values)
     torch_state = (torch.backends.mha.get_fastpath_enabled(), torch.get_default_dtype(),
                    torch.is_grad_enabled(), torch._C._get_privateuse1_backend_name())
     return options, torch_state

