@@ -154,6 +154,7 @@ def open_training_photos(
     held_out: float = 0.1,
     check: Literal["decode", "header"] = "decode",
     cache_bytes: int | None = None,
+    scratch_folder: Path | None = None,
     threads: int | None = None,
 ) -> tuple[Photos, Photos]:
     """The photos to train on and those to validate on, which never overlap.
@@ -166,13 +167,14 @@ def open_training_photos(
       val: folder to validate on; None to hold some of `data` out.
       crop: least height and width in pixels of a training photo.
       val_crop: least height and width in pixels of a photo from `val`.
-      on_bad_file, check, cache_bytes, threads: as for `open_photos`; the cache is shared.
+      on_bad_file, check, cache_bytes, scratch_folder, threads: as for `open_photos`; the cache is
+        shared.
       held_out: the fraction held out of `data` when there is no `val`.
 
     Raises:
       ValueError, FileNotFoundError: as `open_photos`; or the two folders share files.
     """
-    cache = PixelCache(cache_bytes)
+    cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
     options = {"on_bad_file": on_bad_file, "check": check, "threads": threads, "cache": cache}
     photos = open_photos(data, crop=crop, **options)
     if val is not None:
@@ -198,6 +200,7 @@ def open_photos(
     on_bad_file: Literal["error", "skip"] = "error",
     check: Literal["decode", "header"] = "decode",
     cache_bytes: int | None = None,
+    scratch_folder: Path | None = None,
     threads: int | None = None,
     cache: PixelCache | None = None,
 ) -> Photos:
@@ -214,8 +217,11 @@ def open_photos(
         fits in the cache, so that the work is not lost; "header" is quick and leaves truncated
         files to stop the run when their turn comes.
       cache_bytes: bound on decoded photos kept in host memory. Default: a quarter of what is free.
+      scratch_folder: on a local disk; decoded photos beyond `cache_bytes` are kept there in a file
+        that vanishes with the process. Without it they are decoded anew for every crop, which for
+        photos of several megapixels starves most steps.
       threads: files checked at once. Default: one per CPU that this process may use.
-      cache: an existing cache to share, instead of `cache_bytes`.
+      cache: an existing cache to share, instead of the two above.
 
     Raises:
       FileNotFoundError: there is no such folder.
@@ -227,7 +233,8 @@ def open_photos(
         raise ValueError(f"on_bad_file must be 'error' or 'skip', got {on_bad_file!r}")
     if check not in ("decode", "header"):
         raise ValueError(f"check must be 'decode' or 'header', got {check!r}")
-    cache = cache if cache is not None else PixelCache(cache_bytes)
+    if cache is None:
+        cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
     if folder is None:
         source, found, bad = "the built-in photos", _built_in(), []
     else:

@@ -78,13 +78,15 @@ def test_threads_and_prefetch_do_not_show(photos, reference, threads, prefetch):
     _assert_equal(_take(photos, 12, threads=threads, prefetch=prefetch), reference)
 
 
-def test_the_cache_does_not_show(photos, reference):
+def test_the_cache_does_not_show(photos, reference, tmp_path):
     folder = photos.paths[0].parent
     for cache_bytes in (0, 10_000):
         cold = open_photos(folder, crop=32, cache_bytes=cache_bytes)
         assert cold.cache.held_bytes <= cache_bytes
         _assert_equal(_take(cold, 12), reference)
     _assert_equal(_take(open_photos(folder, crop=32, check="header"), 12), reference)
+    disk = open_photos(folder, crop=32, cache_bytes=10_000, scratch_folder=tmp_path)
+    _assert_equal(_take(disk, 12), reference)
 
 
 @pytest.mark.parametrize("crops_per_photo", [1, 4])

@@ -1,0 +1,277 @@
+"""Does the input keep up with the step? Rates of crops, and of a step with and without decoding.
+
+Three questions, each for the built-in photos or `--data FOLDER`:
+
+1. What does the check before training cost (`header` reads headers, `decode` whole files)?
+2. How many crops a second come out: every photo decoded anew for each crop, from memory, from a
+   scratch file (here small enough for the page cache), and as places alone (photos resident on the
+   device)? Beside them the usual way in PyTorch, a `DataLoader` whose workers open, convert and
+   cut with Pillow: with nothing cached, as people have it.
+3. How much of the rate of a step is left when its batches are real instead of one batch held
+   still? `rate_kept` answers it for any step; run alone, this file asks it of the preparation on
+   the device and a stand-in for the network, `--step-ms` of matrix products.
+
+    python benchmarks/input_pipeline.py [--data FOLDER] [--out FILE.json]
+
+Rounds of the contenders alternate; figures are medians and the spread from least to most.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from jaxsr.data.batches import HostBatch, train_batches
+from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
+
+Row = dict[str, Any]
+
+
+def rate_kept(
+    step: Callable[[HostBatch], Any],
+    batches: Iterator[HostBatch],
+    *,
+    steps: int = 20,
+    rounds: int = 5,
+) -> Row:
+    """Steps per second with real batches and with one batch held still, in alternating rounds.
+
+    Args:
+      step: takes a host batch, moves it to the device and runs a training step; what it returns is
+        waited for (`jax.block_until_ready`) at the end of each round, so that batches are fetched
+        while the device works, as in training.
+      batches: the real ones. They go on being prepared while the still rounds run, so the first
+        `prefetch` batches of a real round cost nothing: ask for many more steps than that.
+
+    Returns:
+      `steps_per_s_real`, `steps_per_s_still` (medians), `kept` (the median over rounds of real ÷
+      still) and `spread` of the latter.
+    """
+    import jax
+
+    still = next(batches)
+
+    def timed(following: Callable[[], HostBatch]) -> float:
+        start = time.perf_counter()
+        last = None
+        for _ in range(steps):
+            last = step(following())
+        jax.block_until_ready(last)
+        return steps / (time.perf_counter() - start)
+
+    timed(lambda: still)
+    rates = [(timed(lambda: next(batches)), timed(lambda: still)) for _ in range(rounds)]
+    kept = [real / held for real, held in rates]
+    return {
+        "steps_per_s_real": median(real for real, _ in rates),
+        "steps_per_s_still": median(held for _, held in rates),
+        "kept": median(kept),
+        "spread": [min(kept), max(kept)],
+    }
+
+
+def check_rows(folder: Path | None) -> list[Row]:
+    """Photos checked per second, files warm in the page cache."""
+    rows = []
+    open_photos(folder, crop=1)
+    for check in ("header", "decode"):
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            photos = open_photos(folder, crop=1, check=check, cache_bytes=0)
+            seconds.append(time.perf_counter() - start)
+        rows.append(
+            {
+                "what": f"check={check}",
+                "photos": len(photos),
+                "photos_per_s": len(photos) / median(seconds),
+                "megapixels_per_s": photos.nbytes / 3e6 / median(seconds),
+            }
+        )
+    return rows
+
+
+def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> list[Row]:
+    """Crops per second by each way, in three alternating rounds."""
+    cold = open_photos(folder, crop=crop, cache_bytes=0)
+    warm = open_photos(folder, crop=crop)
+    disk = open_photos(folder, crop=crop, cache_bytes=0, scratch_folder=Path(tempfile.gettempdir()))
+    options: dict[str, Any] = {"global_batch": batch, "crop": crop, "seed": 0}
+    sources: dict[str, Callable[[], Iterator[Any]]] = {
+        "decoded for every crop": lambda: train_batches(cold, **options),
+        "from memory": lambda: train_batches(warm, **options),
+        "from a scratch file": lambda: train_batches(disk, **options),
+        "places alone": lambda: train_batches(warm, form="window", **options),
+        "torch DataLoader, Pillow, decoded for every crop": lambda: _torch_batches(
+            cold, batch, crop
+        ),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(3):
+        for name, make in sources.items():
+            rates[name].append(_crops_per_s(make(), batch, seconds))
+    return [
+        {"what": name, "crops_per_s": median(found), "spread": [min(found), max(found)]}
+        for name, found in rates.items()
+    ]
+
+
+def step_rows(photos: Photos, *, batch: int, crop: int, step_ms: float) -> list[Row]:
+    """What is left of the rate of a stand-in step, by each way that photos reach the device."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxsr.data.degrade import make_preparation
+    from jaxsr.data.resident import resident_photos
+
+    prepare = make_preparation(crop=crop, scale=4)
+    key = jax.random.key(0)
+    load = jnp.eye(1024) * 0.5
+    cold = Photos(photos.source, photos.names, photos.sizes, photos.paths, _no_cache())
+    resident = resident_photos(photos, 2**33)
+    options: dict[str, Any] = {"global_batch": batch, "crop": crop, "seed": 0}
+
+    @jax.jit
+    def train(inputs: Mapping[str, Any], resident: Any, products: int) -> Any:
+        made = prepare(inputs, key, resident)
+        work = jax.lax.fori_loop(0, products, lambda _, x: x @ load, load)
+        return made["low"].sum() + made["high"].sum() + work.sum()
+
+    sample = next(train_batches(photos, **options))
+    products = _products_for(lambda n: jax.block_until_ready(train(sample, None, n)), step_ms)
+    ways = [
+        ("decoded for every crop", cold, "image", None),
+        ("from memory", photos, "image", None),
+        ("resident on the device", photos, "window", resident),
+    ]
+    rows = []
+    for name, source, form, held in ways:
+        with train_batches(source, form=form, prefetch=2, **options) as batches:
+            found = rate_kept(lambda given, held=held: train(given, held, products), batches)
+        rows.append({"what": name, "step_ms": step_ms, **found})
+    return rows
+
+
+def _crops_per_s(batches: Iterator[Any], batch: int, seconds: float) -> float:
+    for _ in range(8):  # more than is prepared ahead, so that the queue is in its steady state
+        next(batches)
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        next(batches)
+        count += batch
+    rate = count / (time.perf_counter() - start)
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()
+    return rate
+
+
+class _PillowCrops:
+    """A torch data set as super-resolution repositories write it."""
+
+    def __init__(self, paths: tuple[Path, ...], crop: int, length: int) -> None:
+        self.paths, self.crop, self.length = paths, crop, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        from PIL import Image
+
+        image = Image.open(self.paths[index % len(self.paths)]).convert("RGB")
+        left = random.randint(0, image.width - self.crop)
+        top = random.randint(0, image.height - self.crop)
+        return np.array(image.crop((left, top, left + self.crop, top + self.crop)))
+
+
+def _torch_batches(photos: Photos, batch: int, crop: int) -> Iterator[Any]:
+    from torch.utils.data import DataLoader
+
+    data = _PillowCrops(photos.paths, crop, 10_000_000)
+    loader = DataLoader(data, batch, num_workers=available_cpus(), prefetch_factor=4)  # type: ignore
+    yield from loader
+
+
+def _products_for(run: Callable[[int], Any], step_ms: float) -> int:
+    """How many matrix products make the stand-in step about as long as asked."""
+    run(1)
+    products = 1
+    while True:
+        start = time.perf_counter()
+        run(products)
+        took_ms = 1e3 * (time.perf_counter() - start)
+        if took_ms >= step_ms or products > 10_000:
+            return products
+        products = max(products + 1, min(4 * products, int(products * step_ms / took_ms)))
+
+
+def _no_cache() -> Any:
+    from jaxsr.data.memory import PixelCache
+
+    return PixelCache(0)
+
+
+def _about() -> dict[str, Any]:
+    names = ("jax", "torch", "numpy", "pillow", "opencv-python-headless")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    ).stdout.strip()
+    return {
+        "commit": commit,
+        "cpus": available_cpus(),
+        "machine": platform.machine(),
+        "load_average_before": os.getloadavg()[0],
+        "versions": {name: version(name) for name in names},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, help="folder of photos; default: the built-in ones")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--crop", type=int, default=96, help="side in pixels")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per measured rate")
+    parser.add_argument("--step-ms", type=float, default=400.0, help="length of the stand-in step")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args()
+
+    result = _about() | {"batch": options.batch, "crop": options.crop}
+    photos, _ = open_training_photos(options.data, None, crop=options.crop)
+    result["photos"] = {"count": len(photos), "megapixels": photos.nbytes / 3e6}
+    result["check"] = check_rows(options.data)
+    result["crops"] = crop_rows(
+        options.data, batch=options.batch, crop=options.crop, seconds=options.seconds
+    )
+    result["step"] = step_rows(
+        photos, batch=options.batch, crop=options.crop, step_ms=options.step_ms
+    )
+    for row in (*result["check"], *result["crops"], *result["step"]):
+        shown = (
+            f"{name} {value:,.3g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in row.items()
+            if name not in ("what", "spread")
+        )
+        print(f"{row['what']:50}", "  ".join(shown))
+    text = json.dumps(result, indent=1)
+    if options.out:
+        options.out.write_text(text + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
