@@ -1,0 +1,214 @@
+"""Both engines against `transformers`' own generation, and against each other."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
+from jaxsr.generation.completion import complete, continue_from
+from jaxsr.generation.jax_engine import JaxEngine
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.sharding import tensor_mesh
+from jaxsr.generation.torch_engine import TorchEngine
+from jaxsr.models.llama.loading import fingerprint
+
+LENGTHS = (3, 17, 30, 16)
+GREEDY = SamplingOptions(max_new_tokens=24)
+DRAWN = SamplingOptions(max_new_tokens=24, temperature=0.8, top_k=60, top_p=0.9, seed=3)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    rng = np.random.default_rng(0)
+    return [rng.integers(3, 320, n).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def engines(network):
+    made = {}
+
+    def make(kind: str, family: str = "llama"):
+        if (kind, family) not in made:
+            if kind == "torch":
+                made[kind, family] = TorchEngine(network(family))
+            else:
+                mesh = tensor_mesh(8 if kind == "jax8" else 1)
+                made[kind, family] = JaxEngine(network(family), mesh=mesh)
+        return made[kind, family]
+
+    return make
+
+
+def expected(model, prompts, count, stop=None):
+    rows = []
+    for prompt in prompts:
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=stop,
+            pad_token_id=0,
+        )
+        rows.append(out[0, len(prompt) :].tolist())
+    return rows
+
+
+def tokens(run):
+    return [done.tokens for done in run.completions]
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_greedy_matches_transformers(kind, family, engines, hf_model, prompts):
+    want = expected(hf_model(family), prompts, 24)
+    assert tokens(complete(engines(kind, family), prompts, GREEDY, batch_size=4)) == want
+
+
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_padding_side_and_batch_size_make_no_difference(kind, engines, hf_model, prompts):
+    want = expected(hf_model("llama"), prompts, 24)
+    engine = engines(kind)
+    assert tokens(complete(engine, prompts, GREEDY, batch_size=4, padding="left")) == want
+    assert tokens(complete(engine, prompts, GREEDY, batch_size=3)) == want  # the last is filled up
+    assert tokens(complete(engine, prompts, GREEDY, batch_size=1)) == want
+
+
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_rows_end_at_stop_tokens_and_others_go_on(kind, engines, hf_model, prompts):
+    free = expected(hf_model("llama"), prompts, 24)
+    stop = free[1][5]  # ends row 1 early; whatever it does to the others, transformers does too
+    want = expected(hf_model("llama"), prompts, 24, stop)
+    run = complete(engines(kind), prompts, GREEDY, batch_size=4, stop_ids=(stop,))
+    assert tokens(run) == want
+    assert len(want[1]) <= 6 < max(map(len, want))
+    for done in run.completions:
+        assert done.finish == ("stop" if done.tokens[-1] == stop else "length")
+
+
+def test_streamed_chunks_join_to_the_whole(engines, prompts):
+    chunks: dict[int, list[int]] = {}
+    run = complete(
+        engines("jax"),
+        prompts,
+        GREEDY,
+        batch_size=4,
+        chunk=5,
+        on_tokens=lambda index, new: chunks.setdefault(index, []).extend(new),
+    )
+    assert [chunks[i] for i in range(4)] == tokens(run)
+
+
+def test_drawn_tokens_are_the_requests_own(engines, prompts):
+    together = tokens(complete(engines("jax"), prompts, DRAWN, batch_size=4))
+    alone = engines("jax").start(prompts[2:3], [2], DRAWN)
+    engines("jax").advance(alone, 24)
+    assert engines("jax").outputs(alone)[0].tolist() == together[2]
+    assert tokens(complete(engines("torch"), prompts, DRAWN, batch_size=2)) == together
+    other = dataclasses.replace(DRAWN, seed=4)
+    assert tokens(complete(engines("jax"), prompts, other, batch_size=4)) != together
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-plain"])
+def test_eight_devices_give_the_tokens_of_one(family, engines, prompts):
+    # llama-plain's 8 key-value heads are split; llama's 2 stay whole.
+    one = tokens(complete(engines("jax", family), prompts, GREEDY, batch_size=4))
+    engine = engines("jax8", family)
+    assert tokens(complete(engine, prompts, GREEDY, batch_size=4)) == one
+    batch = engine.start(prompts, range(4), GREEDY)
+    engine.advance(batch, 2)
+    split = batch.state["cache"][0][0].sharding.shard_shape(batch.state["cache"][0][0].shape)
+    assert split[1] == (1 if family == "llama-plain" else 2)
+    weight = engine._weights["model.layers.0.mlp.gate_proj.weight"]
+    assert weight.sharding.shard_shape(weight.shape) == (96 // 8, 64)
+
+
+def bits(engine, prompts, **how):
+    """Each prompt's tokens and cache, bit for bit."""
+    run = complete(engine, prompts, GREEDY, deterministic=True, keep_snapshots=True, **how)
+    return [
+        (done.tokens, *(t.tobytes() for t in (*snap.keys, *snap.values)))
+        for done, snap in zip(run.completions, run.snapshots, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_deterministic_is_independent_of_company_bit_for_bit(kind, engines, prompts):
+    engine = engines(kind)
+    alone = [bits(engine, [prompt])[0] for prompt in prompts]
+    assert bits(engine, prompts, batch_size=4) == alone
+    assert bits(engine, prompts, batch_size=2, padding="right") == alone
+    assert bits(engine, prompts[::-1], batch_size=4) == alone[::-1]
+    long = np.random.default_rng(1).integers(3, 320, 200).tolist()
+    assert bits(engine, [long, prompts[0]], batch_size=2)[1] == alone[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options"),
+    [
+        ("jax", "torch", GREEDY),
+        ("torch", "jax", GREEDY),
+        ("jax", "jax", DRAWN),
+        ("torch", "jax8", DRAWN),
+    ],
+)
+def test_saved_cache_goes_on_elsewhere(first, second, options, engines, network, prompts, tmp_path):
+    whole = tokens(complete(engines("jax"), prompts, options, batch_size=4))
+    begun = dataclasses.replace(options, max_new_tokens=7)
+    padding = "left" if first == "jax" else "right"
+    run = complete(
+        engines(first), prompts, begun, batch_size=2, keep_snapshots=True, padding=padding
+    )
+    mark, path = fingerprint(network("llama")), tmp_path / "cache.safetensors"
+    names = ["a", "b", "c", "d"]
+    save_snapshot(path, merged(run.snapshots), fingerprint=mark, model="small", prompts=names)
+    snapshot, kept = load_snapshot(path, fingerprint=mark, model="small")
+    assert kept == names
+    assert tokens(continue_from(engines(second), snapshot, options)) == whole
+
+
+def test_saved_cache_of_another_model_is_refused(engines, network, prompts, tmp_path):
+    begun = dataclasses.replace(GREEDY, max_new_tokens=2)
+    run = complete(engines("torch"), prompts[:1], begun, keep_snapshots=True)
+    path = tmp_path / "cache.safetensors"
+    mark = fingerprint(network("llama"))
+    save_snapshot(path, run.snapshots[0], fingerprint=mark, model="small", prompts=["a"])
+    with pytest.raises(ValueError, match="belongs to the model 'small', not to 'other'"):
+        load_snapshot(path, fingerprint=fingerprint(network("qwen3")), model="other")
+    snapshot, _ = load_snapshot(path, fingerprint=mark, model="small")
+    with pytest.raises(ValueError, match="has 2 tokens already"):
+        continue_from(engines("torch"), snapshot, begun)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "there is no prompt"),
+        ([[3], []], "prompt 1 is empty"),
+        ([[3] * 512], "context holds 512"),
+        ([[3] * 500], "use --max-new-tokens 12 or fewer"),
+        ([[3, 999]], "token id 999"),
+    ],
+)
+def test_prompts_that_cannot_run_are_refused(prompts, message, engines):
+    with pytest.raises(ValueError, match=message):
+        complete(engines("torch"), prompts, GREEDY)
+
+
+def test_decode_loop_updates_its_cache_in_place(engines, prompts):
+    """No copy of a layer's cache, or every token would cost a pass over all of it."""
+    engine = engines("jax")
+    batch = engine.start(prompts[:1], [0], GREEDY)
+    shapes = {
+        "f32[" + ",".join(map(str, t.shape)) + "]" for pair in batch.state["cache"] for t in pair
+    }
+    program = engine._decode_program(batch, *engine._loop_args(batch, 2))
+    text = program.as_text()
+    assert all(shape in text for shape in shapes)
+    copies = [
+        line
+        for line in text.splitlines()
+        if any(f" {shape}" in line.split(" copy(")[0] for shape in shapes) and " copy(" in line
+    ]
+    assert not copies

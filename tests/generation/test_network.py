@@ -1,0 +1,120 @@
+"""The network against `transformers`: whole prompts, cached steps, left padding, and under JAX."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+FAMILIES = ("llama", "llama-plain", "qwen3")
+# Logits reach about 20; float32 sums of at most 96 terms in another order.
+CLOSE = {"atol": 2e-4, "rtol": 1e-5}
+
+
+def grown(cache, slots):
+    return [tuple(F.pad(t, (0, 0, 0, slots - t.shape[2])) for t in pair) for pair in cache]
+
+
+@pytest.fixture
+def tokens():
+    # 100 tokens: past the original context of the scaled rope.
+    return torch.randint(3, 320, (2, 100), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_logits_and_cached_steps_match_transformers(family, hf_model, network, tokens):
+    want = hf_model(family)(tokens).logits
+    got, cache = network(family)(tokens[:, :90])
+    torch.testing.assert_close(got, want[:, :90], **CLOSE)
+    filled = torch.full((2,), 90)
+    got, _ = network(family)(tokens[:, 90:], grown(cache, 128), filled_B=filled)
+    torch.testing.assert_close(got, want[:, 90:], **CLOSE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_left_padding_matches_transformers_with_a_mask(family, hf_model, network, tokens):
+    pad = torch.tensor([7, 0])
+    mask = (torch.arange(100) >= pad[:, None]).long()
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    want = hf_model(family)(tokens, attention_mask=mask, position_ids=positions).logits
+    got, cache = network(family)(tokens[:, :99], first_B=pad)
+    torch.testing.assert_close(got[0, 7:], want[0, 7:99], **CLOSE)
+    torch.testing.assert_close(got[1], want[1, :99], **CLOSE)
+    assert got.isfinite().all()
+    filled = torch.full((2,), 99)
+    last, _ = network(family)(
+        tokens[:, 99:],
+        grown(cache, 128),
+        filled_B=filled,
+        first_B=pad,
+        read_B=torch.zeros(2).long(),
+    )
+    torch.testing.assert_close(last, want[:, 99], **CLOSE)
+
+
+@torch.no_grad()
+def test_rows_stand_at_their_own_slots(network, tokens):
+    alone, _ = network("llama")(tokens[:1, :31])
+    _, cache = network("llama")(tokens[:, :30])
+    filled = torch.tensor([30, 12])  # the second row's later slots must not be seen
+    both, _ = network("llama")(tokens[:, 30:31], grown(cache, 64), filled_B=filled)
+    torch.testing.assert_close(both[0, 0], alone[0, 30], **CLOSE)
+    short, _ = network("llama")(torch.cat((tokens[1:, :12], tokens[1:, 30:31]), 1))
+    torch.testing.assert_close(both[1, 0], short[0, 12], **CLOSE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_jax_computes_what_torch_computes(family, network, tokens):
+    import jax
+    import numpy as np
+
+    from jaxsr.interop import to_jax
+
+    model = to_jax(network(family))
+
+    def run(params, buffers, tokens, read):
+        return model.apply(params, buffers, tokens, read_B=read)[0]
+
+    read = np.array([5, 99], np.int32)
+    logits, cache = jax.jit(run)(model.params, model.buffers, tokens.numpy().astype("i4"), read)
+    want, kept = network(family)(tokens, read_B=torch.from_numpy(read).long())
+    np.testing.assert_allclose(logits, want, **CLOSE)
+    np.testing.assert_allclose(cache[1][0], kept[1][0], atol=1e-4)
+
+
+@torch.no_grad()
+def test_bfloat16_stays_near_float32(network, hf_model, tokens):
+    import copy
+
+    ours = copy.deepcopy(network("qwen3"))
+    inverse = ours.model.rotary_emb.inv_freq
+    ours = ours.bfloat16()
+    ours.model.rotary_emb.inv_freq = inverse  # angles stay float32, as in transformers
+    want = hf_model("qwen3")(tokens).logits
+    theirs = copy.deepcopy(hf_model("qwen3")).bfloat16()(tokens).logits.float()
+    got, _ = ours(tokens)
+    # No further from float32 than transformers' own bfloat16 is, with a half for luck.
+    assert (got - want).abs().mean() < 1.5 * (theirs - want).abs().mean()
+
+
+def test_configuration_says_what_is_wrong():
+    from jaxsr.models.llama.config import LlamaConfig
+
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    with pytest.raises(ValueError, match="model_type 'gpt2'"):
+        LlamaConfig.from_hf({"model_type": "gpt2", **sizes})
+    with pytest.raises(ValueError, match="lacks vocab_size"):
+        LlamaConfig.from_hf({"model_type": "llama"})
+    with pytest.raises(ValueError, match="rope type 'yarn'"):
+        LlamaConfig.from_hf({"model_type": "llama", **sizes, "rope_scaling": {"type": "yarn"}})
+    with pytest.raises(ValueError, match="multiple of num_key_value_heads=3"):
+        LlamaConfig.from_hf({"model_type": "llama", **sizes, "num_key_value_heads": 3})
+    with pytest.raises(ValueError, match="use_sliding_window"):
+        LlamaConfig.from_hf({"model_type": "qwen3", **sizes, "use_sliding_window": True})
