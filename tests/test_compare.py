@@ -1,0 +1,128 @@
+"""The precision comparison: its figures against NumPy's, its files, its refusals."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxsr.compare import main
+from jaxsr.comparison.differences import difference_on
+from jaxsr.comparison.resizers import DTYPES, METHODS, make_resizers
+
+
+def photo(height=60, width=44, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (height, width, 3), np.uint8)
+
+
+def test_figures_on_both_scales():
+    a = np.array([0.0, 10.0, 255.0, 128.0], np.float32)
+    b = np.array([0.0, 12.0, 254.0, 128.0], np.float32)
+    levels = difference_on("0…255", a, b)
+    assert (levels.largest, levels.mean, levels.median) == (2, 0.75, 0.5)
+    assert (levels.equal, levels.unequal, levels.count) == (2, 2, 4)
+    unit = difference_on("[-1, 1]", a, b)
+    np.testing.assert_allclose(
+        [unit.largest, unit.mean], [2 / 127.5, 0.75 / 127.5], rtol=1e-5
+    )  # float32 near 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_library_gives_the_size_asked_for(method, dtype):
+    resizers, absent = make_resizers(method, dtype, False, (21, 17), "opencv")
+    libraries = {r.library for r in resizers}
+    assert len(resizers) + len(absent) == 6
+    assert "jaxsr (opencv)" in libraries
+    assert ("OpenCV" in libraries) == (dtype != "bfloat16")
+    for resizer in resizers:
+        got = resizer.fetch(resizer.run(resizer.load(photo())))
+        assert got.shape == (21, 17, 3)
+        assert got.dtype == np.float32
+        assert got.max() > 2  # still on 0…255
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs the command on two small pictures; gives status, stdout, stderr and the out folder."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for k in range(2):
+        Image.fromarray(photo(seed=k)).save(folder / f"{k}.png")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        status = main(["ops", "--images", str(folder), "--platform", "cpu", *words])
+        said = capsys.readouterr()
+        return status, said.out, said.err, tmp_path / "runs" / "compare-ops"
+
+    return call
+
+
+def test_command_writes_table_json_and_picture(run):
+    status, out, _, folder = run("--size", "30", "22", "--methods", "bilinear", "bicubic")
+    assert status == 0
+    assert "absolute differences" in out and "[-1, 1]" in out and "cached, median" in out
+    written = json.loads((folder / "comparison.json").read_text())
+    assert [(g["method"], g["dtype"]) for g in written["groups"]] == [
+        (method, dtype) for method in ("bilinear", "bicubic") for dtype in DTYPES
+    ]
+    assert all(len(s["cached"]) == 5 for s in written["groups"][0]["seconds"].values())
+    assert written["against_published"] == []  # another size
+    for group in written["groups"]:
+        for pair in group["pairs"]:
+            for d in pair["differences"]:
+                assert d["equal"] + d["unequal"] == 2 * 30 * 22 * 3
+    with Image.open(folder / "comparison.png") as picture:
+        assert picture.width > 900 and picture.height > 900
+
+
+def test_jaxsr_equals_the_library_whose_convention_it_follows(run):
+    _, _, _, folder = run("--size", "30", "22", "--dtypes", "uint8", "--convention", "opencv")
+    pairs = json.loads((folder / "comparison.json").read_text())["groups"][0]["pairs"]
+    pair = next(p for p in pairs if p["pair"] == ["jaxsr (opencv) uint8", "OpenCV uint8"])
+    assert pair["differences"][0]["unequal"] == 0
+
+
+def test_default_stands_beside_the_published_figures(run):
+    status, out, _, folder = run()
+    assert status == 0
+    said = json.loads((folder / "comparison.json").read_text())["against_published"]
+    assert "max 0.0078 (published 0.0078)" in said[0]
+    assert any("published 1.7109" in line for line in said)
+    assert "0.0078 is one uint8 level" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--size", "0", "5"], "size must be at least 1"),
+        (["--runs", "2"], "runs must be at least 5"),
+        (["--limit", "0"], "limit must be at least 1"),
+        (["--methods", "cubic"], "methods"),
+        (["--images", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(run, words, message):
+    status, out, err, folder = run(*words)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("jaxsr: ") and err.count("\n") == 1 and message in err
+    assert not folder.exists()
+
+
+def test_unknown_comparison(capsys):
+    assert main(["speed"]) == 2
+    assert "choose one of ops" in capsys.readouterr().err
+    assert main([]) == 0
+    assert "ops" in capsys.readouterr().out
+
+
+def test_importing_the_command_loads_no_framework():
+    import subprocess
+
+    code = "import sys, jaxsr.compare; print({'jax', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
