@@ -29,11 +29,12 @@ def _train(arguments: list[str]) -> None:
     family_name, arguments = _take_family(arguments)
     family = load_family(family_name)
     config = parse(family, family_name, arguments)
-    out = _choose_out(config, family_name)
-    _prepare_jax(config)
-    # The task checks its data before any device is used.
+    host, hosts = _prepare_jax(config)
+    out = _choose_out(config, family_name, hosts)
+    # The task checks its data before anything is computed.
     task = family.build(config)
-    _claim(out, config, family_name)
+    if host == 0:
+        _claim(out, config, family_name)
     from jaxsr.training.loop import train
 
     train(task, out)
@@ -77,9 +78,11 @@ def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]
     return None, arguments
 
 
-def _choose_out(config: Any, family: str) -> Path:
+def _choose_out(config: Any, family: str, hosts: int) -> Path:
     if config.out is not None:
         return config.out
+    if hosts > 1:
+        raise ValueError(f"a run of {hosts} processes needs --out, a folder that all of them see")
     if config.resume:
         newest = max(RUNS.glob(f"{family}-*"), default=None, key=lambda p: p.name)
         if newest is None:
@@ -88,8 +91,8 @@ def _choose_out(config: Any, family: str) -> Path:
     return RUNS / f"{family}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _prepare_jax(config: Any) -> None:
-    """Everything global that the run changes in JAX, in one place."""
+def _prepare_jax(config: Any) -> tuple[int, int]:
+    """Everything global that a run changes in JAX; gives this process's number and their count."""
     import jax
 
     from jaxsr.interop.distributed import start_if_asked
@@ -107,6 +110,7 @@ def _prepare_jax(config: Any) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     if config.engine == "jax":
         make_mesh(config.mesh_shape)  # too few devices is said before the data is read
+    return (jax.process_index(), jax.process_count()) if hosts > 1 else (0, 1)
 
 
 def _claim(out: Path, config: Any, family: str) -> None:

@@ -17,7 +17,7 @@ from jaxsr.models.fast_srgan.generator import Generator
 TINY = (
     "--model.width", "4", "--model.depth", "1", "--batch", "4", "--crop", "32",
     "--steps", "4", "--log-every", "2", "--validate-every", "2", "--validation-px", "64",
-    "--no-tensorboard",
+    "--no-tensorboard", "--schedule", "constant",
 )  # fmt: skip
 
 

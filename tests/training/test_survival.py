@@ -1,0 +1,183 @@
+"""Real processes: killed at random moments, stopped politely, moved to other meshes, run as two."""
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxsr.interop.weights import read_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = (
+    "--model.width", "8", "--model.depth", "2", "--batch", "8", "--crop", "32", "--ema", "0.9",
+    "--log-every", "5", "--validation-px", "64", "--no-tensorboard", "--platform", "cpu",
+    "--schedule", "constant",  # so that a run of another length takes the same steps
+)  # fmt: skip
+
+
+def start(out: Path, *options: object, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "jaxsr.train", *TINY, "--out", str(out), *map(str, options)]
+    # A shared cache, so that each of many starts does not compile anew.
+    environment = {**os.environ, "XDG_CACHE_HOME": str(out.parent / "cache"), **environment}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors[-3000:]
+    return errors
+
+
+def records(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {r["step"]: r["generator/loss"] for r in records(out) if "generator/loss" in r}
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    ours, _ = read_weights(a / "generator.safetensors")
+    theirs, _ = read_weights(b / "generator.safetensors")
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+
+
+def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    """Returns when the run has recorded the step, or is over."""
+    while process.poll() is None:
+        path = out / "metrics.jsonl"
+        if path.exists() and f'"step": {step},' in path.read_text():
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_killed_at_random_moments_ends_bit_equal(tmp_path):
+    options = ("--mesh", 2, "--steps", 200, "--save-every", 10, "--validate-every", 50)
+    finish(start(tmp_path / "whole", *options))
+    out = tmp_path / "killed"
+    rng = random.Random(0)
+    kills = 0
+    while kills < 10 or kills % 2:
+        process = start(out, *options, "--resume")
+        # Every second start dies before it gets anywhere: two kills without progress between.
+        if kills % 2 == 0:
+            done = max(losses(out), default=0) if (out / "metrics.jsonl").exists() else 0
+            wait_for_step(process, out, min(done + rng.randrange(10, 40), 200))
+            time.sleep(rng.random())
+        else:
+            time.sleep(rng.uniform(0.5, 6))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    assert kills >= 10, f"the run ended after {kills} kills; make it longer"
+    finish(start(out, *options, "--resume"))
+    assert_same_weights(out, tmp_path / "whole")
+    assert losses(out) == losses(tmp_path / "whole")
+
+
+def test_sigterm_saves_and_exits_0(tmp_path):
+    options = ("--mesh", 2, "--steps", 2000, "--validate-every", 2000)
+    process = start(tmp_path / "run", *options)
+    wait_for_step(process, tmp_path / "run", 5)
+    process.send_signal(signal.SIGTERM)
+    errors = finish(process)
+    stopped = re.search(r"stopped by SIGTERM after step (\d+); go on with --resume", errors)
+    assert stopped, errors
+    saved = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert stopped[1] in saved
+
+
+@pytest.mark.slow
+def test_eight_devices_then_four_then_eight(tmp_path):
+    options = ("--steps", 30, "--validate-every", 30)
+    finish(start(tmp_path / "whole", *options, "--mesh", 8))
+    out = tmp_path / "moved"
+    for mesh, until in ((8, 10), (4, 20), (8, 30)):
+        finish(start(out, "--mesh", mesh, "--steps", until, "--validate-every", until, "--resume"))
+    moved, whole = losses(out), losses(tmp_path / "whole")
+    assert moved.keys() == whole.keys()
+    for step, loss in whole.items():
+        assert moved[step] == pytest.approx(loss, rel=1e-4), step
+
+
+def run_together(out: Path, processes: int, *options: object) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [
+        start(
+            out,
+            *options,
+            JAXSR_COORDINATOR=f"127.0.0.1:{port}",
+            JAXSR_PROCESSES=str(processes),
+            JAXSR_PROCESS=str(index),
+        )
+        for index in range(processes)
+    ]
+    for process in started:
+        finish(process)
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path):
+    options = ("--mesh", 8, "--steps", 20, "--validate-every", 10)
+    finish(start(tmp_path / "one", *options))
+    run_together(tmp_path / "two", 2, *options)
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for step, loss in one.items():
+        assert two[step] == pytest.approx(loss, rel=1e-5), step
+    figures = [r for r in records(tmp_path / "two") if "validation/psnr_y" in r]
+    assert [f["step"] for f in figures] == [10, 20]
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(tmp_path):
+    """Needs the right to mount a small file system."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        options = ("--mesh", 2, "--steps", 400, "--save-every", 5, "--validate-every", 400)
+        process = start(disk / "run", *options)
+        wait_for_step(process, disk / "run", 10)
+        (disk / "filler").write_bytes(b"")
+        with (disk / "filler").open("wb") as filler:
+            try:
+                while True:
+                    filler.write(b"\0" * 4096)
+                    filler.flush()
+            except OSError:
+                pass
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 2, errors[-2000:]
+        lines = [line for line in errors.splitlines() if line.startswith("jaxsr: ")]
+        assert len(lines) == 1 and "no space left" in lines[0].lower(), errors[-2000:]
+        (disk / "filler").unlink()
+        saved = [p.name for p in (disk / "run" / "checkpoints").iterdir() if p.name.isdigit()]
+        assert saved
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
