@@ -209,7 +209,7 @@ def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int]) -> UInt8[np
     """Pillow's bilinear resize to (height, width)."""
     if image.shape[:2] == size:
         return image
-    return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
+    return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
 def _jax_runner(network: Any, mesh: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -1,0 +1,345 @@
+"""Infrared splits: the layouts people have, everything wrong found before training, the order."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxsr.data.infrared import open_split, open_training, read_list, to_gray
+from jaxsr.data.infrared_batches import (
+    infrared_batches,
+    resident_infrared,
+    resident_infrared_bytes,
+)
+from jaxsr.data.scenes import open_scenes, scene
+from jaxsr.metrics.components import components
+
+
+def _picture(path, mode="L", size=(40, 30), seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+def _mask(path, size=(40, 30), mode="L", value=255):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mask = np.zeros((size[1], size[0]), np.uint8)
+    mask[5:8, 10:14] = value
+    Image.fromarray(mask).convert(mode).save(path)
+
+
+@pytest.fixture
+def data_set(tmp_path):
+    """`images/NAME.png`, `masks/NAME.png`, `trainval.txt`, `test.txt`."""
+    for number in range(12):
+        size = (40 + number, 30)
+        _picture(tmp_path / "images" / f"Misc_{number}.png", size=size, seed=number)
+        _mask(tmp_path / "masks" / f"Misc_{number}.png", size=size)
+    _write(tmp_path / "trainval.txt", range(9))
+    _write(tmp_path / "test.txt", range(9, 12))
+    return tmp_path
+
+
+def _write(path, numbers, line="Misc_{}"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(line.format(n) for n in numbers))  # no newline at the end, as found
+
+
+def test_the_published_layout(data_set):
+    train, held = open_training(data_set, validation=0.2)
+    assert len(train) + len(held) == 9 and len(held) >= 1
+    assert not set(train.names) & set(held.names)
+    test = open_split(data_set, "test")
+    assert test.names == ("Misc_9", "Misc_10", "Misc_11")
+    image, mask = test.read(1)
+    assert image.shape == (30, 50, 3) and mask.sum() == 12 and mask[5, 10] == 1
+    assert test.target_pixels.tolist() == [12, 12, 12]
+    assert test.sizes.tolist() == [[30, 49], [30, 50], [30, 51]]
+    assert test.nbytes == 4 * 30 * (49 + 50 + 51)
+
+
+@pytest.mark.parametrize(
+    ("lists", "line"),
+    [
+        ({"trainval": "trainval.txt", "test": "test.txt"}, "Misc_{}"),
+        ({"trainval": "train.txt", "test": "test.txt"}, "Misc_{}.png"),
+        ({"trainval": "train.txt", "test": "val.txt"}, "images/Misc_{}.png"),
+        ({"trainval": "img_idx/train_NUAA.txt", "test": "img_idx/test_NUAA.txt"}, "Misc_{}"),
+        ({"trainval": "idx_427/trainval.txt", "test": "idx_427/test.txt"}, "Misc_{}\r"),
+    ],
+)  # fmt: skip
+def test_lists_are_found_where_people_have_them(data_set, lists, line):
+    for name in ("trainval.txt", "test.txt"):
+        (data_set / name).unlink()
+    _write(data_set / lists["trainval"], range(9), line)
+    _write(data_set / lists["test"], range(9, 12), line)
+    assert len(open_split(data_set, "train")) == 9
+    assert open_split(data_set, "test").names == ("Misc_9", "Misc_10", "Misc_11")
+
+
+@pytest.mark.parametrize("suffix", ["_pixels0", "_mask", "_gt"])
+def test_masks_may_have_a_suffix_and_other_folders(data_set, suffix):
+    (data_set / "images").rename(data_set / "img")
+    (data_set / "masks").rename(data_set / "labels")
+    for file in (data_set / "labels").iterdir():
+        file.rename(file.with_stem(file.stem + suffix))
+    assert len(open_split(data_set, "train")) == 9
+
+
+def test_several_places_with_lists_ask_for_a_choice(data_set):
+    (data_set / "trainval.txt").unlink()
+    _write(data_set / "50_50" / "train.txt", range(4))
+    _write(data_set / "80_20" / "train.txt", range(7))
+    with pytest.raises(ValueError, match=r"50_50/train\.txt, 80_20/train\.txt.*--lists"):
+        open_split(data_set, "train")
+    assert len(open_split(data_set, "train", lists="80_20")) == 7
+    with pytest.raises(FileNotFoundError, match="no folder 60_40"):
+        open_split(data_set, "train", lists="60_40")
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
+def test_masks_of_any_mode_are_one_channel(data_set, mode):
+    if mode == "I;16":
+        wide = np.zeros((30, 49), np.uint16)
+        wide[5:8, 10:14] = 65535
+        Image.fromarray(wide).save(data_set / "masks" / "Misc_9.png")
+    else:
+        _mask(data_set / "masks" / "Misc_9.png", size=(49, 30), mode=mode)
+    _, mask = open_split(data_set, "test").read(0)
+    want = np.zeros((30, 49), np.uint8)
+    want[5:8, 10:14] = 1
+    np.testing.assert_array_equal(mask, want)
+
+
+def test_masks_of_zero_and_one_and_in_the_alpha_channel(data_set):
+    _mask(data_set / "masks" / "Misc_9.png", size=(49, 30), value=1)
+    colour = np.zeros((30, 50, 4), np.uint8)
+    colour[..., :3], colour[5:8, 10:14, 3] = 200, 255
+    Image.fromarray(colour).save(data_set / "masks" / "Misc_10.png")
+    test = open_split(data_set, "test")
+    assert test.target_pixels.tolist() == [12, 12, 12]
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGB", "RGBA", "LA", "CMYK"])
+def test_images_of_any_mode_have_three_channels(data_set, mode):
+    ending = "tif" if mode == "CMYK" else "png"
+    (data_set / "images" / "Misc_9.png").unlink()
+    _picture(data_set / "images" / f"Misc_9.{ending}", mode, size=(49, 30))
+    assert open_split(data_set, "test").read(0)[0].shape == (30, 49, 3)
+
+
+def test_everything_wrong_is_listed_together_before_training(data_set):
+    (data_set / "images" / "Misc_1.png").unlink()
+    (data_set / "masks" / "Misc_2.png").unlink()
+    _mask(data_set / "masks" / "Misc_3.png", size=(7, 9))
+    gray = np.random.default_rng(0).integers(0, 256, (30, 44), np.uint8)
+    Image.fromarray(gray).save(data_set / "masks" / "Misc_4.png")
+    whole = (data_set / "images" / "Misc_5.png").read_bytes()
+    (data_set / "images" / "Misc_5.png").write_bytes(whole[: len(whole) // 2])
+    (data_set / "masks" / "Misc_6.png").write_bytes(b"")
+    with (data_set / "trainval.txt").open("a") as file:
+        file.write("\nMisc_77\n\n")
+    with pytest.raises(ValueError) as caught:
+        open_training(data_set)
+    said = str(caught.value)
+    assert "7 of the 10 images" in said and "\n" not in said
+    for pattern in (
+        r"Misc_1 \(no image\)",
+        r"Misc_2 \(no mask\)",
+        r"Misc_3 \(image 43×30 px, mask 7×9 px\)",
+        r"Misc_4 \(a mask with gray values",
+        r"Misc_5 \(.*truncated",
+        r"Misc_6 \(zero bytes\)",
+        r"Misc_77 \(no image and no mask\)",
+        "--mask-threshold",
+    ):
+        assert re.search(pattern, said), pattern
+
+
+def test_gray_masks_pass_with_a_threshold(data_set):
+    soft = np.zeros((30, 49), np.uint8)
+    soft[5:8, 10:14], soft[5, 10] = 250, 100
+    Image.fromarray(soft).save(data_set / "masks" / "Misc_9.png")
+    with pytest.raises(ValueError, match=r"Misc_9 \(a mask with gray values \(100, 250\)"):
+        open_split(data_set, "test")
+    assert open_split(data_set, "test", mask_threshold=127).target_pixels[0] == 11
+
+
+def test_missing_and_empty_lists_are_named(data_set):
+    (data_set / "trainval.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match=r"trainval\.txt is empty"):
+        open_training(data_set)
+    (data_set / "trainval.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no trainval\.txt or train\.txt"):
+        open_training(data_set)
+    (data_set / "test.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no test\.txt or val\.txt"):
+        open_split(data_set, "test")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        open_split(data_set / "nowhere", "test")
+    with pytest.raises(FileNotFoundError, match="masks/NAME"):
+        (data_set / "masks").rename(data_set / "other")
+        open_split(data_set, "train")
+
+
+def test_validation_never_comes_from_the_test_list(data_set, caplog):
+    given = data_set / "mine.txt"
+    _write(given, [7, 8])
+    with pytest.raises(ValueError, match=r"validation list .* also in the training list, Misc_7"):
+        open_training(data_set, validation=given)
+    _write(data_set / "trainval.txt", range(7))
+    train, held = open_training(data_set, validation=given)
+    assert held.names == ("Misc_7", "Misc_8") and len(train) == 7
+    _write(given, [8, 9])
+    with pytest.raises(ValueError, match="also in the test list, Misc_9"):
+        open_training(data_set, validation=given)
+    _write(data_set / "trainval.txt", range(10))
+    open_training(data_set)
+    assert "1 image(s)" in caplog.text and "Misc_9" in caplog.text
+
+
+def test_held_out_names_stay_when_others_are_added(data_set):
+    _, few = open_training(data_set, validation=0.3)
+    _write(data_set / "trainval.txt", [8, 7, 6, 5, 4, 3, 2, 1, 0])
+    _, again = open_training(data_set, validation=0.3)
+    assert set(few.names) == set(again.names) and few.list_hash == again.list_hash
+    with pytest.raises(ValueError, match="fraction between 0 and 1"):
+        open_training(data_set, validation=1.5)
+
+
+def test_the_hash_is_of_the_sorted_names(data_set):
+    import hashlib
+
+    want = hashlib.sha256(b"Misc_10\nMisc_11\nMisc_9\n").hexdigest()
+    assert open_split(data_set, "test").list_hash == want
+
+
+def test_names_once_each_and_in_order(tmp_path):
+    file = tmp_path / "list.txt"
+    file.write_bytes("\ufeffb\r\na.png\r\nb\r\nfolder\\v1.5\r\n".encode())
+    assert read_list(file) == ["b", "a", "v1.5"]
+
+
+def test_a_file_that_goes_away_is_named(data_set):
+    from jaxsr.data.memory import PixelCache
+
+    test = open_split(data_set, "test", cache=PixelCache(0))
+    (data_set / "images" / "Misc_10.png").unlink()
+    with pytest.raises(RuntimeError, match=r"Misc_10 .* no longer is"):
+        test.read(1)
+
+
+def test_gray_is_pillows(data_set):
+    image = np.random.default_rng(0).integers(0, 256, (50, 60, 3), np.uint8)
+    np.testing.assert_array_equal(to_gray(image), np.asarray(Image.fromarray(image).convert("L")))
+    data = open_split(data_set, "train")
+    gray = np.concatenate([to_gray(data.read(k)[0]).ravel() for k in range(len(data))])
+    mean, deviation = data.gray_statistics()
+    assert mean == pytest.approx(gray.mean()) and deviation == pytest.approx(gray.std())
+
+
+def test_batches_visit_every_image_once_an_epoch(data_set):
+    data = open_split(data_set, "train")
+    with infrared_batches(data, global_batch=4, seed=1, form="index") as stream:
+        order = np.concatenate([next(stream)["index"] for _ in range(9)])
+    for epoch in order.reshape(4, 9):
+        assert sorted(epoch) == list(range(9))
+    assert len({tuple(epoch) for epoch in order.reshape(4, 9)}) == 4
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_batches_do_not_depend_on_hosts_or_restarts(data_set, hosts):
+    data = open_split(data_set, "train")
+    options: dict[str, Any] = {"global_batch": 4, "seed": 7, "channels": 1}
+    with infrared_batches(data, **options) as whole:
+        want = [next(whole) for _ in range(5)]
+    parts = []
+    for host in range(hosts):
+        with infrared_batches(data, start_step=3, host=host, hosts=hosts, **options) as stream:
+            parts.append([next(stream) for _ in range(2)])
+    for step in range(2):
+        for name, rows in want[3 + step].items():
+            got = np.concatenate([part[step][name] for part in parts])
+            np.testing.assert_array_equal(got, rows)
+
+
+def test_canvases_hold_image_mask_and_size(data_set):
+    data = open_split(data_set, "train")
+    with infrared_batches(data, global_batch=9, seed=0) as stream:
+        batch = next(stream)
+    with infrared_batches(data, global_batch=9, seed=0, form="index") as stream:
+        index = next(stream)["index"]
+    assert batch["image"].shape == (9, 3, 30, 48) and batch["mask"].shape == (9, 30, 48)
+    for row, number in enumerate(index):
+        image, mask = data.read(int(number))
+        height, width = batch["size"][row]
+        assert (height, width) == mask.shape
+        np.testing.assert_array_equal(batch["image"][row, :, :, :width], image.transpose(2, 0, 1))
+        np.testing.assert_array_equal(batch["mask"][row, :, :width], mask)
+        assert not batch["image"][row, :, :, width:].any()
+
+
+def test_the_cache_is_sized_before_it_is_filled(data_set, monkeypatch):
+    data = open_split(data_set, "train")
+    needed = resident_infrared_bytes(data, channels=1)
+    assert needed == 9 * 30 * 48 * 2
+    resident = resident_infrared(data, needed, channels=1)
+    assert resident is not None
+    assert sum(a.nbytes for a in (resident.image, resident.mask)) == needed
+    monkeypatch.setattr(type(data), "read", lambda *_: pytest.fail("read before it was sized"))
+    assert resident_infrared(data, needed - 1, channels=1) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"global_batch": 3, "hosts": 2}, "hosts=2"),
+        ({"global_batch": 0}, "global_batch=0"),
+        ({"global_batch": 2, "host": 1}, "host=1"),
+        ({"global_batch": 2, "prefetch": 0}, "prefetch=0"),
+        ({"global_batch": 2, "form": "window"}, "form"),
+        ({"global_batch": 2, "channels": 2}, "channels"),
+    ],
+)
+def test_arguments_out_of_range_are_named(options: Any, said):
+    with pytest.raises(ValueError, match=said):
+        infrared_batches(open_scenes(2, side=32), seed=0, **options)
+
+
+def test_scenes_are_the_same_everywhere_and_apart_from_each_other():
+    image, mask = scene(3, 5, side=64)
+    again, _ = scene(3, 5, side=64)
+    np.testing.assert_array_equal(image, again)
+    assert image.shape == (64, 64, 3) and mask.shape == (64, 64) and set(np.unique(mask)) <= {0, 1}
+    assert not np.array_equal(image, scene(3, 6, side=64)[0])
+    assert not np.array_equal(image, scene(4, 5, side=64)[0])
+    train, held = open_scenes(4, side=64), open_scenes(4, side=64, split="validation")
+    assert not any(
+        np.array_equal(train.read(a)[0], held.read(b)[0]) for a in range(4) for b in range(4)
+    )
+
+
+def test_scenes_have_targets_of_a_pixel_to_a_hundred_and_none():
+    areas, without = [], 0
+    for number in range(150):
+        image, mask = scene(0, number, side=96)
+        found = components(mask)
+        without += len(found) == 0
+        areas += found.areas.tolist()
+        if len(found):  # brighter than its surroundings, or it could not be found
+            assert image[mask > 0].mean() > image[mask == 0].mean() - 60
+    assert 10 <= without <= 50
+    assert min(areas) <= 2 and 60 <= max(areas) <= 220  # two may touch
+    assert 5 < np.median(areas) < 30
+
+
+def test_real_data(shared_data):
+    folder = shared_data / "sirst_v1"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    train, held = open_training(folder)
+    test = open_split(folder, "test")
+    assert (len(train) + len(held), len(test)) == (341, 86)
+    assert not (set(train.names) | set(held.names)) & set(test.names)

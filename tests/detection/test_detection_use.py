@@ -1,0 +1,225 @@
+"""Finding targets in pictures, and testing a detector, with a network whose answers are known."""
+
+import csv
+import json
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from jaxsr.data.scenes import open_scenes
+from jaxsr.detect import main
+from jaxsr.detection.detector import Detector, InputForm, load_detector
+from jaxsr.detection.evaluation import evaluate, write_report
+from jaxsr.detection.findings import find_targets, overlay
+from jaxsr.models.mshnet import MSHNet, MSHNetConfig
+
+PLAIN = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, base=64)
+THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 1, 1), attention_ratio=2)
+
+
+def bright(images):
+    """Logits that are positive where a picture is nearly white."""
+    return 20 * (images[:, :1] - 0.9)
+
+
+class Half(torch.nn.Module):
+    def forward(self, x):
+        return 20 * (x[:, :1] - 0.9)
+
+
+def _spotted(height, width, *boxes):
+    image = np.full((height, width, 3), 40, np.uint8)
+    for top, left, h, w in boxes:
+        image[top : top + h, left : left + w] = 255
+    return image
+
+
+@pytest.mark.parametrize("network", [bright, Half()])
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_native_sizes_come_back_in_order(network, engine):
+    form = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, evaluate="native")
+    images = [_spotted(30, 47, (2, 3, 2, 2)), _spotted(64, 33), _spotted(30, 47, (29, 46, 1, 1))]
+    images *= 2
+    detector = Detector(network, form, engine=engine, batch=3)
+    for image, logits in zip(images, detector.logits(images), strict=True):
+        assert logits.shape == image.shape[:2]
+        np.testing.assert_array_equal(logits > 0, image[..., 0] > 200)
+
+
+def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
+    image = np.random.default_rng(0).integers(0, 256, (90, 50, 3), np.uint8)
+    detector = Detector(lambda x: x[:, :1], PLAIN)
+    (logits,) = detector.logits([image])
+    want = np.asarray(Image.fromarray(image).resize((64, 64), Image.Resampling.BILINEAR))
+    np.testing.assert_allclose(logits, want[..., 0] / 255.0, atol=1e-6)
+    (probability,) = detector.probabilities([image])
+    assert probability.shape == (90, 50)
+
+
+def test_normalisation_follows_the_form():
+    seen = []
+    form = InputForm(mean=(0.5, 0.25, 0.0), deviation=(0.5, 0.5, 2.0), base=16)
+    detector = Detector(lambda x: seen.append(x) or x[:, :1], form, batch=1)
+    list(detector.logits([np.full((16, 16, 3), 255, np.uint8)]))
+    np.testing.assert_allclose(seen[0][0, :, 0, 0], [1.0, 1.5, 0.5])
+
+
+def test_targets_have_boxes_centroids_and_scores():
+    probability = np.full((20, 30), 0.1, np.float32)
+    probability[3:5, 7:10] = 0.8
+    probability[4, 8] = 0.95
+    probability[19, 29] = 0.7
+    found = find_targets("a", probability)
+    first, second = found.targets
+    assert (first.left, first.top, first.width, first.height, first.area_px) == (7, 3, 3, 2, 6)
+    assert (first.x, first.y) == (8.0, 3.5) and first.score == pytest.approx(0.95)
+    assert (second.x, second.y, second.area_px) == (29.0, 19.0, 1)
+    assert found.mask.sum() == 255 * 7
+    assert len(find_targets("a", probability, least_px=2).targets) == 1
+    assert find_targets("a", probability, least_px=2).mask[19, 29] == 0
+    assert not find_targets("a", probability, threshold=0.96).targets
+    image = np.zeros((20, 30, 3), np.uint8)
+    shown = overlay(image, found)
+    assert shown.shape == image.shape and shown[3, 7, 0] > 100 and not image.any()
+
+
+def test_evaluation_of_a_perfect_detector_and_its_files(tmp_path):
+    data = open_scenes(6, side=64, seed=2)
+    masks = [data.read(k)[1] for k in range(6)]
+    answers = iter([masks[:4], [*masks[4:], masks[4], masks[4]]])
+    detector = Detector(
+        lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None], PLAIN, batch=4
+    )
+    result = evaluate(detector, data)
+    figures = result.figures
+    assert (figures.iou, figures.pd, figures.fa, figures.f1) == (1, 1, 0, 1)
+    assert result.images == 6 and figures.images_without_target == sum(not m.any() for m in masks)
+    write_report(result, tmp_path)
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["list_sha256"] == data.list_hash and written["split"] == "train"
+    assert written["sized"] == "64×64 px" and written["figures"]["threshold"] == 0.5
+    assert written["figures"]["fa_1e6"] == 0 and len(written["rows"]) == 6
+    with (tmp_path / "images.csv").open() as file:
+        assert {row["name"] for row in csv.DictReader(file)} == set(data.names)
+    assert Image.open(tmp_path / "roc.png").size[0] > 400
+    assert "IoU 100.00" in str(result) and "list " in str(result)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """An exported file whose metadata says how its network was trained."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "network.safetensors"
+    described = {
+        "family": json.dumps("mshnet"),
+        "input": json.dumps({"mean": [0.4] * 3, "deviation": [0.2] * 3, "base": 32, "gray": True}),
+    }
+    save_file(MSHNet(THIN).state_dict(), path, metadata=described)
+    return path
+
+
+def test_the_weights_file_says_what_its_network_wants(weights):
+    detector = load_detector(weights, engine="torch")
+    assert detector.form == InputForm(
+        mean=(0.4,) * 3, deviation=(0.2,) * 3, base=32, gray=True, evaluate="base"
+    )
+    assert load_detector(weights, engine="torch", evaluate="native").form.evaluate == "native"
+
+
+def test_engines_agree(weights):
+    images = [_spotted(40, 56, (9, 9, 3, 3))]
+    (ours,) = load_detector(weights).logits(images)
+    (theirs,) = load_detector(weights, engine="torch").logits(images)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def _detect(*arguments):
+    return main([str(a) for a in (*arguments, "--engine", "torch")])
+
+
+def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
+    source = tmp_path / "in" / "deep"
+    source.mkdir(parents=True)
+    for number, size in enumerate([(40, 56), (33, 90)]):
+        Image.fromarray(_spotted(*size, (9, 9, 3, 3))).save(source / f"{number}.png")
+    out = tmp_path / "out"
+    status = _detect(tmp_path / "in", "--weights", weights, "--out", out, "--threshold", "0.3")
+    assert status == 0
+    described = json.loads((out / "targets.json").read_text())
+    assert [p["file"] for p in described["pictures"]] == ["deep/0.png", "deep/1.png"]
+    rows = list(csv.DictReader((out / "targets.csv").open()))
+    assert len(rows) == sum(len(p["targets"]) for p in described["pictures"])
+    for number, size in enumerate([(40, 56), (33, 90)]):
+        mask = np.asarray(Image.open(out / "masks" / "deep" / f"{number}.png"))
+        assert mask.shape == size and set(np.unique(mask)) <= {0, 255}
+        shown = np.asarray(Image.open(out / "overlays" / "deep" / f"{number}.png"))
+        assert shown.shape == (*size, 3)
+        areas = [int(r["area_px"]) for r in rows if r["file"] == f"deep/{number}.png"]
+        assert sum(areas) == (mask > 0).sum()
+
+
+def test_command_takes_videos(weights, tmp_path):
+    film = tmp_path / "film.avi"
+    writer = cv2.VideoWriter(str(film), cv2.VideoWriter.fourcc(*"MJPG"), 10, (64, 48))
+    for number in range(5):
+        writer.write(_spotted(48, 64, (9, 3 + 8 * number, 4, 4)))
+    writer.release()
+    out = tmp_path / "out"
+    assert _detect(film, "--weights", weights, "--out", out, "--batch", "2") == 0
+    pictures = json.loads((out / "targets.json").read_text())["pictures"]
+    assert [p["frame"] for p in pictures] == list(range(5))
+    assert len(list((out / "masks" / "film").iterdir())) == 5
+    shown = cv2.VideoCapture(str(out / "overlays" / "film.mp4"))
+    assert shown.get(cv2.CAP_PROP_FRAME_COUNT) == 5
+
+
+def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"not a picture")
+    out = tmp_path / "out"
+    assert _detect(tmp_path, "--weights", weights, "--out", out) == 2
+    assert "bad.png" in capsys.readouterr().err
+    assert (out / "masks" / "good.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing.png"], "nothing to look at"),
+        ([], "no input"),
+        (["{picture}", "--threshold", "1.5"], "threshold must be"),
+        (["{picture}", "--least-px", "0"], "least_px must be"),
+        (["{picture}", "--base", "40"], "base must be"),
+        (["{picture}", "--weights", "none.pth"], "no weights file"),
+        (["{picture}", "--weights", "{picture}"], "weights are read from"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(weights, tmp_path, capsys, arguments, said):
+    picture = tmp_path / "a.png"
+    Image.fromarray(_spotted(32, 32)).save(picture)
+    given = [a.replace("{picture}", str(picture)) for a in arguments]
+    if "--weights" not in given:
+        given += ["--weights", str(weights)]
+    assert _detect(*given, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "Traceback" not in error
+    assert not (tmp_path / "out" / "targets.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mean": (0.0,)}, "3 channels"),
+        ({"deviation": (0.0,) * 3}, "deviation"),
+        ({"base": 40}, "base"),
+        ({"evaluate": "half"}, "evaluate"),
+    ],
+)
+def test_forms_that_cannot_be_are_refused(options: Any, said):
+    with pytest.raises(ValueError, match=said):
+        InputForm(**options)
