@@ -7,6 +7,7 @@ that neither can go unnoticed.
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -133,9 +134,14 @@ class Trace:
     def __init__(self, rng: jax.Array | None) -> None:
         self.rng = rng
         self.draws = 0
+        self.thread: int | None = None
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
         self.dispatch_mode = _DispatchMode(self)
         self.function_mode = _FunctionMode(self)
+
+    def mine(self) -> bool:
+        """Whether the calling thread is the one being traced."""
+        return self.thread == threading.get_ident()
 
     def next_key(self) -> jax.Array:
         """A fresh key for each draw, the same for the same place in the program."""
@@ -297,6 +303,7 @@ class Trace:
             raise UnsupportedTorchError(
                 f"{name_of(func)} reinterprets memory in a way that JAX arrays cannot; use a copy"
             ) from e
+        parent.viewed = True
         if not torch.is_grad_enabled():
             views = [without_grad(v) for v in views]
         needs = (

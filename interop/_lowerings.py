@@ -255,3 +255,37 @@ def _resize_(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     raise UnsupportedTorchError(
         f"{name_of(func)} changes a tensor's memory; make a new tensor instead"
     )
+
+
+@handles(
+    aten.squeeze_.default,
+    aten.squeeze_.dim,
+    aten.squeeze_.dims,
+    aten.unsqueeze_.default,
+    aten.transpose_.default,
+    aten.t_.default,
+)
+def _reshape_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """A new shape for the same tensor object: it becomes a view of what it was."""
+    target = args[0]
+    if target.viewed:
+        raise UnsupportedTorchError(
+            f"{name_of(func)} on a tensor that has views; use the form without underscore"
+        )
+    before = target.twin()
+    packet = getattr(aten, func.overloadpacket.__name__.rstrip("_"))
+    viewed = trace.dispatch(getattr(packet, _OVERLOADS[func]), (before, *args[1:]), kwargs)
+    with torch._C._DisableTorchDispatch():
+        func(target, *args[1:], **kwargs)
+    target.become(viewed)
+    return target
+
+
+_OVERLOADS = {
+    aten.squeeze_.default: "default",
+    aten.squeeze_.dim: "dim",
+    aten.squeeze_.dims: "dims",
+    aten.unsqueeze_.default: "default",
+    aten.transpose_.default: "int",
+    aten.t_.default: "default",
+}

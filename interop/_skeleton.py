@@ -10,7 +10,7 @@ import fnmatch
 import importlib
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -22,10 +22,12 @@ from torch import nn
 from jaxsr.interop import _torchax
 from jaxsr.interop._dispatch import Trace, cast
 from jaxsr.interop._dtypes import check_range, constant_to_numpy, to_jax_dtype, x64
+from jaxsr.interop._regions import checkpointed
+from jaxsr.interop._session import session
 from jaxsr.interop._tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 
-# Tracing swaps tensors into the skeleton and sets a few of torch's process-wide switches.
+# Tracing swaps tensors into the skeleton.
 _LOCK = threading.RLock()
 
 
@@ -61,7 +63,15 @@ def array_of(tensor: torch.Tensor, name: str) -> Any:
 
 def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
     _torchax.prepare()
-    for name in ("_lowerings", "_attention"):
+    for name in (
+        "_lowerings",
+        "_attention",
+        "_pooling",
+        "_resampling",
+        "_pointwise",
+        "_spectral",
+        "_gradients",
+    ):
         importlib.import_module(f"jaxsr.interop.{name}")
     _refuse_wrappers(module)
     slots, aliases, non_persistent = _slots(module)
@@ -168,8 +178,6 @@ class Skeleton:
         self.names = {id(sub): name for name, sub in module.named_modules()}
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
-        from jaxsr.interop._regions import checkpointed
-
         names = [n for n in self.names.values() if n]
         for pattern in patterns:
             matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
@@ -195,8 +203,8 @@ class Skeleton:
         compute_dtype: Any,
     ) -> tuple[Any, dict[str, jax.Array]]:
         self._check_names(params, buffers)
-        with _LOCK, _clean_torch():
-            trace = Trace(rng)
+        trace = Trace(rng)
+        with _LOCK:
             held = {
                 name: self._hold(
                     trace, name, slot, params if slot.trainable else buffers, compute_dtype
@@ -211,7 +219,7 @@ class Skeleton:
                         (inputs, kwargs),
                         is_leaf=lambda x: x is None,
                     )
-                    with trace.dispatch_mode, trace.function_mode:
+                    with session(trace):
                         result = getattr(self.module, method)(*args, **kw)
                     outputs = _absent(trace, result)
                     self._check_attributes(before, trace)
@@ -424,23 +432,3 @@ def _rebuilt(result: Any, items: dict) -> Any:
         return type(result)(items)
     except TypeError:
         return items
-
-
-@contextmanager
-def _clean_torch() -> Iterator[None]:
-    """Torch's process-wide switches at their defaults, put back afterwards."""
-    from jaxsr.interop._regions import patched
-
-    default = torch.get_default_dtype()
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    onednn = torch.backends.mkldnn.enabled
-    with ExitStack() as stack:
-        stack.callback(torch.set_default_dtype, default)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        stack.callback(torch._C._set_mkldnn_enabled, onednn)
-        torch.set_default_dtype(torch.float32)
-        torch.backends.mha.set_fastpath_enabled(False)
-        torch._C._set_mkldnn_enabled(False)
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(patched())
-        yield

@@ -86,7 +86,17 @@ class Region:
 
     def __init__(self, writable: bool) -> None:
         self.writable = writable
-        self.written: dict[Cell, tuple[Any, torch.Tensor | None]] = {}
+        self.written: dict[Cell, tuple[Any, torch.Tensor | None, torch.Tensor | None]] = {}
+
+    def roll_back(self) -> None:
+        """Gives the cells written here their values from before."""
+        for cell, (value, const, copy) in self.written.items():
+            if const is not None and copy is not None:
+                # In place: the const views of the cell look into this very tensor.
+                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                    const.copy_(copy)
+            cell.value, cell.const = value, const
+            cell.version += 1
 
     @classmethod
     def current(cls) -> "Region | None":
@@ -106,8 +116,10 @@ class Region:
                     "return the new value instead"
                 )
             if cell not in region.written:
-                const = None if cell.const is None else cell.const.clone()
-                region.written[cell] = (cell.value, const)
+                const = cell.const
+                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                    copy = None if const is None else const.clone()
+                region.written[cell] = (cell.value, const, copy)
 
     @contextmanager
     def entered(self) -> Iterator["Region"]:
@@ -166,6 +178,18 @@ class JaxTensor(torch.Tensor):
         self.needs_grad = needs_grad
         self.cache: tuple[int, Region | None, jax.Array] | None = None
         self.cell_const: torch.Tensor | None = None
+        self.viewed = False
+
+    def twin(self) -> "JaxTensor":
+        """Another tensor object for the same memory and shape."""
+        twin = JaxTensor(self.meta, self.cell, self.view_of, self.needs_grad)
+        twin.cell_const = self.cell_const
+        return twin
+
+    def become(self, other: "JaxTensor") -> None:
+        """Takes over what `other` stands for; the caller has given both the same shape."""
+        self.meta, self.cell, self.view_of = other.meta, other.cell, other.view_of
+        self.cell_const, self.cache = other.cell_const, None
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
