@@ -44,18 +44,38 @@ def parse(family: Any, name: str, arguments: Sequence[str]) -> Any:
     """The run's configuration: the preset's values, changed by the options given."""
     preset, rest = _take_option(list(arguments), "--preset")
     if preset is None:
-        has_data = any(a == "--data" or a.startswith("--data=") for a in rest)
+        has_data = any(_is_option(a, "--data") for a in rest)
         preset = family.default_preset(has_data=has_data)
+    if preset not in family.PRESET_RUNS:
+        raise ValueError(f"no preset {preset!r}; there are {', '.join(family.PRESET_RUNS)}")
+    default = family.PRESET_RUNS[preset]
+    # The preset's length gives way to the one asked for, whichever of the two it is in.
+    asked = [n for n in ("steps", "epochs") if any(_is_option(a, f"--{n}") for a in rest)]
+    if len(asked) == 1:
+        default = _with_length(default, asked[0])
     return parse_options(
         family.CONFIG,
         rest,
-        default=family.preset(preset),
+        default=default,
         prog=f"python -m jaxsr.train {name}",
         description=(
             f"Trains {name}. Defaults are those of --preset {preset}; "
             f"presets: {', '.join(family.PRESET_RUNS)}."
         ),
     )
+
+
+def _is_option(argument: str, name: str) -> bool:
+    return argument == name or argument.startswith(name + "=")
+
+
+def _with_length(default: Any, kind: str) -> Any:
+    """The default run with its length in the other unit; the number itself is given."""
+    if getattr(default, kind) is not None:
+        return default
+    other = "epochs" if kind == "steps" else "steps"
+    placeholder = default.steps or default.epochs
+    return dataclasses.replace(default, **{kind: placeholder, other: None})
 
 
 def _take_family(arguments: list[str]) -> tuple[str, list[str]]:

@@ -1,9 +1,10 @@
 """What a training run is told: the options that every family shares, checked at construction."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from jaxsr.interop.mesh import PLATFORMS, MeshShape
 from jaxsr.interop.optimizers import OptimizerConfig
@@ -38,10 +39,10 @@ class RunConfig:
     resident_gb: float = 1.0
     """Device memory for decoded data in GiB; a data set that fits is put there once."""
 
-    steps: int
-    """Optimiser steps of the whole run."""
+    steps: int | None = None
+    """Optimiser steps of the whole run; either these or epochs."""
     epochs: float | None = None
-    """Passes over the data; takes the place of steps."""
+    """Passes over the data; either these or steps."""
     batch: int
     """Samples per step, over the whole mesh and all hosts."""
     accumulate: int = 1
@@ -93,9 +94,14 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         shape = self.mesh_shape  # parses, and so checks
-        for name in ("steps", "batch", "accumulate", "log_every"):
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
+                f"epochs={self.epochs}"
+            )
+        for name in ("batch", "accumulate", "log_every"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("validate_every", "save_every", "lr_batch"):
+        for name in ("steps", "validate_every", "save_every", "lr_batch"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
@@ -131,6 +137,24 @@ class RunConfig:
                 raise ValueError(f"{name} must not be negative, got {value}")
         _ = self.profile_window, self.optimizer_config  # each checks itself
         self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
+
+    def in_steps(self, samples: int) -> Self:
+        """The same configuration with its length in steps, epochs being of `samples` samples."""
+        if self.epochs is None:
+            return self
+        steps = max(round(self.epochs * samples / self.batch), 1)
+        return dataclasses.replace(self, steps=steps, epochs=None)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run, where they are known already.
+
+        Raises:
+          ValueError: the length is in epochs still.
+        """
+        if self.steps is None:
+            raise ValueError(f"epochs={self.epochs} are not steps before the data is known")
+        return self.steps
 
     @property
     def mesh_shape(self) -> MeshShape:

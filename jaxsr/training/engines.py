@@ -39,8 +39,11 @@ class Engine(Protocol):
         """Takes over a tree that `state` returned."""
         ...
 
-    def network(self) -> Network:
-        """The exported network in evaluation mode, of the moving average where there is one."""
+    def network(self, phase: str) -> Network:
+        """The exported network as it answers in a phase, in evaluation mode.
+
+        Its weights are those of the moving average where there is one.
+        """
         ...
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -86,7 +89,7 @@ class JaxEngine:
         self._shardings = meshes.tree_shardings(state, self.mesh)
         self._state = meshes.place(state, self._shardings)
         self._constants = dict(task.constants(meshes.replicated(self.mesh)))
-        self._network: Callable[..., Any] | None = None
+        self._networks: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
         # Counted here as well: reading the device's counter would wait for the step.
         self._step = 0
@@ -143,16 +146,17 @@ class JaxEngine:
         trees = whole_on_host((params, of_network(state.buffers, name)))
         return tuple({k.removeprefix(name + "."): v for k, v in t.items()} for t in trees)
 
-    def network(self) -> Network:
-        if self._network is None:
+    def network(self, phase: str) -> Network:
+        extra = self._task.extra_inputs(phase)
+        if extra not in self._networks:
             from jaxsr.interop.module import to_jax
 
             model = to_jax(self._task.objective.get_submodule(self._task.exported))
-            self._network = jax.jit(
-                lambda params, buffers, x: model.apply(params, buffers, x, train=False)[0]
+            self._networks[extra] = jax.jit(
+                lambda params, buffers, x: model.apply(params, buffers, x, *extra, train=False)[0]
             )
         params, buffers = jax.device_put(self._exported(), jax.local_devices()[0])
-        run = self._network
+        run = self._networks[extra]
         return lambda images: np.asarray(run(params, buffers, images))
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -201,9 +205,10 @@ class TorchEngine:
     def load(self, state: Any) -> None:
         self._runner.load(state)
 
-    def network(self) -> Network:
+    def network(self, phase: str) -> Network:
         import torch
 
+        extra = self._task.extra_inputs(phase)
         module = self._task.objective.get_submodule(self._task.exported)
         runner = self._runner
         averaged = dict(self._average())
@@ -211,7 +216,7 @@ class TorchEngine:
         def run(images: np.ndarray) -> np.ndarray:
             with runner.evaluating():
                 x = torch.from_numpy(np.array(images)).to(runner.device)
-                return torch.func.functional_call(module, averaged, (x,)).cpu().numpy()
+                return torch.func.functional_call(module, averaged, (x, *extra)).cpu().numpy()
 
         return run
 

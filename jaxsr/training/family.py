@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, Protocol
 
@@ -15,7 +16,8 @@ Network = Callable[[np.ndarray], np.ndarray]
 HostBatches = AbstractContextManager[Iterator[dict[str, np.ndarray]]]
 
 
-class Validation(Protocol):
+@dataclass(frozen=True)
+class Found:
     """What a validation found."""
 
     metrics: Mapping[str, float]
@@ -55,7 +57,11 @@ class Task(Protocol):
         """This host's rows of the batches of `start_step` and all later steps."""
         ...
 
-    def validate(self, network: Network) -> Validation:
+    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+        """What the exported network's `forward` takes after the images, to answer in this phase."""
+        ...
+
+    def validate(self, network: Network) -> Found:
         """Figures of the network on data that it never trained on."""
         ...
 
@@ -70,8 +76,10 @@ class Task(Protocol):
 
 FAMILIES = {
     "fast-srgan": "jaxsr.training.super_resolution",
+    "mshnet": "jaxsr.training.segmentation",
 }
-"""Module of each family's `CONFIG` (a subclass of `RunConfig`), `defaults` and `build`."""
+"""Module of each family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`, `default_preset` and
+`build`."""
 
 
 def load_family(name: str) -> Any:

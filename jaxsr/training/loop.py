@@ -120,7 +120,7 @@ class _Run:
                 if done % config.log_every == 0 or validating or saving or stop:
                     self._report(done, phase)
                 if validating:
-                    self._validate(done)
+                    self._validate(done, phase)
                 if validating or saving or stop:
                     metrics = self.figures if validating else None
                     self.checkpoints.save(done, engine.state(), metrics)
@@ -171,10 +171,10 @@ class _Run:
             self.checkpoints.wait()
         return f"the state of step {step - 1} is saved"
 
-    def _validate(self, done: int) -> None:
+    def _validate(self, done: int, phase: str) -> None:
         # Every host judges for itself: all need the figures, for Orbax ranks checkpoints by them,
         # and none has to wait for another.
-        found = self.task.validate(self.engine.network())
+        found = self.task.validate(self.engine.network(phase))
         self.figures = dict(found.metrics)
         weights = self.engine.weights()  # a joint operation where parameters are split over hosts
         if jax.process_index():

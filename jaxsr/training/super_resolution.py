@@ -23,7 +23,7 @@ from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.objective import build_objective
 from jaxsr.models.fast_srgan.presets import PRESETS, Preset
 from jaxsr.training.config import RunConfig
-from jaxsr.training.family import HostBatches, Network, check_phases
+from jaxsr.training.family import Found, HostBatches, Network, check_phases
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4
@@ -65,7 +65,7 @@ class SuperResolutionRun(RunConfig):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        if self.epochs is None:
+        if self.steps is not None:
             check_phases(self.phases, self.steps)
 
     @property
@@ -76,11 +76,11 @@ class SuperResolutionRun(RunConfig):
             self.pretrain_steps,
             self.adversarial_steps,
         )
+        steps = self.total_steps
         if adversarial is None:
-            by_share = round(self.steps * share)
-            adversarial = by_share if pretrain is None else self.steps - pretrain
+            adversarial = round(steps * share) if pretrain is None else steps - pretrain
         if pretrain is None:
-            pretrain = self.steps - adversarial
+            pretrain = steps - adversarial
         phases = []
         if self.pretrain_steps != 0 and (pretrain != 0 or share < 1):
             phases.append(("pretrain", pretrain))
@@ -134,28 +134,9 @@ PRESET_RUNS = {
 }
 
 
-def preset(name: str) -> SuperResolutionRun:
-    """The options of a preset.
-
-    Raises:
-      ValueError: there is no such preset.
-    """
-    if name not in PRESET_RUNS:
-        raise ValueError(f"no preset {name!r}; there are {', '.join(PRESET_RUNS)}")
-    return PRESET_RUNS[name]
-
-
 def default_preset(*, has_data: bool) -> str:
     """`quick` for the few built-in photos, the published form for a data set."""
     return "super-resolution" if has_data else "quick"
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a validation found."""
-
-    metrics: Mapping[str, float]
-    picture: np.ndarray | None
 
 
 class SuperResolution:
@@ -182,10 +163,7 @@ class SuperResolution:
             held_out=config.held_out,
             cache_bytes=cache,
         )
-        epoch = len(self.photos) * config.crops_per_photo
-        if config.epochs is not None:
-            steps = max(round(config.epochs * epoch / config.batch), 1)
-            config = dataclasses.replace(config, steps=steps, epochs=None)
+        config = config.in_steps(len(self.photos) * config.crops_per_photo)
         self.config = config
         self.phases = config.phases
         import torch
@@ -235,6 +213,9 @@ class SuperResolution:
             crops_per_photo=self.config.crops_per_photo,
             form="window" if self._resident else "image",
         )
+
+    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+        return ()
 
     def validate(self, network: Network) -> Found:
         if not self._pairs:
@@ -326,6 +307,3 @@ def _stack(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(
         [np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows]
     )
-
-
-__all__ = ["CONFIG", "SuperResolution", "SuperResolutionRun", "build", "default_preset", "preset"]
