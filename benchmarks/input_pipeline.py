@@ -42,7 +42,7 @@ def rate_kept(
     step: Callable[[HostBatch], Any],
     batches: Iterator[HostBatch],
     *,
-    steps: int = 20,
+    steps: int = 15,
     rounds: int = 5,
 ) -> Row:
     """Steps per second with real batches and with one batch held still, in alternating rounds.
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--crop", type=int, default=96, help="side in pixels")
     parser.add_argument("--seconds", type=float, default=3.0, help="per measured rate")
-    parser.add_argument("--step-ms", type=float, default=400.0, help="length of the stand-in step")
+    parser.add_argument("--step-ms", type=float, default=200.0, help="length of the stand-in step")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
 
