@@ -1,0 +1,124 @@
+"""Everything that `jaxsr.restore` can be told, checked before any device is touched."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxsr.restoration.pictures import MAX_PIXELS
+
+FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreConfig:
+    """Restores pictures and videos."""
+
+    inputs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Pictures, videos, folders (searched through, their structure kept) and globs."""
+    out: Path = Path("restored")
+    """Folder for the results, made if need be."""
+    model: str | None = None
+    """Run folder of jaxsr.train, weights file of a known family (.safetensors, .pt, .pth), or
+    package.module:Class. Default: the weights that come with jaxsr."""
+    weights: Path | None = None
+    """Weights file for package.module:Class."""
+    model_options: str = "{}"
+    """Keyword arguments of the class, as a JSON object."""
+    channels: Literal[1, 3] | None = None
+    """What the network takes: 1 (luma, gray) or 3 (RGB). Default: found out."""
+    value_range: tuple[float, float] | None = None
+    """Intensities of black and white in the network's pictures. Default: the family's, else 0 1."""
+    outscale: float | None = None
+    """Size of the result relative to the source. Default: the network's own scale."""
+    suffix: str = ""
+    """Added to each name, before its ending."""
+    format: Literal["png", "jpeg", "webp", "tiff"] | None = None
+    """Of the results. Default: each picture's own."""
+    quality: int = 95
+    """Of JPEG and lossy WebP, 1 to 100."""
+    overwrite: bool = False
+    """Replace results that exist. Otherwise they are left alone, and counted."""
+    tiling: Literal["auto", "approximate", "off"] = "auto"
+    """auto: cut where that changes nothing, refuse where it would and the picture is too large to
+    be treated whole. approximate: cut in any case. off: never cut."""
+    tile: int | None = None
+    """Side of the largest tile in pixels. Default: from the network's memory needs."""
+    batch: int | None = None
+    """Tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere."""
+    ensemble: bool = False
+    """Average over the eight flips and turns of each tile: eight times the work."""
+    engine: Literal["jax", "torch"] = "jax"
+    """Who computes."""
+    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
+    """Where."""
+    mesh: int = 1
+    """Devices that a batch is split over; on a CPU they are simulated."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the network computes in."""
+    max_pixels: int = MAX_PIXELS
+    """A picture that claims more is refused before it is decoded."""
+    truth: Path | None = None
+    """Folder with what the results should be, under the same relative names; reports figures."""
+    report: Path | None = None
+    """Folder for the figures. Default: `report` in the folder of the results."""
+    benchmark: tuple[str, ...] = ()
+    """Measure these sizes, as WIDTHxHEIGHT, instead of restoring anything."""
+    compile_cache: Path | None = None
+    """Where compiled programs are kept. Default: the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("quality", 1, 100), ("mesh", 1, None), ("max_pixels", 1, None)):
+            value = getattr(self, name)
+            if value < low or (high is not None and value > high):
+                limit = f"from {low} to {high}" if high else f"at least {low}"
+                raise ValueError(f"{name} must be {limit}, got {value}")
+        for name in ("tile", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.outscale is not None and not 0 < self.outscale <= 64:
+            raise ValueError(f"outscale must be above 0 and at most 64, got {self.outscale}")
+        if "/" in self.suffix or "\\" in self.suffix:
+            raise ValueError(
+                f"suffix is part of a file name, got {self.suffix!r}; use --out for folders"
+            )
+        if self.engine == "torch" and self.mesh > 1:
+            raise ValueError(
+                f"engine=torch runs on one device, got mesh={self.mesh}; use --engine jax"
+            )
+        if self.engine == "torch" and self.platform == "tpu":
+            raise ValueError("engine=torch does not run on TPUs; use --engine jax")
+        if self.report is not None and self.truth is None:
+            raise ValueError(
+                "report needs pictures to compare with; name their folder with --truth"
+            )
+        self.class_options()
+        self.sizes()
+
+    def class_options(self) -> dict[str, Any]:
+        """`model_options` as a dictionary."""
+        try:
+            options = json.loads(self.model_options)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"model_options is no JSON ({error}): {self.model_options!r}"
+            ) from None
+        if not isinstance(options, dict):
+            raise ValueError(
+                f"model_options must be a JSON object such as '{{\"width\": 64}}', got "
+                f"{self.model_options!r}"
+            )
+        return options
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """`benchmark` as (height, width) pairs."""
+        found = []
+        for text in self.benchmark:
+            width, by, height = text.lower().replace("×", "x").partition("x")
+            if not (by and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
+                raise ValueError(f"benchmark takes sizes such as 1280x720, got {text!r}")
+            found.append((int(height), int(width)))
+        return found

@@ -1,0 +1,87 @@
+"""Which files are meant, and where their results go."""
+
+import glob
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxsr.restoration.encode import ENDING
+from jaxsr.restoration.pictures import ENDINGS
+
+VIDEO_ENDINGS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mpg", ".mpeg"))
+
+_ENDINGS_OF = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg", ".jfif"),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to restore."""
+
+    path: Path
+    """Where it is."""
+    relative: Path
+    """Its name under the folder that was searched; the result's name under the output folder."""
+
+    @property
+    def is_video(self) -> bool:
+        return self.path.suffix.lower() in VIDEO_ENDINGS
+
+
+@dataclass
+class Found:
+    """What the inputs named."""
+
+    sources: list[Source] = field(default_factory=list)
+    """In the order of the inputs, each folder sorted."""
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """(input, reason) of what could not be read."""
+    ignored: int = 0
+    """Files in folders whose names are not those of pictures or videos."""
+
+
+def find_sources(inputs: Iterable[str], *, out: Path) -> Found:
+    """Looks up files, folders and globs; results of an earlier run in `out` are left alone."""
+    found = Found()
+    for text in inputs:
+        path = Path(text)
+        if path.is_dir():
+            _search(path, out.resolve(), found)
+        elif path.exists():
+            found.sources.append(Source(path, Path(path.name)))
+        else:
+            matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
+            files = [Path(match) for match in matches if Path(match).is_file()]
+            found.sources += [Source(match, Path(match.name)) for match in files]
+            if not files:
+                reason = "no file matches" if glob.has_magic(text) else "no such file or folder"
+                found.problems.append((text, reason))
+    return found
+
+
+def _search(folder: Path, out: Path, found: Found) -> None:
+    def unreadable(error: OSError) -> None:
+        found.problems.append((str(error.filename), error.strerror or str(error)))
+
+    for here, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = sorted(f for f in folders if (Path(here) / f).resolve() != out)
+        for name in sorted(names):
+            path = Path(here) / name
+            if path.suffix.lower() in ENDINGS | VIDEO_ENDINGS:
+                found.sources.append(Source(path, path.relative_to(folder)))
+            else:
+                found.ignored += 1
+
+
+def target_path(source: Source, out: Path, *, suffix: str, format: str | None) -> Path:
+    """Where the result goes; the ending stays as it is written where it fits the format."""
+    relative = source.relative
+    ending = relative.suffix
+    if format is not None and ending.lower() not in _ENDINGS_OF[format]:
+        ending = ENDING[format]
+    return out / relative.parent / f"{relative.stem}{suffix}{ending}"

@@ -1,0 +1,105 @@
+"""Restores pictures that are in memory, without touching the disk."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.models import RestorationModel
+from jaxsr.restoration.pictures import CHANNELS, Kind, Picture, PictureError, read_picture
+from jaxsr.restoration.pipeline import Work
+from jaxsr.restoration.session import make_restorer
+
+_KINDS: dict[int, Kind] = {1: "gray", 2: "gray-alpha", 3: "rgb", 4: "rgb-alpha"}
+_PILLOW: dict[str, Kind] = {
+    "L": "gray",
+    "LA": "gray-alpha",
+    "RGB": "rgb",
+    "RGBA": "rgb-alpha",
+    "CMYK": "cmyk",
+}
+
+
+def as_picture(image: Any, index: int) -> Picture:
+    """A picture of what a caller may hand in.
+
+    Raises:
+      TypeError: not an array, Pillow image or path, or samples of another type.
+      ValueError: a shape that is no picture's, or a file that cannot be read.
+    """
+    if isinstance(image, str | Path):
+        try:
+            return read_picture(Path(image))
+        except PictureError as error:
+            raise ValueError(f"{image}: {error}") from error
+    if isinstance(image, Image.Image):
+        kind = _PILLOW.get(image.mode)
+        if kind is None:
+            raise ValueError(
+                f"image {index} has Pillow mode {image.mode}; convert it to one of "
+                f"{', '.join(_PILLOW)}"
+            )
+        pixels = np.asarray(image)
+        return Picture(pixels=pixels.reshape(*pixels.shape[:2], CHANNELS[kind]), kind=kind)
+    if not isinstance(image, np.ndarray):
+        raise TypeError(
+            f"image {index} is a {type(image).__name__}; give NumPy arrays, Pillow images or paths"
+        )
+    if image.dtype not in (np.uint8, np.uint16):
+        raise TypeError(
+            f"image {index} has dtype {image.dtype}; give uint8 (0…255) or uint16 (0…65535) samples"
+        )
+    pixels = image[..., None] if image.ndim == 2 else image
+    if pixels.ndim != 3 or pixels.shape[2] not in _KINDS or 0 in pixels.shape:
+        raise ValueError(
+            f"image {index} has shape {image.shape}; give (height, width) or "
+            "(height, width, 1 to 4)"
+        )
+    return Picture(pixels=pixels, kind=_KINDS[pixels.shape[2]])
+
+
+class ArraySink:
+    """Collects the rows of one result."""
+
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray] = []
+        self.result: np.ndarray | None = None
+        self.error: Exception | None = None
+
+    def write(self, rows: np.ndarray) -> None:
+        self._rows.append(rows)
+
+    def finish(self) -> None:
+        self.result = self._rows[0] if len(self._rows) == 1 else np.concatenate(self._rows)
+        self._rows = []
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+
+def restore_arrays(
+    pictures: Sequence[Picture], model: RestorationModel, config: RestoreConfig
+) -> list[np.ndarray]:
+    """The restored samples of each picture, (height, width, channels), or (height, width) for gray.
+
+    Raises:
+      ValueError: a picture could not be restored.
+    """
+    sizes = {picture.pixels.shape[:2] for picture in pictures}
+    restorer, _, _ = make_restorer(model, config, sizes=sizes)
+    sinks = [ArraySink() for _ in pictures]
+    restorer.run(
+        Work(pixels=picture.pixels, kind=picture.kind, sink=sink)
+        for picture, sink in zip(pictures, sinks, strict=True)
+    )
+    results = []
+    for index, sink in enumerate(sinks):
+        if sink.error is not None:
+            raise ValueError(f"image {index}: {sink.error}") from sink.error
+        assert sink.result is not None
+        gray = sink.result.shape[-1] == 1
+        results.append(sink.result[..., 0] if gray else sink.result)
+    return results

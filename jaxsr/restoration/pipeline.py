@@ -1,0 +1,378 @@
+"""Many pictures through one network: tiles of several share a batch, and memory stays bounded.
+
+Decoding (by the caller's iterator), the device, and encoding (each sink's own thread) run at the
+same time. Finished rows leave a picture band by band, so that what is held grows with its width and
+not with its area.
+"""
+
+import collections
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Shaped
+
+from jaxsr.restoration import colour
+from jaxsr.restoration.pictures import CHANNELS, Kind
+from jaxsr.restoration.rescale import RowRescaler
+from jaxsr.restoration.tiling import Plan, Size, Tile, Tiler
+
+# Pictures that may be half done at once: tiles of a rare shape wait for company, but not for ever.
+_MOST_OPEN = 8
+_IN_FLIGHT = 2
+
+
+class Sink(Protocol):
+    """Where a restored picture goes, rows from top to bottom."""
+
+    def write(self, rows: Shaped[np.ndarray, "h w c"]) -> None: ...
+
+    def finish(self) -> None:
+        """All rows are there; may return before they are stored."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """The picture cannot be completed: nothing may stay of it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Work:
+    """One picture to restore."""
+
+    pixels: Shaped[np.ndarray, "h w c"]
+    """uint8 or uint16 samples."""
+    kind: Kind
+    """What the channels are."""
+    sink: Sink
+    """Gets the result."""
+    cost: int = 0
+    """Bytes that the sink holds until it is done, for `Restorer`'s limit."""
+
+
+class Engine(Protocol):
+    """What `jax_engine` and `torch_engine` offer."""
+
+    programs: set[tuple[int, ...]]
+
+    def submit(self, tiles: np.ndarray) -> Callable[[], np.ndarray]: ...
+
+
+@dataclass(eq=False)
+class _Open:
+    """A picture on its way."""
+
+    work: Work
+    plan: Plan
+    outputs: int
+    """Network runs per tile."""
+    pieces: dict[tuple[int, int], list[np.ndarray | None]] = field(default_factory=dict)
+    bands: dict[int, np.ndarray] = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
+    next_band: int = 0
+    failed: bool = False
+    rescaler: RowRescaler | None = None
+
+
+class _Waiting:
+    """Tiles of one shape that will share a batch."""
+
+    def __init__(self, batch: int, channels: int, shape: Size) -> None:
+        self.tiles = np.zeros((batch, channels, *shape), np.float32)
+        self.owners: list[tuple[_Open, int, int, int]] = []
+
+
+class Restorer:
+    """Feeds an engine.
+
+    Args:
+      engine: runs tiles.
+      host: runs the pictures that are narrower than every program's tile, on plain torch.
+      tiler: cuts.
+      scale: of the network.
+      channels: of the network.
+      batch: tiles that are computed at once.
+      outscale: size of the result relative to the source. Default: the network's scale.
+      insist: treat whole even what would need more memory than is planned for.
+      progress: called with the input pixels that a band completed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        host: Engine,
+        tiler: Tiler,
+        *,
+        scale: int,
+        channels: int,
+        batch: int = 1,
+        outscale: float | None = None,
+        insist: bool = False,
+        progress: Callable[[int], None] = lambda pixels: None,
+    ) -> None:
+        self._engine, self._host, self._tiler = engine, host, tiler
+        self._scale, self._channels, self._batch = scale, channels, batch
+        self._outscale = float(outscale or scale)
+        self._insist, self._progress = insist, progress
+        self._waiting: dict[tuple[Size, bool], _Waiting] = {}
+        self._running: collections.deque[tuple[Any, list[tuple[_Open, int, int, int]]]] = (
+            collections.deque()
+        )
+        self._open: list[_Open] = []
+
+    def result_size(self, size: Size) -> Size:
+        """(height, width) of the restored picture."""
+        return result_size(size, self._outscale)
+
+    def run(self, works: Iterable[Work]) -> None:
+        """Restores every picture; a failing one is told to its sink and the others go on."""
+        try:
+            for work in works:
+                self.feed(work)
+            self.flush()
+        except BaseException as error:
+            for opened in self._open:
+                self._fail(opened, RuntimeError(f"interrupted by {type(error).__name__}"))
+            raise
+
+    def feed(self, work: Work) -> None:
+        """Cuts a picture and queues its tiles; results arrive at the sink in their own time."""
+        try:
+            size = work.pixels.shape[0], work.pixels.shape[1]
+            plan = self._tiler.insist(size) if self._insist else self._tiler.plan(size)
+        except Exception as error:
+            work.sink.fail(error)
+            return
+        opened = _Open(work, plan, outputs=2 if work.kind == "cmyk" else 1)
+        if self._outscale != self._scale:
+            result = self.result_size(size)
+            opened.rescaler = RowRescaler((size[0] * self._scale, size[1] * self._scale), result)
+        self._open.append(opened)
+        for row, tiles in enumerate(plan.rows):
+            opened.missing[row] = len(tiles)
+            for column, tile in enumerate(tiles):
+                if opened.failed:
+                    return
+                try:
+                    inputs = self._inputs(opened, tile)
+                except Exception as error:
+                    self._fail(opened, error)
+                    return
+                for index, data in enumerate(inputs):
+                    self._queue(opened, row, column, index, data)
+        if len(self._open) > _MOST_OPEN:
+            self.flush()
+
+    def flush(self) -> None:
+        """Completes every picture that was fed."""
+        for key in list(self._waiting):
+            self._submit(key)
+        while self._running:
+            self._collect()
+
+    def _inputs(self, opened: _Open, tile: Tile) -> list[np.ndarray]:
+        height, width = opened.plan.shape
+        crop = opened.work.pixels[tile.top : tile.top + height, tile.left : tile.left + width]
+        short = height - crop.shape[0], width - crop.shape[1]
+        if any(short):  # padded to the network's period
+            mode = "symmetric" if max(short) <= min(crop.shape[:2]) else "edge"
+            crop = np.pad(crop, ((0, short[0]), (0, short[1]), (0, 0)), mode=mode)
+        return colour.network_inputs(crop, opened.work.kind, self._channels)
+
+    def _queue(self, opened: _Open, row: int, column: int, index: int, data: np.ndarray) -> None:
+        key = opened.plan.shape, opened.plan.compiled
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            batch = self._batch if opened.plan.compiled else 1
+            waiting = self._waiting[key] = _Waiting(batch, self._channels, key[0])
+        waiting.tiles[len(waiting.owners)] = data
+        waiting.owners.append((opened, row, column, index))
+        if len(waiting.owners) == len(waiting.tiles):
+            self._submit(key)
+
+    def _submit(self, key: tuple[Size, bool]) -> None:
+        waiting = self._waiting.pop(key)
+        engine = self._engine if key[1] else self._host
+        while len(self._running) >= _IN_FLIGHT:
+            self._collect()
+        try:
+            self._running.append((engine.submit(waiting.tiles), waiting.owners))
+        except Exception as error:
+            for opened, *_ in waiting.owners:
+                self._fail(opened, error)
+
+    def _collect(self) -> None:
+        wait, owners = self._running.popleft()
+        try:
+            results = wait()
+        except Exception as error:  # out of device memory, for one
+            for opened, *_ in owners:
+                self._fail(opened, error)
+            return
+        for result, (opened, row, column, index) in zip(results, owners, strict=False):
+            if opened.failed:
+                continue
+            try:
+                self._place(opened, row, column, index, result)
+            except Exception as error:
+                self._fail(opened, error)
+
+    def _place(self, opened: _Open, row: int, column: int, index: int, result: np.ndarray) -> None:
+        tile, scale = opened.plan.rows[row][column], self._scale
+        top, left = (tile.inner_top - tile.top) * scale, (tile.inner_left - tile.left) * scale
+        size = opened.work.pixels.shape
+        # What was padded to the network's period is cut off again.
+        bottom, right = min(tile.inner_bottom, size[0]), min(tile.inner_right, size[1])
+        height, width = (bottom - tile.inner_top) * scale, (right - tile.inner_left) * scale
+        inner = result[:, top : top + height, left : left + width]
+        if not np.isfinite(inner).all():
+            raise ValueError("the network returned NaN or infinity; try --dtype float32")
+        pieces = opened.pieces.setdefault((row, column), [None] * opened.outputs)
+        pieces[index] = inner
+        complete = [piece for piece in pieces if piece is not None]
+        if len(complete) < opened.outputs:
+            return
+        del opened.pieces[row, column]
+        work = opened.work
+        region = (tile.inner_top, tile.inner_left, bottom, right)
+        picture = colour.from_outputs(
+            complete,
+            work.kind,
+            self._channels,
+            lambda: colour.enlarge_region(work.pixels, region, scale),
+        )
+        band = opened.bands.get(row)
+        if band is None:
+            shape = (height, size[1] * scale, CHANNELS[work.kind])
+            band = opened.bands[row] = np.empty(shape, work.pixels.dtype)
+        start = tile.inner_left * scale
+        band[:, start : start + width] = colour.as_samples(picture, work.pixels.dtype)
+        opened.missing[row] -= 1
+        self._emit(opened)
+
+    def _emit(self, opened: _Open) -> None:
+        """Hands on the bands that are complete and whose turn it is."""
+        while opened.missing.get(opened.next_band) == 0:
+            band = opened.bands.pop(opened.next_band)
+            rows = opened.rescaler.push(band) if opened.rescaler else band
+            if len(rows):
+                opened.work.sink.write(rows)
+            self._progress(band.shape[0] * band.shape[1] // self._scale**2)
+            opened.next_band += 1
+        if opened.next_band == len(opened.plan.rows):
+            self._open.remove(opened)
+            opened.work.sink.finish()
+
+    def _fail(self, opened: _Open, error: Exception) -> None:
+        if opened.failed:
+            return
+        opened.failed = True
+        opened.bands.clear()
+        opened.pieces.clear()
+        if opened in self._open:
+            self._open.remove(opened)
+        opened.work.sink.fail(error)
+
+
+def result_size(size: Size, outscale: float) -> Size:
+    """(height, width) times `outscale`, rounded, at least one pixel."""
+    return max(1, round(size[0] * outscale)), max(1, round(size[1] * outscale))
+
+
+class ThreadedSink:
+    """Runs another sink's writing and finishing in a thread of its own, a few bands behind.
+
+    Args:
+      sink: does the work; its errors end up in `done`.
+      done: called once from the thread, with the error or None.
+    """
+
+    def __init__(self, sink: Sink, done: Callable[[Exception | None], None]) -> None:
+        self._sink, self._done = sink, done
+        self._rows: queue.Queue[Any] = queue.Queue(maxsize=2)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def write(self, rows: np.ndarray) -> None:
+        if self._error is not None:
+            raise self._error
+        self._rows.put(rows)
+
+    def finish(self) -> None:
+        self._rows.put(None)
+
+    def fail(self, error: Exception) -> None:
+        self._rows.put(error)
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            item: Any = self._rows.get()
+            ended = item is None or isinstance(item, Exception)
+            self._error = self._error or (item if isinstance(item, Exception) else None)
+            if self._error is not None:
+                continue
+            try:
+                if isinstance(item, np.ndarray):
+                    self._sink.write(item)
+                else:
+                    self._sink.finish()
+            except Exception as error:
+                self._error = error
+        try:
+            if self._error is not None:
+                self._sink.fail(self._error)
+        finally:  # whoever waits for this picture must not wait for ever
+            self._done(self._error)
+
+
+class ByteBudget:
+    """Bytes that may be held at once; one holder may exceed them, if it is alone."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._used = limit, 0
+        self._changed = threading.Condition()
+
+    def acquire(self, amount: int, *, wait: bool = True) -> bool:
+        """Takes `amount`; False if it is not there and the caller does not wait."""
+        with self._changed:
+            while self._used and self._used + amount > self._limit:
+                if not wait:
+                    return False
+                self._changed.wait()
+            self._used += amount
+            return True
+
+    def release(self, amount: int) -> None:
+        with self._changed:
+            self._used -= amount
+            self._changed.notify_all()
+
+    def wait_until_empty(self) -> None:
+        with self._changed:
+            while self._used:
+                self._changed.wait()
+
+
+def read_ahead(makers: Iterable[Callable[[], Any]], *, threads: int = 2) -> Iterator[Any]:
+    """Results of the makers in order, a few made in advance by threads; exceptions are raised."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    source = iter(makers)
+    with ThreadPoolExecutor(threads) as pool:
+        ahead = collections.deque(pool.submit(make) for make in itertools.islice(source, threads))
+        try:
+            while ahead:
+                result = ahead.popleft().result()
+                following = next(source, None)
+                if following is not None:
+                    ahead.append(pool.submit(following))
+                yield result
+        finally:
+            for waiting in ahead:
+                waiting.cancel()

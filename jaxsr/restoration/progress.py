@@ -1,0 +1,44 @@
+"""How far a batch is: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+
+_LINE_EVERY_S = 15.0
+
+
+class Progress:
+    """Counts input pixels.
+
+    Args:
+      total: pixels to come, as far as they are known.
+    """
+
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
+
+        self.pixels, self._total = 0, total
+        self._began = self._said = time.perf_counter()
+        layout = "{l_bar}{bar}| {n:.1f}/{total:.1f} MP [{elapsed}<{remaining}, {rate_fmt}]"
+        self._bar = tqdm(
+            total=total / 1e6, unit="MP", smoothing=0.1, bar_format=layout, disable=None
+        )
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def add(self, pixels: int) -> None:
+        """Notes that so many more are done."""
+        self.pixels += pixels
+        self._bar.update(pixels / 1e6)
+        now = time.perf_counter()
+        if self._bar.disable and now - self._said > _LINE_EVERY_S:
+            self._said = now
+            rate = self.pixels / self.seconds
+            left = max(self._total - self.pixels, 0) / rate
+            done, total = self.pixels / 1e6, self._total / 1e6
+            line = f"{done:.1f} of {total:.1f} MP, {rate / 1e6:.2f} MP/s, {left:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._bar.close()

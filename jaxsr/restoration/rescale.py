@@ -1,0 +1,64 @@
+"""Resizes a picture that arrives in bands of rows, with the result of resizing it whole.
+
+Bicubic as Pillow does it: a = -0.5, antialiased where the picture shrinks. Depth stays.
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Shaped
+from PIL import Image
+
+
+class RowRescaler:
+    """From (height, width) to (height, width), band by band.
+
+    Args:
+      source: size of the whole picture that will be pushed.
+      target: size of the whole result.
+    """
+
+    def __init__(self, source: tuple[int, int], target: tuple[int, int]) -> None:
+        self._source, self._target = source, target
+        self._ratio = source[0] / target[0]
+        # Rows that the kernel reads to each side of an output row's centre, and one to spare.
+        self._support = math.ceil(2 * max(self._ratio, 1)) + 1
+        self._held: np.ndarray | None = None
+        self._first = 0  # number of the first row held
+        self._done = 0  # result rows returned so far
+
+    def push(self, rows: Shaped[np.ndarray, "h w c"]) -> Shaped[np.ndarray, "h2 w2 c"]:
+        """Takes the next rows; returns the rows of the result that are settled by now."""
+        held = rows if self._held is None else np.concatenate([self._held, rows])
+        last = self._first + len(held)
+        if last == self._source[0]:
+            ready = self._target[0]
+        else:
+            ready = max(self._done, math.floor((last - self._support) / self._ratio))
+        box = (self._done * self._ratio - self._first, ready * self._ratio - self._first)
+        result = self._resize(held, box, ready - self._done)
+        self._done = ready
+        keep = max(self._first, math.floor(ready * self._ratio) - self._support)
+        self._held, self._first = held[keep - self._first :], keep
+        return result
+
+    def _resize(self, held: np.ndarray, box: tuple[float, float], count: int) -> np.ndarray:
+        width = self._target[1]
+        result = np.empty((count, width, held.shape[-1]), held.dtype)
+        if not count:
+            return result
+        for channel in range(held.shape[-1]):
+            plane = np.ascontiguousarray(held[..., channel])
+            if held.dtype != np.uint8:
+                plane = plane.astype(np.float32)
+            resized = np.asarray(
+                Image.fromarray(plane).resize(
+                    (width, count),
+                    Image.Resampling.BICUBIC,
+                    box=(0, box[0], held.shape[1], box[1]),
+                )
+            )
+            if held.dtype != np.uint8:
+                resized = np.rint(resized.clip(0, np.iinfo(held.dtype).max))
+            result[..., channel] = resized
+        return result

@@ -1,0 +1,214 @@
+"""Cuts pictures into tiles that a network can treat one by one without changing its result.
+
+Sides are in input pixels. A tile is larger than the part of the result that is taken from it by the
+network's margin (`receptive`), except at the picture's own edge: there tile and picture end
+together, so that the network pads both alike. No tile hangs over an edge, and all tiles of a shape
+share a program.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxsr.restoration.receptive import Reach
+
+Size = tuple[int, int]
+"""(height, width)."""
+
+MOST_PROGRAMS = 4
+"""Tile shapes, and so compilations, that any number of picture sizes leads to."""
+
+# What one device may spend on a tile's largest intermediate tensors, with three of them alive at
+# once.
+_TILE_BYTES = 384 * 2**20
+_ALIVE = 3
+_LARGEST_TILE = 512
+_SMALLEST_TILE = 64
+# Overlaps cost; a tile is at least this many margins wide, so that three quarters of each axis
+# count.
+_MARGINS_PER_TILE = 8
+_APPROXIMATE_MARGIN = 16
+# Fixed cost of one more tile, in pixels of computing.
+_TILE_OVERHEAD = 2048
+
+
+class Tile(NamedTuple):
+    """One input window and the part of the result that is taken from it, in input pixels."""
+
+    top: int
+    left: int
+    inner_top: int
+    inner_left: int
+    inner_bottom: int
+    inner_right: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A picture's tiles, in rows from top to bottom."""
+
+    size: Size
+    """Of the picture, after padding to the period."""
+    shape: Size
+    """Of every tile."""
+    compiled: bool
+    """Whether the shape is one of those that the accelerator has a program for."""
+    rows: tuple[tuple[Tile, ...], ...]
+
+    @property
+    def computed(self) -> int:
+        """Input pixels computed, overlaps counted as often as they are."""
+        return self.shape[0] * self.shape[1] * sum(len(row) for row in self.rows)
+
+
+class WholePictureTooLarge(ValueError):
+    """A network with global statistics was given more than it can take at once."""
+
+
+class Tiler:
+    """Chooses tile shapes for a network and a set of pictures.
+
+    Args:
+      reach: of the network.
+      tile: side of the largest tile in pixels. Default: from the network's memory needs.
+      approximate: cut pictures even where that changes the result a little.
+      whole: never cut.
+      sizes: of the pictures to come, if they are known: where there are at most two, tiles are
+        fitted to them, and nothing is computed twice that need not be.
+
+    Raises:
+      ValueError: the tile is too small for the network's margin.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        *,
+        tile: int | None = None,
+        approximate: bool = False,
+        whole: bool = False,
+        sizes: Iterable[Size] = (),
+    ) -> None:
+        self._reach = reach
+        self._whole = whole or (reach.margin is None and not approximate)
+        self.margin = _APPROXIMATE_MARGIN if reach.margin is None else reach.margin
+        self.margin = self._aligned(self.margin)
+        self.side = self._aligned(tile or self._default_side())
+        least = 2 * self.margin + reach.period
+        if self.side < least and not self._whole:
+            raise ValueError(
+                f"tile={tile} is too small: this network reads {self.margin} pixels beyond each "
+                f"side; use --tile {max(least, _SMALLEST_TILE)} or more"
+            )
+        smallest = self._aligned(max(_SMALLEST_TILE, 2 * self.margin + 16))
+        sides = [self.side]
+        while len(sides) < MOST_PROGRAMS and self._aligned(sides[-1] // 2) >= smallest:
+            sides.append(self._aligned(sides[-1] // 2))
+        self._ladder = tuple((side, side) for side in sides)
+        known = {self.padded(size) for size in sizes}
+        self._fitted = {size: self._fit(size) for size in known} if 0 < len(known) <= 2 else {}
+
+    def _aligned(self, length: int) -> int:
+        return math.ceil(length / self._reach.period) * self._reach.period
+
+    def _default_side(self) -> int:
+        per_pixel = max(self._reach.activation, 16) * 4 * _ALIVE
+        affordable = math.isqrt(_TILE_BYTES // per_pixel) // 32 * 32
+        return max(min(affordable, _LARGEST_TILE), _MARGINS_PER_TILE * self.margin, _SMALLEST_TILE)
+
+    @property
+    def largest_whole(self) -> int:
+        """Pixels of the largest picture that a network with global statistics is given at once."""
+        # Four times a tile's memory: there is no other way to get this result.
+        return 4 * _TILE_BYTES // (max(self._reach.activation, 16) * 4 * _ALIVE)
+
+    def padded(self, size: Size) -> Size:
+        """The size that a picture is mirrored out to, for networks with an internal stride."""
+        return self._aligned(size[0]), self._aligned(size[1])
+
+    def plan(self, size: Size) -> Plan:
+        """The tiles of a picture of this size.
+
+        Raises:
+          WholePictureTooLarge: it may not be cut, and is too large to be treated whole.
+        """
+        size = self.padded(size)
+        if self._whole:
+            if self._reach.margin is None and math.prod(size) > self.largest_whole:
+                raise WholePictureTooLarge(
+                    f"{size[1]}×{size[0]} pixels at once would need more than "
+                    f"{4 * _TILE_BYTES >> 20} MB, and this network cannot be tiled exactly "
+                    f"({self._reach.cause}); --tiling approximate cuts it all the same, "
+                    "--tiling off insists"
+                )
+            return self._cut(size, size, compiled=True)
+        if size in self._fitted:
+            return self._cut(size, self._fitted[size], compiled=True)
+        fitting = [s for s in self._ladder if s[0] <= min(size)]
+        if fitting:
+            plans = [self._cut(size, shape, compiled=True) for shape in fitting]
+            return min(plans, key=lambda plan: (plan.computed, -plan.shape[0]))
+        # Narrower than any program's tile: such a picture is cut along its length only.
+        shape = min(size[0], 4 * self.side), min(size[1], 4 * self.side)
+        return self._cut(size, shape, compiled=False)
+
+    def insist(self, size: Size) -> Plan:
+        """The picture as one tile, however large."""
+        size = self.padded(size)
+        return self._cut(size, size, compiled=True)
+
+    def _fit(self, size: Size) -> Size:
+        """The tile shape, of the largest tile's area at most, that computes the fewest pixels."""
+        area = self.side**2
+        best: tuple[int, Size] | None = None
+        for heights in self._splits(size[0]):
+            for widths in self._splits(size[1]):
+                shape = self._share(size[0], heights), self._share(size[1], widths)
+                if shape[0] * shape[1] > area:
+                    continue
+                cost = (shape[0] * shape[1] + _TILE_OVERHEAD) * heights * widths
+                if best is None or cost < best[0]:
+                    best = cost, shape
+        return best[1] if best else self._ladder[0]
+
+    def _splits(self, length: int) -> range:
+        return range(1, 2 + math.ceil(length / max(self.side - 2 * self.margin, 1)))
+
+    def _share(self, length: int, parts: int) -> int:
+        """Side of `parts` equal tiles that cover a length, with a margin on each inner side."""
+        return min(
+            length, self._aligned(math.ceil((length + 2 * self.margin * (parts - 1)) / parts))
+        )
+
+    def _cut(self, size: Size, shape: Size, *, compiled: bool) -> Plan:
+        vertical = list(_spans(size[0], shape[0], self.margin, self._reach.period))
+        horizontal = list(_spans(size[1], shape[1], self.margin, self._reach.period))
+        rows = tuple(
+            tuple(
+                Tile(top, left, inner_top, inner_left, inner_bottom, inner_right)
+                for left, inner_left, inner_right in horizontal
+            )
+            for top, inner_top, inner_bottom in vertical
+        )
+        return Plan(size=size, shape=shape, compiled=compiled, rows=rows)
+
+
+def _spans(length: int, tile: int, margin: int, period: int) -> Iterator[tuple[int, int, int]]:
+    """(start of the window, start and end of what is taken from it) along one axis."""
+    if tile >= length:
+        yield 0, 0, length
+        return
+    step = (tile - 2 * margin) // period * period
+    count = 1 + math.ceil((length - tile) / step)
+    starts = [min(index * step, length - tile) for index in range(count)]
+    inner = 0
+    for index, start in enumerate(starts):
+        end = length if index == count - 1 else start + tile - margin
+        yield start, inner, end
+        inner = end
+
+
+def programs(plans: Sequence[Plan]) -> set[Size]:
+    """The tile shapes that have to be compiled for these plans."""
+    return {plan.shape for plan in plans if plan.compiled}

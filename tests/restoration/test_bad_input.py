@@ -1,0 +1,300 @@
+"""What people feed to a batch: the bad is listed, the good comes out, nothing half-written."""
+
+import contextlib
+import io
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from jaxsr.restoration.pictures import Picture, PictureError, read_picture
+from jaxsr.restore import main
+from tests.restoration import networks
+
+MODEL = ("--model", "tests.restoration.networks:Small", "--engine", "torch", "--platform", "cpu")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "small.pt"
+    torch.save(networks.Small().state_dict(), path)
+    return path
+
+
+def noise(*shape: int, deep: bool = False) -> np.ndarray:
+    rng = np.random.default_rng(sum(shape))
+    return rng.integers(0, 65536 if deep else 256, shape, dtype=np.uint16 if deep else np.uint8)
+
+
+def left_over(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if "partial" in path.name]
+
+
+def test_a_batch_of_everything(tmp_path, weights, capsys):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    good = io.BytesIO()
+    Image.fromarray(noise(40, 50, 3)).save(good, "PNG")
+    (source / "good.png").write_bytes(good.getvalue())
+    (source / "truncated.png").write_bytes(good.getvalue()[:1500])
+    (source / "zero.jpg").write_bytes(b"")
+    (source / "text.png").write_text("I am no picture")
+    Image.fromarray(noise(1, 1, 3)).save(source / "one.png")
+    Image.fromarray(noise(6, 30_000, 3)).save(source / "strip.png")
+    Image.fromarray(noise(30, 40, 4), "CMYK").save(source / "press.jpg", quality=95)
+    Image.fromarray(noise(30, 40, 4), "CMYK").save(source / "press.tif")
+    palette = Image.fromarray(noise(20, 20, 3)).quantize(64)
+    palette.save(source / "palette.png", transparency=bytes(range(64)))
+    frames = [Image.fromarray(noise(9, 9) ^ np.uint8(k)) for k in range(3)]
+    frames[0].save(source / "moving.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(source / "still.gif")
+    (source / "picture.png").mkdir()  # a folder that is named like one
+    assert main([str(source), "--out", str(out), "--weights", str(weights), *MODEL]) == 1
+    sizes = {}
+    for path in out.rglob("*.*"):
+        with Image.open(path) as image:
+            sizes[path.name] = image.size, image.mode
+    assert sizes == {
+        "good.png": ((100, 80), "RGB"),
+        "one.png": ((2, 2), "RGB"),
+        "strip.png": ((60_000, 12), "RGB"),
+        "press.jpg": ((80, 60), "CMYK"),
+        "press.tif": ((80, 60), "CMYK"),
+        "palette.png": ((40, 40), "RGBA"),
+        "still.png": ((18, 18), "L"),
+    }
+    error = capsys.readouterr().err
+    assert "not restored: 4" in error
+    for name, reason in (
+        ("truncated.png", "truncated"),
+        ("zero.jpg", "zero bytes"),
+        ("text.png", "not a PNG"),
+        ("moving.gif", "3 frames"),
+    ):
+        assert any(name in line and reason in line for line in error.splitlines()), (name, error)
+
+
+def test_cmyk_is_restored_as_rgb_and_black(tmp_path, weights):
+    import jaxsr
+
+    picture = noise(30, 40, 4)
+    network = networks.Small()
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    rgb = jaxsr.restore(255 - picture[..., :3], network, engine="torch")
+    got = np.asarray(jaxsr.restore(Image.fromarray(picture, "CMYK"), network, engine="torch"))
+    assert np.abs(got[..., :3].astype(int) - (255 - np.asarray(rgb).astype(int))).max() <= 1
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs to mount a small file system"
+)
+def test_no_space_left(tmp_path, weights, capsys):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("needs to mount a small file system")
+    try:
+        Image.fromarray(noise(20, 20, 3)).save(tmp_path / "a.png")
+        for name in ("big.png", "big.jpg", "big.tif"):
+            Image.fromarray(noise(300, 300, 3)).save(tmp_path / name)
+        inputs = [str(tmp_path / name) for name in ("a.png", "big.png", "big.jpg", "big.tif")]
+        assert main([*inputs, "--out", str(small), "--weights", str(weights), *MODEL]) == 1
+        assert [path.name for path in small.iterdir()] == ["a.png"]
+        assert capsys.readouterr().err.count("No space left on device") == 3
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "TIFF"])
+def test_a_full_disk_leaves_nothing(tmp_path, weights, monkeypatch, capsys, format):
+    """As above without a mount: the file refuses to grow."""
+    from jaxsr.restoration import encode
+
+    class Full(io.FileIO):
+        def write(self, data) -> int:
+            if self.tell() + len(data) > 20_000:
+                raise OSError(28, os.strerror(28))
+            return super().write(data)
+
+    def refusing(self, path):
+        self.path = path
+        self._partial = path.with_name(f".{path.name}.partial")
+        self.stream = Full(self._partial, "wb")
+
+    monkeypatch.setattr(encode._WholeFile, "__init__", refusing)
+    ending = encode.ENDING[format]
+    Image.fromarray(noise(200, 200, 3)).save(tmp_path / f"big{ending}", format)
+    Image.fromarray(noise(8, 8, 3)).save(tmp_path / f"small{ending}", format)
+    inputs = [str(tmp_path / f"{name}{ending}") for name in ("big", "small")]
+    out = tmp_path / "out"
+    assert main([*inputs, "--out", str(out), "--weights", str(weights), *MODEL]) == 1
+    assert [path.name for path in out.iterdir()] == [f"small{ending}"]
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_an_unreadable_folder_is_listed(tmp_path, weights, capsys, monkeypatch):
+    (tmp_path / "in" / "locked").mkdir(parents=True)
+    Image.fromarray(noise(10, 10, 3)).save(tmp_path / "in" / "good.png")
+    scandir = os.scandir
+
+    def refusing(path):
+        if Path(path).name == "locked":  # root may read anything, so a lock alone proves nothing
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    arguments = [str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--weights", str(weights)]
+    assert main([*arguments, *MODEL]) == 1
+    assert (tmp_path / "out" / "good.png").is_file()
+    error = capsys.readouterr().err
+    assert "locked: Permission denied" in error
+
+
+def test_an_unwritable_folder_is_said_at_once(tmp_path, weights, capsys):
+    Image.fromarray(noise(10, 10, 3)).save(tmp_path / "a.png")
+    (tmp_path / "file").write_text("")
+    arguments = [str(tmp_path / "a.png"), "--out", str(tmp_path / "file" / "out")]
+    assert main([*arguments, "--weights", str(weights), *MODEL]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+
+
+def test_a_network_that_returns_nan_fails_its_pictures(tmp_path, capsys):
+    import jaxsr
+
+    class Broken(networks.Small):
+        def forward(self, x):
+            y = super().forward(x)
+            return y / (x.max() < 0.9)  # infinite for bright pictures
+
+    with pytest.raises(ValueError, match="NaN or infinity; try --dtype float32"):
+        jaxsr.restore(noise(40, 40, 3), Broken(), engine="torch", tiling="off")
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_result_that_is_not_whole(tmp_path, weights):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for index in range(30):
+        Image.fromarray(noise(300, 300 + index, 3)).save(source / f"{index:02}.png")
+    command = [sys.executable, "-m", "jaxsr.restore", str(source), "--out", str(out)]
+    process = subprocess.Popen([*command, "--weights", str(weights), *MODEL], cwd=ROOT)
+    for _ in range(600):
+        if len(list(out.glob("*.png"))) > 3:
+            break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    process.terminate()
+    assert process.wait(60) == 130
+    assert not left_over(out)
+    for path in out.glob("*.png"):
+        assert read_picture(path).pixels.shape[0] == 600
+
+
+def seeds() -> dict[str, bytes]:
+    """Small pictures of every kind of file that is read."""
+    found: dict[str, bytes] = {}
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "a description"
+    rgb = Image.fromarray(noise(48, 40, 3)).resize((40, 48), Image.Resampling.BICUBIC)
+
+    def add(name: str, image: Image.Image, format: str, **options) -> None:
+        out = io.BytesIO()
+        image.save(out, format, **options)
+        found[name] = out.getvalue()
+
+    add("rgb.png", rgb, "PNG", exif=exif, dpi=(72, 72))
+    add("palette.png", rgb.quantize(32), "PNG", transparency=3)
+    add("alpha.png", Image.fromarray(noise(20, 20, 4)), "PNG")
+    add("gray16.png", Image.fromarray(noise(20, 20, deep=True)), "PNG")
+    add("base.jpg", rgb, "JPEG", exif=exif)
+    add("progressive.jpg", rgb, "JPEG", progressive=True)
+    add("cmyk.jpg", Image.fromarray(noise(24, 24, 4), "CMYK"), "JPEG")
+    add("lossy.webp", rgb, "WEBP", exif=exif)
+    add("lossless.webp", Image.fromarray(noise(20, 20, 4)), "WEBP", lossless=True)
+    for name in ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate"):
+        add(f"{name}.tif", rgb, "TIFF", compression=name)
+    pixels = noise(24, 20, 3, deep=True)
+    for layout, stored in (("contig", pixels), ("separate", np.moveaxis(pixels, -1, 0))):
+        out = io.BytesIO()
+        tifffile.imwrite(out, stored, photometric="rgb", planarconfig=layout)
+        found[f"{layout}.tif"] = out.getvalue()
+    return found
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """A file cut short, with flipped bits, bytes replaced, or a part repeated."""
+    changed = bytearray(data)
+    match rng.randrange(4):
+        case 0:
+            return bytes(changed[: rng.randrange(len(changed))])
+        case 1:
+            for _ in range(rng.choice((1, 2, 8, 40))):
+                changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+        case 2:
+            # Headers are where a decoder is led astray.
+            for _ in range(rng.choice((1, 3))):
+                changed[rng.randrange(min(len(changed), 160))] = rng.choice((0, 1, 127, 128, 255))
+        case 3:
+            start = rng.randrange(len(changed))
+            changed[start:start] = changed[start : start + rng.randrange(1, 64)]
+    return bytes(changed)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_mutated_files_are_pictures_or_refused(tmp_path):
+    """900 files, read alone: a picture with sensible samples, or a reason of one line."""
+    rng = random.Random(20240)
+    files, refused, path = seeds(), 0, tmp_path / "x"
+    for _ in range(900 // len(files)):
+        for name, data in files.items():
+            path.write_bytes(mutated(data, rng))
+            try:
+                picture = read_picture(path, max_pixels=4_000_000)
+            except PictureError as error:
+                refused += 1
+                assert str(error) and "\n" not in str(error), name
+                continue
+            assert isinstance(picture, Picture)
+            assert picture.pixels.ndim == 3 and picture.pixels.dtype in (np.uint8, np.uint16)
+            _ = picture.notes.orientation
+    assert refused > 200
+
+
+def test_five_hundred_mutated_files_go_through_the_command(tmp_path, weights):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    rng = random.Random(1)
+    files = list(seeds().items())
+    for index in range(520):
+        name, data = files[index % len(files)]
+        (source / f"{index:03}-{name}").write_bytes(mutated(data, rng))
+    command = [sys.executable, "-m", "jaxsr.restore", str(source), "--out", str(out)]
+    command += ["--weights", str(weights), "--max-pixels", "1000000", *MODEL]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    listed = done.stderr.split("not restored: ")[1].splitlines()
+    results = [path for path in out.rglob("*") if path.is_file()]
+    assert int(listed[0]) + len(results) == 520
+    assert not left_over(out)
+    for path in results:
+        read_picture(path)
+    shutil.rmtree(out)

@@ -1,0 +1,278 @@
+"""Reading and writing picture files, against Pillow, OpenCV and tifffile."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageCms, ImageOps
+
+from jaxsr.restoration.encode import ENDING, check_holdable, open_writer
+from jaxsr.restoration.pictures import (
+    CHANNELS,
+    Notes,
+    PictureError,
+    picture_size,
+    read_picture,
+    upright,
+    with_size,
+)
+
+
+def noise(*shape: int, deep: bool = False) -> np.ndarray:
+    rng = np.random.default_rng(sum(shape))
+    return rng.integers(0, 65536 if deep else 256, shape, dtype=np.uint16 if deep else np.uint8)
+
+
+def written(path: Path, pixels: np.ndarray, kind, notes: Notes, quality: int = 95) -> Path:
+    writer = open_writer(
+        path,
+        format=notes.format,
+        kind=kind,
+        deep=pixels.dtype == np.uint16,
+        height=pixels.shape[0],
+        width=pixels.shape[1],
+        notes=notes,
+        quality=quality,
+    )
+    for start in range(0, len(pixels), 7):  # bands that divide nothing evenly
+        writer.write(pixels[start : start + 7])
+    writer.finish()
+    return path
+
+
+def profile() -> bytes:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def exif_with(orientation: int, size: tuple[int, int] | None = None) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = orientation, "A camera"
+    exif[0x8769] = {0x9003: "2024:01:02 03:04:05"}
+    if size:
+        exif[0x8769] |= {0xA002: size[0], 0xA003: size[1]}
+    return exif.tobytes().removeprefix(b"Exif\0\0")
+
+
+@pytest.mark.parametrize("kind", ["gray", "gray-alpha", "rgb", "rgb-alpha", "cmyk"])
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_lossless_formats_return_every_sample(tmp_path, format, deep, kind):
+    if (format, kind) == ("PNG", "cmyk"):
+        pytest.skip("PNG holds no CMYK")
+    pixels = noise(45, 31, CHANNELS[kind], deep=deep)
+    path = written(tmp_path / f"x{ENDING[format]}", pixels, kind, Notes(format=format))
+    again = read_picture(path)
+    assert again.kind == kind
+    np.testing.assert_array_equal(again.pixels, pixels)
+    others = _decoded_by_others(path, deep)
+    if others is not None:
+        np.testing.assert_array_equal(others.reshape(pixels.shape), pixels)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def _decoded_by_others(path: Path, deep: bool) -> np.ndarray | None:
+    if path.suffix == ".tif":
+        return tifffile.imread(path) if _has_tiff_codecs() else None
+    if not deep:
+        return np.asarray(Image.open(path))
+    pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    assert pixels is not None
+    if pixels.ndim == 3:
+        pixels = pixels[..., [2, 1, 0, 3][: pixels.shape[2]]]
+        if Image.open(path).tile[0].args == "LA;16B":
+            pixels = pixels[..., (0, 3)]
+    return pixels
+
+
+def _has_tiff_codecs() -> bool:
+    try:
+        tifffile.imread(io.BytesIO(_tiff(noise(4, 4, 3), compression="zlib", predictor=True)))
+    except (ValueError, ImportError):
+        return False
+    return True
+
+
+def _tiff(pixels: np.ndarray, **options) -> bytes:
+    out = io.BytesIO()
+    tifffile.imwrite(out, pixels, photometric=options.pop("photometric", "rgb"), **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_notes_survive(tmp_path, format):
+    notes = Notes(
+        format=format, exif=exif_with(6), icc=profile(), xmp=b"<x:xmpmeta/>", dpi=(300.0, 150.0)
+    )
+    path = written(tmp_path / f"x{ENDING[format]}", noise(20, 30, 3), "rgb", notes)
+    again = read_picture(path).notes
+    assert again.orientation == 6
+    assert again.icc == notes.icc
+    assert again.xmp == notes.xmp
+    with Image.open(path) as image:
+        assert image.getexif()[0x010F] == "A camera"
+        assert image.getexif().get_ifd(0x8769)[0x9003] == "2024:01:02 03:04:05"
+    if format != "WEBP":  # WebP says its resolution in EXIF alone
+        assert again.dpi == pytest.approx((300, 150), abs=0.0127)  # whole dots a metre
+    if format in ("PNG", "JPEG", "WEBP"):
+        assert again.exif == notes.exif
+
+
+def test_jpeg_and_webp_are_near_and_lossless_webp_is_exact(tmp_path):
+    smooth = np.asarray(Image.fromarray(noise(8, 8, 4)).resize((64, 48), Image.Resampling.BICUBIC))
+    jpeg = written(tmp_path / "x.jpg", smooth[..., :3].copy(), "rgb", Notes(format="JPEG"))
+    assert np.abs(read_picture(jpeg).pixels - smooth[..., :3].astype(int)).mean() < 2
+    cmyk = written(tmp_path / "c.jpg", smooth.copy(), "cmyk", Notes(format="JPEG"))
+    assert read_picture(cmyk).kind == "cmyk"
+    assert np.abs(read_picture(cmyk).pixels - smooth.astype(int)).mean() < 2
+    webp = written(tmp_path / "x.webp", smooth, "rgb-alpha", Notes(format="WEBP"))
+    np.testing.assert_array_equal(read_picture(webp).pixels, smooth)
+    assert read_picture(webp).notes.lossless
+    lossy = Notes(format="WEBP", lossless=False)
+    webp = written(tmp_path / "y.webp", smooth, "rgb-alpha", lossy)
+    assert not read_picture(webp).notes.lossless
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_turned_tiff_keeps_its_samples_and_its_tag(tmp_path, deep):
+    pixels = noise(20, 31, 3, deep=deep)
+    path = written(tmp_path / "x.tif", pixels, "rgb", Notes(format="TIFF", exif=exif_with(6)))
+    again = read_picture(path)
+    assert again.notes.orientation == 6 and picture_size(path) == (20, 31)
+    np.testing.assert_array_equal(again.pixels, pixels)
+
+
+@pytest.mark.parametrize("options", [{}, {"planarconfig": "separate"}, {"byteorder": ">"}])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_tiff_layouts(tmp_path, options, dtype):
+    pixels = noise(21, 34, 3, deep=dtype == np.uint16)
+    stored = np.moveaxis(pixels, -1, 0) if "planarconfig" in options else pixels
+    (tmp_path / "x.tif").write_bytes(_tiff(stored, **options))
+    np.testing.assert_array_equal(read_picture(tmp_path / "x.tif").pixels, pixels)
+
+
+def test_white_is_zero_and_float_tiffs(tmp_path):
+    gray = noise(9, 8, deep=True)
+    (tmp_path / "w.tif").write_bytes(_tiff(65535 - gray, photometric="miniswhite"))
+    np.testing.assert_array_equal(read_picture(tmp_path / "w.tif").pixels[..., 0], gray)
+    (tmp_path / "f.tif").write_bytes(_tiff(np.ones((4, 5), np.float32), photometric="minisblack"))
+    with pytest.raises(PictureError, match="32-bit samples"):
+        read_picture(tmp_path / "f.tif")
+
+
+def test_palettes_and_bilevel(tmp_path):
+    colours = Image.fromarray(noise(16, 16, 3)).quantize(200)
+    colours.save(tmp_path / "p.png")
+    got = read_picture(tmp_path / "p.png")
+    assert got.kind == "rgb"
+    np.testing.assert_array_equal(got.pixels, np.asarray(colours.convert("RGB")))
+    colours.save(tmp_path / "t.png", transparency=bytes(range(200)))
+    got = read_picture(tmp_path / "t.png")
+    assert got.kind == "rgb-alpha"
+    with Image.open(tmp_path / "t.png") as image:
+        np.testing.assert_array_equal(got.pixels, np.asarray(image.convert("RGBA")))
+    Image.fromarray(noise(5, 9)).convert("P").save(tmp_path / "g.gif")
+    assert read_picture(tmp_path / "g.gif").kind == "gray"
+    Image.fromarray(noise(5, 9)).convert("1").save(tmp_path / "b.png")
+    got = read_picture(tmp_path / "b.png")
+    assert got.kind == "gray"
+    assert set(np.unique(got.pixels)) <= {0, 255}
+
+
+def test_sixteen_bit_transparent_colour(tmp_path):
+    pixels = noise(6, 5, 3, deep=True)
+    writer_path = written(tmp_path / "k.png", pixels, "rgb", Notes())
+    data = writer_path.read_bytes()
+    key = struct.pack(">HHH", *pixels[2, 3].tolist())
+    chunk = struct.pack(">I", 6) + b"tRNS" + key + struct.pack(">I", zlib.crc32(b"tRNS" + key))
+    writer_path.write_bytes(data[:33] + chunk + data[33:])
+    got = read_picture(writer_path)
+    assert got.kind == "rgb-alpha"
+    assert got.pixels[2, 3, 3] == 0 and (got.pixels[..., 3] == 0).sum() == 1
+    np.testing.assert_array_equal(got.pixels[..., :3], pixels)
+
+
+def test_png_text_and_gamma_stay(tmp_path):
+    notes = Notes(png_chunks=((b"gAMA", struct.pack(">I", 45455)), (b"tEXt", b"Author\0me")))
+    again = read_picture(written(tmp_path / "x.png", noise(4, 4, 3), "rgb", notes))
+    assert again.notes.png_chunks == notes.png_chunks
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_upright_turns_as_pillow_does(orientation):
+    image = Image.fromarray(noise(5, 7, 3))
+    image.getexif()[0x0112] = orientation
+    want = np.asarray(ImageOps.exif_transpose(image))
+    np.testing.assert_array_equal(upright(noise(5, 7, 3), orientation), want)
+
+
+def test_exif_size_follows_the_picture():
+    notes = with_size(Notes(exif=exif_with(1, (30, 20))), height=80, width=120)
+    exif = Image.Exif()
+    assert notes.exif is not None
+    exif.load(notes.exif)
+    inner = exif.get_ifd(0x8769)
+    assert (inner[0xA002], inner[0xA003]) == (120, 80)
+    assert inner[0x9003] == "2024:01:02 03:04:05"
+    broken = Notes(exif=b"II*\0\xff\xff\0\0")
+    assert with_size(broken, height=1, width=1) == broken
+
+
+def test_refusals_are_short_phrases(tmp_path):
+    def refused(name: str, content: bytes, match: str, **options) -> None:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(PictureError, match=match):
+            read_picture(path, **options)
+
+    out = io.BytesIO()
+    Image.fromarray(noise(64, 64, 3)).save(out, "PNG")
+    whole = out.getvalue()
+    refused("zero.png", b"", "zero bytes")
+    refused("text.png", b"this is a text\n" * 9, "not a PNG")
+    refused("cut.png", whole[: len(whole) // 2], "truncated|broken|unexpected")
+    refused("large.png", whole, r"64×64 pixels claimed; .*--max-pixels", max_pixels=4000)
+    out = io.BytesIO()
+    frames = [Image.fromarray(noise(8, 8) ^ np.uint8(k)) for k in range(3)]
+    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:])
+    refused("moving.gif", out.getvalue(), "3 frames")
+    bomb = bytearray(whole)
+    bomb[16:24] = struct.pack(">II", 2**30, 2**30)
+    bomb[29:33] = struct.pack(">I", zlib.crc32(bytes(bomb[12:29])))
+    refused("bomb.png", bytes(bomb), "--max-pixels")
+    assert picture_size(tmp_path / "cut.png") == (64, 64)
+    assert picture_size(tmp_path / "text.png") is None
+
+
+def test_formats_say_what_they_cannot_hold():
+    size = {"height": 10, "width": 10}
+    with pytest.raises(PictureError, match=r"JPEG holds no transparency.*--format png"):
+        check_holdable("JPEG", kind="rgb-alpha", deep=False, **size)
+    with pytest.raises(PictureError, match="WEBP holds 8 bits"):
+        check_holdable("WEBP", kind="rgb", deep=True, **size)
+    with pytest.raises(PictureError, match="PNG holds no CMYK"):
+        check_holdable("PNG", kind="cmyk", deep=False, **size)
+    with pytest.raises(PictureError, match=r"at most 16383 pixels.*120000×40"):
+        check_holdable("WEBP", kind="rgb", deep=False, height=40, width=120_000)
+    check_holdable("PNG", kind="rgb", deep=True, height=40, width=120_000)
+
+
+def test_an_abandoned_file_leaves_nothing(tmp_path):
+    writer = open_writer(
+        tmp_path / "x.png",
+        format="PNG",
+        kind="rgb",
+        deep=False,
+        height=9,
+        width=9,
+        notes=Notes(),
+        quality=95,
+    )
+    writer.write(noise(4, 9, 3))
+    assert [p.suffix for p in tmp_path.iterdir()] == [".partial"]
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []

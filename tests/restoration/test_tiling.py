@@ -1,0 +1,167 @@
+"""Margins measured on networks, and tiles that change nothing against the untiled torch network."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from jaxsr.models.fast_srgan.config import FastSRGANConfig
+from jaxsr.models.fast_srgan.generator import Generator
+from jaxsr.restoration.memory import ArraySink
+from jaxsr.restoration.pipeline import Restorer, Work
+from jaxsr.restoration.receptive import Reach, measure_reach
+from jaxsr.restoration.tiling import MOST_PROGRAMS, Tiler, WholePictureTooLarge, programs
+from jaxsr.restoration.torch_engine import TorchEngine
+from tests.restoration import networks
+
+
+def made(network: nn.Module, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    for parameter in network.parameters():
+        if not parameter.any():  # a head that starts at zero reads nothing
+            nn.init.normal_(parameter, std=0.1)
+    return network.eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "channels", "scale", "margin", "period"),
+    [
+        (lambda: nn.Conv2d(3, 3, 1), 3, 1, 0, 1),
+        (lambda: networks.Small(scale=2), 3, 2, 4, 1),
+        (lambda: networks.Small(scale=1, channels=1), 1, 1, 4, 1),
+        (networks.Gated, 3, 1, 3, 1),
+        (networks.Dilated, 3, 1, 112, 1),
+    ],
+)
+def test_margin_is_the_sum_of_the_kernels(make, channels, scale, margin, period):
+    reach = measure_reach(made(make()), channels=channels)
+    assert (reach.scale, reach.margin, reach.period) == (scale, margin, period)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm": "none", "depth": 2, "width": 8},
+        {"norm": "batch", "depth": 3, "width": 8, "block": "mobile", "scale": 2},
+        {"norm": "none", "depth": 2, "width": 8, "scale": 1, "channels": 1, "predict": "residual"},
+        {"norm": "instance", "depth": 2, "width": 8},
+    ],
+)
+def test_margin_is_what_the_family_says_of_itself(changes):
+    config = FastSRGANConfig(**changes)
+    reach = measure_reach(made(Generator(config)), channels=config.channels)
+    assert reach.margin == config.receptive_radius
+    assert reach.scale == config.scale
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (networks.Attentive, "whole picture"),
+        (networks.Positional, "position"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.InstanceNorm2d(3)), "'1'"),
+    ],
+)
+def test_what_has_no_margin_is_recognised(make, cause):
+    reach = measure_reach(made(make()), channels=3)
+    assert reach.margin is None and cause in reach.cause
+
+
+def test_strided_networks_have_a_period():
+    reach = measure_reach(made(networks.Strided()), channels=3)
+    assert reach.period == 4 and reach.margin is not None and reach.margin % 4 == 0
+
+
+def test_networks_that_do_not_restore_are_refused():
+    with pytest.raises(ValueError, match=r"Conv2d turned \(3, 64, 64\) into \(8, 64, 64\)"):
+        measure_reach(nn.Conv2d(3, 8, 3, padding=1), channels=3)
+    with pytest.raises(ValueError, match=r"returned \(1, 12288\)"):
+        measure_reach(nn.Flatten(), channels=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    margin=st.integers(0, 20),
+    period=st.sampled_from([1, 2, 4, 8]),
+    side=st.integers(64, 200),
+    fitted=st.booleans(),
+)
+def test_tiles_cover_each_pixel_once_with_their_margin(size, margin, period, side, fitted):
+    aligned = -(-margin // period) * period
+    reach = Reach(scale=2, margin=aligned, period=period, activation=64)
+    plan = Tiler(reach, tile=side, sizes=[size] if fitted else []).plan(size)
+    height, width = plan.size
+    assert height % period == width % period == 0
+    assert 0 <= height - size[0] < period and 0 <= width - size[1] < period
+    counted = np.zeros(plan.size, int)
+    for row in plan.rows:
+        for tile in row:
+            counted[tile.inner_top : tile.inner_bottom, tile.inner_left : tile.inner_right] += 1
+            bottom, right = tile.top + plan.shape[0], tile.left + plan.shape[1]
+            assert tile.top >= 0 and bottom <= height and tile.left >= 0 and right <= width
+            assert tile.top % period == tile.left % period == 0
+            assert tile.top == 0 or tile.inner_top - tile.top >= aligned
+            assert tile.left == 0 or tile.inner_left - tile.left >= aligned
+            assert bottom == height or bottom - tile.inner_bottom >= aligned
+            assert right == width or right - tile.inner_right >= aligned
+    assert (counted == 1).all()
+
+
+def test_a_hundred_sizes_need_at_most_four_programs():
+    sizes = np.random.default_rng(0).integers(1, 2000, (100, 2)).tolist()
+    for margin in (0, 4, 20, 40):
+        tiler = Tiler(Reach(scale=4, margin=margin, activation=200), sizes=map(tuple, sizes))
+        assert len(programs([tiler.plan(tuple(size)) for size in sizes])) <= MOST_PROGRAMS
+
+
+def test_fitted_tiles_waste_little():
+    reach = Reach(scale=4, margin=20, activation=64)
+    for size, share in (((180, 320), 1.0), ((720, 1280), 1.25), ((4000, 4000), 1.25)):
+        plan = Tiler(reach, sizes=[size]).plan(size)
+        assert plan.computed <= share * size[0] * size[1]
+
+
+def test_a_large_picture_is_not_cut_unasked():
+    reach = Reach(scale=4, margin=None, cause="InstanceNorm2d at 'body'", activation=1024)
+    with pytest.raises(
+        WholePictureTooLarge, match=r"InstanceNorm2d at 'body'.*--tiling approximate"
+    ):
+        Tiler(reach).plan((4000, 4000))
+    assert Tiler(reach).plan((100, 90)).shape == (100, 90)
+    assert len(Tiler(reach, approximate=True).plan((4000, 4000)).rows) > 1
+    with pytest.raises(ValueError, match="reads 20 pixels beyond each side; use --tile 64"):
+        Tiler(Reach(scale=4, margin=20), tile=32)
+
+
+CASES = {
+    "small": (lambda: networks.Small(scale=2), (0.0, 1.0)),
+    "strided": (networks.Strided, (0.0, 1.0)),
+    "gated": (networks.Gated, (0.0, 1.0)),
+    "fast-srgan": (lambda: Generator(FastSRGANConfig(norm="none", depth=2, width=8)), (-1.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [(200, 168), (64, 300), (131, 66), (33, 180), (1, 1), (5, 400)])
+def test_tiled_equals_untiled(name, size):
+    make, (low, high) = CASES[name]
+    network = made(make())
+    reach = measure_reach(network, channels=3)
+    if reach.period > 1:  # torch itself takes no other size
+        size = tuple(max(reach.period, length // reach.period * reach.period) for length in size)
+    pixels = np.random.default_rng(1).integers(0, 65536, (*size, 3), dtype=np.uint16)
+    engine = TorchEngine(network, value_range=(low, high))
+    sink = ArraySink()
+    tiler = Tiler(reach, tile=96, sizes=[(1, 1), (2, 2), (3, 3)])
+    restorer = Restorer(engine, engine, tiler, scale=reach.scale, channels=3, batch=3)
+    restorer.run([Work(pixels=pixels, kind="rgb", sink=sink)])
+    assert sink.error is None
+    planes = torch.from_numpy(np.moveaxis(pixels.astype(np.float32) / 65535, -1, 0)[None])
+    with torch.no_grad():
+        whole = (network(planes * (high - low) + low) - low) / (high - low)
+    want = np.moveaxis(whole[0].clamp(0, 1).numpy().astype(np.float64), 0, -1) * 65535
+    # Half a level of rounding, and float32 sums in another order: 1e-6 of 65535 levels.
+    assert np.abs(sink.result - want).max() <= 0.5 + 0.1

@@ -1,0 +1,122 @@
+"""Videos: frames restored, everything else as it was, read back by PyAV."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jaxsr.restore import main
+from tests.restoration import networks
+
+av = pytest.importorskip("av", reason="videos need PyAV")
+
+RATE = Fraction(30000, 1001)
+MODEL = ("--engine", "torch", "--platform", "cpu", "--model", "tests.restoration.networks:Small")
+
+
+def film(path: Path, *, codec: str = "libx264", pixels: str = "yuv420p", frames: int = 9) -> Path:
+    """A moving gradient with a tone; the frames' times have a gap."""
+    y, x = np.mgrid[:48, :80]
+    with av.open(str(path), "w") as out:
+        video = out.add_stream(codec, rate=RATE, options={"crf": "10"} if codec != "ffv1" else {})
+        video.width, video.height, video.pix_fmt = 80, 48, pixels
+        audio = out.add_stream("aac", rate=44100)
+        for index in range(frames):
+            picture = np.stack([(x * 3 + index) % 256, y * 5, (x + y + 9 * index) % 256], -1)
+            frame = av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")
+            frame.pts, frame.time_base = index + (3 if index > 4 else 0), 1 / RATE
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+        tone = np.sin(np.arange(13 * 1024) / 9).astype(np.float32)[None]
+        for start in range(0, tone.shape[1], 1024):
+            frame = av.AudioFrame.from_ndarray(tone[:, start : start + 1024], "fltp", "mono")
+            frame.rate, frame.pts = 44100, start
+            out.mux(audio.encode(frame))
+        out.mux(audio.encode(None))
+    return path
+
+
+def packets(path: Path, kind: str) -> list[tuple]:
+    with av.open(str(path)) as container:
+        return [
+            (float(packet.pts * packet.time_base), bytes(packet))
+            for packet in container.demux(**{kind: 0})
+            if packet.pts is not None
+        ]
+
+
+def frames_of(path: Path) -> list:
+    with av.open(str(path)) as container:
+        return list(container.decode(video=0))
+
+
+def weights_of(network: torch.nn.Module, folder: Path) -> Path:
+    torch.save(network.state_dict(), folder / "w.pt")
+    return folder / "w.pt"
+
+
+def run(path: Path, out: Path, network: torch.nn.Module, *options: str) -> int:
+    weights = weights_of(network, path.parent)
+    return main([str(path), "--out", str(out), "--weights", str(weights), *MODEL, *options])
+
+
+@pytest.mark.parametrize(("ending", "codec"), [(".mp4", "libx264"), (".mkv", "ffv1")])
+def test_frames_grow_and_the_rest_stays(tmp_path, ending, codec):
+    torch.manual_seed(0)
+    network = networks.Small()
+    source = film(tmp_path / f"a{ending}", codec=codec)
+    assert run(source, tmp_path / "out", network) == 0
+    result = tmp_path / "out" / source.name
+    assert packets(result, "audio") == packets(source, "audio")
+    before, after = frames_of(source), frames_of(result)
+    assert [f.time for f in after] == pytest.approx([f.time for f in before], abs=1e-3)
+    assert {(f.width, f.height, f.format.name) for f in after} == {(160, 96, "yuv420p")}
+    with av.open(str(result)) as container:
+        assert container.streams.video[0].codec_context.name == codec.removeprefix("lib")[-4:] or (
+            container.streams.video[0].codec_context.name == "h264"
+        )
+    picture = before[3].to_ndarray(format="rgb24")
+    planes = torch.from_numpy(np.moveaxis(picture / 255, -1, 0)[None].astype(np.float32))
+    with torch.no_grad():
+        want = np.moveaxis(network.eval()(planes)[0].clamp(0, 1).numpy(), 0, -1) * 255
+    got = after[3].to_ndarray(format="rgb24")
+    # 4:2:0 halves the result's chroma, and H.264 is lossy: compare luma.
+    luma = np.array([0.299, 0.587, 0.114])
+    assert np.abs((got - want) @ luma).mean() < 2
+
+
+def test_luma_network_passes_chroma_through(tmp_path):
+    network = networks.Small(scale=1, channels=1)
+    torch.nn.init.zeros_(network.last.weight)
+    assert network.last.bias is not None
+    torch.nn.init.constant_(network.last.bias, 0.25)  # adds 0.05 to every pixel
+    source = film(tmp_path / "a.mkv", codec="ffv1")  # lossless: any change is ours
+    options = ("--model-options", '{"scale": 1, "channels": 1}')
+    assert run(source, tmp_path / "out", network, *options) == 0
+    for before, after in zip(frames_of(source), frames_of(tmp_path / "out" / "a.mkv"), strict=True):
+        old, new = before.to_ndarray(), after.to_ndarray()  # Y above U and V
+        np.testing.assert_array_equal(new[48:], old[48:])
+        want = np.rint(np.minimum(old[:48].astype(float) + 0.05 * 255, 255))
+        assert np.abs(new[:48] - want).max() <= 1
+
+
+def test_ten_bits_stay_ten_bits(tmp_path):
+    source = film(tmp_path / "a.mkv", codec="ffv1", pixels="yuv420p10le")
+    assert run(source, tmp_path / "out", networks.Small()) == 0
+    assert frames_of(tmp_path / "out" / "a.mkv")[0].format.name == "yuv420p10le"
+
+
+def test_a_broken_video_is_listed_and_leaves_nothing(tmp_path, capsys):
+    source = film(tmp_path / "good.mp4", frames=3)
+    (tmp_path / "cut.mp4").write_bytes(source.read_bytes()[:900])
+    (tmp_path / "text.mp4").write_text("no video")
+    (tmp_path / "zero.mp4").write_bytes(b"")
+    weights = weights_of(networks.Small(), tmp_path)
+    inputs = [str(tmp_path / f"{name}.mp4") for name in ("cut", "text", "zero", "good")]
+    out = tmp_path / "out"
+    assert main([*inputs, "--out", str(out), "--weights", str(weights), *MODEL]) == 1
+    assert [path.name for path in out.iterdir()] == ["good.mp4"]
+    error = capsys.readouterr().err
+    assert "not restored: 3" in error and "Traceback" not in error
