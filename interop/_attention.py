@@ -23,7 +23,7 @@ def _whole(func: Any, lowering: Callable[..., Any]) -> None:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if all(not isinstance(t, JaxTensor) or t.const is not None for t in tensors):
             return called(*args, **kwargs)
-        if kwargs.get("out") is not None:
+        if kwargs.get("out") is not None or torch.is_autocast_enabled("cpu"):
             return called(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, trace._ours, (args, kwargs))
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
@@ -91,6 +91,8 @@ def attention(
 
 @handles_function(F.scaled_dot_product_attention)
 def _sdpa(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    if torch.is_autocast_enabled("cpu"):
+        return func(*args, **kwargs)
     return _run_attention(trace, func, *args, **kwargs)
 
 

@@ -502,6 +502,11 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UnsupportedTorchError(
+                "torch.func (vmap, grad, jvp …) inside forward; apply the jax transformation to "
+                "a JaxModule of the inner module instead"
+            )
         handler = _FUNCTIONS.get(func)
         if handler is not None:
             return handler(self.trace, func, args, kwargs)

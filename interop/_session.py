@@ -11,6 +11,12 @@ from jaxsr.interop._regions import patched
 
 # Tracing swaps tensors into a skeleton and sets the switches below, which all threads share.
 _LOCK = threading.RLock()
+_STACK: list[Trace] = []
+
+
+def running_trace() -> Trace:
+    """The trace that the calling code runs in."""
+    return _STACK[-1]
 
 
 @contextmanager
@@ -28,9 +34,12 @@ def session(trace: Trace) -> Iterator[None]:
         torch._C._set_mkldnn_enabled(False)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
         stack.enter_context(patched(trace))
         stack.callback(setattr, trace, "thread", trace.thread)
         trace.thread = threading.get_ident()
+        _STACK.append(trace)
+        stack.callback(_STACK.pop)
         stack.enter_context(trace.dispatch_mode)
         stack.enter_context(trace.function_mode)
         yield

@@ -7,6 +7,7 @@ a run; everything else that the module owns is copied, so that the user's module
 import copy
 import dataclasses
 import fnmatch
+import functools
 import importlib
 import threading
 from collections.abc import Iterator, Mapping
@@ -61,8 +62,13 @@ def array_of(tensor: torch.Tensor, name: str) -> Any:
         raise UnsupportedTorchError(f"{name}: {e}") from e
 
 
+_BATCH_NORM_FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
 def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
     _torchax.prepare()
+    from jaxsr.interop._functions import cumulative_batch_norm
+
     for name in (
         "_lowerings",
         "_attention",
@@ -71,6 +77,7 @@ def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
         "_pointwise",
         "_spectral",
         "_gradients",
+        "_functions",
     ):
         importlib.import_module(f"jaxsr.interop.{name}")
     _refuse_wrappers(module)
@@ -88,6 +95,10 @@ def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
+    for sub in twin.modules():
+        cumulative = isinstance(sub, nn.modules.batchnorm._BatchNorm) and sub.momentum is None
+        if cumulative and sub.track_running_stats and type(sub).forward in _BATCH_NORM_FORWARDS:
+            sub.forward = functools.partial(cumulative_batch_norm, sub)
     skeleton = Skeleton(twin, slots, aliases, non_persistent)
     skeleton.wrap_remat(remat)
     return skeleton
@@ -176,6 +187,15 @@ class Skeleton:
         self.aliases = aliases
         self.non_persistent = non_persistent
         self.names = {id(sub): name for name, sub in module.named_modules()}
+        self.meta_names = {id(slot.source(module)): name for name, slot in slots.items()}
+        # Lists and attributes that mention registered tensors a second time (nn.LSTM keeps one).
+        self.mentions = [
+            (sub, key, value)
+            for sub in module.modules()
+            for key, value in vars(sub).items()
+            if key not in ("_parameters", "_buffers", "_modules")
+            and _mentions(value, self.meta_names)
+        ]
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
         names = [n for n in self.names.values() if n]
@@ -222,7 +242,7 @@ class Skeleton:
                     with session(trace):
                         result = getattr(self.module, method)(*args, **kw)
                     outputs = _absent(trace, result)
-                    self._check_attributes(before, trace)
+                    self._check_attributes(before, trace, held)
                     after = self._collect(trace, held, buffers)
         return outputs, after
 
@@ -264,6 +284,8 @@ class Skeleton:
             for name, slot in self.slots.items():
                 for path, kind, key in slot.places:
                     getattr(self.module.get_submodule(path), kind)[key] = held[name]
+            for m, key, value in self.mentions:
+                vars(m)[key] = _replaced(value, {t: held[n] for t, n in self.meta_names.items()})
             if train is not None:
                 self.module.train(train)
             yield
@@ -278,7 +300,9 @@ class Skeleton:
     def _attributes(self) -> dict[int, dict[str, Any]]:
         return {id(m): dict(vars(m)) for m in self.module.modules()}
 
-    def _check_attributes(self, before: dict[int, dict[str, Any]], trace: Trace) -> None:
+    def _check_attributes(
+        self, before: dict[int, dict[str, Any]], trace: Trace, held: dict[str, JaxTensor]
+    ) -> None:
         for name, sub in self.module.named_modules():
             old = before.get(id(sub))
             if old is None:
@@ -292,7 +316,7 @@ class Skeleton:
                 if key == "_buffers":
                     continue
                 where = f"{name}.{key}" if name else key
-                if _holds_traced(value):
+                if _holds_traced(value, set(map(id, held.values()))):
                     # Recomputed before each use (old-style weight_norm): nothing leaks.
                     recomputed = isinstance(was, torch.Tensor) and id(was) not in trace.adopted
                     if not recomputed:
@@ -373,14 +397,34 @@ def _wrong_results_refused(skeleton: Skeleton) -> Iterator[None]:
         raise error from e
 
 
-def _holds_traced(value: Any, depth: int = 3) -> bool:
+def _holds_traced(value: Any, registered: set[int], depth: int = 3) -> bool:
     if isinstance(value, JaxTensor):
-        return True
+        return id(value) not in registered
     if depth and isinstance(value, (list, tuple, set)):
-        return any(_holds_traced(v, depth - 1) for v in value)
+        return any(_holds_traced(v, registered, depth - 1) for v in value)
     if depth and isinstance(value, dict):
-        return any(_holds_traced(v, depth - 1) for v in value.values())
+        return any(_holds_traced(v, registered, depth - 1) for v in value.values())
     return False
+
+
+def _mentions(value: Any, known: Mapping[int, Any]) -> bool:
+    if isinstance(value, torch.Tensor):
+        return id(value) in known
+    if isinstance(value, (list, tuple)):
+        return any(_mentions(v, known) for v in value)
+    if type(value) is dict:
+        return any(_mentions(v, known) for v in value.values())
+    return False
+
+
+def _replaced(value: Any, new: Mapping[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return new.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(v, new) for v in value)
+    if type(value) is dict:
+        return {k: _replaced(v, new) for k, v in value.items()}
+    return value
 
 
 def _present(trace: Trace, x: Any, compute: Any) -> Any:
