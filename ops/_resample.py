@@ -1,13 +1,18 @@
-"""Applies tap tables along one axis of an array: three ways to compute the same sums.
+"""Applies tap tables along one axis of an array: four ways to compute the same sums.
 
 - `by_phase`: the outputs of a rational ratio p/q repeat every p pixels with the input shifted by q,
   so each of the p phases is a weighted sum of strided slices. Reads the unpadded input (a pad and a
-  slice in one XLA:CPU fusion evaluate the pad once a tap) and computes the few outputs at the ends
-  apart.
-- `by_gather`: one gather a tap; for ratios without a short period.
+  slice in one XLA:CPU fusion evaluate the pad once a tap); the few outputs at the ends are gathered
+  from the two strips they read.
+- `by_gather`: one gather a tap; for ratios without a short period, and quick to compile.
+- `by_loop`: the same, a few taps at a time in a loop, so that a filter hundreds of taps wide (a
+  thumbnail of a large photo) compiles as quickly as a narrow one.
 - `by_matmul`: a dense matrix; only fit for finite input, because its zeros meet every pixel.
 
-All three sum in the dtype of the array they are given.
+All of them sum in the dtype of the array they are given, and from the first tap to the last where
+the tables ask for it. The first two end in a concatenation, which XLA:CPU does not fuse into what
+follows: fused, the next pass would compute this one again for each of its own taps. (It drops
+`optimization_barrier` before it fuses.)
 """
 
 from dataclasses import dataclass
@@ -19,10 +24,12 @@ import numpy as np
 
 from jaxsr.ops._taps import Taps
 
-MOST_SLICES = 128
+MOST_SLICES = 48
 """Slices beyond which compiling the phases costs more than they save."""
-MOST_EDGE_TAPS = 160
-"""Taps of the outputs at both ends that are worth writing out one by one."""
+MOST_GATHERS = 24
+"""Taps beyond which `by_loop` takes over from `by_gather`."""
+LOOP_TAPS = 8
+"""Taps that one turn of the loop adds."""
 SAME_WEIGHT = 1e-7
 """Weights of one phase closer than this are one constant: half a unit in float32's last place."""
 
@@ -39,6 +46,20 @@ class Phases:
     """Periods that do."""
     slices: tuple[tuple[tuple[int, np.ndarray], ...], ...]
     """For every phase, (offset of the input slice, weight or weights along the axis)."""
+
+
+def apply_taps(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+    """The sums of `taps` along `axis`, by the way that suits the ratio."""
+    if taps.is_identity:
+        return x
+    if taps.is_choice:
+        return by_gather(x, taps, axis)
+    phases = plan_phases(taps)
+    if phases is not None:
+        return by_phase(x, taps, phases, axis)
+    if taps.index.shape[1] > MOST_GATHERS:
+        return by_loop(x, taps, axis)
+    return by_gather(x, taps, axis)
 
 
 def plan_phases(taps: Taps) -> Phases | None:
@@ -64,8 +85,7 @@ def plan_phases(taps: Taps) -> Phases | None:
         stop -= 1
     while stop > first and middle.min() + q * first < 0:
         first += 1
-    rest = taps.outputs - (stop - first) * p
-    if stop - first < 2 or rest * width > MOST_EDGE_TAPS:
+    if 2 * (stop - first) < blocks:
         return None
     weight = taps.weight[first * p : stop * p].reshape(stop - first, p, width)
     is_exact = taps.in_order or np.issubdtype(taps.weight.dtype, np.integer)
@@ -84,7 +104,7 @@ def plan_phases(taps: Taps) -> Phases | None:
 
 
 def by_phase(x: jax.Array, taps: Taps, phases: Phases, axis: int) -> jax.Array:
-    """Weighted sums of strided slices, one set a phase; the ends of the axis one by one."""
+    """Weighted sums of strided slices, one set a phase; the ends of the axis by gathers."""
     p, q = phases.outputs_per_period, phases.inputs_per_period
     reach = q * (phases.periods - 1) + 1
     outs = []
@@ -102,23 +122,66 @@ def by_phase(x: jax.Array, taps: Taps, phases: Phases, axis: int) -> jax.Array:
         middle = middle.reshape(*x.shape[:axis], phases.periods * p, *x.shape[axis + 1 :])
     first = phases.first * p
     stop = first + phases.periods * p
-    parts = [_each(x, taps, range(first), axis), [middle]]
-    parts.append(_each(x, taps, range(stop, taps.outputs), axis))
-    flat = [part for group in parts for part in group]
-    return flat[0] if len(flat) == 1 else jax.lax.concatenate(flat, axis)
+    parts = [middle]
+    if first > 0:
+        parts.insert(0, _gather(x, taps, slice(0, first), axis))
+    if stop < taps.outputs:
+        parts.append(_gather(x, taps, slice(stop, taps.outputs), axis))
+    return jax.lax.concatenate(parts, axis) if len(parts) > 1 else middle
 
 
 def by_gather(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     """One gather a tap."""
-    if taps.is_choice:
-        return jnp.take(x, jnp.asarray(taps.index[:, 0]), axis=axis, mode="clip")
+    if taps.is_choice or taps.outputs == 1:
+        return _gather(x, taps, slice(None), axis)
+    # Two parts for the sake of the concatenation.
+    last = taps.outputs - 1
+    parts = [_gather(x, taps, part, axis) for part in (slice(0, last), slice(last, None))]
+    return jax.lax.concatenate(parts, axis)
+
+
+def by_loop(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+    """`LOOP_TAPS` gathers a turn."""
+    outputs, width = taps.index.shape
+    turns = -(-width // LOOP_TAPS)
+    spare = turns * LOOP_TAPS - width
+    # Spare taps have no weight, and read what the first tap reads.
+    index = np.concatenate([taps.index, np.repeat(taps.index[:, :1], spare, axis=1)], axis=1)
+    weight = np.concatenate([taps.weight, np.zeros((outputs, spare))], axis=1).astype(x.dtype)
+    index = index.T.reshape(turns, LOOP_TAPS, outputs, 1)
+    weight = weight.T.reshape(turns, LOOP_TAPS, outputs, *[1] * (x.ndim - 1 - axis))
+
+    def turn(total: jax.Array, tables: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        for position, share in zip(*tables, strict=True):
+            total = total + _product(_lines(x, position, axis), share, taps)
+        return total, None
+
+    # Derived from x, so that the sums are sharded as it is.
+    start = jnp.zeros_like(x, shape=(*x.shape[:axis], outputs, *x.shape[axis + 1 :]))
+    return jax.lax.scan(turn, start, (index, weight))[0]
+
+
+def _lines(x: jax.Array, index: jax.Array | np.ndarray, axis: int) -> jax.Array:
+    """The lines of `x` across `axis` at `index`, a column of positions that are all inside."""
+    dimensions = jax.lax.GatherDimensionNumbers(
+        offset_dims=tuple(d for d in range(x.ndim) if d != axis),
+        collapsed_slice_dims=(axis,),
+        start_index_map=(axis,),
+    )
+    line = tuple(1 if d == axis else extent for d, extent in enumerate(x.shape))
+    return jax.lax.gather(x, index, dimensions, line, mode="promise_in_bounds")
+
+
+def _gather(x: jax.Array, taps: Taps, outputs: slice, axis: int) -> jax.Array:
+    index, weight = taps.index[outputs], taps.weight[outputs]
+    low, high = int(index.min()), int(index.max()) + 1
+    strip = jax.lax.slice_in_dim(x, low, high, axis=axis)
     total = None
-    for t in range(taps.index.shape[1]):
-        piece = x.at[(slice(None),) * axis + (jnp.asarray(taps.index[:, t]),)].get(
-            mode="promise_in_bounds"
-        )
-        weight = taps.weight[:, t]
-        term = _product(piece, _along(weight, axis, x), taps)
+    for t in range(index.shape[1]):
+        pixels = _lines(strip, index[:, t : t + 1] - low, axis)
+        if taps.is_choice:
+            return pixels
+        term = _product(pixels, _along(weight[:, t], axis, x), taps)
         total = term if total is None else total + term
     assert total is not None
     return total
@@ -133,31 +196,7 @@ def by_matmul(x: jax.Array, taps: Taps, axis: int, precision: jax.lax.Precision)
     return jnp.moveaxis(y, -1, axis)
 
 
-def apply_taps(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
-    """The sums of `taps` along `axis`, by the way that suits the ratio."""
-    if taps.is_identity:
-        return x
-    phases = None if taps.is_choice else plan_phases(taps)
-    if phases is not None:
-        return by_phase(x, taps, phases, axis)
-    return by_gather(x, taps, axis)
-
-
-def _each(x: jax.Array, taps: Taps, outputs: range, axis: int) -> list[jax.Array]:
-    result = []
-    for o in outputs:
-        total = None
-        for i, w in zip(taps.index[o], taps.weight[o], strict=True):
-            if w == 0 and total is not None:
-                continue
-            pixel = jax.lax.slice_in_dim(x, int(i), int(i) + 1, axis=axis)
-            term = _product(pixel, np.asarray(w, x.dtype), taps)
-            total = term if total is None else total + term
-        result.append(total)
-    return result
-
-
-def _product(pixels: jax.Array, weight: np.ndarray, taps: Taps) -> jax.Array:
+def _product(pixels: jax.Array, weight: np.ndarray | jax.Array, taps: Taps) -> jax.Array:
     if taps.in_order:
         # The choice keeps compilers from contracting product and sum into one operation that
         # rounds once: the reference rounds twice.
