@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.cli import cache_folder, run_command
+from jaxsr.cli import cache_folder, parse_options, run_command
 from jaxsr.generation.options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -105,7 +105,12 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], GenerateConfig]:
     ) -> tuple[list[str], GenerateConfig]:
         return list(prompts), config
 
-    return tyro.cli(both, args=arguments, prog="python -m jaxsr.generate", description=__doc__)
+    return parse_options(
+        both,
+        arguments,
+        prog="python -m jaxsr.generate",
+        description="Generates text with a Llama or Qwen3 model, on JAX or on torch.",
+    )
 
 
 def _generate(texts: list[str], config: GenerateConfig) -> None:

@@ -46,6 +46,7 @@ def expected(model, prompts, count, stop=None):
     for prompt in prompts:
         out = model.generate(
             torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=count,
             do_sample=False,
             eos_token_id=stop,

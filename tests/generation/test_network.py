@@ -118,3 +118,17 @@ def test_configuration_says_what_is_wrong():
         LlamaConfig.from_hf({"model_type": "llama", **sizes, "num_key_value_heads": 3})
     with pytest.raises(ValueError, match="use_sliding_window"):
         LlamaConfig.from_hf({"model_type": "qwen3", **sizes, "use_sliding_window": True})
+
+
+@torch.no_grad()
+def test_float64_network_stays_float64(network, tokens):
+    """What a comparison takes for the truth must not be rounded on the way."""
+    import copy
+
+    exact = copy.deepcopy(network("qwen3")).double()
+    logits, cache = exact(tokens)
+    assert logits.dtype == cache[0][0].dtype == torch.float64
+    nudged = copy.deepcopy(exact)
+    nudged.model.layers[0].mlp.up_proj.weight[0, 0] += 1e-11  # lost in float32
+    moved = (nudged(tokens)[0] - logits).abs().max()
+    assert 0 < moved < 1e-8

@@ -68,7 +68,14 @@ def test_layer_is_the_same_under_jax(name):
     held = model.buffers["packed" if isinstance(layer, Int4Linear) else "weight"]
     assert held.dtype.itemsize == stored.element_size() == 1  # quantised in memory there, too
     got, _ = jax.jit(model.apply)(model.params, model.buffers, X.numpy())
-    np.testing.assert_allclose(got, layer(X), atol=2e-5, rtol=1e-5)
+    error = np.abs(got - layer(X).numpy())
+    if name == "w8a8":
+        # XLA divides by a constant through its reciprocal, so a value halfway between two levels
+        # may take the other one: a few tokens may be off by a level times a weight.
+        assert error.max() < 0.03 * 0.04
+        assert np.median(error.max(-1)) < 2e-5
+    else:
+        np.testing.assert_array_less(error, 3e-5)  # 1280 products; outputs are about 1
 
 
 def w8a8():

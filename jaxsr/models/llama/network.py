@@ -4,7 +4,7 @@ The caller owns the key-value cache: it goes in as one tensor (B, K, S, D) per l
 never written, and the entries of the tokens fed now come out beside the logits, for the caller to
 put into the slots that follow. So a compiled loop can update its cache in place. Follows
 `transformers.models.llama` and `.qwen3`, which the tests compare against. Norms and softmax run in
-float32 whatever the dtype of the weights, as there.
+float32 at least, whatever the dtype of the weights, as there (a float64 network stays float64).
 """
 
 import math
@@ -21,6 +21,11 @@ from jaxsr.models.llama.config import LlamaConfig
 # H query heads, K key-value heads, D features per head, V vocabulary
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 for what is narrower, else the dtype itself."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 class RMSNorm(nn.Module):
     """Divides by the root of the mean square over the last axis, then scales."""
 
@@ -30,7 +35,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
+        y = x.to(wide(x.dtype))
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * y.to(x.dtype)
 
@@ -45,7 +50,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", inverse_frequencies(config), persistent=False)
 
     def forward(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions_BT[:, None, :, None].float() * self.inv_freq
+        angles = positions_BT[:, None, :, None].to(self.inv_freq.dtype) * self.inv_freq
         angles = torch.cat((angles, angles), -1)
         return angles.cos(), angles.sin()
 
@@ -120,7 +125,7 @@ class Attention(nn.Module):
             scores = torch.cat((q @ cache[0].transpose(2, 3), scores), -1)
         span = scores.shape[-1]
         scores = scores.view(batch, self.kv_heads, -1, count, span) + places.mask
-        weights = scores.softmax(-1, dtype=torch.float32).to(x_BTE.dtype)
+        weights = scores.softmax(-1, dtype=wide(x_BTE.dtype)).to(x_BTE.dtype)
         weights = weights.view(batch, self.kv_heads, -1, span)
         mixed = weights[..., span - count :] @ v
         if cache is not None:
@@ -223,7 +228,7 @@ class CausalLM(nn.Module):
             logits = F.linear(x_BTE, self.model.embed_tokens.weight)
         else:
             logits = self.lm_head(x_BTE)
-        return logits.float(), new
+        return logits.to(wide(logits.dtype)), new
 
     def _places(
         self,
@@ -253,6 +258,7 @@ class CausalLM(nn.Module):
             rows = max(old_BS.shape[0], seen.shape[0])
             old = old_BS[:, None].expand(rows, count, -1)
             seen = torch.cat((old, seen.expand(rows, -1, -1)), -1)
-        mask = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None]
+        mask = torch.zeros(seen.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill(~seen, torch.finfo(dtype).min)[:, None, None]
         cos, sin = (t.to(dtype) for t in self.model.rotary_emb(positions_BT))
         return Places(cos, sin, mask)

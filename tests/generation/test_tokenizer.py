@@ -1,0 +1,60 @@
+"""Tokenizers and chat templates of folders against `transformers`."""
+
+import json
+import shutil
+
+import pytest
+
+from jaxsr.models.llama.tokenizer import load_tokenizer
+
+
+def test_ids_text_and_chat_match_transformers(model_folder, hf_tokenizer, texts):
+    tokenizer = load_tokenizer(model_folder("llama"))
+    for text in texts:
+        ids = hf_tokenizer.encode(text)
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode([1, *ids, 2]) == hf_tokenizer.decode(ids)
+    messages = [
+        {"role": "system", "content": "be brief "},
+        {"role": "user", "content": "ünï <b>"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "more"},
+    ]
+    want = hf_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.chat(messages) == want
+
+
+def test_templates_get_what_transformers_gives_them(model_folder, hf_tokenizer, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    source = (
+        "{{ bos_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+        "{{ m | tojson }}{% endfor %}{{ eos_token }}{{ strftime_now('%Y') }}"
+    )
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"chat_template": source}
+    path.write_text(json.dumps(config))
+    messages = [{"role": "user", "content": "é<"}] * 3
+    want = hf_tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False)
+    assert load_tokenizer(folder).chat(messages) == want
+    path.write_text(json.dumps(config | {"chat_template": "{{ raise_exception('no system') }}"}))
+    with pytest.raises(ValueError, match="chat template failed: no system"):
+        load_tokenizer(folder).chat(messages)
+    # A template comes from a stranger's file: it reaches no Python internals.
+    path.write_text(json.dumps(config | {"chat_template": "{{ ''.__class__.__mro__ }}"}))
+    with pytest.raises(ValueError, match="chat template failed"):
+        load_tokenizer(folder).chat(messages)
+    path.write_text(json.dumps({k: v for k, v in config.items() if k != "chat_template"}))
+    with pytest.raises(ValueError, match="no chat template; use --raw"):
+        load_tokenizer(folder).chat(messages)
+
+
+def test_missing_and_broken_files_are_named(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in"):
+        load_tokenizer(folder)
