@@ -62,7 +62,7 @@ def main() -> None:
     """Runs the contest and prints the table."""
     import tyro
 
-    options = tyro.cli(Options, description=__doc__.splitlines()[0])
+    options = tyro.cli(Options, description=(__doc__ or "").splitlines()[0])
     with tempfile.TemporaryDirectory() as cache:
         cold = _start("jaxsr", options, cache) if "jaxsr" in options.contenders else None
         first_cold = cold.ready()["first_step_s"] if cold else None

@@ -173,6 +173,6 @@ def scale_by_momentum(
         step = momentum
         if nesterov:
             step = jax.tree.map(lambda g, m: g + decay * m, updates, momentum)
-        return step, MomentumState(momentum, optax.safe_increment(state.count))
+        return step, MomentumState(momentum, state.count + 1)
 
     return optax.GradientTransformation(init, update)

@@ -244,7 +244,7 @@ def _update_players(
         network = player.network
         own = of_network(params, network)
         updates, opt_states[network] = optimizers[network].update(grads, opt_states[network], own)
-        params |= optax.apply_updates(own, updates)
+        params.update(dict(optax.apply_updates(own, updates)))
         found["grad_norm"] = optax.tree.norm(grads)
         metrics |= {f"{network}/{name}": value for name, value in found.items()}
     return params, buffers, opt_states, metrics

@@ -173,7 +173,7 @@ class TorchStep:
     def _apply(self, network: str) -> None:
         optimizer = self._optimizers[network]
         for group in optimizer.param_groups:
-            group["lr"] = float(self._schedules[network](self.updates_done[network]))
+            group["lr"] = float(np.asarray(self._schedules[network](self.updates_done[network])))
         optimizer.step()
         self.updates_done[network] += 1
 

@@ -5,6 +5,10 @@ from importlib import import_module
 
 COMMANDS = {
     "train": "train a model family",
+    "restore": "enlarge or restore pictures and videos",
+    "detect": "find small infrared targets",
+    "generate": "generate text",
+    "compare": "compare what libraries and platforms compute",
 }
 
 

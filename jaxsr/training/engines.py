@@ -144,7 +144,8 @@ class JaxEngine:
         state = self._state
         params = {**of_network(state.params, name), **state.ema}
         trees = whole_on_host((params, of_network(state.buffers, name)))
-        return tuple({k.removeprefix(name + "."): v for k, v in t.items()} for t in trees)
+        own = [{k.removeprefix(name + "."): v for k, v in tree.items()} for tree in trees]
+        return own[0], own[1]
 
     def network(self, phase: str) -> Network:
         extra = self._task.extra_inputs(phase)

@@ -58,7 +58,7 @@ class Records:
         rate = (done - self._began[1]) * self._batch / max(elapsed, 1e-9)
         for step, metrics in records.items():
             self._write(step, {"phase": phase, "images_per_s": round(rate, 2), **metrics})
-        figures = next(reversed(records.values()))
+        figures = list(records.values())[-1]
         self._began = (time.perf_counter(), done)
         text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
         if self._bar is not None:

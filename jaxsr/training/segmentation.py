@@ -1,0 +1,290 @@
+"""Training MSHNet: infrared images with target masks in, a detector out.
+
+The best model is chosen by IoU on images taken from the training list, or on a list that is given;
+never on the test list. Without a data set it trains on synthetic scenes, seeded.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxsr.data.augment import IMAGENET, make_augmentation
+from jaxsr.data.infrared import Infrared, open_training
+from jaxsr.data.infrared_batches import (
+    infrared_batches,
+    resident_infrared,
+    resident_infrared_bytes,
+)
+from jaxsr.data.scenes import open_scenes
+from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.models.mshnet.presets import PRESETS, Preset
+from jaxsr.training.config import RunConfig
+from jaxsr.training.family import Found, HostBatches, Network, check_phases
+
+_PICTURED = 4  # validation images that the picture shows
+_PICTURED_PX = 192
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationRun(RunConfig):
+    """Options of an MSHNet run."""
+
+    model: MSHNetConfig = field(default_factory=MSHNetConfig)
+    """The network and the form of its loss."""
+    base_size: int = 256
+    """Side in pixels that images are scaled about, and evaluated at with evaluate=base."""
+    crop_size: int = 256
+    """Side in pixels of the square that the network trains on."""
+    augment: Literal["scale", "patch"] = "scale"
+    """scale: the paper's rescaling, flip and blur. patch: crops of the image as it is, turned."""
+    normalise: Literal["imagenet", "dataset"] = "imagenet"
+    """Mean and deviation of the input: ImageNet's, or those of the training images' gray values."""
+    evaluate: Literal["base", "native"] = "base"
+    """Validate at base_size, or each image as it is."""
+    warmup_epochs: float = 5
+    """Epochs that train the finest head alone, before the main phase."""
+    val_split: float = 0.1
+    """Fraction of the training list to validate on, unless val names a list of its own."""
+    lists: str | None = None
+    """Folder of the split lists within the data set, where it has several."""
+    mask_threshold: int | None = None
+    """Gray level above which a mask pixel is target. Default: masks must be binary."""
+    cache: Literal["auto", "device", "host", "off"] = "auto"
+    """Where decoded images stay: on the device if they fit resident_gb, else in host memory."""
+    scenes: int = 256
+    """Synthetic scenes to train on where there is no data; a quarter as many validate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("base_size", "crop_size"):
+            value, multiple = getattr(self, name), self.model.multiple
+            if value < 1 or value % multiple:
+                raise ValueError(f"{name} must be a positive multiple of {multiple}, got {value}")
+        if self.warmup_epochs < 0:
+            raise ValueError(f"warmup_epochs must not be negative, got {self.warmup_epochs}")
+        if self.scenes < 4:
+            raise ValueError(f"scenes must be at least 4, got {self.scenes}")
+
+    def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
+        """Both phases in steps, an epoch being of `samples` images."""
+        warmup = round(self.warmup_epochs * samples / self.batch)
+        phases = (("warmup", warmup), ("main", self.total_steps - warmup))
+        return phases[1:] if self.warmup_epochs == 0 else phases
+
+
+CONFIG = SegmentationRun
+
+
+def _from(chosen: Preset) -> SegmentationRun:
+    recipe = chosen.recipe
+    return SegmentationRun(
+        model=chosen.model,
+        epochs=recipe.epochs,
+        warmup_epochs=recipe.warmup_epochs,
+        batch=recipe.batch,
+        optimizer=recipe.optimizer,
+        lr=recipe.lr,
+        betas=recipe.betas,
+        weight_decay=recipe.weight_decay,
+        schedule=recipe.schedule,
+        base_size=recipe.base,
+        crop_size=recipe.crop,
+        augment=recipe.augment,
+        normalise=recipe.normalise,
+        evaluate=recipe.evaluate,
+    )
+
+
+PRESET_RUNS = {
+    # Minutes on two CPU cores, on synthetic scenes: shows that training works, and no more.
+    "quick": dataclasses.replace(
+        _from(PRESETS["mshnet-toolbox"]),
+        epochs=6,
+        warmup_epochs=1,
+        batch=8,
+        base_size=128,
+        crop_size=128,
+        evaluate="base",
+        scenes=128,
+        schedule="cosine",
+        lr=1e-3,
+    ),
+    **{name: _from(chosen) for name, chosen in PRESETS.items()},
+}
+
+
+def default_preset(*, has_data: bool) -> str:
+    """`quick` for the synthetic scenes, the paper's recipe for a data set."""
+    return "mshnet-paper" if has_data else "quick"
+
+
+class Segmentation:
+    """One run's images, objective and validation."""
+
+    family = "mshnet"
+    exported = "network"
+    metric = "iou"
+    best: Literal["max", "min"] = "max"
+
+    def __init__(self, config: SegmentationRun) -> None:
+        """Checks every image and builds the network; nothing is computed yet.
+
+        Raises:
+          FileNotFoundError, ValueError: the data cannot be used.
+        """
+        self.data, self.held_out = _open(config)
+        config = config.in_steps(len(self.data))
+        self.phases = config.phases(len(self.data))
+        check_phases(self.phases, config.total_steps)
+        self.config = config
+        import torch
+
+        from jaxsr.models.mshnet.objective import MSHNetObjective
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.objective = MSHNetObjective(config.model)
+        stages = [name for name, _ in self.objective.network.named_children()]
+        self.blocks = [f"network.{n}.*" for n in stages if n.startswith(("encoder", "decoder"))]
+        self._gray = config.normalise == "dataset" or self.data.gray
+        normalisation = IMAGENET
+        if config.normalise == "dataset":
+            mean, deviation = (value / 255 for value in self.data.gray_statistics())
+            normalisation = ((mean,) * 3, (deviation,) * 3)
+        self._normalisation = normalisation
+        self._prepare = make_augmentation(
+            crop=config.crop_size,
+            base=config.base_size,
+            kind=config.augment,
+            normalisation=normalisation,
+        )
+        self._resident = self._fits()
+
+    @property
+    def _channels(self) -> Literal[1, 3]:
+        return 1 if self._gray else 3
+
+    def _fits(self) -> bool:
+        """Whether the data set is to live on the device.
+
+        Raises:
+          ValueError: it must, and does not fit.
+        """
+        config = self.config
+        if config.cache in ("host", "off"):
+            return False
+        needed = resident_infrared_bytes(self.data, channels=self._channels) / 2**30
+        if needed <= config.resident_gb:
+            return True
+        if config.cache == "device":
+            raise ValueError(
+                f"cache=device needs {needed:.2f} GiB for {self.data.source}, more than "
+                f"resident_gb={config.resident_gb}; raise --resident-gb, or use --cache host"
+            )
+        return False
+
+    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        return self._prepare(batch, key, batch.get("resident"))
+
+    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+        if not self._resident:
+            return {}
+        budget = int(self.config.resident_gb * 2**30)
+        found = resident_infrared(self.data, budget, channels=self._channels, sharding=sharding)
+        return {"resident": found}
+
+    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
+        return infrared_batches(
+            self.data,
+            global_batch=self.config.batch,
+            seed=self.config.seed,
+            start_step=start_step,
+            host=host,
+            hosts=hosts,
+            channels=self._channels,
+            form="index" if self._resident else "image",
+        )
+
+    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+        # The fusion of the heads is not trained before the main phase.
+        return ("warmup",) if phase == "warmup" else ("final",)
+
+    def validate(self, network: Network) -> Found:
+        from jaxsr.detection.detector import Detector, InputForm
+        from jaxsr.detection.evaluation import evaluate
+
+        form = InputForm.from_description(self.describe())
+        detector = Detector(network, form, batch=min(16, len(self.held_out)))
+        report = evaluate(detector, self.held_out).figures
+        names = ("iou", "niou", "precision", "recall", "f1", "pd", "fa")
+        metrics = {name: float(getattr(report, name)) for name in names}
+        return Found(metrics, _picture(detector, self.held_out))
+
+    def describe(self) -> dict[str, Any]:
+        mean, deviation = self._normalisation
+        return {
+            "family": self.family,
+            "network": self.exported,
+            "config": dataclasses.asdict(self.config.model),
+            "input": {
+                "mean": list(mean),
+                "deviation": list(deviation),
+                "gray": self._gray,
+                "base": self.config.base_size,
+                "evaluate": self.config.evaluate,
+            },
+        }
+
+    def summary(self) -> Sequence[str]:
+        config = self.config
+        weights = sum(p.numel() for p in self.objective.network.parameters())
+        names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
+        where = "on the device" if self._resident else "in host memory"
+        return (
+            f"mshnet, {weights:,} parameters, {config.model.loss} loss; {names}; "
+            f"batch {config.batch} of {config.crop_size} px over mesh {config.mesh}",
+            f"training on {len(self.data)} images of {self.data.source} ({self.data.split}), kept "
+            f"{where}; validating on {len(self.held_out)} ({self.held_out.split})",
+        )
+
+
+def build(config: SegmentationRun) -> Segmentation:
+    """The task of a run."""
+    return Segmentation(config)
+
+
+def _open(config: SegmentationRun) -> tuple[Infrared, Infrared]:
+    if config.data is None:
+        count, side = config.scenes, config.base_size
+        held = max(count // 4, 1)
+        return (
+            open_scenes(count, seed=config.seed, side=side),
+            open_scenes(held, seed=config.seed, side=side, split="validation"),
+        )
+    cache = None if config.cache_gb is None else int(config.cache_gb * 2**30)
+    return open_training(
+        config.data,
+        validation=config.val if config.val is not None else config.val_split,
+        lists=config.lists,
+        mask_threshold=config.mask_threshold,
+        cache_bytes=0 if config.cache == "off" else cache,
+    )
+
+
+def _picture(detector: Any, data: Infrared) -> np.ndarray:
+    """Image, mask and probability of a few validation images, a row each."""
+    import cv2
+
+    rows = []
+    step = max(len(data) // _PICTURED, 1)
+    for index in range(0, len(data), step)[:_PICTURED]:
+        image, mask = data.read(index)
+        (likely,) = detector.probabilities([image])
+        cells = [image, np.repeat(mask[..., None] * 255, 3, -1)]
+        cells.append(np.repeat(np.rint(likely * 255).astype(np.uint8)[..., None], 3, -1))
+        side = (_PICTURED_PX, _PICTURED_PX)
+        rows.append(np.concatenate([cv2.resize(np.ascontiguousarray(c), side) for c in cells], 1))
+    return np.concatenate(rows)
