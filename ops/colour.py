@@ -88,6 +88,18 @@ def ycbcr_to_rgb(
     return _inverse(image, convention, channel)
 
 
+def luma_of_difference(
+    difference: jax.Array, convention: Convention = "matlab", channel: int = -1
+) -> jax.Array:
+    """Y of one floating-point image minus Y of another, from the images' difference.
+
+    Exactly 0 where they are equal, which the difference of two luma images need not be once a
+    compiler has contracted it into fused multiply-adds.
+    """
+    matrix, _ = _float_matrix(convention)
+    return _mix(_planes(difference, channel), matrix[:1], np.zeros(1), channel)
+
+
 def _checked(image: ImageLike, convention: str, channel: int) -> tuple[jax.Array, int]:
     array = image_array(image)
     one_of(convention, CONVENTIONS, "colour convention")

@@ -14,7 +14,7 @@ positions where it fits ("valid"). That is also what scikit-image averages, so `
 """
 
 import math
-from functools import partial
+from functools import partial, reduce
 from typing import Literal, NamedTuple
 
 import jax
@@ -28,11 +28,12 @@ from jaxsr.ops._arguments import (
     normal_axis,
     one_of,
 )
-from jaxsr.ops._separable import filter_valid
-from jaxsr.ops.colour import CONVENTIONS, Convention, rgb_to_y
+from jaxsr.ops._separable import filter_valid, filter_valid_apart, fold_channels
+from jaxsr.ops.colour import CONVENTIONS, Convention, luma_of_difference, rgb_to_y
 
 _K1, _K2 = 0.01, 0.03  # Wang et al. 2004, section III-B
 _TRUNCATE = 3.5  # scikit-image's radius of the Gaussian window, in sigmas: 11 pixels at 1.5
+_CHUNKS = 16  # of an axis, added elementwise before the rest is summed
 
 
 class _Layout(NamedTuple):
@@ -171,52 +172,91 @@ def _checked(image, reference, data_range, luma, crop_border, axes, channel, win
     return image, reference, peak, _Layout(height, width, channel)
 
 
-def _unit_range(image, peak, luma, crop_border, layout: _Layout) -> jax.Array:
-    """The compared planes with the border cut, divided by the peak."""
+def _cut(image: jax.Array, crop_border: int, layout: _Layout) -> jax.Array:
     for axis in (layout.height, layout.width):
         image = jax.lax.slice_in_dim(image, crop_border, image.shape[axis] - crop_border, axis=axis)
-    dtype = compute_dtype(image.dtype)
-    if luma is None or layout.channel is None:
-        return image.astype(dtype) / peak
-    if image.dtype == jnp.uint8:
-        return rgb_to_y(image, convention=luma, channel=layout.channel).astype(dtype) / peak
-    return rgb_to_y(image.astype(dtype) / peak, convention=luma, channel=layout.channel)
+    return image
 
 
-def _mean(x: jax.Array, layout: _Layout) -> jax.Array:
-    """Mean over height, width and channels; row by row, so that float32 keeps its digits."""
-    rows = x.mean(layout.width, keepdims=True)
-    # Without the barrier XLA merges both sums into one over millions of values.
-    rows = jax.lax.optimization_barrier(rows)
-    rest = tuple(a for a in layout if a is not None)
-    return rows.mean(rest)
+def _levels_of_luma(image: jax.Array, luma: Convention | None, layout: _Layout) -> jax.Array:
+    """A uint8 image's Y, rounded to levels; anything else as it is."""
+    if luma is None or layout.channel is None or image.dtype != jnp.uint8:
+        return image
+    return rgb_to_y(image, convention=luma, channel=layout.channel)
+
+
+def _folded(x: jax.Array, layout: _Layout) -> tuple[jax.Array, dict[int, int], tuple[int, ...]]:
+    """`x` with a trailing channel axis folded into the columns; steps; the axes to average."""
+    axes = layout.height, layout.width
+    last = max(axes)
+    if last + 1 < x.ndim and layout.channel != x.ndim - 1:
+        return x, dict.fromkeys(axes, 1), tuple(a for a in layout if a is not None)
+    flat, steps = fold_channels(x, axes)
+    return flat, steps, tuple(a for a in layout if a is not None and a <= last)
+
+
+def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Mean over `axes`: chunks of the first are added before anything else.
+
+    A sum of slices vectorises where a reduction fused with what it sums does not, and adding like
+    parts first keeps float32's digits.
+    """
+    axis, count = axes[0], math.prod(x.shape[a] for a in axes)
+    rows = x.shape[axis] // _CHUNKS
+
+    def part(start: int, stop: int) -> jax.Array:
+        return jax.lax.slice_in_dim(x, start, stop, axis=axis)
+
+    total = part(_CHUNKS * rows, x.shape[axis]).sum(axes)
+    if rows:
+        chunks = [part(k * rows, (k + 1) * rows) for k in range(_CHUNKS)]
+        total += reduce(jnp.add, chunks).sum(axes)
+    return total / count
 
 
 @partial(jax.jit, static_argnums=(2, 3, 4, 5))
 def _psnr(image, reference, peak, luma, crop_border, layout):
-    planes = (_unit_range(x, peak, luma, crop_border, layout) for x in (image, reference))
-    return -10 * jnp.log10(_mean(jnp.square(jnp.subtract(*planes)), layout))
+    dtype = compute_dtype(image.dtype)
+    x, y = (
+        _levels_of_luma(_cut(plane, crop_border, layout), luma, layout).astype(dtype)
+        for plane in (image, reference)
+    )
+    # The difference comes first, so that equal images differ by nothing.
+    apart = (x - y) / peak
+    if luma is not None and image.dtype != jnp.uint8:
+        apart = luma_of_difference(apart, luma, layout.channel)
+    apart, _, averaged = _folded(apart, layout)
+    return -10 * jnp.log10(_mean(jnp.square(apart), averaged))
 
 
 @partial(jax.jit, static_argnums=(2, 3, 4, 5, 6, 7))
 def _ssim(image, reference, peak, luma, crop_border, layout, weights, correction):
-    x, y = (_unit_range(plane, peak, luma, crop_border, layout) for plane in (image, reference))
-    axes = (layout.height, layout.width)
+    dtype = compute_dtype(image.dtype)
+
+    def unit_range(plane: jax.Array) -> jax.Array:
+        plane = _levels_of_luma(_cut(plane, crop_border, layout), luma, layout).astype(dtype) / peak
+        if luma is None or image.dtype == jnp.uint8:
+            return plane
+        return rgb_to_y(plane, convention=luma, channel=layout.channel)
+
+    x, y = unit_range(image), unit_range(reference)
+    x, steps, averaged = _folded(x, layout)
+    y, _, _ = _folded(y, layout)
     # Variances do not depend on the level, but float32's E[x²] - E[x]² does: take off half grey.
     level = 0.5
 
-    def moment(plane: jax.Array) -> jax.Array:
-        for axis in axes:
-            plane = jax.lax.optimization_barrier(filter_valid(plane, weights, axis))
-        return plane
-
+    first, second = sorted(steps)
     u, v = x - level, y - level
-    mean_u, mean_v = moment(u), moment(v)
+    # In one stack, because XLA computes what it concatenates once and not for every tap.
+    moments = jnp.stack([u, v, u * u + v * v, u * v])
+    moments = filter_valid_apart(moments, weights, first + 1, steps[first])
+    moments = filter_valid(moments, weights, second + 1, steps[second])
+    mean_u, mean_v, squares, products = moments
     # Only the sum of the variances enters the formula, so four windowed means do for five.
-    variances = correction * (moment(u * u + v * v) - mean_u**2 - mean_v**2)
-    covariance = correction * (moment(u * v) - mean_u * mean_v)
+    variances = correction * (squares - mean_u**2 - mean_v**2)
+    covariance = correction * (products - mean_u * mean_v)
     mean_x, mean_y = mean_u + level, mean_v + level
     c1, c2 = _K1**2, _K2**2
     luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
     structure = (2 * covariance + c2) / (variances + c2)
-    return _mean(luminance * structure, layout)
+    return _mean(luminance * structure, averaged)

@@ -46,10 +46,12 @@ def test_psnr_of_a_large_image_does_not_drift():
     np.testing.assert_allclose(psnr(noisy, clean), [want], atol=1e-4)
 
 
-def test_equal_images_are_infinitely_good():
-    _, clean = pair()
-    assert np.all(np.isposinf(psnr(clean, clean)))
-    np.testing.assert_allclose(ssim(clean, clean), 1, atol=1e-6)
+@pytest.mark.parametrize("luma", [None, "matlab", "full"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_equal_images_are_infinitely_good(dtype, luma):
+    _, clean = pair(dtype=dtype)
+    assert np.all(np.isposinf(psnr(clean, clean, luma=luma)))
+    np.testing.assert_allclose(ssim(clean, clean, luma=luma), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
