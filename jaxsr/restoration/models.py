@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.models.weight_files import load_weights, read_weights
+from jaxsr.restoration.families import build_known
 from jaxsr.restoration.receptive import Reach, measure_reach
 
 SHIPPED = "restore_x4.safetensors"
@@ -140,14 +141,9 @@ def _from_file(path: Path) -> tuple[nn.Module, tuple[float, float]]:
             "package.module:Class"
         )
     weights = read_weights(path)
-    said = _metadata(path)
-    family = said.get("family")
-    if family in (None, "fast-srgan") and (family or _is_fast_srgan(weights)):
-        return _fast_srgan(path, weights, said.get("config")), SIGNED
-    if family is not None:
-        raise ValueError(
-            f"{path} is a network of family {family!r}, which does not restore pictures"
-        )
+    known = build_known(weights, _metadata(path), source=str(path))
+    if known is not None:
+        return known, SIGNED
     return _by_spandrel(path, weights), UNIT
 
 
@@ -169,54 +165,6 @@ def _metadata(path: Path) -> dict[str, Any]:
     if isinstance(said.get("model"), dict):
         said = {**said["model"], **said}
     return said
-
-
-def _is_fast_srgan(weights: Mapping[str, Tensor]) -> bool:
-    return {"neck.0.weight", "stem.0.conv1.weight", "head.0.weight"} <= set(weights)
-
-
-def _fast_srgan(
-    path: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any] | None
-) -> nn.Module:
-    from jaxsr.models.fast_srgan.config import FastSRGANConfig
-    from jaxsr.models.fast_srgan.generator import Generator
-
-    if config is None:
-        found = _fast_srgan_config(weights)
-    else:
-        known = {field.name for field in fields(FastSRGANConfig)}
-        chosen: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if k in known
-        }
-        found = FastSRGANConfig(**chosen)
-    network = Generator(found)
-    own = set(network.state_dict())
-    prefix = "generator."
-    if all(name.startswith(prefix) for name in weights) and not own & set(weights):
-        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
-    load_weights(network, weights, source=str(path))
-    return network
-
-
-def _fast_srgan_config(weights: Mapping[str, Tensor]) -> Any:
-    """The configuration that a published checkpoint has, from its names and shapes."""
-    from jaxsr.models.fast_srgan.config import FastSRGANConfig
-
-    neck = weights["neck.0.weight"]
-    blocks = {name.split(".")[1] for name in weights if name.startswith("stem.")}
-    doublings = {name.split(".")[1] for name in weights if name.startswith("upsampling.")}
-    # InstanceNorm leaves no trace in a state dict, but no bias either.
-    norm = "batch" if "stem.0.bn1.weight" in weights else "instance"
-    if "stem.0.conv1.bias" in weights:
-        norm = "none"
-    return FastSRGANConfig(
-        scale=2 ** len(doublings),  # type: ignore[arg-type]  # checked by the class
-        channels=neck.shape[1],  # type: ignore[arg-type]
-        width=neck.shape[0],
-        depth=len(blocks),
-        block="mobile" if weights["stem.0.conv1.weight"].shape[1] == 1 else "residual",
-        norm=norm,
-    )
 
 
 def _by_spandrel(path: Path, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -293,7 +293,7 @@ class ThreadedSink:
 
     def __init__(self, sink: Sink, done: Callable[[Exception | None], None]) -> None:
         self._sink, self._done = sink, done
-        self._rows: queue.Queue[Any] = queue.Queue(maxsize=2)
+        self._rows: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()

@@ -24,6 +24,8 @@ MOST_PROGRAMS = 4
 _TILE_BYTES = 384 * 2**20
 _ALIVE = 3
 _LARGEST_TILE = 512
+# Results come back to the host as float32, and a row of them makes a band.
+_LARGEST_RESULT = 1536
 _SMALLEST_TILE = 64
 # Overlaps cost; a tile is at least this many margins wide, so that three quarters of each axis
 # count.
@@ -115,7 +117,8 @@ class Tiler:
     def _default_side(self) -> int:
         per_pixel = max(self._reach.activation, 16) * 4 * _ALIVE
         affordable = math.isqrt(_TILE_BYTES // per_pixel) // 32 * 32
-        return max(min(affordable, _LARGEST_TILE), _MARGINS_PER_TILE * self.margin, _SMALLEST_TILE)
+        most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self._reach.scale)
+        return max(most, _MARGINS_PER_TILE * self.margin, _SMALLEST_TILE)
 
     @property
     def largest_whole(self) -> int:

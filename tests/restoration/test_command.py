@@ -314,6 +314,26 @@ def test_a_run_folder_restores(tmp_path, capsys):
     assert np.abs(got - want).max() <= 0.5 + 1e-2
 
 
+@pytest.mark.parametrize("expansion", [None, 2])
+def test_span_weights_are_recognised_and_merged(tmp_path, expansion):
+    from safetensors.torch import save_file
+
+    from jaxsr.models.span.config import SpanConfig
+    from jaxsr.models.span.generator import Span
+    from jaxsr.restoration.models import find_model
+
+    torch.manual_seed(0)
+    network = Span(SpanConfig(width=8, depth=2, expansion=expansion))
+    torch.nn.init.normal_(network.get_parameter("upsampler.0.weight"), std=0.1)
+    save_file(network.state_dict(), tmp_path / "w.safetensors")
+    found = find_model(tmp_path / "w.safetensors")
+    assert found.scale == 4 and found.reach.margin == network.config.receptive_radius
+    picture = torch.rand(1, 3, 20, 24)
+    with torch.no_grad():
+        # Merging multiplies the factors in another order.
+        torch.testing.assert_close(found.network(picture), network(picture), atol=1e-5, rtol=0)
+
+
 def test_benchmark_measures_what_is_asked(weights, capsys):
     import json
 
