@@ -339,6 +339,8 @@ class Trace:
                         "operations, or register one with jaxsr.interop.register_lowering"
                     )
                 with self.dispatch_mode:
+                    if func in COMPUTED_IN_FLOAT32:
+                        args, kwargs = pytree.tree_map_only(JaxTensor, _widened, (args, kwargs))
                     result = decomposed(*args, **kwargs)
                 return self._fit_tensors(func, result, metas)
         jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
@@ -482,6 +484,14 @@ def _needs_value(func: Any) -> str:
 
 
 PREFER_DECOMPOSITION: set[Any] = set()
+
+# torch's kernels work out coordinates in float32 even for bfloat16 images.
+COMPUTED_IN_FLOAT32 = {torch.ops.aten.grid_sampler_2d.default}
+
+
+def _widened(tensor: JaxTensor) -> torch.Tensor:
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.to(torch.float32) if half else tensor
 
 
 class _DispatchMode(TorchDispatchMode):

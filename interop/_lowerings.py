@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop._dispatch import Trace, cast, handles, is_differentiable, name_of
+from jaxsr.interop._dispatch import Trace, cast, handles, name_of
 from jaxsr.interop._dtypes import to_jax_dtype
 from jaxsr.interop._tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -227,15 +227,6 @@ def _copy_(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         return target
     trace._shadow(func, args, kwargs)
     trace.write(target, source.array(), source.needs_grad)
-    return target
-
-
-@handles(aten.detach_.default)
-def _detach_(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    target = args[0]
-    if is_differentiable(target.meta) and target.const is None:
-        target.assign(lax.stop_gradient(target.array()))
-    target.needs_grad = False
     return target
 
 

@@ -79,6 +79,15 @@ def hardtanh(x: jax.Array, low: Any = -1.0, high: Any = 1.0) -> jax.Array:
     return jnp.where(inside | (x != x), x, lax.stop_gradient(clamp(x, low, high)))
 
 
+@lowers(aten.hardswish.default)
+def hardswish(x: jax.Array) -> jax.Array:
+    # Like hardtanh's, its backward at the two corners is not the limit of either side.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    outside = jnp.where(wide > 3, wide, jnp.zeros((), wide.dtype))
+    inside = (wide >= -3) & (wide <= 3) | (wide != wide)
+    return jnp.where(inside, wide * (wide + 3) / 6, outside).astype(x.dtype)
+
+
 @lowers(aten.relu6.default)
 def relu6(x: jax.Array) -> jax.Array:
     return hardtanh(x, 0, 6)
@@ -223,3 +232,13 @@ def sgn(x: jax.Array) -> jax.Array:
         return jnp.sign(x)
     size = jnp.abs(x)
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
+
+
+@lowers(aten.logcumsumexp.default)
+def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
+    if x.ndim == 0:
+        return x
+    if jnp.iscomplexobj(x):
+        raise NotImplementedError("logcumsumexp of complex numbers")
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return lax.cumlogsumexp(wide, axis=dim % x.ndim).astype(x.dtype)

@@ -70,6 +70,7 @@ def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
     from jaxsr.interop._functions import cumulative_batch_norm
 
     for name in (
+        "_convolution",
         "_lowerings",
         "_attention",
         "_pooling",
@@ -78,6 +79,7 @@ def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
         "_spectral",
         "_gradients",
         "_functions",
+        "_indexing",
     ):
         importlib.import_module(f"jaxsr.interop.{name}")
     _refuse_wrappers(module)

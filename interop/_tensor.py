@@ -133,7 +133,7 @@ class Region:
 class View:
     """How a view reads from its parent and writes back to it."""
 
-    __slots__ = ("detached", "parent", "read", "write")
+    __slots__ = ("detached", "dynamic", "parent", "read", "write")
 
     def __init__(
         self,
@@ -143,6 +143,7 @@ class View:
         detached: bool = False,
     ) -> None:
         self.detached = detached
+        self.dynamic = False  # its place depends on a traced index
         self.parent = parent
         self.read = read
         self.write = write

@@ -139,6 +139,11 @@ def make_views(
     if special is not None:
         return [special]
     root = root_of(parent)
+    step = parent
+    while step.view_of is not None:
+        if step.view_of.dynamic:
+            raise NotImplementedError
+        step = step.view_of.parent
     if any(m.dtype != root.meta.dtype for m in metas):
         raise NotImplementedError
     return [_detached_like(parent, root, _strided(root, m)) for m in metas]
