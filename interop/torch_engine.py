@@ -165,6 +165,11 @@ class TorchStep:
     def _update(self, network: str) -> Tensor:
         """Clips the gradients; returns their norm before."""
         parameters = list(self._parameters[network].values())
+        for parameter in parameters:
+            # A phase that leaves a head unused gives it no gradient, and torch's Adam would then
+            # count fewer updates for it; JAX's gradient is 0, and so it is here.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         limit = self._clip[network]
         if limit is not None:
             return nn.utils.clip_grad_norm_(parameters, limit)

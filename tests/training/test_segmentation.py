@@ -1,0 +1,73 @@
+"""MSHNet in the training loop: the same steps in both engines, and a run as a user types it."""
+
+import dataclasses
+import itertools
+import json
+import re
+
+import pytest
+
+from jaxsr import train
+from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.training import segmentation
+from jaxsr.training.engines import make_engine
+from jaxsr.training.family import phase_at
+
+THIN = MSHNetConfig(widths=(4, 8, 8), blocks=(1, 1, 1), attention_ratio=4)
+SMALL = dataclasses.replace(
+    segmentation.PRESET_RUNS["quick"], model=THIN, epochs=None, steps=8, warmup_epochs=2,
+    batch=8, base_size=32, crop_size=32, scenes=16, schedule="constant", lr=5e-4,
+)  # fmt: skip
+
+
+def losses(config):
+    task = segmentation.build(config)
+    engine = make_engine(task)
+    found = []
+    with task.batches(0, host=0, hosts=1) as batches:
+        for step, batch in enumerate(itertools.islice(batches, task.config.total_steps)):
+            found.append(engine.train_step(phase_at(task.phases, step), batch))
+    return [metrics["network/loss"] for metrics in engine.fetch(found)]
+
+
+def test_jax_equals_torch_through_both_phases():
+    assert SMALL.phases(16) == (("warmup", 4), ("main", 4))
+    ours = losses(SMALL)
+    theirs = losses(dataclasses.replace(SMALL, engine="torch"))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_eight_devices_equal_one():
+    assert losses(dataclasses.replace(SMALL, mesh="8")) == pytest.approx(losses(SMALL), rel=1e-4)
+
+
+def test_the_command_trains_on_scenes_and_its_weights_detect(tmp_path, capsys):
+    options = (
+        "mshnet", "--out", tmp_path, "--steps", 4, "--warmup-epochs", 1, "--batch", 8,
+        "--scenes", 16, "--base-size", 32, "--crop-size", 32, "--validate-every", 4,
+        "--log-every", 2, "--model.widths", 4, 8, 8, "--model.blocks", 1, 1, 1,
+        "--model.attention-ratio", 4, "--no-tensorboard",
+    )  # fmt: skip
+    assert train.main([str(option) for option in options]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {"validation/iou", "validation/pd", "validation/fa"} <= lines[-1].keys()
+    assert (tmp_path / "network.safetensors").is_file()
+    assert list((tmp_path / "validation").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "4", "--epochs", "2"], "either|as steps or as epochs"),
+        (["--crop-size", "100"], "crop_size must be a positive multiple of 16, got 100"),
+        (["--data", "/nowhere"], "no folder /nowhere"),
+        (["--warmup-epochs", "9"], "the main phase would get"),
+        (["--cache", "device", "--resident-gb", "0"], "cache=device needs"),
+    ],
+)
+def test_wrong_options(options, message, tmp_path, capsys):
+    base = ["mshnet", "--preset", "quick", "--scenes", "16", "--out", str(tmp_path / "run")]
+    assert train.main([*base, *options]) == 2
+    line = capsys.readouterr().err
+    assert re.search(message, line), line
