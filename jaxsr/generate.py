@@ -4,6 +4,7 @@ The model is a Hugging Face folder or a GGUF file. Prompts are arguments, or lin
 .jsonl file; outputs go to the terminal and, with --out, to a row per prompt.
 """
 
+import importlib.util
 import logging
 import os
 import sys
@@ -133,6 +134,7 @@ def _generate(texts: list[str], config: GenerateConfig) -> None:
             raise ValueError(f"there is no folder {path.parent} to write {path.name} into")
     if config.out is not None:
         check_rows_path(config.out)
+    _check_packages(config)
     platform = _prepare(config)
     session = _Session(config, load_tokenizer(config.tokenizer or config.model), platform)
     if config.resume is not None:
@@ -141,6 +143,17 @@ def _generate(texts: list[str], config: GenerateConfig) -> None:
         for batch_size in config.batch_size:
             session.run(prompts, batch_size)
     session.finish()
+
+
+def _check_packages(config: GenerateConfig) -> None:
+    """Names what is not installed, in one line instead of a traceback."""
+    needed = ["tokenizers", *([] if config.raw else ["jinja2"])]
+    needed += ["gguf"] if config.model.is_file() else []
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise ValueError(
+            f"generating needs {', '.join(missing)}, which is not installed; "
+            "pip install -e '.[generate]'"
+        )
 
 
 def _prepare(config: GenerateConfig) -> str:

@@ -1,6 +1,7 @@
 """`python -m jaxsr.generate`: its outputs, its report, and its one-line refusals."""
 
 import csv
+import importlib.util
 import json
 import os
 
@@ -125,4 +126,15 @@ def test_wrong_model_is_one_line(capsys, tmp_path):
     status, _, said = run(capsys, "hi", "--model", tmp_path / "absent")
     assert status == 2
     assert "absent" in said
+    assert said.count("\n") == 1
+
+
+def test_missing_packages_are_named(capsys, model_folder, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name)
+    )
+    status, _, said = run(capsys, "hi", "--model", model_folder("llama"))
+    assert status == 2
+    assert "generating needs jinja2, which is not installed" in said
     assert said.count("\n") == 1

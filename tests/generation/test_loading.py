@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from jaxsr.models.llama.loading import load_model
 from jaxsr.models.llama.quantized import ScaledLinear, W8A8Linear
 
 TOKENS = torch.randint(3, 320, (2, 20), generator=torch.Generator().manual_seed(0))
-CLOSE = {"atol": 2e-4, "rtol": 1e-5}  # as in test_network.py
+CLOSE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-5}  # as in test_network.py
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])

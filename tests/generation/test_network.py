@@ -1,12 +1,14 @@
 """The network against `transformers`: whole prompts, cached steps, left padding, and under JAX."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 FAMILIES = ("llama", "llama-plain", "qwen3")
 # Logits reach about 20; float32 sums of at most 96 terms in another order.
-CLOSE = {"atol": 2e-4, "rtol": 1e-5}
+CLOSE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-5}
 
 
 def grown(cache, slots):
