@@ -14,6 +14,7 @@ It never antialiases; only 'area' averages. Measured against the x86-64 wheels o
 from collections.abc import Sequence
 from dataclasses import replace
 
+import jax
 import numpy as np
 
 from jaxsr.ops._filters import LANCZOS4, SHARP_CUBIC, TRIANGLE, Filter
@@ -99,13 +100,14 @@ def _enlarging_area(extent: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fixed_point_passes(pairs: list[tuple[int, int, int]], method: str) -> list[Pass]:
+    """Width, then height; a single axis counts as the width of an image that keeps its height."""
     integer = np.dtype(np.int32)
+    linear = method != "lanczos"
     passes = []
-    for number, (axis, extent, outputs) in enumerate(reversed(pairs)):
+    for axis, extent, outputs in reversed(pairs):
+        is_height = len(passes) == 1
         index, weight = _weights(extent, outputs, method, single=True)
-        is_last = number == len(pairs) - 1
-        linear = method != "lanczos"
-        if linear and not is_last:
+        if linear and not is_height:
             # Columns beyond the edge take the edge's pixel whole; rows do not (the two rounded
             # weights may sum to one unit more or less).
             outside = (index[:, 0] < 0) | (index[:, 1] >= extent)
@@ -116,17 +118,23 @@ def _fixed_point_passes(pairs: list[tuple[int, int, int]], method: str) -> list[
             index,
             rounded.astype(np.int32),
             step=extent / outputs,
-            shift=16 if linear and is_last else 0,
+            shift=16 if linear and is_height else 0,
         )
-        if not linear:
-            finish = drop_bits(2 * WEIGHT_BITS) if is_last else None
-        else:
-            finish = drop_bits(2) if is_last else _drop_four_bits
-        passes.append(Pass(axis, table, integer, finish))
-    return passes
+        passes.append(Pass(axis, table, integer))
+    if len(passes) == 1:
+        return [replace(passes[0], finish=_finish_row if linear else drop_bits(WEIGHT_BITS))]
+    width, height = passes
+    if linear:
+        return [replace(width, finish=_drop_four_bits), replace(height, finish=drop_bits(2))]
+    return [width, replace(height, finish=drop_bits(2 * WEIGHT_BITS))]
 
 
-def _drop_four_bits(x):
+def _finish_row(x: jax.Array) -> jax.Array:
+    # What the height's pass does to a row of weight 1.
+    return drop_bits(2)(((x >> 4) << WEIGHT_BITS) >> 16)
+
+
+def _drop_four_bits(x: jax.Array) -> jax.Array:
     return x >> 4
 
 
@@ -142,7 +150,7 @@ def _area_passes(pairs: list[tuple[int, int, int]], dtype: np.dtype) -> list[Pas
     integer = np.dtype(np.int32)
     area = int(np.prod([extent // outputs for _, extent, outputs in pairs]))
 
-    def mean(x):
+    def mean(x: jax.Array) -> jax.Array:
         if area == 4:
             return (x + 2) >> 2
         return round_half_even(x.astype(np.float32) * np.float32(1.0 / area))

@@ -96,6 +96,8 @@ def resize(
     if not positive or len(set(positive)) < len(positive):
         raise ValueError(f"axes must name different axes, at least one, got {tuple(axes)}")
     rules = _CONVENTIONS[one_of(convention, CONVENTIONS, "convention")]
+    if convention in ("opencv", "pillow") and len(positive) > 2:
+        raise ValueError(f"the {convention} convention has two axes at most, got {tuple(axes)}")
     one_of(method, rules.methods, f"method of the {convention} convention")
     options: dict[str, Any] = {"method": method}
     scales = _check_scale(scale, len(positive))

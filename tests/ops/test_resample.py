@@ -1,0 +1,90 @@
+"""Every way of applying a table of taps, each against NumPy's dense product with that table."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from jaxsr.ops._resample import by_gather, by_loop, by_matmul, by_phase, plan_phases
+from jaxsr.ops._taps_torch import torch_passes
+
+# extent, outputs, method, antialias
+AXES = [
+    (48, 24, "bicubic", True),
+    (48, 12, "bilinear", True),
+    (24, 96, "bicubic", False),
+    (60, 42, "bicubic", False),
+    (108, 64, "bilinear", False),
+    (31, 62, "bilinear", False),
+]
+
+
+def table(extent, outputs, method, antialias):
+    passes = torch_passes(
+        (extent,),
+        np.dtype(np.float32),
+        (0,),
+        (outputs,),
+        method=method,
+        antialias=antialias,
+        align_corners=False,
+        scale=(None,),
+    )
+    return passes[0].taps
+
+
+def dense(taps):
+    matrix = np.zeros((taps.outputs, taps.extent))
+    for o in range(taps.outputs):
+        for i, w in zip(taps.index[o], taps.weight[o], strict=True):
+            matrix[o, i] += w
+    return matrix
+
+
+def by_planned_phase(x, taps, axis):
+    phases = plan_phases(taps)
+    assert phases is not None
+    return by_phase(x, taps, phases, axis)
+
+
+WAYS = {
+    "phase": by_planned_phase,
+    "gather": by_gather,
+    "loop": by_loop,
+    "matmul": partial(by_matmul, precision=jax.lax.Precision.HIGHEST),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", AXES)
+def test_every_way_computes_the_same_sums(case, way, axis):
+    taps = table(*case)
+    shape = [3, 4, 5]
+    shape[axis] = taps.extent
+    x = np.random.default_rng(0).random(shape, dtype=np.float32)
+    want = np.moveaxis(np.tensordot(dense(taps), x, (1, axis)), 0, axis)
+    got = jax.jit(partial(WAYS[way], taps=taps, axis=axis))(x)
+    # At most 16 float32 products of values below 1.
+    np.testing.assert_allclose(got, want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("way", ["phase", "gather", "loop"])
+@pytest.mark.parametrize("case", AXES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_pixel_reaches_only_the_outputs_that_read_it(case, way, bad):
+    taps = table(*case)
+    reads = dense(taps) != 0
+    call = jax.jit(partial(WAYS[way], taps=taps, axis=0))
+    for pixel in (0, 1, taps.extent // 2, taps.extent - 1):
+        x = np.ones(taps.extent, np.float32)
+        x[pixel] = bad
+        got = np.asarray(call(x))
+        np.testing.assert_array_equal(np.isfinite(got), ~reads[:, pixel])
+
+
+def test_no_phases_where_the_ratio_has_none():
+    assert plan_phases(table(1000, 701, "bicubic", False)) is None
+    assert plan_phases(table(1080, 640, "bicubic", True)) is None
+    assert plan_phases(table(5, 3, "bilinear", False)) is None

@@ -1,0 +1,99 @@
+"""The OpenCV convention against `cv2.resize` itself."""
+
+import cv2
+import jax
+import numpy as np
+import pytest
+
+from jaxsr.ops import resize
+
+FLAGS = {
+    "nearest": cv2.INTER_NEAREST,
+    "bilinear": cv2.INTER_LINEAR,
+    "bicubic": cv2.INTER_CUBIC,
+    "lanczos": cv2.INTER_LANCZOS4,
+    "area": cv2.INTER_AREA,
+}
+SIZES = [
+    ((13, 17), (29, 31)),
+    ((97, 64), (41, 32)),
+    ((100, 70), (70, 49)),
+    ((2, 1), (5, 3)),
+    ((7, 1), (3, 4)),
+    ((108, 192), (54, 96)),
+    ((135, 27), (80, 16)),
+    ((24, 25), (96, 100)),
+    ((64, 60), (16, 15)),
+    ((33, 47), (33, 20)),
+    ((9, 9), (1, 1)),
+    ((500, 333), (777, 2)),
+    ((60, 90), (20, 30)),
+    ((30, 42), (50, 18)),
+    ((30, 42), (18, 18)),
+]
+# Two passes of at most 8 taps in float32 on values of 0..1.
+ATOL = 2e-6
+
+
+def photo(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    values = np.random.default_rng(0).random(shape, dtype=np.float32)
+    return values if dtype is np.float32 else np.round(values * 255).astype(np.uint8)
+
+
+def ours(image: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
+    def run(image):
+        return {m: resize(image, size, method=m, convention="opencv") for m in FLAGS}
+
+    return {name: np.asarray(out) for name, out in jax.jit(run)(image).items()}
+
+
+def theirs(image: np.ndarray, size: tuple[int, int], method: str) -> np.ndarray:
+    out = cv2.resize(image, size[::-1], interpolation=FLAGS[method])
+    return out.reshape(*size, image.shape[-1])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("before", "after"), SIZES)
+def test_float32(before, after, channels):
+    if not cv2.ipp.useIPP():
+        pytest.skip("this OpenCV has no IPP, whose coordinates are float64")
+    image = photo((*before, channels), np.float32)
+    for method, got in ours(image, after).items():
+        want = theirs(image, after, method)
+        np.testing.assert_allclose(got, want, atol=ATOL, rtol=0, err_msg=method)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("before", "after"), SIZES)
+def test_uint8(before, after, channels):
+    image = photo((*before, channels), np.uint8)
+    for method, got in ours(image, after).items():
+        want = theirs(image, after, method)
+        if method == "bicubic":  # see below
+            assert np.abs(got.astype(int) - want).max() <= 1
+        else:
+            np.testing.assert_array_equal(got, want, err_msg=method)
+
+
+@pytest.mark.parametrize(("before", "after"), [((300, 500), (213, 777)), ((64, 64), (128, 96))])
+def test_uint8_bicubic_is_within_one_level(before, after):
+    """IPP does not publish the order of its float32 sums; next to a tie the level may differ."""
+    image = photo((*before, 3), np.uint8)
+    got = np.asarray(resize(image, after, method="bicubic", convention="opencv")).astype(int)
+    difference = np.abs(got - theirs(image, after, "bicubic"))
+    assert difference.max() <= 1
+    if cv2.ipp.useIPP():
+        assert (difference > 0).mean() < 3e-5
+
+
+@pytest.mark.parametrize(("before", "after"), SIZES[::4])
+def test_uint8_bicubic_without_ipp_is_within_one_level(before, after):
+    image = photo((*before, 3), np.uint8)
+    got = np.asarray(resize(image, after, method="bicubic", convention="opencv")).astype(int)
+    had = cv2.ipp.useIPP()
+    cv2.ipp.setUseIPP(False)
+    try:
+        want = theirs(image, after, "bicubic")
+    finally:
+        cv2.ipp.setUseIPP(had)
+    assert np.abs(got - want).max() <= 1
