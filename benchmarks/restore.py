@@ -1,0 +1,220 @@
+"""Restoring pictures: JAX against the same network in torch, with the same tiles.
+
+At each size, for every contender: how many input megapixels a second from file to file (JPEG to
+JPEG: decoding, tiles, network, stitching, encoding), how many through the network alone (the same
+batches of tiles, already cut), and what memory the process took at its peak.
+
+    python benchmarks/restore.py [--model FILE] [--sizes 320x180 1280x720] [--out FILE.json]
+
+Contenders: `jax`, and torch `eager`, `channels_last` and `compiled` (`torch.compile`, default mode).
+Each runs in a process of its own, so that memory peaks are its own; every round starts all of them
+anew, and the first call of each process, which compiles, stands apart. Medians over the rounds and
+the spread from least to most. Without --model the network is a SPAN ×4 of 28 channels and 4 blocks
+with random weights: speed does not depend on their values.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+CONTENDERS = ("jax", "eager", "channels_last", "compiled")
+SIZES = ("320x180", "1280x720", "4000x4000")
+_LONGEST_S = 20.0
+"""A process stops repeating after this much timed work."""
+
+
+def picture_file(folder: Path, size: tuple[int, int]) -> Path:
+    """A photo-like JPEG: noise enlarged, so that neither codec has it too easy."""
+    from PIL import Image
+
+    path = folder / f"{size[1]}x{size[0]}.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (size[0] // 4, size[1] // 4, 3), np.uint8)
+    Image.fromarray(noise).resize((size[1], size[0]), Image.Resampling.BICUBIC).save(
+        path, quality=95
+    )
+    return path
+
+
+def measure(contender: str, model_path: str, source: Path, size: tuple[int, int]) -> dict[str, Any]:
+    """One process's figures: first call, median, and peak memory."""
+    from jaxsr.restoration.batch import BatchRestorer
+    from jaxsr.restoration.config import RestoreConfig
+    from jaxsr.restoration.files import Source
+    from jaxsr.restoration.pipeline import Restorer
+    from jaxsr.restoration.session import make_engine, model_of
+    from jaxsr.restoration.tiling import Tiler
+    from jaxsr.restoration.torch_engine import TorchEngine
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = RestoreConfig(
+            model=model_path,
+            out=Path(folder),
+            overwrite=True,
+            engine="jax" if contender == "jax" else "torch",
+        )
+        model = model_of(config)
+        if contender in ("jax", "eager"):
+            engine, batch = make_engine(model, config)
+        else:
+            engine = TorchEngine(
+                model.network,
+                value_range=model.value_range,
+                device=make_engine(model, config)[0].device.type,
+                compiled=contender == "compiled",
+                channels_last=contender == "channels_last",
+            )
+            batch = 1 if engine.device.type == "cpu" else 8
+        tiler = Tiler(model.reach, sizes=[size])
+        restorer = Restorer(
+            engine, engine, tiler, scale=model.scale, channels=model.channels, batch=batch
+        )
+        plan = tiler.plan(size)
+        tiles = sum(len(row) for row in plan.rows)
+        sample = np.random.default_rng(0).random((batch, model.channels, *plan.shape), np.float32)
+
+        def network() -> None:
+            for _ in range(-(-tiles // batch)):
+                engine.submit(sample)()
+
+        def files() -> None:
+            outcome = BatchRestorer(restorer, config).run([Source(source, Path(source.name))])
+            if outcome.failed:
+                raise RuntimeError(outcome.failed)
+
+        network_s = timed(network)
+        files_s = timed(files)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "network": network_s,
+        "files": files_s,
+        "peak_bytes": peak,
+        "tiles": tiles,
+        "tile": list(plan.shape),
+        "batch": batch,
+        "model": model.name,
+        "parameters": sum(p.numel() for p in model.network.parameters()),
+    }
+
+
+def timed(call: Any) -> dict[str, Any]:
+    """Seconds of the first call, and of those after it."""
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) < 4 and sum(seconds) < _LONGEST_S):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return {"first_s": seconds[0], "later_s": seconds[1:]}
+
+
+def random_span(path: Path) -> None:
+    """Weights of the default network."""
+    import torch
+    from safetensors.torch import save_file
+
+    from jaxsr.models.span.config import SpanConfig
+    from jaxsr.models.span.generator import Span
+
+    torch.manual_seed(0)
+    network = Span(SpanConfig(width=28, depth=4, expansion=None))
+    torch.nn.init.normal_(network.get_parameter("upsampler.0.weight"), std=0.02)
+    save_file(network.state_dict(), path)
+
+
+def commit() -> str | None:
+    found = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or None
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "gpu": gpu,
+        "load_average": os.getloadavg(),
+        "versions": {name: version(name) for name in ("jax", "torch", "numpy", "pillow")},
+        "commit": commit(),
+    }
+
+
+def summary(rows: list[dict[str, Any]], size: tuple[int, int], contender: str) -> dict[str, Any]:
+    pixels = size[0] * size[1] / 1e6
+    found: dict[str, Any] = {"size": f"{size[1]}x{size[0]}", "contender": contender}
+    for what in ("network", "files"):
+        rates = [pixels / s for row in rows for s in row[what]["later_s"]]
+        found[f"{what}_mp_per_s"] = median(rates)
+        found[f"{what}_spread"] = [min(rates), max(rates)]
+        found[f"{what}_first_s"] = median(row[what]["first_s"] for row in rows)
+    found["peak_mb"] = max(row["peak_bytes"] for row in rows) / 2**20
+    kept = ("tiles", "tile", "batch", "model", "parameters")
+    return found | {name: rows[0][name] for name in kept}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Restoring pictures, JAX against torch.")
+    parser.add_argument("--model", help="weights file of a known family")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, help="WIDTHxHEIGHT")
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        contender, source, text = options.one
+        width, height = map(int, text.split("x"))
+        print(json.dumps(measure(contender, options.model, Path(source), (height, width))))
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or str(Path(folder) / "span.safetensors")
+        if options.model is None:
+            random_span(Path(model))
+        for text in options.sizes:
+            width, height = map(int, text.split("x"))
+            source = picture_file(Path(folder), (height, width))
+            found: dict[str, list[dict[str, Any]]] = {c: [] for c in options.contenders}
+            for _ in range(options.rounds):
+                for contender in options.contenders:
+                    command = [sys.executable, __file__, "--model", model]
+                    command += ["--one", contender, str(source), text]
+                    done = subprocess.run(command, capture_output=True, text=True, check=False)
+                    if done.returncode:
+                        print(f"{text} {contender}: {done.stderr.strip()[-300:]}", file=sys.stderr)
+                        continue
+                    found[contender].append(json.loads(done.stdout.splitlines()[-1]))
+            for contender, measured in found.items():
+                if not measured:
+                    continue
+                row = summary(measured, (height, width), contender)
+                rows.append(row)
+                print(
+                    f"{row['size']:>10} {contender:<14} network {row['network_mp_per_s']:8.3f} MP/s"
+                    f"   files {row['files_mp_per_s']:8.3f} MP/s   peak {row['peak_mb']:6.0f} MB"
+                    f"   {row['tiles']} tiles of {row['tile'][1]}×{row['tile'][0]}",
+                    flush=True,
+                )
+    result = {"benchmark": "restore", "rounds": options.rounds, **machine(), "rows": rows}
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
