@@ -5,6 +5,9 @@ box, with exact coordinates: torch's float64 result, from which its float32 one 
 rounding of its coordinates. Two taps are gathered per axis, so one program serves every box.
 """
 
+import math
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -12,6 +15,10 @@ from jaxsr.ops._arguments import compute_dtype
 
 LARGEST_EXTENT = 1 << 15
 """Pixels along one axis, beyond which the int32 coordinates would overflow."""
+LARGEST_INDEX = 1 << 31
+
+_Taps = tuple[jax.Array, jax.Array, jax.Array]
+"""For each pixel of the result: nearer source, farther source, weight of the farther one."""
 
 
 def resample_window(
@@ -34,22 +41,68 @@ def resample_window(
     x1, y1, x2, y2 = box
     x = image.astype(compute_dtype(image.dtype))
     spans = {axes[0]: (y1, y2, size[0]), axes[1]: (x1, x2, size[1])}
-    # The axis that shrinks most goes first where that is known; rows before columns otherwise.
-    for axis in sorted(axes, key=lambda a: (spans[a][2] / image.shape[a], a)):
-        low, high, extent = spans[axis]
-        x = _along(x, axis, low, high, extent, inverse)
+    taps = {
+        axis: _taps(x.shape[axis], low, high, extent, inverse)
+        for axis, (low, high, extent) in spans.items()
+    }
+
+    def separably(x: jax.Array) -> jax.Array:
+        # The axis that shrinks most goes first; rows before columns otherwise.
+        for axis in sorted(axes, key=lambda a: (spans[a][2] / image.shape[a], a)):
+            near, far, weight = taps[axis]
+            weight = _along(weight, axis, x)
+            # In range by construction.
+            low, high = (jnp.take(x, index, axis=axis, mode="clip") for index in (near, far))
+            x = low * (1 - weight) + high * weight
+        return x
+
+    # Enlarging reads few pixels many times, which is what the first of two axes saves.
+    shrinks = not inverse and axes[1] == axes[0] + 1
+    if shrinks and math.prod(x.shape[axes[0] :]) < LARGEST_INDEX:
+        at_once = partial(_at_once, taps=(taps[axes[0]], taps[axes[1]]), axes=axes)
+        x = jax.lax.platform_dependent(x, cpu=at_once, default=separably)
+    else:
+        x = separably(x)
     if image.dtype == jnp.uint8:
         x = jnp.round(x)
     return x.astype(image.dtype)
 
 
-def _along(x: jax.Array, axis: int, low, high, extent: int, inverse: bool) -> jax.Array:
-    longest = max(extent, x.shape[axis])
+def _along(vector: jax.Array, axis: int, x: jax.Array) -> jax.Array:
+    return vector.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
+
+
+def _at_once(x: jax.Array, taps: tuple[_Taps, _Taps], axes: tuple[int, int]) -> jax.Array:
+    """Four taps from every image as one run of values.
+
+    With an index for every image XLA's CPU gather writes in the result's own order; gathering along
+    one axis at a time it writes transposed, and copies.
+    """
+    lead, tail = x.shape[: axes[0]], x.shape[axes[1] + 1 :]
+    columns, channels = x.shape[axes[1]], math.prod(tail)
+    images = x.reshape(math.prod(lead), -1)
+    (top, bottom, down), (left, right, across) = taps
+
+    def tap(row: jax.Array, column: jax.Array) -> jax.Array:
+        pixel = row[:, None] * columns + column
+        index = (pixel[..., None] * channels + jnp.arange(channels)).reshape(-1)
+        index = jnp.broadcast_to(index, (images.shape[0], index.size))
+        values = jnp.take_along_axis(images, index, 1, mode="clip")
+        return values.reshape(*lead, row.size, column.size, *tail)
+
+    down, across = _along(down, axes[0], x), _along(across, axes[1], x)
+    near = tap(top, left) * (1 - down) + tap(bottom, left) * down
+    far = tap(top, right) * (1 - down) + tap(bottom, right) * down
+    return near * (1 - across) + far * across
+
+
+def _taps(length: int, low, high, extent: int, inverse: bool) -> _Taps:
+    longest = max(extent, length)
     if longest > LARGEST_EXTENT:
         raise ValueError(f"extents up to {LARGEST_EXTENT} px can be resampled, got {longest}")
     position = jnp.arange(extent)
     if inverse:
-        first, taken, given = 0, x.shape[axis], high - low
+        first, taken, given = 0, length, high - low
         position = position - low
     else:
         first, taken, given = low, high - low, extent
@@ -58,15 +111,8 @@ def _along(x: jax.Array, axis: int, low, high, extent: int, inverse: bool) -> ja
     numerator = jnp.maximum((2 * position + 1) * taken - given, 0)
     whole = numerator // (2 * given)
     rest = numerator - 2 * given * whole
-    weight = rest.astype(x.dtype) / (2 * given)
+    weight = rest.astype(jnp.float32) / (2 * given)
     near = first + jnp.minimum(whole, taken - 1)
     # A pixel of weight 0 is not read at all: it may be infinite.
     far = first + jnp.minimum(whole + (rest > 0), taken - 1)
-    shape = [1] * x.ndim
-    shape[axis] = extent
-    weight = weight.reshape(shape)
-
-    def tap(index: jax.Array) -> jax.Array:
-        return jnp.take(x, index, axis=axis, mode="clip")  # in range by construction
-
-    return tap(near) * (1 - weight) + tap(far) * weight
+    return near, far, weight

@@ -167,9 +167,8 @@ def feather(
     axes: tuple[int, int] = (-3, -2),
 ) -> jax.Array:
     """Masks cut at 0.5, then blurred on a scale of 0…255 with reflected borders: float32, 0…1."""
-    solid = (mask_array(masks) > THRESHOLD).astype(jnp.float32) * 255
-    soft = gaussian_blur(solid, sigma=sigma, kernel_size=kernel_size, border="reflect", axes=axes)
-    return soft / 255
+    masks = mask_array(masks)
+    return _feather(masks, kernel_size, sigma, normal_axes(axes, masks.ndim))
 
 
 def _checked_rule(
@@ -198,6 +197,13 @@ def _crop_resampled(frames, masks, axes, rule, size):
     solid = (masks > THRESHOLD).astype(jnp.float32)
     cut_masks = resample_window(solid, box, size, axes) > THRESHOLD
     return cut, cut_masks.astype(masks.dtype), box
+
+
+@partial(jax.jit, static_argnames=("kernel_size", "sigma", "axes"))
+def _feather(masks, kernel_size, sigma, axes):
+    solid = jnp.where(masks > THRESHOLD, jnp.float32(255), jnp.float32(0))
+    soft = gaussian_blur(solid, sigma=sigma, kernel_size=kernel_size, border="reflect", axes=axes)
+    return soft / 255
 
 
 @partial(jax.jit, static_argnames=("axes",))
