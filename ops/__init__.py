@@ -1,5 +1,35 @@
 """Image kernels: jitted, differentiable, and exact in the convention that they name."""
 
+from jaxsr.ops.blur import gaussian_blur
+from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
+from jaxsr.ops.frames import (
+    denormalise,
+    frame_size,
+    normalise,
+    postprocess,
+    preprocess,
+    resize_frames,
+)
+from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
+from jaxsr.ops.quality import psnr, ssim
 from jaxsr.ops.resize import resize
 
-__all__ = ["resize"]
+__all__ = [
+    "denormalise",
+    "feather",
+    "frame_size",
+    "gaussian_blur",
+    "mask_box",
+    "mask_crop",
+    "mask_paste",
+    "normalise",
+    "postprocess",
+    "preprocess",
+    "psnr",
+    "resize",
+    "resize_frames",
+    "rgb_to_y",
+    "rgb_to_ycbcr",
+    "ssim",
+    "ycbcr_to_rgb",
+]
