@@ -6,7 +6,7 @@ batches of tiles, already cut), and what memory the process took at its peak.
 
     python benchmarks/restore.py [--model FILE] [--sizes 320x180 1280x720] [--out FILE.json]
 
-Contenders: `jax`, and torch `eager`, `channels_last` and `compiled` (`torch.compile`, default mode).
+Contenders: `jax`, and torch `eager`, `channels_last` and `compiled` (`torch.compile`'s default).
 Each runs in a process of its own, so that memory peaks are its own; every round starts all of them
 anew, and the first call of each process, which compiles, stands apart. Medians over the rounds and
 the spread from least to most. Without --model the network is a SPAN ×4 of 28 channels and 4 blocks
