@@ -14,7 +14,7 @@ import numpy as np
 from jaxsr.restoration.pictures import Kind, Notes
 from jaxsr.restoration.whole_file import WholeFile
 
-# Level 4 takes a quarter to a third of level 6's time, for files 3 to 6 % larger: measured on Kodak's
+# Level 4 takes a quarter to a third of level 6's time for files 3 to 6 % larger: Kodak's
 # photos and one of them enlarged fourfold.
 DEFLATE_LEVEL = 4
 _INCH_PER_METRE = 0.0254
