@@ -195,10 +195,13 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
     prepare = jax.jit(make_preparation(crop=96, labels=LABELS, **form))
     batch = _batch(photos, start_step=3)
     want = prepare(batch, KEY)
+    # Integers are equal to the bit. Float sums of taps are fused differently for each shape of
+    # batch: a few units in the last place of values up to 255, scaled to [-1, 1].
+    atol = 0 if form.get("eight_bit", True) else 1e-6
 
     alone = prepare({name: value[5:6] for name, value in batch.items()}, KEY)
     for name in want:
-        np.testing.assert_array_equal(alone[name], want[name][5:6], err_msg=name)
+        np.testing.assert_allclose(alone[name], want[name][5:6], 0, atol, err_msg=name)
 
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharded = NamedSharding(mesh, PartitionSpec("data"))
@@ -214,7 +217,7 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
         compiled = prepare.lower(*inputs).compile()
         got = compiled(*inputs)
         for name in want:
-            np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+            np.testing.assert_allclose(got[name], want[name], 0, atol, err_msg=name)
             assert got[name].sharding.is_equivalent_to(sharded, got[name].ndim)
         program = compiled.as_text() or ""
         assert "HloModule" in program
