@@ -7,7 +7,8 @@
 - `by_gather`: one gather a tap; for ratios without a short period, and quick to compile.
 - `by_loop`: the same, a few taps at a time in a loop, so that a filter hundreds of taps wide (a
   thumbnail of a large photo) compiles as quickly as a narrow one.
-- `by_matmul`: a dense matrix; only fit for finite input, because its zeros meet every pixel.
+- `by_matmul`: matrices, which is what a TPU is fast at; only fit for finite input, because their
+  zeros meet every pixel of a band.
 
 All of them sum in the dtype of the array they are given, and from the first tap to the last where
 the tables ask for it. The first two end in a concatenation, which XLA:CPU does not fuse into what
@@ -30,6 +31,8 @@ MOST_GATHERS = 24
 """Taps beyond which `by_loop` takes over from `by_gather`."""
 LOOP_TAPS = 8
 """Taps that one turn of the loop adds."""
+BAND_OUTPUTS = 128
+"""Outputs of one matrix product: the rows of a TPU's multiplier."""
 SAME_WEIGHT = 1e-7
 """Weights of one phase closer than this are one constant: half a unit in float32's last place."""
 
@@ -158,7 +161,7 @@ def by_loop(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
 
     # Derived from x, so that the sums are sharded as it is.
     start = jnp.zeros_like(x, shape=(*x.shape[:axis], outputs, *x.shape[axis + 1 :]))
-    return jax.lax.scan(turn, start, (index, weight))[0]
+    return jax.lax.scan(turn, start, (jnp.asarray(index), jnp.asarray(weight)))[0]
 
 
 def _lines(x: jax.Array, index: jax.Array | np.ndarray, axis: int) -> jax.Array:
@@ -187,13 +190,35 @@ def _gather(x: jax.Array, taps: Taps, outputs: slice, axis: int) -> jax.Array:
     return total
 
 
-def by_matmul(x: jax.Array, taps: Taps, axis: int, precision: jax.lax.Precision) -> jax.Array:
-    """One matrix product. A NaN or an infinity reaches every output of its line."""
+def by_matmul(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+    """Matrix products, one for each band of outputs; float32 exact, on a TPU too."""
+    matrix = np.zeros((taps.outputs, taps.extent), x.dtype)
     rows = np.repeat(np.arange(taps.outputs), taps.index.shape[1])
-    matrix = np.zeros((taps.outputs, taps.extent))
     np.add.at(matrix, (rows, taps.index.ravel()), taps.weight.ravel())
-    y = jnp.tensordot(x, jnp.asarray(matrix, x.dtype), ((axis,), (1,)), precision=precision)
-    return jnp.moveaxis(y, -1, axis)
+    parts = []
+    for band, low, high in _bands(taps):
+        piece = jax.lax.slice_in_dim(x, low, high, axis=axis)
+        # A TPU rounds float32 operands to bfloat16 unless told otherwise, and HIGH keeps 16 bits.
+        sums = jnp.tensordot(
+            piece, matrix[band, low:high], ((axis,), (1,)), precision=jax.lax.Precision.HIGHEST
+        )
+        parts.append(jnp.moveaxis(sums, -1, axis))
+    return jax.lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+
+
+def _bands(taps: Taps) -> list[tuple[slice, int, int]]:
+    """(outputs, first input, end of the inputs) of each product: bands where they are narrow."""
+    bands = []
+    for first in range(0, taps.outputs, BAND_OUTPUTS):
+        band = slice(first, min(first + BAND_OUTPUTS, taps.outputs))
+        # Whole tiles: a TPU lays arrays out in rows of 8.
+        low = int(taps.index[band].min()) // 8 * 8
+        high = min(-(-(int(taps.index[band].max()) + 1) // 8) * 8, taps.extent)
+        bands.append((band, low, high))
+    widest = max(high - low for _, low, high in bands)
+    if 3 * widest > taps.extent:
+        return [(slice(None), 0, taps.extent)]
+    return bands
 
 
 def _product(pixels: jax.Array, weight: np.ndarray | jax.Array, taps: Taps) -> jax.Array:

@@ -8,7 +8,6 @@ it is named for; where their rules differ is written in `_taps_torch.py` and its
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from jaxtyping import Array, Num
 
 from jaxsr.ops import _taps_matlab, _taps_opencv, _taps_pillow, _taps_torch
 from jaxsr.ops._arguments import ImageLike, image_array, normal_axis, one_of
-from jaxsr.ops._resample import apply_taps
+from jaxsr.ops._passes import run_passes
 from jaxsr.ops._taps import Pass
 
 LARGEST_EXTENT = 1 << 24
@@ -181,10 +180,4 @@ def _resize(
 ) -> Array:
     make_passes = _CONVENTIONS[convention].passes
     passes = make_passes(image.shape, np.dtype(image.dtype), axes, size, **dict(options))
-    x = image
-    for step in passes:
-        # MATLAB's uint8 results hang on float64 sums, whatever the caller's setting.
-        with jax.enable_x64(True) if step.dtype == np.float64 else nullcontext():
-            x = apply_taps(x.astype(step.dtype), step.taps, step.axis)
-            x = x if step.finish is None else step.finish(x)
-    return x.astype(image.dtype)
+    return run_passes(image, passes)
