@@ -1,5 +1,6 @@
 """Products and attention, lowered whole: torch splits them into reshapes that hinder sharding."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -89,6 +90,11 @@ def attention(
     return jnp.einsum("...ls,...sd->...ld", weights.astype(value.dtype), value)
 
 
+def _drop(rng: jax.Array, p: float, weights: jax.Array) -> jax.Array:
+    keep = jax.random.bernoulli(rng, 1 - p, weights.shape)
+    return jnp.where(keep, weights / (1 - p), 0)
+
+
 @handles_function(F.scaled_dot_product_attention)
 def _sdpa(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     if torch.is_autocast_enabled("cpu"):
@@ -114,13 +120,7 @@ def _run_attention(
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         metas = [None if t is None else t.meta for t in given]
         meta = func(*metas, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    drop = None
-    if dropout_p > 0:
-        rng = trace.next_key()
-
-        def drop(weights: jax.Array) -> jax.Array:
-            keep = jax.random.bernoulli(rng, 1 - dropout_p, weights.shape)
-            return jnp.where(keep, weights / (1 - dropout_p), 0)
+    drop = functools.partial(_drop, trace.next_key(), dropout_p) if dropout_p > 0 else None
 
     arrays = [None if t is None else t.array() for t in given]
     q, k, v, mask = arrays

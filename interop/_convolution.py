@@ -28,7 +28,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> jax.Array:
-    """Channels-first convolution; `weight` is (out, in/groups, ...), transposed (in, out/groups, ...)."""
+    """Channels first; `weight` is (out, in/groups, ...), or (in, out/groups, ...) transposed."""
     n = weight.ndim - 2
     batched = x.ndim == n + 2
     x = x if batched else x[None]

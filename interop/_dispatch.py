@@ -6,7 +6,6 @@ A lowering whose result has another shape than torch's raises, one with another 
 that neither can go unnoticed.
 """
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop import _torchax
 from jaxsr.interop._dtypes import to_jax_dtype, to_torch_dtype
+from jaxsr.interop._schema import Schema, functional_of, is_composite, name_of, schema_of
 from jaxsr.interop._tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._views import make_views, without_grad
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -67,65 +67,6 @@ def handles_function(*funcs: Any) -> Callable[[Callable], Callable]:
         return fn
 
     return register
-
-
-class Schema:
-    """What an aten overload's schema says about aliasing."""
-
-    def __init__(self, func: torch._ops.OpOverload) -> None:
-        schema = func._schema
-        self.mutated = [
-            (i, a.name, a.kwarg_only)
-            for i, a in enumerate(schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-        self.is_out = any(kw for _, _, kw in self.mutated)
-        self.is_view = not self.mutated and any(r.alias_info is not None for r in schema.returns)
-        self.needs_value = bool(schema.returns) and not any(
-            "Tensor" in str(r.type) for r in schema.returns
-        )
-        self.random = any("Generator" in str(a.type) for a in schema.arguments)
-
-
-schema_of = functools.cache(Schema)
-
-
-@functools.cache
-def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The overload that returns what `func` would write."""
-    name, overload = func._schema.name.split("::")[1], func._overloadname
-    schema = schema_of(func)
-    base = name
-    if not schema.is_out:
-        base = name[:-1] if name.endswith("_") else name
-        base = {"__iand": "__and__", "__ior": "__or__", "__ixor": "__xor__"}.get(base, base)
-        base = {"__ilshift_": "__lshift__", "__irshift_": "__rshift__"}.get(base, base)
-    packet = getattr(torch.ops.aten, base.replace("__i", "__") if "__i" in base else base, None)
-    if packet is None:
-        return None
-    if not schema.is_out and overload in packet.overloads():
-        return getattr(packet, overload)
-    wanted = [
-        (a.name, str(a.type))
-        for a in func._schema.arguments
-        if not (schema.is_out and a.alias_info is not None and a.alias_info.is_write)
-    ]
-    for candidate in packet.overloads():
-        op = getattr(packet, candidate)
-        if [(a.name, str(a.type)) for a in op._schema.arguments] == wanted:
-            return op
-    return None
-
-
-@functools.cache
-def is_composite(func: torch._ops.OpOverload) -> bool:
-    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
-def name_of(func: Any) -> str:
-    if isinstance(func, torch._ops.OpOverload):
-        return str(func._schema.name).replace("aten::", "aten.")
-    return getattr(func, "__qualname__", None) or getattr(func, "__name__", str(func))
 
 
 class Trace:
@@ -293,6 +234,9 @@ class Trace:
 
     def _view(self, func: Any, args: tuple, kwargs: dict, metas: Any, consts: Any = None) -> Any:
         parent: JaxTensor = args[0]
+        if func in _LAZY:
+            # The value is conjugated or negated at once; torch's lazy mark must not stay.
+            metas = torch.ops.aten.alias.default(parent.meta)
         storage = parent.meta.untyped_storage()._cdata
         flat = list(metas) if isinstance(metas, (list, tuple)) else [metas]
         if any(m.untyped_storage()._cdata != storage for m in flat):
@@ -482,6 +426,8 @@ def _needs_value(func: Any) -> str:
         "size); use torch.where, or make it a Python number before apply"
     )
 
+
+_LAZY = {torch.ops.aten._conj.default, torch.ops.aten._neg_view.default}
 
 PREFER_DECOMPOSITION: set[Any] = set()
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import lax
 
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -73,6 +74,11 @@ def to_torch_dtype(dtype: Any) -> torch.dtype:
     if dtype not in _TO_TORCH:
         raise UnsupportedTorchError(f"{dtype} has no torch dtype; cast the array first")
     return _TO_TORCH[dtype]
+
+
+def is_nan(x: jax.Array) -> jax.Array:
+    """Like `jnp.isnan`, and False for integers."""
+    return lax.ne(x, x)
 
 
 def check_range(values: Any, what: str) -> None:

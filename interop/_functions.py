@@ -1,6 +1,5 @@
 """Torch functions that are redirected before torch splits them: value checks, loops, refusals."""
 
-import copy
 from typing import Any
 
 import jax
@@ -176,25 +175,25 @@ for _mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     handles_function(getattr(torch, _mode))(_recurrent(_mode))
 
 
-# ---- batch normalisation that averages cumulatively
+# ---- batch normalisation whose factor or axis the aten operator cannot express
 
 
-def cumulative_batch_norm(module: Any, x: Any) -> Any:
-    """`_BatchNorm.forward` for momentum=None, whose factor is one over a traced counter."""
-    module._check_input_dim(x)
-    if not module.training:
-        return F.batch_norm(
-            x, module.running_mean, module.running_var, module.weight, module.bias, False, 0.0,
-            module.eps,
-        )  # fmt: skip
+def batch_norm_forward(module: Any, axis: str | None, x: Any) -> Any:
+    """`_BatchNorm.forward` for momentum=None, a traced factor, and for a named mesh axis."""
     from jaxsr.interop._session import running_trace
 
+    module._check_input_dim(x)
     trace = running_trace()
-    module.num_batches_tracked.add_(1)
-    factor = 1.0 / module.num_batches_tracked.to(torch.float32)
+    tracked = module.running_mean is not None
+    batch = module.training or not tracked
+    factor: Any = module.momentum
+    if module.training and tracked:
+        module.num_batches_tracked.add_(1)
+        if factor is None:
+            factor = 1.0 / module.num_batches_tracked.to(torch.float32)
     given = (x, module.weight, module.bias, module.running_mean, module.running_var)
     ours = [None if t is None else trace._ours(t) for t in given]
-    return batch_norm(trace, *ours, True, factor, module.eps)[0]  # type: ignore[arg-type]
+    return batch_norm(trace, *ours, batch, factor, module.eps, axis)[0]  # type: ignore[arg-type]
 
 
 # ---- refusals
@@ -231,5 +230,3 @@ REFUSED.update(
         aten._pack_padded_sequence: "packed sequences; pad the batch and mask the loss instead",
     }
 )
-
-_ = copy

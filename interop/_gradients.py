@@ -9,6 +9,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop._dispatch import REFUSED, lowers
+from jaxsr.interop._dtypes import is_nan
 from jaxsr.interop._tensor import straight_through
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -70,13 +71,13 @@ def _pick(x: jax.Array, y: jax.Array, first: jax.Array) -> jax.Array:
 @lowers(aten.fmax.default)
 def fmax(x: jax.Array, y: jax.Array) -> jax.Array:
     x, y = _common(x, y)
-    return _pick(x, y, (x >= y) | (y != y))
+    return _pick(x, y, (x >= y) | is_nan(y))
 
 
 @lowers(aten.fmin.default)
 def fmin(x: jax.Array, y: jax.Array) -> jax.Array:
     x, y = _common(x, y)
-    return _pick(x, y, (x <= y) | (y != y))
+    return _pick(x, y, (x <= y) | is_nan(y))
 
 
 def _running(x: jax.Array, dim: int, better: Callable) -> tuple[jax.Array, jax.Array]:
@@ -127,7 +128,7 @@ def _even_median(x: jax.Array, value: jax.Array) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return value
     value = lax.stop_gradient(value)
-    equal = jnp.where(value != value, x != x, x == value)
+    equal = jnp.where(is_nan(value), is_nan(x), x == value)
     share = jnp.sum(jnp.where(equal, x, 0)) / jnp.maximum(equal.sum(), 1).astype(x.dtype)
     return straight_through(share, value)
 
@@ -154,7 +155,7 @@ def nanmedian(x: jax.Array) -> jax.Array:
 def hardsigmoid(x: jax.Array) -> jax.Array:
     line = x / 6 + 0.5
     inside = (x > -3) & (x < 3)
-    return jnp.where(inside | (x != x), line, jnp.where(x >= 3, 1, 0).astype(x.dtype))
+    return jnp.where(inside | is_nan(x), line, jnp.where(x >= 3, 1, 0).astype(x.dtype))
 
 
 _bce = _with_partials(
@@ -197,7 +198,7 @@ def sinc(x: jax.Array) -> jax.Array:
 
 
 _xlogy = _with_partials(
-    lambda x, y: jnp.where(y != y, y, jnp.where(x == 0, 0, x * jnp.log(y))),
+    lambda x, y: jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * jnp.log(y))),
     lambda x, y, _: jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
     lambda x, y, _: x / y,
 )

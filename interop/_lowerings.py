@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop._dispatch import Trace, cast, handles, name_of
+from jaxsr.interop._dispatch import Trace, cast, handles
 from jaxsr.interop._dtypes import to_jax_dtype
+from jaxsr.interop._schema import name_of
 from jaxsr.interop._tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -31,10 +32,12 @@ def batch_norm(
     training: bool,
     momentum: Any,
     eps: float,
+    axis: str | None = None,
 ) -> tuple[JaxTensor, JaxTensor, JaxTensor]:
     """Batch normalisation with its running statistics, summed in float32 at least.
 
-    `momentum` may be a traced tensor (`momentum=None` averages cumulatively).
+    `momentum` may be a traced tensor (`momentum=None` averages cumulatively). `axis` names the mesh
+    axis over whose shards the statistics are taken inside `shard_map`.
     """
     value = x.array()
     wide = jnp.promote_types(value.dtype, jnp.float32)
@@ -42,12 +45,12 @@ def batch_norm(
     shape = (1, -1) + (1,) * (value.ndim - 2)
     if training or mean is None or var is None:
         xw = value.astype(wide)
-        mu = jnp.mean(xw, axes)
+        mu = _mean(xw, axes, axis)
         # Centred before squaring: E[x²] − E[x]² loses everything when the mean dwarfs the spread.
         centred = xw - mu.reshape(shape)
-        sigma2 = jnp.mean(jnp.square(centred), axes)
+        sigma2 = _mean(jnp.square(centred), axes, axis)
         if training and mean is not None and var is not None:
-            n = value.size // value.shape[1]
+            n = value.size // value.shape[1] * (1 if axis is None else lax.axis_size(axis))
             m = momentum.array() if isinstance(momentum, JaxTensor) else momentum
             with torch.no_grad():
                 _track(trace, mean, lax.stop_gradient(mu), m)
@@ -68,6 +71,11 @@ def batch_norm(
     saved = trace.wrap_like(cast(mu, value.dtype), stats, needs)
     saved_inverse = trace.wrap_like(cast(inverse, value.dtype), stats, needs)
     return results, saved, saved_inverse
+
+
+def _mean(x: jax.Array, axes: tuple[int, ...], axis: str | None) -> jax.Array:
+    mean = jnp.mean(x, axes)
+    return mean if axis is None else lax.pmean(mean, axis)
 
 
 def _track(trace: Trace, running: JaxTensor, new: jax.Array, momentum: Any) -> None:

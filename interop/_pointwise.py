@@ -13,6 +13,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop._dispatch import lowers
+from jaxsr.interop._dtypes import is_nan
 from jaxsr.interop._tensor import straight_through
 
 aten = torch.ops.aten
@@ -39,13 +40,13 @@ def clamp_tensor(x: jax.Array, low: Any = None, high: Any = None) -> jax.Array:
         return clamp_max_tensor(x, high)
     if high is None:
         return clamp_min_tensor(x, low)
-    inside = (x >= low) & (x <= high) | (x != x)
+    inside = (x >= low) & (x <= high) | is_nan(x)
     # torch gives a bound its gradient only where it is the one that acts.
     below = jnp.where(low < high, low, lax.stop_gradient(low))
     out = jnp.where(inside, x, jnp.where((x > high) | (high < low), high, below))
     if not _real(out):
         return out
-    return jnp.where((low != low) | (high != high), jnp.nan, out)
+    return jnp.where(is_nan(low) | is_nan(high), jnp.nan, out)
 
 
 def _real(x: jax.Array) -> bool:
@@ -64,27 +65,26 @@ def clamp_max(x: jax.Array, high: Any) -> jax.Array:
 
 @lowers(aten.clamp_min.Tensor)
 def clamp_min_tensor(x: jax.Array, low: jax.Array) -> jax.Array:
-    return jnp.where((x >= low) | (x != x), x, low)
+    return jnp.where((x >= low) | is_nan(x), x, low)
 
 
 @lowers(aten.clamp_max.Tensor)
 def clamp_max_tensor(x: jax.Array, high: jax.Array) -> jax.Array:
-    return jnp.where((x <= high) | (x != x), x, high)
+    return jnp.where((x <= high) | is_nan(x), x, high)
 
 
 @lowers(aten.hardtanh.default)
 def hardtanh(x: jax.Array, low: Any = -1.0, high: Any = 1.0) -> jax.Array:
     # Its own backward excludes both bounds, unlike clamp's.
     inside = (x > low) & (x < high)
-    return jnp.where(inside | (x != x), x, lax.stop_gradient(clamp(x, low, high)))
+    return jnp.where(inside | is_nan(x), x, lax.stop_gradient(clamp(x, low, high)))
 
 
 @lowers(aten.hardswish.default)
 def hardswish(x: jax.Array) -> jax.Array:
-    # Like hardtanh's, its backward at the two corners is not the limit of either side.
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    outside = jnp.where(wide > 3, wide, jnp.zeros((), wide.dtype))
-    inside = (wide >= -3) & (wide <= 3) | (wide != wide)
+    outside = jnp.where(wide >= 3, wide, jnp.zeros((), wide.dtype))
+    inside = (wide > -3) & (wide < 3) | is_nan(wide)
     return jnp.where(inside, wide * (wide + 3) / 6, outside).astype(x.dtype)
 
 
@@ -98,7 +98,7 @@ def relu6(x: jax.Array) -> jax.Array:
 
 @lowers(aten.relu.default)
 def relu(x: jax.Array) -> jax.Array:
-    return jnp.where((x > 0) | (x != x), x, jnp.zeros((), x.dtype))
+    return jnp.where((x > 0) | is_nan(x), x, jnp.zeros((), x.dtype))
 
 
 @lowers(aten.leaky_relu.default)
@@ -205,7 +205,7 @@ def angle(x: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
         return jnp.angle(x)
     out = jnp.where(x < 0, jnp.pi, 0.0)
-    return jnp.where(x != x, jnp.nan, out)
+    return jnp.where(is_nan(x), jnp.nan, out)
 
 
 # ---- embedding

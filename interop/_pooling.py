@@ -87,10 +87,6 @@ def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, c
     return count - 1 if ceil and (count - 1) * stride >= size + padding else count
 
 
-def _max_pool_values(x: jax.Array, *args: Any, ndim: int, **kwargs: Any) -> Any:
-    return _max_pool(x, *args, ndim=ndim, **kwargs)
-
-
 @lowers(aten.max_pool2d_with_indices.default)
 def max_pool2d(x: jax.Array, *args: Any, **kwargs: Any) -> Any:
     return _max_pool(x, *args, ndim=2, **kwargs)
@@ -149,7 +145,7 @@ def adaptive_max_pool3d(x: jax.Array, size: Any) -> Any:
 
 
 def _adaptive_mean(x: jax.Array, size: Any, ndim: int) -> jax.Array:
-    """One small averaging matrix per axis: exact for any size, and a plain product on any device."""
+    """One small averaging matrix per axis: right for any size, a plain product on any device."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     for i, out in enumerate(_spread(size, ndim)):
         axis = x.ndim - ndim + i

@@ -81,7 +81,7 @@ def _reflect(coord: jax.Array, low: float, high: float) -> jax.Array:
 def grid_sampler_3d(
     x: jax.Array, grid: jax.Array, mode: int = 0, padding: int = 0, align: bool = False
 ) -> jax.Array:
-    """Samples volumes at `grid`: mode 0 trilinear, 1 nearest; padding 0 zeros, 1 border, 2 reflect."""
+    """Samples volumes: mode 0 trilinear, 1 nearest; padding 0 zeros, 1 border, 2 reflection."""
     sizes = x.shape[2:]
     coords = []
     for size, c in zip(sizes, (grid[..., 2], grid[..., 1], grid[..., 0]), strict=True):

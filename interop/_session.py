@@ -1,4 +1,4 @@
-"""What surrounds a trace: one at a time, torch's process-wide switches at known values, and back."""
+"""What surrounds a trace: one at a time, torch's process-wide switches known, then put back."""
 
 import threading
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def session(trace: Trace) -> Iterator[None]:
         stack.callback(
             torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
         )
-        stack.callback(torch._C._set_mkldnn_enabled, torch.backends.mkldnn.enabled)
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch.set_default_dtype(torch.float32)
         # Fused CPU kernels that torch would pick from Python or C++ have no aten lowering.
         torch.backends.mha.set_fastpath_enabled(False)

@@ -9,7 +9,6 @@ import dataclasses
 import fnmatch
 import functools
 import importlib
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop import _torchax
 from jaxsr.interop._dispatch import Trace, cast
@@ -27,9 +27,6 @@ from jaxsr.interop._regions import checkpointed
 from jaxsr.interop._session import session
 from jaxsr.interop._tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
-
-# Tracing swaps tensors into the skeleton.
-_LOCK = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +62,11 @@ def array_of(tensor: torch.Tensor, name: str) -> Any:
 _BATCH_NORM_FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
-def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
+def build_skeleton(
+    module: nn.Module, remat: tuple[str, ...], sync_axis: str | None = None
+) -> "Skeleton":
     _torchax.prepare()
-    from jaxsr.interop._functions import cumulative_batch_norm
+    from jaxsr.interop._functions import batch_norm_forward
 
     for name in (
         "_convolution",
@@ -98,9 +97,11 @@ def build_skeleton(module: nn.Module, remat: tuple[str, ...]) -> "Skeleton":
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
     for sub in twin.modules():
-        cumulative = isinstance(sub, nn.modules.batchnorm._BatchNorm) and sub.momentum is None
-        if cumulative and sub.track_running_stats and type(sub).forward in _BATCH_NORM_FORWARDS:
-            sub.forward = functools.partial(cumulative_batch_norm, sub)
+        if type(sub).forward not in _BATCH_NORM_FORWARDS:
+            continue
+        axis = sync_axis if isinstance(sub, nn.SyncBatchNorm) else None
+        if axis is not None or (sub.momentum is None and sub.track_running_stats):
+            sub.forward = functools.partial(batch_norm_forward, sub, axis)
     skeleton = Skeleton(twin, slots, aliases, non_persistent)
     skeleton.wrap_remat(remat)
     return skeleton
@@ -120,7 +121,7 @@ def _refuse_wrappers(module: nn.Module) -> None:
                 f"{where} has a backward hook, which JAX would not call; remove it, or write a "
                 "torch.autograd.Function with that backward"
             )
-        if isinstance(sub, nn.modules.lazy.LazyModuleMixin) and sub.has_uninitialized_params():
+        if isinstance(sub, LazyModuleMixin) and LazyModuleMixin.has_uninitialized_params(sub):
             raise UnsupportedTorchError(f"{where} is lazy; run it once in torch first")
 
 
@@ -226,7 +227,7 @@ class Skeleton:
     ) -> tuple[Any, dict[str, jax.Array]]:
         self._check_names(params, buffers)
         trace = Trace(rng)
-        with _LOCK:
+        with session(trace):
             held = {
                 name: self._hold(
                     trace, name, slot, params if slot.trainable else buffers, compute_dtype
@@ -241,8 +242,7 @@ class Skeleton:
                         (inputs, kwargs),
                         is_leaf=lambda x: x is None,
                     )
-                    with session(trace):
-                        result = getattr(self.module, method)(*args, **kw)
+                    result = getattr(self.module, method)(*args, **kw)
                     outputs = _absent(trace, result)
                     self._check_attributes(before, trace, held)
                     after = self._collect(trace, held, buffers)

@@ -64,10 +64,7 @@ def solve_ex(a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: boo
     del check_errors  # a singular matrix gives inf or NaN, as on an accelerator
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     rhs = b[..., None] if vector else b
-    if left:
-        out = jnp.linalg.solve(a, rhs)
-    else:
-        out = jnp.linalg.solve(a.mT, rhs.mT).mT
+    out = jnp.linalg.solve(a, rhs) if left else jnp.linalg.solve(a.mT, rhs.mT).mT
     lu, pivots, _ = lax.linalg.lu(a)
     info = jnp.zeros(a.shape[:-2], jnp.int32)
     return (out[..., 0] if vector else out), lu, pivots + 1, info

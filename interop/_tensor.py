@@ -166,7 +166,7 @@ class JaxTensor(torch.Tensor):
             strides=meta.stride(),
             storage_offset=meta.storage_offset(),
             dtype=meta.dtype,
-            device="cpu",
+            device=torch.device("cpu"),
             requires_grad=False,
         )
 
@@ -193,7 +193,9 @@ class JaxTensor(torch.Tensor):
         self.cell_const, self.cache = other.cell_const, None
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(  # pyright: ignore
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise UnsupportedTorchError(
             f"{func} met a tensor of a traced module outside JaxModule.apply; "
             "it was kept from a trace that has ended (a closure, a global, a hook's list)"

@@ -7,6 +7,7 @@ baked-in key. `_dispatch.py` runs the lowerings instead and checks every result 
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,18 +29,24 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
     """torchax's aten lowerings and torch decompositions; imports torchax on first use.
 
     Importing it switches off torch's fused attention path for the whole process, sets a telemetry
-    variable and names a JAX client option: all three are put back.
+    variable, names a JAX client option and shows torch a device module called `jax` (on which
+    `nn.DataParallel` then stumbles): all four are put back. What stays is the name of torch's spare
+    backend.
     """
     import jax
 
     with _LOCK:
         fast_path = torch.backends.mha.get_fastpath_enabled()
         telemetry = os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
+        ours = "torchax" not in sys.modules
         client = getattr(jax.config, "jax_pjrt_client_create_options", None)
         try:
             from torchax.ops import jaten, ops_registry  # noqa: F401
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
+            if ours and hasattr(torch, "jax"):
+                delattr(torch, "jax")
+                sys.modules.pop("torch.jax", None)
             if telemetry is None:
                 os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
             if client is not None:

@@ -73,7 +73,11 @@ class JaxModule:
 
 
 def to_jax(
-    module: nn.Module, *, compute_dtype: Any = None, remat: str | Sequence[str] = ()
+    module: nn.Module,
+    *,
+    compute_dtype: Any = None,
+    remat: str | Sequence[str] = (),
+    sync_axis: str | None = None,
 ) -> JaxModule:
     """Converts a torch module; the module itself is neither changed nor kept.
 
@@ -85,6 +89,8 @@ def to_jax(
         and gradients come back in the parameters' own dtype.
       remat: names of submodules, `fnmatch` patterns allowed (`"body.*"`), whose activations are
         recomputed in the backward pass instead of kept (`jax.checkpoint`).
+      sync_axis: mesh axis over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
+        Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
 
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
@@ -96,7 +102,7 @@ def to_jax(
         if not jnp.issubdtype(compute_dtype, jnp.floating):
             raise ValueError(f"compute_dtype must be a floating dtype, got {compute_dtype}")
     patterns = (remat,) if isinstance(remat, str) else tuple(remat)
-    skeleton = build_skeleton(module, patterns)
+    skeleton = build_skeleton(module, patterns, sync_axis)
     params: Arrays = {}
     buffers: Arrays = {}
     for name, slot in skeleton.slots.items():

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxsr.interop import UnsupportedTorchError
-from tests.interop.conformance import functions, layers, programs  # noqa: F401
+from tests.interop.conformance import functions, layers, modules, programs  # noqa: F401
 from tests.interop.conformance.registry import (
     CASES,
     RTOL,

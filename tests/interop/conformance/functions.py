@@ -1,4 +1,5 @@
 """Functions: activations and losses at their kinks, indexing, reductions, dtypes, constants."""
+# ruff: noqa: PLW0108  (what stands below is named late)
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,9 @@ K = kinks(4, 6)
 # ---- activations, on whole numbers: slopes at zero and at bounds are torch's
 
 for _f in (
-    F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.hardtanh, F.hardswish,
-    F.hardsigmoid, F.softplus, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, F.logsigmoid,
-    torch.sigmoid, torch.tanh, torch.abs, torch.sign, torch.sinc, torch.round, torch.frac,
+    F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.hardtanh,
+    F.hardswish, F.hardsigmoid, F.softplus, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink,
+    F.logsigmoid,    torch.sigmoid, torch.tanh, torch.abs, torch.sign, torch.sinc, torch.round, torch.frac,
 ):  # fmt: skip
     fn("activation", _f.__name__, _f, K)
 fn("activation", "gelu, tanh form", lambda x: F.gelu(x, approximate="tanh"), K, bfloat16=True)
@@ -83,7 +84,7 @@ fn(
     lambda x, t: F.binary_cross_entropy(x, t),
     fixed([0, 1, 0, 1, 0.3]),
     fixed([0, 1, 1, 0, 0.6]),
-)  # noqa: E501
+)
 fn(
     "loss",
     "binary_cross_entropy_with_logits, pos_weight",
@@ -431,7 +432,7 @@ fn(
     ),
     normal(4, 4),
     tolerance=10,
-)  # noqa: E501  condition number ~10
+)  # condition number ~10
 fn(
     "linear algebra",
     "solve",

@@ -1,4 +1,5 @@
 """Layers: convolutions, normalisation, pooling, resampling, attention, recurrence, embedding."""
+# ruff: noqa: PLW0108  (what stands below is named late)
 
 import torch
 import torch.nn.functional as F
@@ -166,7 +167,7 @@ case(
 )
 case("normalisation", "InstanceNorm3d", lambda: nn.InstanceNorm3d(4), VOL)
 case("normalisation", "GroupNorm", lambda: nn.GroupNorm(2, 4), IMG, bfloat16=True)
-case("normalisation", "LayerNorm", lambda: nn.LayerNorm((9, 8)), IMG, bfloat16=True)
+case("normalisation", "LayerNorm", lambda: nn.LayerNorm([9, 8]), IMG, bfloat16=True)
 case("normalisation", "LayerNorm without bias", lambda: nn.LayerNorm(8, bias=False), IMG)
 case("normalisation", "RMSNorm", lambda: nn.RMSNorm(8), IMG, bfloat16=True)
 case("normalisation", "LocalResponseNorm", lambda: nn.LocalResponseNorm(3), IMG)

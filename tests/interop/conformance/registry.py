@@ -245,7 +245,8 @@ def run_torchax(c: Case) -> Result:
 
     def apply(params: Any, buffers: Any, *inputs: Any) -> Any:
         params, wrapped, inputs = env.j2t_iso((params, dict(buffers), inputs))
-        with env:
+        # Its best case: constructors in the module's code make torchax tensors.
+        with torch.device("jax"), env:
             out = _call(module, {**params, **wrapped}, inputs, c.method)
         return env.t2j_iso((out, wrapped))
 
@@ -254,7 +255,7 @@ def run_torchax(c: Case) -> Result:
 
 
 def _call(module: nn.Module, tensors: dict, inputs: tuple, method: str) -> Any:
-    with torch.nn.utils.stateless._reparametrize_module(module, tensors):
+    with torch.nn.utils.stateless._reparametrize_module(module, tensors, tie_weights=True):
         result = getattr(module, method)(*inputs)
         for name in list(tensors):
             path, _, key = name.rpartition(".")

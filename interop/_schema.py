@@ -1,0 +1,65 @@
+"""What torch's operator schemas say: which arguments are written, which results are views."""
+
+import functools
+from typing import Any
+
+import torch
+
+
+class Schema:
+    """What an aten overload's schema says about aliasing."""
+
+    def __init__(self, func: torch._ops.OpOverload) -> None:
+        schema = func._schema
+        self.mutated = [
+            (i, a.name, a.kwarg_only)
+            for i, a in enumerate(schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        self.is_out = any(kw for _, _, kw in self.mutated)
+        self.is_view = not self.mutated and any(r.alias_info is not None for r in schema.returns)
+        self.needs_value = bool(schema.returns) and not any(
+            "Tensor" in str(r.type) for r in schema.returns
+        )
+        self.random = any("Generator" in str(a.type) for a in schema.arguments)
+
+
+schema_of = functools.cache(Schema)
+
+
+@functools.cache
+def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The overload that returns what `func` would write."""
+    name, overload = func._schema.name.split("::")[1], func._overloadname
+    schema = schema_of(func)
+    base = name
+    if not schema.is_out:
+        base = name[:-1] if name.endswith("_") else name
+        base = {"__iand": "__and__", "__ior": "__or__", "__ixor": "__xor__"}.get(base, base)
+        base = {"__ilshift_": "__lshift__", "__irshift_": "__rshift__"}.get(base, base)
+    packet = getattr(torch.ops.aten, base.replace("__i", "__") if "__i" in base else base, None)
+    if packet is None:
+        return None
+    if not schema.is_out and overload in packet.overloads():
+        return getattr(packet, overload)
+    wanted = [
+        (a.name, str(a.type))
+        for a in func._schema.arguments
+        if not (schema.is_out and a.alias_info is not None and a.alias_info.is_write)
+    ]
+    for candidate in packet.overloads():
+        op = getattr(packet, candidate)
+        if [(a.name, str(a.type)) for a in op._schema.arguments] == wanted:
+            return op
+    return None
+
+
+@functools.cache
+def is_composite(func: torch._ops.OpOverload) -> bool:
+    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def name_of(func: Any) -> str:
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func._schema.name).replace("aten::", "aten.")
+    return getattr(func, "__qualname__", None) or getattr(func, "__name__", str(func))
