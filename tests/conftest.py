@@ -15,7 +15,7 @@ jax.devices()  # now, or a command under test would choose its own number
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with Kodak, SIRST and the public checkpoint, which is never part of the repository."""
+    """The folder with Kodak, SIRST and the public checkpoint, never part of the repository."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("JAXSR_SHARED_DATA", default))
     if not folder.is_dir():
