@@ -244,7 +244,8 @@ def _update_players(
         network = player.network
         own = of_network(params, network)
         updates, opt_states[network] = optimizers[network].update(grads, opt_states[network], own)
-        params.update(dict(optax.apply_updates(own, updates)))
+        moved: Any = optax.apply_updates(own, updates)
+        params.update(moved)
         found["grad_norm"] = optax.tree.norm(grads)
         metrics |= {f"{network}/{name}": value for name, value in found.items()}
     return params, buffers, opt_states, metrics

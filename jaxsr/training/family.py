@@ -29,21 +29,43 @@ class Found:
 class Task(Protocol):
     """One run's data, objective and validation, built from its configuration."""
 
-    family: str
-    config: RunConfig
-    """The run's configuration, epochs turned into steps."""
-    objective: Any
-    """The networks and losses, see `jaxsr.models.objective`."""
-    exported: str
-    """The network that is validated and exported."""
-    metric: str
-    """Validation figure that ranks checkpoints."""
-    best: Literal["max", "min"]
-    """Which way the metric is better."""
-    phases: Sequence[tuple[str, int]]
-    """Names of the phases and the steps each takes, in order."""
-    blocks: Sequence[str]
-    """Names of the objective's submodules that `remat` recomputes."""
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration, epochs turned into steps."""
+        ...
+
+    @property
+    def objective(self) -> Any:
+        """The networks and losses, see `jaxsr.models.objective`."""
+        ...
+
+    @property
+    def exported(self) -> str:
+        """The network that is validated and exported."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """Validation figure that ranks checkpoints."""
+        ...
+
+    @property
+    def best(self) -> Literal["max", "min"]:
+        """Which way the metric is better."""
+        ...
+
+    @property
+    def phases(self) -> Sequence[tuple[str, int]]:
+        """Names of the phases and the steps each takes, in order."""
+        ...
+
+    @property
+    def blocks(self) -> Sequence[str]:
+        """Names of the objective's submodules that `remat` recomputes."""
+        ...
 
     def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
         """The objective's batch from the host's, under `jit`; `key` is the run's."""

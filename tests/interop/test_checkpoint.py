@@ -26,8 +26,8 @@ def make_state(seed: int = 0, width: int = 32, mesh: MeshShape | None = None) ->
         key=jax.random.key_data(jax.random.key(seed)),
         failed_step=jnp.int32(0),
     )
-    mesh = make_mesh(mesh or MeshShape(data=8))
-    return place(state, tree_shardings(state, mesh))
+    devices = make_mesh(mesh or MeshShape(data=8))
+    return place(state, tree_shardings(state, devices))
 
 
 def assert_equal(a, b):

@@ -76,7 +76,7 @@ def test_fifty_steps_equal_torch(config):
         if config.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(theirs.values()), config.clip_norm)
         for group in optimizer.param_groups:
-            group["lr"] = float(schedule(index))
+            group["lr"] = np.asarray(schedule(index)).item()
         optimizer.step()
 
     for name, value in theirs.items():
@@ -93,7 +93,9 @@ def test_cosine_ends_where_torch_ends():
     optimizer = torch.optim.SGD([parameter], lr=0.5)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40, eta_min=0.1)
     for index in range(40):
-        assert float(schedule(index)) == pytest.approx(theirs.get_last_lr()[0], rel=1e-5)
+        assert np.asarray(schedule(index)).item() == pytest.approx(
+            theirs.get_last_lr()[0], rel=1e-5
+        )
         optimizer.step()
         theirs.step()
 
