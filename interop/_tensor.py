@@ -156,7 +156,7 @@ class JaxTensor(torch.Tensor):
     cell: Cell
     view_of: View | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
     def __new__(cls, meta: torch.Tensor, *_args: Any) -> "JaxTensor":
