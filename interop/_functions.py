@@ -83,6 +83,29 @@ def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return memo[id(tensor)]
 
 
+# ---- devices: JAX places arrays, so a device that torch code names means nothing
+
+
+@handles_function(torch.Tensor.to)
+def _to(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    tensor, *rest = args
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
+    other = kwargs.pop("other", None)
+    if rest and isinstance(rest[0], torch.Tensor):
+        other = rest.pop(0)
+    if other is not None:
+        kwargs["dtype"] = other.dtype
+    rest = [v for v in rest if not isinstance(v, (str, int, torch.device)) and v is not None]
+    if not rest and kwargs.get("dtype") is None and "memory_format" not in kwargs:
+        return tensor.clone() if kwargs.get("copy") else tensor
+    return func(tensor, *rest, **kwargs)
+
+
+@handles_function(torch.Tensor.cuda, torch.Tensor.cpu)
+def _stay(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    return args[0]
+
+
 # ---- recurrent layers as one scan instead of an unrolled graph
 
 

@@ -29,9 +29,9 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
     """torchax's aten lowerings and torch decompositions; imports torchax on first use.
 
     Importing it switches off torch's fused attention path for the whole process, sets a telemetry
-    variable, names a JAX client option and shows torch a device module called `jax` (on which
-    `nn.DataParallel` then stumbles): all four are put back. What stays is the name of torch's spare
-    backend.
+    variable and names a JAX client option: all three are put back. It also gives torch a device
+    called `jax` that says it is available, at which `nn.DataParallel` and plain torch checkpoints
+    then stumble: it stays, saying that it is not.
     """
     import jax
 
@@ -45,8 +45,7 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
             if ours and hasattr(torch, "jax"):
-                delattr(torch, "jax")
-                sys.modules.pop("torch.jax", None)
+                torch.jax.is_available = lambda: False
             if telemetry is None:
                 os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
             if client is not None:

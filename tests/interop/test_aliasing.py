@@ -73,7 +73,7 @@ class Program(nn.Module):
 steps = st.lists(st.tuples(*[st.integers(0, 30)] * 4, st.integers(0, 6)), min_size=1, max_size=6)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(steps)
 def test_views_and_writes_match_torch(program):
     x = np.random.default_rng(0).standard_normal(BASE).astype(np.float32)
