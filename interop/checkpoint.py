@@ -250,10 +250,14 @@ class _explained:
         text = str(error)
         if "No space left" in text or "RESOURCE_EXHAUSTED" in text or "Disk quota" in text:
             raise CheckpointError(
-                f"no space left to write a checkpoint to {self.folder}; the previous one is "
-                "whole: make room and run again with --resume"
+                f"no space left to write a checkpoint to {self.folder}; {self._whole()}: "
+                "make room and run again with --resume"
             ) from error
         raise CheckpointError(
-            f"writing a checkpoint to {self.folder} failed ({_first_line(error)}); "
-            "the previous one is whole"
+            f"writing a checkpoint to {self.folder} failed ({_first_line(error)}); {self._whole()}"
         ) from error
+
+    def _whole(self) -> str:
+        """Which checkpoint a resumed run would start from."""
+        steps = [int(path.name) for path in self.folder.iterdir() if path.name.isdigit()]
+        return f"the one of step {max(steps)} is whole" if steps else "none is complete yet"
