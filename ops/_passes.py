@@ -36,20 +36,25 @@ def by_sums(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     for step in passes:
         # MATLAB's uint8 results hang on float64 sums, whatever the caller's setting.
         with jax.enable_x64(True) if step.dtype == np.float64 else nullcontext():
-            x = apply_taps(x.astype(step.dtype), step.taps, step.axis)
-            x = x if step.finish is None else step.finish(x)
+            x = apply_taps(x.astype(step.dtype), step.taps, step.axis, step.finish)
     return x.astype(image.dtype)
 
 
 def by_products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     """Matrix products, unless a value is not finite."""
+    result, is_finite = products(image, passes)
+    if image.dtype == jnp.uint8:
+        return result
+    return jax.lax.cond(is_finite, lambda: result, lambda: by_sums(image, passes))
+
+
+def products(image: jax.Array, passes: Sequence[Pass]) -> tuple[jax.Array, jax.Array]:
+    """The image resized by matrix products, and whether every value could be trusted."""
     x = image
     for step in passes:
         x = by_matmul(x.astype(step.dtype), step.taps, step.axis)
         x = x if step.finish is None else step.finish(x)
     result = x.astype(image.dtype)
-    if image.dtype == jnp.uint8:
-        return result
     # Whichever is smaller: a bad pixel that any output reads is bad in the result as well.
     probe = result if result.size < image.size else image
-    return jax.lax.cond(jnp.isfinite(probe).all(), lambda: result, lambda: by_sums(image, passes))
+    return result, jnp.isfinite(probe).all()

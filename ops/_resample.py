@@ -16,6 +16,7 @@ follows: fused, the next pass would compute this one again for each of its own t
 `optimization_barrier` before it fuses.)
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -23,8 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._taps import Taps
+from jaxsr.ops._taps import Finish, Taps
 
+LONG_LINE = 64
+"""Contiguous values that one pixel of the resized axis stands for, from which on gathers win."""
+MOST_PHASES = 8
 MOST_SLICES = 48
 """Slices beyond which compiling the phases costs more than they save."""
 MOST_GATHERS = 24
@@ -51,23 +55,26 @@ class Phases:
     """For every phase, (offset of the input slice, weight or weights along the axis)."""
 
 
-def apply_taps(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
-    """The sums of `taps` along `axis`, by the way that suits the ratio."""
+def apply_taps(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None) -> jax.Array:
+    """The sums of `taps` along `axis`, by the way that suits the ratio, each one `finish`ed."""
     if taps.is_identity:
-        return x
+        return x if finish is None else finish(x)
     if taps.is_choice:
-        return by_gather(x, taps, axis)
-    phases = plan_phases(taps)
-    if phases is not None:
-        return by_phase(x, taps, phases, axis)
+        return by_gather(x, taps, axis, finish)
+    # A gather of long contiguous lines is as fast as a slice of them, and compiles in less time.
+    if math.prod(x.shape[axis + 1 :]) < LONG_LINE:
+        phases = plan_phases(taps)
+        if phases is not None:
+            return by_phase(x, taps, phases, axis, finish)
     if taps.index.shape[1] > MOST_GATHERS:
-        return by_loop(x, taps, axis)
-    return by_gather(x, taps, axis)
+        total = by_loop(x, taps, axis)
+        return total if finish is None else finish(total)
+    return by_gather(x, taps, axis, finish)
 
 
 def plan_phases(taps: Taps) -> Phases | None:
     """The periodic part of the tables, or None where there is none worth using."""
-    ratio = Fraction(taps.step).limit_denominator(MOST_SLICES)
+    ratio = Fraction(taps.step).limit_denominator(MOST_PHASES)
     p, q = ratio.denominator, ratio.numerator
     blocks = taps.outputs // p
     if q == 0 or blocks < 3 or abs(float(ratio) - taps.step) * taps.outputs > 0.01:
@@ -106,7 +113,9 @@ def plan_phases(taps: Taps) -> Phases | None:
     return Phases(p, q, first, stop - first, tuple(slices))
 
 
-def by_phase(x: jax.Array, taps: Taps, phases: Phases, axis: int) -> jax.Array:
+def by_phase(
+    x: jax.Array, taps: Taps, phases: Phases, axis: int, finish: Finish | None = None
+) -> jax.Array:
     """Weighted sums of strided slices, one set a phase; the ends of the axis by gathers."""
     p, q = phases.outputs_per_period, phases.inputs_per_period
     reach = q * (phases.periods - 1) + 1
@@ -130,17 +139,23 @@ def by_phase(x: jax.Array, taps: Taps, phases: Phases, axis: int) -> jax.Array:
         parts.insert(0, _gather(x, taps, slice(0, first), axis))
     if stop < taps.outputs:
         parts.append(_gather(x, taps, slice(stop, taps.outputs), axis))
-    return jax.lax.concatenate(parts, axis) if len(parts) > 1 else middle
+    return _join(parts, axis, finish)
 
 
-def by_gather(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+def by_gather(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None) -> jax.Array:
     """One gather a tap."""
     if taps.is_choice or taps.outputs == 1:
-        return _gather(x, taps, slice(None), axis)
+        return _join([_gather(x, taps, slice(None), axis)], axis, finish)
     # Two parts for the sake of the concatenation.
     last = taps.outputs - 1
     parts = [_gather(x, taps, part, axis) for part in (slice(0, last), slice(last, None))]
-    return jax.lax.concatenate(parts, axis)
+    return _join(parts, axis, finish)
+
+
+def _join(parts: list[jax.Array], axis: int, finish: Finish | None) -> jax.Array:
+    # Finished one by one: the concatenation has to come last to keep the passes apart.
+    parts = parts if finish is None else [finish(part) for part in parts]
+    return jax.lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
 
 def by_loop(x: jax.Array, taps: Taps, axis: int) -> jax.Array:

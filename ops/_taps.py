@@ -14,6 +14,9 @@ import numpy as np
 
 from jaxsr.ops._arguments import compute_dtype
 
+Finish = Callable[[jax.Array], jax.Array]
+"""What is done to every sum of a pass: rounding, shifting, clipping."""
+
 
 @dataclass(frozen=True, eq=False)
 class Taps:
@@ -58,7 +61,7 @@ class Pass:
     axis: int
     taps: Taps
     dtype: np.dtype
-    finish: Callable[[jax.Array], jax.Array] | None = None
+    finish: Finish | None = None
 
 
 def make_taps(
@@ -109,7 +112,7 @@ def round_half_even(x: jax.Array) -> jax.Array:
     return clamp_to_uint8(jnp.round(x))
 
 
-def drop_bits(bits: int) -> Callable[[jax.Array], jax.Array]:
+def drop_bits(bits: int) -> Finish:
     """Fixed-point sums with `bits` fractional bits as uint8, ties upwards."""
 
     def finish(x: jax.Array) -> jax.Array:

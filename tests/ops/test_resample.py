@@ -16,7 +16,7 @@ AXES = [
     (48, 12, "bilinear", True),
     (24, 96, "bicubic", False),
     (60, 42, "bicubic", False),
-    (108, 64, "bilinear", False),
+    (40, 64, "bilinear", False),
     (900, 450, "bicubic", True),
     (31, 62, "bilinear", False),
 ]

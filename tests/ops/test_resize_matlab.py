@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxsr.ops import resize
-from jaxsr.ops._taps_matlab import matlab_size
+from jaxsr.ops import matlab_size, resize
 
 # (height, width), scale or None for sizes alone, (height, width) afterwards
 CASES = [
