@@ -281,9 +281,10 @@ def test_property_tables_stay_inside_and_sum_to_one(rule, extent, outputs, dtype
     assert taps.index.min() >= 0 and taps.index.max() < extent
     total = taps.weight.sum(axis=1)
     if np.issubdtype(taps.weight.dtype, np.floating):
-        np.testing.assert_allclose(
-            total, 1, atol=1e-5
-        )  # torch's float32 cubic does not renormalise
+        # torch's float32 cubic does not renormalise; OpenCV's 'area' drops slivers below 1/1000
+        # pixel without doing so.
+        atol = 1.1e-3 if rule == ("opencv", "area") else 1e-5
+        np.testing.assert_allclose(total, 1, atol=atol)
     else:
         # Weights rounded one by one to a fraction of 2**-bits.
         np.testing.assert_allclose(total, total[0], atol=taps.index.shape[1] + 1)
