@@ -81,8 +81,7 @@ def render(rows: list[dict[str, str]], versions: dict[str, str]) -> str:
         "with the same weights and inputs: outputs, gradients with respect to inputs and",
         "parameters, and buffers after one call (three in training) must agree within float32",
         "rounding. Activations and losses run on whole numbers, so that slopes at zero, at bounds",
-        "and among equals count. torchax gets its best case: its environment is on and its device",
-        "is torch's default.",
+        "and among equals count.",
         "",
         f"{len(rows)} programs: {count['supported']} supported (torchax agrees too), "
         f"{count['corrected']} corrected (torchax alone differs or fails; silently in {silent}), "

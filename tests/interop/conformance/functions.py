@@ -14,7 +14,8 @@ K = kinks(4, 6)
 for _f in (
     F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.hardtanh,
     F.hardswish, F.hardsigmoid, F.softplus, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink,
-    F.logsigmoid,    torch.sigmoid, torch.tanh, torch.abs, torch.sign, torch.sinc, torch.round, torch.frac,
+    F.logsigmoid,
+    torch.sigmoid, torch.tanh, torch.abs, torch.sign, torch.sinc, torch.round, torch.frac,
 ):  # fmt: skip
     fn("activation", _f.__name__, _f, K)
 fn("activation", "gelu, tanh form", lambda x: F.gelu(x, approximate="tanh"), K, bfloat16=True)

@@ -245,8 +245,7 @@ def run_torchax(c: Case) -> Result:
 
     def apply(params: Any, buffers: Any, *inputs: Any) -> Any:
         params, wrapped, inputs = env.j2t_iso((params, dict(buffers), inputs))
-        # Its best case: constructors in the module's code make torchax tensors.
-        with torch.device("jax"), env:
+        with env:
             out = _call(module, {**params, **wrapped}, inputs, c.method)
         return env.t2j_iso((out, wrapped))
 
