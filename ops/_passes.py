@@ -5,6 +5,7 @@ matrix products by its compiler's estimates, but their zeros would spread a NaN 
 whole lines; so where one turns up the sums are done again the other way.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -42,19 +43,28 @@ def by_sums(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
 
 def by_products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     """Matrix products, unless a value is not finite."""
-    result, is_finite = products(image, passes)
     if image.dtype == jnp.uint8:
-        return result
-    return jax.lax.cond(is_finite, lambda: result, lambda: by_sums(image, passes))
+        return products(image, passes)
+    grows = math.prod(step.taps.outputs / step.taps.extent for step in passes) > 1
+    if grows:
+        # The image is what is smaller, and the branch writes the result where it belongs.
+        return jax.lax.cond(
+            jnp.isfinite(image).all(),
+            lambda image: products(image, passes),
+            lambda image: by_sums(image, passes),
+            image,
+        )
+    # A bad pixel that any output reads is bad in the result as well.
+    result = products(image, passes)
+    return jax.lax.cond(jnp.isfinite(result).all(), lambda: result, lambda: by_sums(image, passes))
 
 
-def products(image: jax.Array, passes: Sequence[Pass]) -> tuple[jax.Array, jax.Array]:
-    """The image resized by matrix products, and whether every value could be trusted."""
+def products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
+    """Matrix products, pass by pass; for finite values."""
     x = image
-    for step in passes:
+    # The leading axis first where both change alike, also when growing: the other order has the
+    # compiler transpose the larger of the two intermediates.
+    for step in sorted(passes, key=lambda step: (step.taps.outputs / step.taps.extent, step.axis)):
         x = by_matmul(x.astype(step.dtype), step.taps, step.axis)
-        x = x if step.finish is None else step.finish(x)
-    result = x.astype(image.dtype)
-    # Whichever is smaller: a bad pixel that any output reads is bad in the result as well.
-    probe = result if result.size < image.size else image
-    return result, jnp.isfinite(probe).all()
+    finish = passes[-1].finish
+    return (x if finish is None else finish(x)).astype(image.dtype)
