@@ -83,6 +83,19 @@ def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return memo[id(tensor)]
 
 
+@handles_function(torch.tensor_split, torch.Tensor.tensor_split)
+def _tensor_split(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    where = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+    if isinstance(where, JaxTensor):
+        if where.const is None:
+            raise UnsupportedTorchError(
+                "tensor_split at traced places has no fixed shapes; split at Python numbers"
+            )
+        places = tuple(where.const.tolist()) if where.dim() else where.const.item()
+        return func(args[0], places, *args[2:], **{k: v for k, v in kwargs.items() if k == "dim"})
+    return func(*args, **kwargs)
+
+
 # ---- devices: JAX places arrays, so a device that torch code names means nothing
 
 

@@ -210,6 +210,56 @@ def xlogy(x: Any, y: Any) -> jax.Array:
     return _xlogy(x, y)
 
 
+_xlog1py = _with_partials(
+    lambda x, y: jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y))),
+    lambda x, y, _: jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
+    lambda x, y, _: x / (y + 1),
+)
+
+
+@lowers(
+    aten.special_xlog1py.default,
+    aten.special_xlog1py.self_scalar,
+    aten.special_xlog1py.other_scalar,
+)
+def xlog1py(x: Any, y: Any) -> jax.Array:
+    x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in _common(x, y))
+    return _xlog1py(x, y)
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    source: jax.Array,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> jax.Array:
+    from jaxsr.interop import _torchax
+
+    general = _torchax.lowering(aten.scatter_reduce.two)
+    assert general is not None
+    out = general(x, dim, index, source, reduce, include_self=include_self)
+    if reduce not in ("amax", "amin") or not jnp.issubdtype(x.dtype, jnp.floating) or x.ndim == 0:
+        return out
+    # Among equals torch shares the gradient; XLA's scatter would give each of them all of it.
+    out = lax.stop_gradient(out)
+    source = source[tuple(slice(0, n) for n in index.shape)]
+    where = list(jnp.indices(index.shape, sparse=True))
+    where[dim] = index
+    place = tuple(where)
+    reached = jnp.zeros(x.shape, x.dtype).at[place].add(1)
+    equal = source == out[place]
+    # torch counts the tensor's own element even where include_self=False leaves it out.
+    own = (x == out) & (jnp.asarray(include_self) | (reached == 0))
+    count = (x == out).astype(x.dtype).at[place].add(equal.astype(x.dtype))
+    share = jnp.where(own, x / jnp.maximum(count, 1), 0)
+    share = share.at[place].add(jnp.where(equal, source / jnp.maximum(count[place], 1), 0))
+    return straight_through(share, out)
+
+
 @lowers(aten.logit.default)
 def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32)) if x.dtype != jnp.bfloat16 else x

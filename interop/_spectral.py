@@ -66,8 +66,20 @@ def solve_ex(a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: boo
     rhs = b[..., None] if vector else b
     out = jnp.linalg.solve(a, rhs) if left else jnp.linalg.solve(a.mT, rhs.mT).mT
     lu, pivots, _ = lax.linalg.lu(a)
-    info = jnp.zeros(a.shape[:-2], jnp.int32)
+    info = _info(lu)
     return (out[..., 0] if vector else out), lu, pivots + 1, info
+
+
+def _info(lu: jax.Array) -> jax.Array:
+    """LAPACK's: 0, or the place (from 1) of the first pivot that is exactly zero."""
+    zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
+    return jnp.where(zero.any(-1), jnp.argmax(zero, -1) + 1, 0)
+
+
+@lowers(aten.linalg_inv_ex.default)
+def inv_ex(a: jax.Array, check_errors: bool = False) -> Any:
+    del check_errors
+    return jnp.linalg.inv(a), _info(lax.linalg.lu(a)[0])
 
 
 @lowers(aten._linalg_eigh.default)
