@@ -85,14 +85,16 @@ def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 @handles_function(torch.tensor_split, torch.Tensor.tensor_split)
 def _tensor_split(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    where = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+    args_: list[Any] = list(args)
+    where = args_[1] if len(args_) > 1 else next(iter(kwargs.values()), None)
     if isinstance(where, JaxTensor):
         if where.const is None:
             raise UnsupportedTorchError(
                 "tensor_split at traced places has no fixed shapes; split at Python numbers"
             )
         places = tuple(where.const.tolist()) if where.dim() else where.const.item()
-        return func(args[0], places, *args[2:], **{k: v for k, v in kwargs.items() if k == "dim"})
+        rest = {k: v for k, v in kwargs.items() if k == "dim"}
+        return func(args_[0], places, *args_[2:], **rest)
     return func(*args, **kwargs)
 
 
