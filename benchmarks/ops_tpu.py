@@ -1,6 +1,6 @@
 """What the TPU compiler estimates for resize and for `jax.image.resize`: no TPU, no measurement.
 
-    python benchmarks/ops_tpu.py
+    python benchmarks/ops_tpu.py > benchmarks/results/ops_tpu.json
 
 Compiles each for one chip of a TPU v5e through libtpu and reads the compiled program: estimated
 cycles of its operations, and bytes that they read and write. `ideal` is the input and the output

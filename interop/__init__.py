@@ -11,6 +11,17 @@ _HOME = {
     "to_jax": "module",
     "UnsupportedTorchError": "errors",
     "register_lowering": "module",
+    "MeshShape": "mesh",
+    "make_mesh": "mesh",
+    "place": "mesh",
+    "place_batch": "mesh",
+    "OptimizerConfig": "optimizers",
+    "make_optimizer": "optimizers",
+    "StepConfig": "step",
+    "TrainState": "step",
+    "init_state": "step",
+    "make_train_step": "step",
+    "Checkpoints": "checkpoint",
 }
 
 __all__ = [*_HOME]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]

@@ -33,6 +33,8 @@ class JaxModule:
     """Further names of tied tensors → the name that holds them, for state dictionaries."""
     non_persistent: frozenset[str]
     """Names in `buffers` that torch leaves out of its state dictionary."""
+    frozen: frozenset[str]
+    """Names in `buffers` that are parameters without `requires_grad`."""
     compute_dtype: Any = None
     """Floating dtype of the computation; None keeps each tensor's own."""
     skeleton: Skeleton = dataclasses.field(repr=False)
@@ -113,6 +115,7 @@ def to_jax(
         buffers=buffers,
         aliases=skeleton.aliases,
         non_persistent=skeleton.non_persistent,
+        frozen=frozenset(n for n in buffers if skeleton.slots[n].is_parameter),
         compute_dtype=compute_dtype,
         skeleton=skeleton,
     )

@@ -240,7 +240,9 @@ def _update_players(
             grads, buffers, found = _accumulate(
                 gradients, index, params, buffers, batch, key, config.accumulate
             )
-        grads, buffers, found = reduce((grads, buffers, found))
+        statistics = {n: leaf for n, leaf in buffers.items() if n not in model.frozen}
+        grads, statistics, found = reduce((grads, statistics, found))
+        buffers = {**buffers, **statistics}
         network = player.network
         own = of_network(params, network)
         updates, opt_states[network] = optimizers[network].update(grads, opt_states[network], own)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.files import Source, target_path
 from jaxsr.restoration.models import RestorationModel
@@ -50,7 +51,7 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
     folder = config.report or config.out / "report"
     border = max(1, round(config.outscale or model.scale)) if model.scale > 1 else 0
     rows, sheet, problems = [], [], []
-    measure_lpips = _lpips()
+    measure_lpips = lpips_if_installed()
     for source in sources:
         truth = _find(config.truth, source.relative)
         written = FORMATS[config.format] if config.format else None
@@ -76,7 +77,7 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
     convention = {
         "psnr_ssim": f"Y of BT.601 as MATLAB's rgb2ycbcr, rounded; {border} px border cut",
         "bicubic": "the source enlarged with Pillow's bicubic (a = -0.5)",
-        "lpips": "AlexNet, version 0.1, on RGB, whole picture" if measure_lpips else None,
+        "lpips": LPIPS_CONVENTION if measure_lpips else None,
     }
     means = _means(rows)
     content = {
@@ -151,28 +152,6 @@ def _psnr(image: np.ndarray, truth: np.ndarray, border: int) -> float:
     from jaxsr.ops.quality import psnr
 
     return float(psnr(image, truth, luma="matlab", crop_border=border))
-
-
-def _lpips():
-    """The distance of two uint8 RGB pictures, or None where its weights are not installed."""
-    import torch
-
-    from jaxsr.models.pretrained import load_lpips
-
-    try:
-        network = load_lpips("alexnet")
-    except FileNotFoundError:
-        return None
-
-    def distance(image: np.ndarray, truth: np.ndarray) -> float:
-        pair = [
-            torch.from_numpy(np.moveaxis(x, -1, 0)[None].astype(np.float32)) / 127.5 - 1
-            for x in (image, truth)
-        ]
-        with torch.inference_mode():
-            return float(network(*pair))
-
-    return distance
 
 
 def _means(rows: Sequence[Figures]) -> dict[str, float]:

@@ -2,11 +2,12 @@
 
 Figures are PSNR and SSIM on MATLAB's Y (BT.601, studio range) of 8-bit pictures, `scale` pixels
 cut from each border, as super-resolution papers report them; the low-resolution side is made by
-MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargement.
+MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargement. LPIPS
+(AlexNet, lower is better) joins them where its weights are installed and no photo is too small.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from jaxsr.data.degrade import DetailLoss, enlarge, make_preparation
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.resident import resident_bytes, resident_photos
 from jaxsr.data.validation import ValidationPair, validation_pairs
+from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.objective import build_objective
 from jaxsr.models.fast_srgan.presets import PRESETS, Preset
@@ -198,6 +200,7 @@ class SuperResolution:
             labels=config.model.label_ranges if adversarial else None,
         )
         self._pairs: list[ValidationPair] = []
+        self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
 
     def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
         return self._prepare(batch, key, batch.get("resident"))
@@ -227,6 +230,9 @@ class SuperResolution:
     def validate(self, network: Network) -> Found:
         if not self._pairs:
             self._pairs = list(self._load_pairs())
+            shortest = min(min(pair.high.shape[2:]) for pair in self._pairs)
+            if shortest >= LPIPS_SMALLEST:
+                self._lpips = lpips_if_installed()
         scale = self.config.model.scale
         figures: list[dict[str, float]] = []
         rows: list[np.ndarray] = []
@@ -240,6 +246,9 @@ class SuperResolution:
                     **{f"bicubic_{k}": v for k, v in _judge(bicubic, high, scale).items()},
                 }
             )
+            if self._lpips:
+                for name, image in (("lpips", output), ("bicubic_lpips", bicubic)):
+                    figures[-1][name] = self._lpips(*(_channels_last(x) for x in (image, high)))
             if len(rows) < _GRID_ROWS:
                 rows.append(_grid_row((low, bicubic, output, high), scale))
         metrics = {name: float(np.mean([f[name] for f in figures])) for name in figures[0]}
@@ -282,6 +291,10 @@ def build(config: SuperResolutionRun) -> SuperResolution:
 def _levels(images: np.ndarray) -> np.ndarray:
     """[-1, 1] to uint8, rounded."""
     return np.asarray(jnp.clip(jnp.round((jnp.asarray(images) + 1) * 127.5), 0, 255), np.uint8)
+
+
+def _channels_last(images: np.ndarray) -> np.ndarray:
+    return np.moveaxis(images[0], 0, -1)
 
 
 def _bicubic(low: np.ndarray, scale: int) -> np.ndarray:
