@@ -89,8 +89,9 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
             jax.config.update("jax_num_cpu_devices", simulated_devices)
     try:
         backend = jax.default_backend()
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
+    # JAX asserts where it knows the platform but finds no device of it.
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip() or "JAX finds no such device.").splitlines()[0]
         raise DeviceError(
             f"platform {platform!r} is not usable here: {reason} "
             f"Use --platform auto or cpu, or install the extra for it: "

@@ -106,7 +106,17 @@ def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state
     assert values["step"] == int(found[3]) and values[found[1]] in ("nan", "inf", "-inf")
 
 
+def test_the_profiler_records_its_window(tmp_path):
+    assert run(*TINY, "--profile", "1:3", "--out", tmp_path) == 0
+    (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
+    assert trace.stat().st_size > 1000
+
+
 WRONG = {
+    "a profiler window beyond the run": (
+        ["--profile", "4:8"],
+        "profile=4:8 starts beyond the run's steps=4",
+    ),
     "mesh of 0": (["--mesh", "0"], "mesh axis data must be at least 1, got 0"),
     "mesh of nonsense": (["--mesh", "2x4"], "mesh '2x4' is neither"),
     "too many devices": (["--mesh", "64", "--batch", "64"], "mesh of 64 devices .* has 8"),

@@ -172,6 +172,10 @@ class RunConfig:
             raise ValueError(
                 f"profile must be START:STOP, two step numbers in order, got {self.profile!r}"
             )
+        if self.steps is not None and int(start) >= self.steps:
+            raise ValueError(
+                f"profile={self.profile} starts beyond the run's steps={self.steps}, counted from 0"
+            )
         return int(start), int(stop)
 
     @property

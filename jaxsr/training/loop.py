@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -109,7 +109,7 @@ class _Run:
         with profiler:
             while engine.step < total:
                 phase = phase_at(self.task.phases, engine.step)
-                profiler.before(engine.step)
+                profiler.before(engine)
                 metrics = engine.train_step(phase, next(batches))
                 done = engine.step
                 self.waiting[done] = metrics
@@ -224,22 +224,28 @@ def _stop_on_sigterm() -> Iterator[threading.Event]:
 
 
 class _Profiler:
-    """Records the steps of a window with JAX's profiler."""
+    """Records the steps of a window, whole and no others, with JAX's profiler."""
 
     def __init__(self, window: tuple[int, int] | None, folder: Path) -> None:
         self.window, self.folder, self.running = window, folder, False
 
-    def __enter__(self) -> "_Profiler":
+    def __enter__(self) -> Self:
         return self
 
-    def before(self, step: int) -> None:
+    def before(self, engine: Engine) -> None:
+        """Starts or ends the recording where the next step asks for it."""
         if self.window is None:
             return
-        if step == self.window[0]:
+        start, stop = self.window
+        if self.running == (start <= engine.step < stop):
+            return
+        # Steps run behind the host: the last one before an edge must have ended.
+        jax.block_until_ready(engine.state())
+        if self.running:
+            self._stop()
+        else:
             jax.profiler.start_trace(str(self.folder))
             self.running = True
-        elif step == self.window[1]:
-            self._stop()
 
     def __exit__(self, *_: object) -> None:
         self._stop()

@@ -1,5 +1,9 @@
 """Meshes, platforms and where arrays are put."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +58,22 @@ def test_too_few_devices_says_how_many_there_are():
 def test_unknown_and_absent_platforms():
     with pytest.raises(ValueError, match="platform must be one of auto, tpu, cuda, cpu, got 'npu'"):
         select_platform("npu")
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_a_platform_that_is_not_there_is_one_line_and_status_2(platform, tmp_path):
+    # A process of its own: JAX chooses its platform once.
+    command = [sys.executable, "-m", "jaxsr.train", "--platform", platform]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    if done.returncode == 0:
+        pytest.skip(f"this machine has a {platform}")
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("jaxsr: ")]
+    assert len(lines) == 1 and f"platform '{platform}' is not usable here" in lines[0]
+    assert "Traceback" not in done.stderr
 
 
 def test_batches_are_split_and_constants_are_not():
