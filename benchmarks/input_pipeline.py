@@ -7,9 +7,9 @@ Three questions, each for the built-in photos or `--data FOLDER`:
    scratch file (here small enough for the page cache), and as places alone (photos resident on the
    device)? Beside them the usual way in PyTorch, a `DataLoader` whose workers open, convert and
    cut with Pillow: with nothing cached, as people have it.
-3. How much of the rate of a step is left when its batches are real instead of one batch held
-   still? `rate_kept` answers it for any step; run alone, this file asks it of the preparation on
-   the device and a stand-in for the network, `--step-ms` of matrix products.
+3. How much of the rate of the training step is left when its batches are real instead of one
+   batch held still? The step is that of `python -m jaxsr.train` in a preset, unchanged. On a CPU
+   it uses every core, so that whatever the input computes is taken from it: the worst case.
 
     python benchmarks/input_pipeline.py [--data FOLDER] [--out FILE.json]
 
@@ -17,6 +17,7 @@ Rounds of the contenders alternate; figures are medians and the spread from leas
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -24,7 +25,7 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -42,8 +43,8 @@ def rate_kept(
     step: Callable[[HostBatch], Any],
     batches: Iterator[HostBatch],
     *,
-    steps: int = 15,
-    rounds: int = 5,
+    steps: int = 20,
+    rounds: int = 7,
 ) -> Row:
     """Steps per second with real batches and with one batch held still, in alternating rounds.
 
@@ -127,39 +128,25 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
     ]
 
 
-def step_rows(photos: Photos, *, batch: int, crop: int, step_ms: float) -> list[Row]:
-    """What is left of the rate of a stand-in step, by each way that photos reach the device."""
-    import jax
-    import jax.numpy as jnp
+def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
+    """What is left of the rate of a preset's training step, by each way photos reach the device."""
+    from jaxsr.training.engines import JaxEngine
+    from jaxsr.training.family import load_family
 
-    from jaxsr.data.degrade import make_preparation
-    from jaxsr.data.resident import resident_photos
-
-    prepare = make_preparation(crop=crop, scale=4)
-    key = jax.random.key(0)
-    load = jnp.eye(1024) * 0.5
-    cold = Photos(photos.source, photos.names, photos.sizes, photos.paths, _no_cache())
-    resident = resident_photos(photos, 2**33)
-    options: dict[str, Any] = {"global_batch": batch, "crop": crop, "seed": 0}
-
-    @jax.jit
-    def train(inputs: Mapping[str, Any], resident: Any, products: int) -> Any:
-        made = prepare(inputs, key, resident)
-        work = jax.lax.fori_loop(0, products, lambda _, x: x @ load, load)
-        return made["low"].sum() + made["high"].sum() + work.sum()
-
-    sample = next(train_batches(photos, **options))
-    products = _products_for(lambda n: jax.block_until_ready(train(sample, None, n)), step_ms)
-    ways = [
-        ("decoded for every crop", cold, "image", None),
-        ("from memory", photos, "image", None),
-        ("resident on the device", photos, "window", resident),
-    ]
+    family = load_family("fast-srgan")
+    run = dataclasses.replace(family.PRESET_RUNS[preset], data=folder)
+    ways: dict[str, Row] = {
+        "decoded for every crop": {"resident_gb": 0.0, "cache_gb": 0.0},
+        "from memory": {"resident_gb": 0.0},
+        "resident on the device": {},
+    }
     rows = []
-    for name, source, form, held in ways:
-        with train_batches(source, form=form, prefetch=2, **options) as batches:
-            found = rate_kept(lambda given, held=held: train(given, held, products), batches)
-        rows.append({"what": name, "step_ms": step_ms, **found})
+    for name, options in ways.items():
+        task = family.build(dataclasses.replace(run, **options))
+        engine, phase = JaxEngine(task), task.phases[0][0]
+        with task.batches(0, host=0, hosts=1) as batches:
+            found = rate_kept(lambda given, e=engine, p=phase: e.train_step(p, given), batches)
+        rows.append({"what": f"{preset} step, {name}", "batch": run.batch, **found})
     return rows
 
 
@@ -203,25 +190,6 @@ def _torch_batches(photos: Photos, batch: int, crop: int) -> Iterator[Any]:
     yield from loader
 
 
-def _products_for(run: Callable[[int], Any], step_ms: float) -> int:
-    """How many matrix products make the stand-in step about as long as asked."""
-    run(1)
-    products = 1
-    while True:
-        start = time.perf_counter()
-        run(products)
-        took_ms = 1e3 * (time.perf_counter() - start)
-        if took_ms >= step_ms or products > 10_000:
-            return products
-        products = max(products + 1, min(4 * products, int(products * step_ms / took_ms)))
-
-
-def _no_cache() -> Any:
-    from jaxsr.data.memory import PixelCache
-
-    return PixelCache(0)
-
-
 def _about() -> dict[str, Any]:
     names = ("jax", "torch", "numpy", "pillow", "opencv-python-headless")
     commit = subprocess.run(
@@ -246,7 +214,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--crop", type=int, default=96, help="side in pixels")
     parser.add_argument("--seconds", type=float, default=3.0, help="per measured rate")
-    parser.add_argument("--step-ms", type=float, default=200.0, help="length of the stand-in step")
+    parser.add_argument("--preset", default="super-resolution", help="whose training step")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
 
@@ -257,9 +225,7 @@ def main() -> None:
     result["crops"] = crop_rows(
         options.data, batch=options.batch, crop=options.crop, seconds=options.seconds
     )
-    result["step"] = step_rows(
-        photos, batch=options.batch, crop=options.crop, step_ms=options.step_ms
-    )
+    result["step"] = step_rows(options.data, preset=options.preset)
     for row in (*result["check"], *result["crops"], *result["step"]):
         shown = (
             f"{name} {value:,.3g}" if isinstance(value, float) else f"{name} {value}"
