@@ -27,6 +27,8 @@ PACKAGES = (
     "pillow",
     "kornia",
     "dm_pix",
+    "scipy",
+    "scikit-image",
     "numpy",
 )
 

@@ -1,0 +1,111 @@
+"""Contenders of one piece of work on the image kernels, raced and written down."""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from _timing import Contender, take_turns
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One library's way to do a row's work, and what its result says."""
+
+    name: str
+    """Those of jaxsr begin with its name."""
+    call: Callable[[], Any]
+    """Does the work and waits for it."""
+    values: Callable[[Any], np.ndarray] = np.asarray
+    """The result, in the layout of the row's first entry."""
+    same: bool | None = None
+    """Whether it does the same mathematics; None asks the values."""
+    compiled: dict[str, Any] | None = None
+    """What compiling it cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Work of one shape; the first entry is jaxsr's."""
+
+    name: str
+    entries: Callable[[], list[Entry]]
+    tolerance: float
+    """Largest difference of the same mathematics."""
+    moved_bytes: int | None = None
+    """Input and output once, where the work is a matter of bandwidth."""
+
+
+def jit_entry(
+    name: str, call: Callable[..., Any], *arrays: Any, values: Callable[[Any], np.ndarray]
+) -> Entry:
+    """A JAX function, compiled for these arrays and timed while at it."""
+    import jax
+
+    start = time.perf_counter()
+    program = jax.jit(call).lower(*arrays).compile()
+    seconds = time.perf_counter() - start
+    memory = program.memory_analysis()
+    assert memory is not None
+    facts = {"compile_s": round(seconds, 3), "temporary_mb": memory.temp_size_in_bytes / 1e6}
+    return Entry(name, lambda: jax.block_until_ready(program(*arrays)), values, compiled=facts)
+
+
+def importable(name: str) -> Any:
+    """The module, or None with a word on it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        print(f"left out: {name} is not installed", file=sys.stderr)
+        return None
+
+
+def measure(row: Row, rounds: int, bandwidth: float | None) -> dict[str, Any]:
+    """The figures of one row; `bandwidth` is a plain copy's in GB/s, if known."""
+    contenders = row.entries()
+    ours = contenders[0].values(contenders[0].call()).astype(np.float64)
+    timings = take_turns([Contender(e.name, e.call) for e in contenders], rounds=rounds)
+    mine = [t for e, t in zip(contenders, timings, strict=True) if e.name.startswith("jaxsr")]
+    best = min(timing.median_ms for timing in mine)
+    best_cpu = min(timing.least_cpu_ms for timing in mine)
+    figures = []
+    for entry, timing in zip(contenders, timings, strict=True):
+        apart = float(np.abs(entry.values(entry.call()).astype(np.float64) - ours).max())
+        figures.append(
+            {
+                "name": entry.name,
+                **asdict(timing),
+                **(entry.compiled or {}),
+                "largest_difference": apart,
+                "same": apart <= row.tolerance if entry.same is None else entry.same,
+                "jaxsr_is_faster": round(timing.median_ms / best, 3),
+                "jaxsr_is_faster_by_cpu": round(timing.least_cpu_ms / best_cpu, 3),
+            }
+        )
+    result: dict[str, Any] = {"name": row.name, "contenders": figures}
+    if bandwidth and row.moved_bytes:
+        result["gb_per_s"] = row.moved_bytes / best / 1e6
+        result["fraction_of_copy_bandwidth"] = round(result["gb_per_s"] / bandwidth, 3)
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    """Prints a row."""
+    print(f"\n{result['name']}")
+    for figure in result["contenders"]:
+        rule = "" if figure["same"] else "  another rule"
+        compiled = f"  compile {figure['compile_s']:.2f} s" if "compile_s" in figure else ""
+        print(
+            f"  {figure['name']:34s}{figure['median_ms']:9.2f} ms"
+            f" [{figure['quartiles_ms'][0]:.2f}, {figure['quartiles_ms'][1]:.2f}]"
+            f" {figure['jaxsr_is_faster']:7.2f}x   cpu {figure['least_cpu_ms']:9.2f} ms"
+            f" {figure['jaxsr_is_faster_by_cpu']:7.2f}x"
+            f"   differs by {figure['largest_difference']:.1e}{rule}{compiled}",
+            flush=True,
+        )
+    if "gb_per_s" in result:
+        share = 100 * result["fraction_of_copy_bandwidth"]
+        print(f"  {result['gb_per_s']:.0f} GB/s, {share:.0f} % of a plain copy's")

@@ -1,0 +1,196 @@
+"""Rows of resize, in every library that has it."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from _ops_race import Entry, Row, importable, jit_entry
+
+SAME_FLOAT, SAME_UINT8 = 5e-4, 1
+"""Largest difference of the same mathematics: float32 coordinates, fixed-point weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Work of one shape."""
+
+    shape: tuple[int, int, int, int]
+    """(n, c, h, w)."""
+    size: tuple[int, int]
+    method: str
+    antialias: bool = False
+    dtype: str = "float32"
+    convention: str = "torch"
+
+    @property
+    def name(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        antialias = " antialias" if self.antialias else ""
+        rule = "" if self.convention == "torch" else f" {self.convention}"
+        return (
+            f"{shape} to {self.size[0]}x{self.size[1]} {self.method}{antialias} {self.dtype}{rule}"
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        n, c, h, w = self.shape
+        return n * c * (h * w + self.size[0] * self.size[1]) * np.dtype(self.dtype).itemsize
+
+
+HD, MID, SMALL = (1, 3, 1080, 1920), (8, 3, 512, 512), (16, 3, 96, 96)
+_WORK = [
+    Resize(shape=HD, size=(540, 960), method="bicubic", antialias=True),
+    Resize(shape=MID, size=(256, 256), method="bicubic", antialias=True),
+    Resize(shape=SMALL, size=(384, 384), method="bicubic"),
+    Resize(shape=HD, size=(540, 960), method="bilinear"),
+    Resize(shape=HD, size=(540, 960), method="bilinear", antialias=True),
+    Resize(shape=MID, size=(256, 256), method="bilinear", antialias=True),
+    Resize(shape=SMALL, size=(384, 384), method="bilinear"),
+    Resize(shape=HD, size=(640, 1138), method="bilinear"),
+    Resize(shape=HD, size=(640, 1138), method="bicubic"),
+    Resize(shape=HD, size=(640, 1138), method="bicubic", antialias=True),
+    Resize(shape=(16, 3, 384, 384), size=(96, 96), method="bicubic", antialias=True),
+    Resize(shape=HD, size=(540, 960), method="bicubic", antialias=True, dtype="uint8"),
+    Resize(shape=HD, size=(640, 1138), method="bilinear", dtype="uint8"),
+    Resize(shape=HD, size=(640, 1138), method="bilinear", dtype="uint8", convention="opencv"),
+    Resize(shape=HD, size=(540, 960), method="bicubic", dtype="uint8", convention="pillow"),
+]
+
+
+def _entries(row: Resize) -> list[Entry]:
+    """Every contender that can do the row, jaxsr first."""
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+    first = rng.random(row.shape, dtype=np.float32)
+    if row.dtype == "uint8":
+        first = np.round(first * 255).astype(np.uint8)
+    last = np.ascontiguousarray(first.transpose(0, 2, 3, 1))
+    found = [
+        *_jaxsr(row, jnp.asarray(first), jnp.asarray(last)),
+        *_torch(row, first),
+        *_jax_image(row, jnp.asarray(first)),
+    ]
+    if jax.default_backend() == "cpu":
+        found += [*_opencv(row, last), *_pillow(row, first)]
+    return found
+
+
+def _last(x: Any) -> np.ndarray:
+    return np.asarray(x).transpose(0, 3, 1, 2)
+
+
+def _jaxsr(row: Resize, first: Any, last: Any) -> list[Entry]:
+    from jaxsr.ops import resize
+
+    antialias = row.antialias if row.convention == "torch" else None
+    call = partial(
+        resize,
+        size=row.size,
+        method=row.method,
+        antialias=antialias,
+        convention=row.convention,
+    )
+    return [
+        jit_entry("jaxsr", partial(call, axes=(-2, -1)), first, values=np.asarray),
+        jit_entry("jaxsr, channels last", call, last, values=_last),
+    ]
+
+
+def _torch(row: Resize, first: np.ndarray) -> list[Entry]:
+    import jax
+    import torch
+    import torch.nn.functional as F
+
+    gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
+    tensor = torch.from_numpy(first).to("cuda" if gpu else "cpu")
+    resize = partial(F.interpolate, size=row.size, mode=row.method, antialias=row.antialias)
+
+    def run(tensor: torch.Tensor) -> torch.Tensor:
+        out = resize(tensor)
+        if gpu:
+            torch.cuda.synchronize()
+        return out
+
+    def values(out: torch.Tensor) -> np.ndarray:
+        return out.cpu().numpy()
+
+    channels_last = tensor.to(memory_format=torch.channels_last)
+    name = "torch CUDA" if gpu else "torch"
+    return [
+        Entry(name, lambda: run(tensor), values),
+        Entry(f"{name}, channels last", lambda: run(channels_last), values),
+        *_kornia(row, tensor, run),
+    ]
+
+
+def _kornia(row: Resize, tensor: Any, run: Callable) -> list[Entry]:
+    kornia = importable("kornia")
+    if kornia is None or row.antialias or row.dtype == "uint8":
+        return []  # its antialias is a Gaussian blur, another rule
+    resize = partial(kornia.geometry.transform.resize, size=row.size, interpolation=row.method)
+    return [Entry("kornia", lambda: resize(tensor), lambda out: out.cpu().numpy())]
+
+
+def _jax_image(row: Resize, first: Any) -> list[Entry]:
+    import jax
+
+    if row.dtype == "uint8":
+        return []
+    names = {"bilinear": "linear", "bicubic": "cubic" if row.antialias else "cubic-pytorch"}
+    shape = (*row.shape[:2], *row.size)
+    call = partial(jax.image.resize, shape=shape, method=names[row.method], antialias=row.antialias)
+    return [jit_entry("jax.image", call, first, values=np.asarray)]
+
+
+def _opencv(row: Resize, last: np.ndarray) -> list[Entry]:
+    import cv2
+
+    flag = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}[row.method]
+
+    def call() -> list[np.ndarray]:
+        return [cv2.resize(image, row.size[::-1], interpolation=flag) for image in last]
+
+    name = "OpenCV, no antialias" if row.antialias or row.convention == "pillow" else "OpenCV"
+    return [Entry(name, call, lambda out: _last(np.stack(out)))]
+
+
+def _pillow(row: Resize, first: np.ndarray) -> list[Entry]:
+    from PIL import Image
+
+    if not row.antialias and row.convention != "pillow":
+        return []  # it always antialiases
+    kind = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[row.method]
+    if row.dtype == "uint8":
+        images = [Image.fromarray(x) for x in first.transpose(0, 2, 3, 1)]
+    else:
+        images = [Image.fromarray(plane) for x in first for plane in x]
+
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+
+    def call() -> list[Image.Image]:
+        return list(pool.map(lambda image: image.resize(row.size[::-1], kind), images))
+
+    def values(out: list[Image.Image]) -> np.ndarray:
+        stacked = np.stack([np.asarray(image) for image in out])
+        if row.dtype == "uint8":
+            return _last(stacked)
+        return stacked.reshape(*row.shape[:2], *row.size)
+
+    return [Entry("Pillow", call, values)]
+
+
+ROWS = tuple(
+    Row(
+        name=work.name,
+        entries=partial(_entries, work),
+        tolerance=SAME_UINT8 if work.dtype == "uint8" else SAME_FLOAT,
+        moved_bytes=work.moved_bytes,
+    )
+    for work in _WORK
+)
