@@ -6,7 +6,7 @@ numbers of a sample come from its own number, folded into a key that stays the s
 run, so they do not depend on the mesh, the hosts or the batch.
 
 - Super-resolution (`scale` 2, 3, 4 …): `low` is `high` shrunk by bicubic interpolation with
-  antialiasing, as `torch.nn.functional.interpolate(antialias=True)` computes it.
+  antialiasing, as `torch.nn.functional.interpolate(antialias=True)` or MATLAB computes it.
 - Restoration (`scale` 1): `low` has the size of `high` and lost detail, see `DetailLoss`.
 
 Low-resolution pictures reach a network as 8-bit files, so by default everything before the scaling
@@ -57,6 +57,7 @@ def make_preparation(
     channels: Literal[1, 3] = 3,
     augment: Literal["none", "flip", "turn"] = "turn",
     eight_bit: bool = True,
+    bicubic: Literal["torch", "matlab"] = "torch",
     loss_of_detail: DetailLoss | None = None,
     labels: Mapping[str, tuple[float, float]] | None = None,
 ) -> Prepare:
@@ -69,6 +70,7 @@ def make_preparation(
       augment: "flip" mirrors left and right at random; "turn" also turns by quarters, all eight
         positions being equally likely.
       eight_bit: make `low`, and luma, from and into whole levels, as files hold them.
+      bicubic: whose bicubic makes `low` at a scale above 1; MATLAB's is what papers judge by.
       loss_of_detail: for `scale` 1 only. Default: `DetailLoss()`.
       labels: name to (low, high): adds float32 (b, 1, 1, 1) drawn uniformly from that range.
 
@@ -112,7 +114,7 @@ def make_preparation(
             image = turn(image, _each(keys, _TURN, jax.random.bits), quarters=augment == "turn")
         levels = to_levels(image, channels=channels, eight_bit=eight_bit)
         if scale > 1:
-            low = shrink(levels, scale)
+            low = shrink(levels, scale, convention=bicubic)
         else:
             assert loss_of_detail is not None
             low = _lose_detail(levels, keys, loss_of_detail)

@@ -148,6 +148,7 @@ def open_training_photos(
     data: Path | None,
     val: Path | None,
     *,
+    built_in: bool = False,
     crop: int,
     val_crop: int = 1,
     on_bad_file: Literal["error", "skip"] = "error",
@@ -165,6 +166,8 @@ def open_training_photos(
     Args:
       data: folder to train on; None for the built-in photos.
       val: folder to validate on; None to hold some of `data` out.
+      built_in: add the built-in photos to those of `data`: theirs to train on, and without `val`
+        theirs to validate on.
       crop: least height and width in pixels of a training photo.
       val_crop: least height and width in pixels of a photo from `val`.
       on_bad_file, check, cache_bytes, scratch_folder, threads: as for `open_photos`; the cache is
@@ -177,12 +180,22 @@ def open_training_photos(
     cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
     options = {"on_bad_file": on_bad_file, "check": check, "threads": threads, "cache": cache}
     photos = open_photos(data, crop=crop, **options)
+    own = None
+    if built_in and data is not None:
+        own = _part_built_in(open_photos(None, crop=crop, **options), crop)
     if val is not None:
+        photos = _together(photos, own[0]) if own else photos
         validation = open_photos(val, crop=val_crop, **options)
         _refuse_overlap(photos, validation)
         return photos, validation
-    if data is not None:
-        return photos.split(held_out)
+    if data is None:
+        return _part_built_in(photos, crop)
+    kept, held = photos.split(held_out)
+    return (_together(kept, own[0]), _together(held, own[1])) if own else (kept, held)
+
+
+def _part_built_in(photos: Photos, crop: int) -> tuple[Photos, Photos]:
+    """The built-in photos to train on and those to validate on."""
     kept = [i for i, name in enumerate(photos.names) if name in BUILT_IN_TRAINING]
     held = [i for i, name in enumerate(photos.names) if name in BUILT_IN_VALIDATION]
     if not kept or not held:
@@ -191,6 +204,19 @@ def open_training_photos(
             f"at least one of each is needed; use a smaller crop than {crop} or give --data FOLDER"
         )
     return photos.subset(kept), photos.subset(held)
+
+
+def _together(first: Photos, second: Photos) -> Photos:
+    """The photos of both, `first`'s before `second`'s; they share a cache already."""
+    return Photos(
+        source=f"{first.source} and {second.source}",
+        names=first.names + second.names,
+        sizes=np.concatenate((first.sizes, second.sizes)),
+        paths=first.paths + second.paths,
+        cache=first.cache,
+        skipped=first.skipped + second.skipped,
+        _twins={**first._twins, **second._twins},
+    )
 
 
 def open_photos(

@@ -90,6 +90,7 @@ def _span(weights: Weights, source: str) -> nn.Module:
         "channels": channels,
         "width": weights["conv_cat.weight"].shape[0],
         "depth": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
+        "block": "attention" if any(".c3_r." in name for name in weights) else "residual",
         "expansion": weights["conv_1.conv.0.weight"].shape[0] // channels if factored else None,
     }
     network = Span(SpanConfig(**chosen))

@@ -97,7 +97,8 @@ class Task(Protocol):
 
 
 FAMILIES = {
-    "fast-srgan": "jaxsr.training.super_resolution",
+    "fast-srgan": "jaxsr.training.fast_srgan",
+    "span": "jaxsr.training.span",
     "mshnet": "jaxsr.training.segmentation",
 }
 """Module of each family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`, `default_preset` and

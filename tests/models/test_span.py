@@ -48,8 +48,9 @@ def test_gradients_pass_through_the_merging():
 @pytest.mark.parametrize("scale", [1, 2, 4])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("expansion", [2, None])
-def test_jax_equals_torch(scale, channels, expansion):
-    span = make(scale=scale, channels=channels, expansion=expansion)
+@pytest.mark.parametrize("block", ["attention", "residual"])
+def test_jax_equals_torch(scale, channels, expansion, block):
+    span = make(scale=scale, channels=channels, expansion=expansion, block=block)
     low = np.random.default_rng(0).uniform(-1, 1, (2, channels, 9, 7)).astype(np.float32)
     want = span(torch.from_numpy(low)).detach().numpy()
     assert want.shape == (2, channels, 9 * scale, 7 * scale)
@@ -70,13 +71,14 @@ def test_tiles_that_overlap_by_the_receptive_radius_give_the_whole_image(scale):
     torch.testing.assert_close(torch.cat((left, right), -1), whole, rtol=0, atol=1e-12)
 
 
-def test_the_receptive_radius_is_reached_and_not_passed():
-    span = make(scale=1, depth=3).double()
+@pytest.mark.parametrize(("block", "radius"), [("attention", 12), ("residual", 9)])
+def test_the_receptive_radius_is_reached_and_not_passed(block, radius):
+    span = make(scale=1, depth=3, block=block).double()
     low = torch.rand(1, 3, 41, 41, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(span(low)[..., 20, 20].sum(), low)
     rows = gradient.abs().sum((0, 1, 3)).nonzero().squeeze()
-    assert (int(rows.min()), int(rows.max())) == (20 - 12, 20 + 12)
-    assert span.config.receptive_radius == 12
+    assert (int(rows.min()), int(rows.max())) == (20 - radius, 20 + radius)
+    assert span.config.receptive_radius == radius
 
 
 def test_training_falls_below_bicubic():
@@ -104,6 +106,7 @@ def test_training_falls_below_bicubic():
         ({"scale": 3}, "scale must be one of 1, 2, 4; got 3"),
         ({"channels": 2}, "channels must be one of 1, 3; got 2"),
         ({"pixel_loss": "l2"}, "pixel_loss must be one of smooth_l1, l1; got 'l2'"),
+        ({"block": "dense"}, "block must be one of attention, residual; got 'dense'"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"depth": 1}, "depth must be at least 2, got 1"),
         ({"expansion": 0}, "expansion must be at least 1, got 0; use None"),

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
-from jaxsr.training import super_resolution
+from jaxsr.training import fast_srgan
 from jaxsr.training.engines import make_engine
 from jaxsr.training.family import phase_at
-from jaxsr.training.super_resolution import SuperResolutionRun
+from jaxsr.training.fast_srgan import FastSRGANRun
 
-SMALL = SuperResolutionRun(
+SMALL = FastSRGANRun(
     model=FastSRGANConfig(
         width=8, depth=2, discriminator_width=8, discriminator_layers=3, perceptual_weight=0.0,
         pixel_weight=1.0, adversarial_weight=1e-2,
@@ -52,9 +52,9 @@ EVERY = [
 
 
 @functools.cache
-def losses(config: SuperResolutionRun) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
+def losses(config: FastSRGANRun) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
     """Metrics of every step and the weights at the end."""
-    task = super_resolution.build(config)
+    task = fast_srgan.build(config)
     engine = make_engine(task)
     found = []
     with task.batches(0, host=0, hosts=1) as batches:

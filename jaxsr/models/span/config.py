@@ -15,7 +15,9 @@ class SpanConfig:
     width: int = 48
     """Feature channels."""
     depth: int = 6
-    """Attention blocks of three 3×3 convolutions each; at least 2."""
+    """Blocks; at least 2."""
+    block: Literal["attention", "residual"] = "attention"
+    """SPAN's block of three 3×3 convolutions, or EDSR's of two, which learns in fewer steps."""
     expansion: int | None = 2
     """Widening inside a convolution's trained factors; None trains the plain convolution."""
     pixel_loss: Literal["smooth_l1", "l1"] = "l1"
@@ -25,6 +27,7 @@ class SpanConfig:
         for name, allowed in (
             ("scale", (1, 2, 4)),
             ("channels", (1, 3)),
+            ("block", ("attention", "residual")),
             ("pixel_loss", ("smooth_l1", "l1")),
         ):
             if getattr(self, name) not in allowed:
@@ -45,4 +48,5 @@ class SpanConfig:
     @property
     def receptive_radius(self) -> int:
         """Input pixels to every side that an output pixel depends on: exact tiles overlap by it."""
-        return 3 * self.depth + 3
+        per_block = 3 if self.block == "attention" else 2
+        return per_block * self.depth + 3
