@@ -9,6 +9,7 @@ COMMANDS = {
     "detect": "find small infrared targets",
     "generate": "generate text",
     "compare": "compare what libraries and platforms compute",
+    "doctor": "check this machine",
 }
 
 

@@ -1,0 +1,46 @@
+"""What a check found, and how checks are run: none of them can take the others down."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "note", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis."""
+
+    subject: str
+    """What was looked at."""
+    status: Status
+    """`note`: works, but worth knowing; `fail`: something will not work."""
+    detail: str
+    """What was seen, with the figures."""
+    advice: str | None = None
+    """What to do about it; always there for a failure."""
+
+
+Check = Callable[[], Iterator[Finding]]
+
+
+def run_checks(checks: dict[str, Check]) -> Iterator[tuple[str, Finding]]:
+    """Runs checks in order and yields each finding with the name of its section.
+
+    A check that raises is a finding too: that is what a diagnosis is for.
+    """
+    for section, check in checks.items():
+        try:
+            for finding in check():
+                yield section, finding
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            yield (
+                section,
+                Finding(
+                    section,
+                    "fail",
+                    f"{type(error).__name__}: {text}",
+                    "this check itself broke; JAXSR_TRACEBACK=1 python -m jaxsr.doctor shows where",
+                ),
+            )

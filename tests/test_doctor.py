@@ -1,0 +1,119 @@
+"""The diagnosis: healthy here, and each kind of failure named with a way out."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxsr import doctor
+from jaxsr.diagnosis import adapter, arithmetic, devices, findings, installation, models, storage
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def diagnosis():
+    """What the command prints on this machine, in a process of its own."""
+    command = [sys.executable, "-m", "jaxsr.doctor", "--platform", "cpu", "--json"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_this_machine_is_healthy(diagnosis):
+    status, found = diagnosis
+    failed = [f for f in found["findings"] if f["status"] == "fail"]
+    # A checkout may be older or newer than its installed metadata; everything else must hold.
+    failed = [f for f in failed if f["section"] != "installation"]
+    assert not failed
+    assert status == (0 if found["healthy"] else 1)
+
+
+def test_every_section_looks_at_something(diagnosis):
+    sections = [f["section"] for f in diagnosis[1]["findings"]]
+    assert list(dict.fromkeys(sections)) == [
+        "installation",
+        "devices",
+        "arithmetic",
+        "torch in JAX",
+        "models",
+        "storage",
+    ]
+    assert {"fast-srgan", "mshnet", "llama"} <= {f["subject"] for f in diagnosis[1]["findings"]}
+
+
+def test_a_wrong_version_and_a_missing_library_are_named(monkeypatch):
+    wanted = ["torch>=99", "numpy>=1", "no-such-library>=2", "libtpu>=99; extra == 'aot'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: wanted)
+    found = {f.subject: f for f in installation.check_installation()}
+    assert found["torch"].status == "fail" and found["torch"].advice == "pip install 'torch>=99'"
+    assert found["numpy"].status == "ok"
+    assert found["no-such-library"].detail == "is not installed"
+
+
+def test_a_platform_that_is_not_here_is_one_failure():
+    listed = list(devices.check_devices("tpu"))
+    assert listed[0].status == "fail" and "--platform cpu" in str(listed[0].advice)
+
+
+def test_a_device_that_never_answers_is_reported(monkeypatch):
+    monkeypatch.setattr(devices, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(devices, "_TIMEOUT_S", 0.5)
+    (found,) = devices.check_devices("auto")
+    assert found.status == "fail" and "other hosts" in str(found.advice)
+
+
+def test_wrong_arithmetic_is_seen(monkeypatch):
+    import jax
+
+    true = jax.numpy.exp
+    monkeypatch.setattr(jax.numpy, "exp", lambda x: true(x) * 1.01)
+    found = {f.subject: f for f in arithmetic.check_arithmetic()}
+    assert found["exp"].status == "fail"
+    assert found["float32 product, highest"].status == "ok"
+
+
+def test_a_check_that_breaks_does_not_stop_the_others():
+    def broken():
+        raise RuntimeError("no such thing")
+        yield
+
+    def fine():
+        yield findings.Finding("x", "ok", "y")
+
+    listed = list(findings.run_checks({"a": broken, "b": fine}))
+    assert [(name, f.status) for name, f in listed] == [("a", "fail"), ("b", "ok")]
+    assert "no such thing" in listed[0][1].detail
+
+
+def test_a_network_that_differs_is_a_failure(monkeypatch):
+    monkeypatch.setattr(models, "_difference", lambda *_: 0.5)
+    assert {f.status for f in models.check_models()} == {"fail"}
+
+
+def test_an_adapter_that_raises_is_a_failure(monkeypatch):
+    def refuse(*_):
+        raise TypeError("torchax changed")
+
+    monkeypatch.setattr(adapter, "_difference", refuse)
+    assert {f.status for f in adapter.check_adapter()} == {"fail"}
+
+
+def test_an_unwritable_cache_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = next(iter(storage.check_storage()))
+    assert found.status == "fail" and "XDG_CACHE_HOME" in str(found.advice)
+
+
+def test_exit_status_and_lines(monkeypatch, capsys):
+    lines = {"some section": lambda: iter([findings.Finding("disk", "fail", "is full", "buy one")])}
+    monkeypatch.setattr(doctor, "_checks", lambda config: lines)
+    assert doctor.main([]) == 1
+    shown = capsys.readouterr().out
+    assert "FAIL  disk: is full" in shown and "→ buy one" in shown and "1 of 1" in shown
+    assert doctor.main(["--platform", "npu"]) == 2
