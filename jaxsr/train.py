@@ -23,12 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(lambda: _train(arguments))
 
 
-def _train(arguments: list[str]) -> None:
+def _train(arguments: list[str]) -> int | None:
     from jaxsr.training.family import load_family
 
     family_name, arguments = _take_family(arguments)
     family = load_family(family_name)
     config = parse(family, family_name, arguments)
+    if config.aot is not None:
+        from jaxsr.training.ahead import run
+
+        return run(family, config)
     host, hosts = _prepare_jax(config)
     out = _choose_out(config, family_name, hosts)
     # The task checks its data before anything is computed.
@@ -38,6 +42,7 @@ def _train(arguments: list[str]) -> None:
     from jaxsr.training.loop import train
 
     train(task, out)
+    return None
 
 
 def parse(family: Any, name: str, arguments: Sequence[str]) -> Any:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from jaxsr.interop.aot_options import AheadOptions
 from jaxsr.interop.mesh import PLATFORMS, MeshShape
 from jaxsr.interop.optimizers import OptimizerConfig
 from jaxsr.interop.step import StepConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(AheadOptions):
     """Options of every training run; a family adds its own."""
 
     mesh: str = "1"
@@ -95,6 +96,7 @@ class RunConfig:
     """Folder for compiled programs. Default: jaxsr in the user's cache folder."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         shape = self.mesh_shape  # parses, and so checks
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(

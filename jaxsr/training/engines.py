@@ -65,12 +65,12 @@ def updates_of(task: Task) -> dict[str, int]:
     return updates
 
 
-class JaxEngine:
-    """The jitted step on a mesh; the state never leaves the devices but to be saved."""
+class StepPrograms:
+    """A task's steps as jitted functions on a mesh, whose devices need not be of this machine."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, mesh: jax.sharding.Mesh) -> None:
         config = task.config
-        self.mesh = meshes.make_mesh(config.mesh_shape)
+        self.mesh = mesh
         self._task = task
         self._config = config.step_config
         self._optimizers = {
@@ -79,15 +79,43 @@ class JaxEngine:
         }
         blocks = task.blocks if config.remat else ()
         self._model = convert(task.objective, self._config, remat=blocks)
-        state = init_state(
+        self.shardings = meshes.tree_shardings(jax.eval_shape(self.initial_state), mesh)
+
+    def initial_state(self) -> Any:
+        """The state before the first step, on the default device."""
+        return init_state(
             self._model,
             self._optimizers,
-            exported=task.exported,
-            seed=config.seed,
-            ema=config.ema > 0,
+            exported=self._task.exported,
+            seed=self._task.config.seed,
+            ema=self._task.config.ema > 0,
         )
-        self._shardings = meshes.tree_shardings(state, self.mesh)
-        self._state = meshes.place(state, self._shardings)
+
+    def jit(self, phase: str) -> Callable[..., Any]:
+        """The step of a phase, `(state, batch) -> (state, metrics)`; it consumes its state."""
+        step = make_train_step(
+            self._model,
+            self._task.objective.phase(phase),
+            self._optimizers,
+            prepare=self._task.prepare,
+            mesh=self.mesh,
+            config=self._config,
+        )
+        return jax.jit(
+            step,
+            donate_argnums=0,
+            out_shardings=(self.shardings, meshes.replicated(self.mesh)),
+        )
+
+
+class JaxEngine:
+    """The jitted step on a mesh; the state never leaves the devices but to be saved."""
+
+    def __init__(self, task: Task) -> None:
+        self.mesh = meshes.make_mesh(task.config.mesh_shape)
+        self._task = task
+        self._programs = StepPrograms(task, self.mesh)
+        self._state = meshes.place(self._programs.initial_state(), self._programs.shardings)
         self._constants = dict(task.constants(meshes.replicated(self.mesh)))
         self._networks: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
@@ -101,23 +129,8 @@ class JaxEngine:
     def compiled(self, phase: str) -> Callable[..., Any]:
         """The jitted step of a phase, made once."""
         if phase not in self._steps:
-            self._steps[phase] = self._jit(phase)
+            self._steps[phase] = self._programs.jit(phase)
         return self._steps[phase]
-
-    def _jit(self, phase: str) -> Callable[..., Any]:
-        step = make_train_step(
-            self._model,
-            self._task.objective.phase(phase),
-            self._optimizers,
-            prepare=self._task.prepare,
-            mesh=self.mesh,
-            config=self._config,
-        )
-        return jax.jit(
-            step,
-            donate_argnums=0,
-            out_shardings=(self._shardings, meshes.replicated(self.mesh)),
-        )
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The host's batch and the task's constants on the devices."""

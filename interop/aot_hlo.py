@@ -1,0 +1,178 @@
+"""Reads what a compiled TPU program's text says: communication, padding, estimated cycles.
+
+The text is XLA's optimised HLO, one program for every device, so all figures are per device.
+An instruction inside a loop counts once.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_COLLECTIVE = re.compile(
+    rf"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(_KINDS)})(-start)?\((.*)$", re.MULTILINE
+)
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
+_BITS = {"pred": 8, "token": 0, "c64": 64, "c128": 128}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One communication between devices."""
+
+    kind: str
+    bytes: int
+    """Of the whole arrays that take part: summed ones, gathered results, scattered inputs."""
+    dtypes: tuple[str, ...]
+    """Element types, in XLA's words."""
+    devices: int | None
+    """In each group that communicates, where the text says so."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Arrays in a device's memory, without and with what fills their last tiles."""
+
+    logical_bytes: int
+    padded_bytes: int
+
+    @property
+    def factor(self) -> float:
+        return self.padded_bytes / self.logical_bytes if self.logical_bytes else 1.0
+
+
+@dataclass(frozen=True)
+class _Array:
+    dtype: str
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    """Axes, the fastest first."""
+    layout: str
+    """Tiles and memory space."""
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.sizes) * _bits(self.dtype) // 8
+
+    @property
+    def in_hbm(self) -> bool:
+        return "S(" not in self.layout
+
+    @property
+    def padded_bytes(self) -> int:
+        """With its fastest axes filled up to the layout's first tile."""
+        tile = re.match(r"T\(([\d,]+)\)", self.layout)
+        sizes = list(self.sizes)
+        if tile and sizes:
+            sides = [int(side) for side in tile[1].split(",")][::-1]
+            for axis, side in zip(self.order, sides, strict=False):
+                sizes[axis] = -(-sizes[axis] // side) * side
+        return math.prod(sizes) * _bits(self.dtype) // 8
+
+
+def collectives(program: str) -> list[Collective]:
+    """Every communication in the program, those that run asynchronously included once."""
+    found, seen = [], set()
+    for result, kind, started, rest in _COLLECTIVE.findall(program):
+        # A fused communication may stand in several computations under one channel.
+        channel = re.search(r"channel_id=(\d+)", rest)
+        if channel and (kind, channel[1]) in seen:
+            continue
+        seen.add((kind, channel[1]) if channel else (kind, result, rest))
+        arrays = [a for a in _arrays(result) if a.bytes]
+        if started and kind in ("all-gather", "collective-permute"):
+            arrays = arrays[len(arrays) // 2 :] if len(arrays) > 1 else arrays  # inputs come first
+        devices = _group_size(rest)
+        size = sum(a.bytes for a in arrays)
+        if kind == "reduce-scatter":
+            size *= devices or 1
+        found.append(Collective(kind, size, tuple(sorted({a.dtype for a in arrays})), devices))
+    return found
+
+
+def padding(program: str) -> Padding:
+    """What the results of the main computation take in memory."""
+    arrays = [
+        array
+        for line in _entry(program).splitlines()
+        if (made := re.match(r"\s*(?:ROOT )?%[\w.\-]+ = (.*?) (\w[\w\-]*)\(", line))
+        and made[2] not in ("tuple", "get-tuple-element", "bitcast", "parameter")
+        for array in _arrays(made[1])
+        if array.in_hbm
+    ]
+    return Padding(sum(a.bytes for a in arrays), sum(a.padded_bytes for a in arrays))
+
+
+def cycles(program: str) -> int:
+    """The compiler's estimate for the main computation, and for what it calls by a condition.
+
+    Of two branches the one taken when the condition holds counts: in `jaxsr.ops` that is the one
+    for finite values. Good for comparing programs, not for predicting time.
+    """
+    bodies = _bodies(program)
+    entry = _entry(program)
+    counted = [entry]
+    for taken in re.findall(r"true_computation=%([\w.\-]+)", entry):
+        counted += [body for body in bodies if body.startswith(f"%{taken} ")]
+    for branches in re.findall(r"branch_computations=\{([^}]*)\}", entry):
+        taken = branches.split(",")[1].strip().lstrip("%")
+        counted += [body for body in bodies if body.startswith(f"%{taken} ")]
+    return sum(int(n) for body in counted for n in re.findall(r'"estimated_cycles":"(\d+)"', body))
+
+
+def products(lowered: str) -> dict[str, int]:
+    """Convolutions and matrix products before compilation, by the element type of their inputs.
+
+    Args:
+      lowered: StableHLO. `highest` or `high` is added to the type where that precision is asked.
+    """
+    counts: dict[str, int] = {}
+    pattern = r"stablehlo\.(?:convolution|dot_general)(.*?): \(tensor<(?:\d+x)*(\w+)>"
+    for options, dtype in re.findall(pattern, lowered):
+        asked = re.search(r"precision(?:_config)? = \[(?:#stablehlo<precision )?(\w+)", options)
+        level = asked[1].lower() if asked else "default"
+        name = dtype if level == "default" else f"{dtype} {level}"
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _arrays(text: str) -> Iterator[_Array]:
+    for dtype, sizes, order, layout in _ARRAY.findall(text):
+        if _bits(dtype) is None:
+            continue
+        yield _Array(dtype, _numbers(sizes), _numbers(order), layout)
+
+
+def _bits(dtype: str) -> int:
+    """Bits of an element; XLA's names end in them, but for a few."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    number = re.match(r"(?:bf|f|s|u)(\d+)", dtype)
+    return int(number[1]) if number else 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
+def _group_size(rest: str) -> int | None:
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+    if listed:
+        return len(_numbers(listed[1]))
+    iota = re.search(r"replica_groups=\[\d+,(\d+)\]", rest)
+    if iota:
+        return int(iota[1])
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest)
+    if mesh:
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        return math.prod(int(sizes.get(axis, 1)) for axis in re.findall(r"'(\w+)'", mesh[2]))
+    return None
+
+
+def _bodies(program: str) -> list[str]:
+    return re.split(r"\n(?=(?:ENTRY )?%?[\w.\-]+ (?:\([^\n]*\) -> [^\n]*)?\{\n)", program)
+
+
+def _entry(program: str) -> str:
+    return next((body for body in _bodies(program) if body.startswith("ENTRY")), "")
