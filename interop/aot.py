@@ -82,6 +82,8 @@ class Ahead:
     topology: str
     devices: int
     device: Device
+    training: bool = False
+    """Whether it is a training step."""
     error: str | None = None
     """Why it does not compile, in one line."""
     memory: Memory | None = None
@@ -150,6 +152,7 @@ def compile_ahead(
     topology: Topology,
     *,
     name: str,
+    training: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Ahead:
     """Compiles for the topology's devices.
@@ -159,6 +162,7 @@ def compile_ahead(
       arguments: for it, as `abstract` makes them, on the topology's devices.
       topology: where to.
       name: what the report calls it.
+      training: whether it is a training step, for the advice.
       options: for the compiler, beside those the function was jitted with.
 
     Returns:
@@ -173,6 +177,7 @@ def compile_ahead(
         "topology": topology.name,
         "devices": len(topology.devices),
         "device": topology.device,
+        "training": training,
         "products": products(lowered.as_text()),
     }
     began = time.perf_counter()

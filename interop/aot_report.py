@@ -29,16 +29,15 @@ def advice(ahead: Ahead) -> list[str]:
             "narrow channels or rows leave them empty; use wider layers or fold pixels into lanes"
         )
     reduces = ahead.by_kind.get("all-reduce", (0, 0))[0]
-    if reduces > _MANY_REDUCES:
+    if ahead.training and reduces > _MANY_REDUCES:
         said.append(
             f"{reduces} all-reduces a step: BatchNorm over the whole batch communicates in every "
             "layer; --batch-norm local has one a network"
         )
     if ahead.memory.share > _FULL:
-        said.append(
-            f"{ahead.memory.share:.0%} of the memory is taken: --remat or --accumulate 2 gives room"
-        )
-    if ahead.roofline.bound == "links":
+        room = "--remat or --accumulate 2" if ahead.training else "a smaller batch"
+        said.append(f"{ahead.memory.share:.0%} of the memory is taken: {room} gives room")
+    if ahead.training and ahead.roofline.bound == "links":
         said.append("communication bounds it: more samples a device hide it")
     return said
 

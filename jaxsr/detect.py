@@ -32,6 +32,10 @@ def _detect(arguments: list[str]) -> int:
         prog="python -m jaxsr.detect",
         description="Marks small targets in infrared pictures, folders of them, and videos.",
     )
+    if config.aot is not None:
+        from jaxsr.detection.ahead import run as compile_ahead
+
+        return compile_ahead(config)
     if config.engine == "jax":
         from jaxsr.interop.mesh import select_platform
 

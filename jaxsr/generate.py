@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxsr.cli import cache_folder, parse_options, run_command
 from jaxsr.generation.options import SamplingOptions
+from jaxsr.interop.aot_options import AheadOptions
 
 if TYPE_CHECKING:
     from jaxsr.generation.completion import Completion, Run
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(SamplingOptions):
+class GenerateConfig(SamplingOptions, AheadOptions):
     """One run of the command."""
 
     model: Path
@@ -74,6 +75,7 @@ class GenerateConfig(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        AheadOptions.__post_init__(self)
         if not self.batch_size or min(self.batch_size) < 1:
             raise ValueError(f"batch_size needs values of at least 1, got {self.batch_size}")
         if self.mesh < 1:
@@ -114,7 +116,11 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], GenerateConfig]:
     )
 
 
-def _generate(texts: list[str], config: GenerateConfig) -> None:
+def _generate(texts: list[str], config: GenerateConfig) -> int | None:
+    if config.aot is not None:
+        from jaxsr.generation.ahead import run
+
+        return run(texts, config)
     from jaxsr.generation.prompts import Prompt, check_rows_path, read_prompts
     from jaxsr.models.llama.tokenizer import load_tokenizer
 
@@ -143,6 +149,7 @@ def _generate(texts: list[str], config: GenerateConfig) -> None:
         for batch_size in config.batch_size:
             session.run(prompts, batch_size)
     session.finish()
+    return None
 
 
 def _check_packages(config: GenerateConfig) -> None:

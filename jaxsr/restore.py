@@ -111,6 +111,10 @@ def _run(arguments: list[str]) -> int:
         prog="python -m jaxsr.restore",
         description="Restores pictures and videos with a torch network, on JAX or on torch.",
     )
+    if config.aot is not None:
+        from jaxsr.restoration.ahead import run as compile_ahead
+
+        return compile_ahead(config)
     return run(config)
 
 

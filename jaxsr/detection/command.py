@@ -21,11 +21,12 @@ import numpy as np
 from jaxsr.data.decode import UnreadablePicture, decode_rgb
 from jaxsr.detection.detector import Detector, Form, load_detector
 from jaxsr.detection.findings import Findings, Target, find_targets, overlay
+from jaxsr.interop.aot_options import AheadOptions
 from jaxsr.restoration.files import Source, find_sources
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectConfig:
+class DetectConfig(AheadOptions):
     """Options of the command."""
 
     weights: Path
@@ -50,6 +51,7 @@ class DetectConfig:
     """Devices that a batch is split over."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.threshold < 1:
             raise ValueError(f"threshold must be at least 0 and below 1, got {self.threshold}")
         if self.least_px < 1:

@@ -197,7 +197,7 @@ class JaxEngine:
         tokens_BT, length_B = padded(prompts, padding=padding)
         need = cache_slots(int(length_B.max()), options.max_new_tokens)
         slots = max(slots or need, need)
-        shape = (*tokens_BT.shape, slots, _room(options), padding)
+        shape = (*tokens_BT.shape, slots, room_for(options), padding)
         args = self._replicated(
             tokens_BT,
             length_B,
@@ -205,7 +205,7 @@ class JaxEngine:
             np.int32(options.seed),
             np.array([*stop_ids, UNFILLED - 1], np.int32),
         )
-        build = partial(self._prefill, options, slots, _room(options), padding)
+        build = partial(self._prefill, options, slots, room_for(options), padding)
         program = self._program(
             ("prefill", _static(options), len(stop_ids), shape),
             lambda: jax.jit(build),
@@ -267,7 +267,7 @@ class JaxEngine:
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> JaxBatch:
         """See `Engine.resume`."""
-        count, room = snapshot.outputs.shape[1], _room(options)
+        count, room = snapshot.outputs.shape[1], room_for(options)
         slots = cache_slots(snapshot.keys[0].shape[2], max(options.max_new_tokens - count, 1))
         grow = [(0, 0), (0, 0), (0, slots - snapshot.keys[0].shape[2]), (0, 0)]
         outputs = np.full((len(snapshot.filled), max(room, count)), UNFILLED, np.int32)
@@ -304,7 +304,8 @@ def _static(options: SamplingOptions) -> tuple[Any, ...]:
     return (options.temperature, options.top_k, options.top_p)
 
 
-def _room(options: SamplingOptions) -> int:
+def room_for(options: SamplingOptions) -> int:
+    """Tokens that the buffer of outputs holds."""
     return -(-options.max_new_tokens // _OUTPUT_STEP) * _OUTPUT_STEP
 
 

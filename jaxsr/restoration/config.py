@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jaxsr.interop.aot_options import AheadOptions
 from jaxsr.restoration.pictures import MAX_PIXELS
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreConfig:
+class RestoreConfig(AheadOptions):
     """Restores pictures and videos."""
 
     inputs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -70,6 +71,7 @@ class RestoreConfig:
     """Where compiled programs are kept. Default: the user's cache folder."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, low, high in (("quality", 1, 100), ("mesh", 1, None), ("max_pixels", 1, None)):
             value = getattr(self, name)
             if value < low or (high is not None and value > high):

@@ -1,5 +1,6 @@
 """Runs batches of tiles as a JAX program, one for each tile shape, split over the mesh."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,22 +35,7 @@ class JaxEngine:
         ensemble: bool = False,
         dtype: str = "float32",
     ) -> None:
-        network.eval()
-        model = to_jax(network, compute_dtype=None if dtype == "float32" else jnp.dtype(dtype))
-        low, high = value_range
-
-        def run(state: Any, tiles: jax.Array) -> jax.Array:
-            def once(x: jax.Array) -> jax.Array:
-                y, _ = model.apply(*state, x * (high - low) + low)
-                return (y.astype(jnp.float32) - low) / (high - low)
-
-            if not ensemble:
-                return once(tiles)
-            total = once(tiles)
-            for k in range(1, 8):
-                total += _turn(once(_turn(tiles, k)), k, back=True)
-            return total / 8
-
+        model, run = tile_function(network, value_range=value_range, ensemble=ensemble, dtype=dtype)
         self._sharding = meshes.batch_sharding(mesh)
         self._state = jax.device_put((model.params, model.buffers), meshes.replicated(mesh))
         self._run = jax.jit(run, out_shardings=self._sharding)
@@ -63,6 +49,29 @@ class JaxEngine:
         self.programs.add(tiles.shape)
         result = self._run(self._state, jax.device_put(tiles, self._sharding))
         return lambda: np.asarray(result)
+
+
+def tile_function(
+    network: Any, *, value_range: tuple[float, float], ensemble: bool, dtype: str
+) -> tuple[Any, Callable[[Any, jax.Array], jax.Array]]:
+    """The converted network, and `(state, tiles) -> tiles` to be jitted; see `JaxEngine`."""
+    network.eval()
+    model = to_jax(network, compute_dtype=None if dtype == "float32" else jnp.dtype(dtype))
+    low, high = value_range
+
+    def run(state: Any, tiles: jax.Array) -> jax.Array:
+        def once(x: jax.Array) -> jax.Array:
+            y, _ = model.apply(*state, x * (high - low) + low)
+            return (y.astype(jnp.float32) - low) / (high - low)
+
+        if not ensemble:
+            return once(tiles)
+        total = once(tiles)
+        for k in range(1, 8):
+            total += _turn(once(_turn(tiles, k)), k, back=True)
+        return total / 8
+
+    return model, run
 
 
 def _turn(images: jax.Array, k: int, *, back: bool = False) -> jax.Array:

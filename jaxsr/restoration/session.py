@@ -11,7 +11,7 @@ from jaxsr.restoration.torch_engine import TorchEngine
 
 # On an accelerator one tile leaves most of it idle; on a CPU more only take memory.
 _BATCH = {"cpu": 1}
-_BATCH_ELSEWHERE = 8
+BATCH_ELSEWHERE = 8
 
 
 def model_of(config: RestoreConfig) -> RestorationModel:
@@ -39,7 +39,7 @@ def make_engine(model: RestorationModel, config: RestoreConfig) -> tuple[Any, in
     }
     if config.engine == "torch":
         device = _torch_device(config.platform)
-        batch = config.batch or _BATCH.get(device, _BATCH_ELSEWHERE)
+        batch = config.batch or _BATCH.get(device, BATCH_ELSEWHERE)
         return TorchEngine(model.network, device=device, **shared), batch
     import jax
 
@@ -47,7 +47,7 @@ def make_engine(model: RestorationModel, config: RestoreConfig) -> tuple[Any, in
     from jaxsr.restoration.jax_engine import JaxEngine
 
     mesh = make_mesh(config.mesh)
-    batch = config.batch or _BATCH.get(jax.default_backend(), _BATCH_ELSEWHERE)
+    batch = config.batch or _BATCH.get(jax.default_backend(), BATCH_ELSEWHERE)
     return JaxEngine(model.network, mesh=mesh, **shared), batch * config.mesh
 
 

@@ -58,6 +58,7 @@ class AheadSteps:
             ),
             self._topology,
             name=f"{self._task.family} {phase}",
+            training=True,
             options=options,
         )
 

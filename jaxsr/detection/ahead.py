@@ -1,0 +1,60 @@
+"""A detector's batch compiled for a TPU that is not there: `jaxsr.detect … --aot v5e:2x4`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.detection.command import DetectConfig
+from jaxsr.detection.detector import InputForm, describe_file
+from jaxsr.interop import mesh as meshes
+from jaxsr.interop.aot import Ahead, abstract, compile_ahead
+from jaxsr.interop.aot_batch import largest_batch
+from jaxsr.interop.aot_run import conclude, prepare
+from jaxsr.interop.aot_topology import Topology
+
+
+def compile_batch(network: Any, topology: Topology, *, side: int, batch: int) -> Ahead:
+    """Compiles a batch of square pictures, split over all of the topology's devices.
+
+    Args:
+      network: the torch module.
+      topology: where to.
+      side: of a picture in pixels.
+      batch: pictures over all devices.
+    """
+    from jaxsr.interop.module import to_jax
+
+    mesh = meshes.make_mesh(len(topology.devices), topology.devices)
+    rows = meshes.batch_sharding(mesh)
+    model = to_jax(network.eval())
+    pictures = jax.ShapeDtypeStruct((batch, 3, side, side), jnp.float32)
+    return compile_ahead(
+        jax.jit(lambda state, x: model.apply(*state, x)[0], out_shardings=rows),
+        (
+            abstract((model.params, model.buffers), meshes.replicated(mesh)),
+            abstract(pictures, rows),
+        ),
+        topology,
+        name=f"detect {side}x{side}",
+    )
+
+
+def run(config: DetectConfig) -> int:
+    """What the command does with `--aot`; returns its exit status."""
+    from jaxsr.models.mshnet.checkpoint import load_mshnet
+
+    topology = prepare(config)
+    network = load_mshnet(config.weights)
+    side = config.base or InputForm.from_description(describe_file(config.weights)).base
+    devices = len(topology.devices)
+    batch = -(-config.batch // devices) * devices
+
+    def compile_at(rows: int) -> Ahead:
+        return compile_batch(network, topology, side=side, batch=rows)
+
+    report, largest = compile_at(batch), {}
+    if config.aot_largest:
+        found, trials = largest_batch(compile_at, report, batch=batch, step=devices, precision=0.05)
+        largest[report.name] = {"batch": found, "trials": trials}
+    return conclude([report], config, largest=largest)
