@@ -1,7 +1,8 @@
 """Picture files to 8-bit RGB arrays, and what is wrong with those that will not turn into one.
 
 Pillow decodes, because it refuses a truncated file where OpenCV returns it half gray; OpenCV reads
-formats that Pillow does not know, and 16-bit colour, which Pillow cuts to its high byte.
+formats that Pillow does not know, and 16-bit colour, which Pillow cuts to its high byte; tifffile
+reads TIFFs of separate planes and of gray with alpha, which both may decode wrongly in silence.
 
 What becomes of a picture that is not 8-bit RGB: EXIF orientation is applied; 16 bits are rounded to
 8 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is
@@ -11,6 +12,7 @@ in 0…1.
 """
 
 import io
+import math
 from pathlib import Path
 
 import cv2
@@ -42,6 +44,7 @@ _SIGNATURES = (
     b"8BPS",
 )
 _ORIENTATION = 0x0112
+_TIFF = (b"II*\x00", b"MM\x00*")
 
 
 class UnreadablePicture(ValueError):
@@ -73,11 +76,18 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
         with Image.open(io.BytesIO(data)) as image:
             # The raw mode, gone after loading, tells 16-bit colour that Pillow would cut.
             deep = any(";16" in str(tile.args) for tile in image.tile)
-            image.load()  # also in the cases below, because it refuses a truncated file
-            if deep and image.mode in ("RGB", "RGBA", "LA"):
+            planes = isinstance(image, TiffImageFile) and _in_planes(image)
+            if not planes:
+                image.load()  # also in the cases below, because it refuses a truncated file
+            if planes:
+                narrow = _by_tifffile(data)
+            elif deep and image.mode in ("RGB", "RGBA", "LA"):
                 narrow = _by_opencv(data)
             elif image.mode.startswith("I") or image.mode == "F":
-                narrow = Image.fromarray(_narrow(np.asarray(image)))
+                pixels = np.asarray(image)
+                if image.mode.startswith("I;16") and _white_is_zero(image):
+                    pixels = 65535 - pixels
+                narrow = Image.fromarray(_narrow(pixels))
             else:
                 narrow = image
             if narrow is not image:  # exif_transpose looks for the tag on the image it turns
@@ -87,7 +97,7 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     except UnreadablePicture:
         raise
     except UnidentifiedImageError:
-        return np.asarray(_to_rgb(_by_opencv(data)))
+        return np.asarray(_to_rgb(_unidentified(data)))
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
         raise UnreadablePicture(_one_line(error)) from error
 
@@ -119,6 +129,59 @@ def picture_size(path: Path) -> tuple[int, int]:
     except Exception as error:
         raise UnreadablePicture(_one_line(error)) from error
     return (width, height) if orientation in (5, 6, 7, 8) else (height, width)
+
+
+def _in_planes(image: TiffImageFile) -> bool:
+    return image.tag_v2.get(284, 1) == 2 and image.tag_v2.get(277, 1) > 1
+
+
+def _white_is_zero(image: Image.Image) -> bool:
+    # Pillow turns these upright in 8 bits alone.
+    return isinstance(image, TiffImageFile) and image.tag_v2.get(262) == 0
+
+
+def _unidentified(data: bytes) -> Image.Image:
+    """What Pillow has no mode for."""
+    if data[:4] in _TIFF:
+        import tifffile
+
+        try:
+            with tifffile.TiffFile(io.BytesIO(data)) as file:
+                page = file.pages.first
+                mistaken = 2 in (page.samplesperpixel, page.planarconfig) or page.photometric == 0
+        except Exception as error:
+            raise UnreadablePicture(_one_line(error)) from error
+        if mistaken:
+            return _by_tifffile(data)
+    return _by_opencv(data)
+
+
+def _by_tifffile(data: bytes) -> Image.Image:
+    """The first page of a gray or RGB TIFF, not turned."""
+    import tifffile
+
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        page = file.pages.first
+        samples, shape = page.samplesperpixel, (page.imagelength, page.imagewidth)
+        if page.photometric not in (0, 1, 2) or samples > 4:
+            raise UnreadablePicture(f"TIFF of {samples} samples a pixel, not gray or RGB")
+        try:
+            pixels = page.asarray()
+        except Exception as error:
+            raise UnreadablePicture(_one_line(error)) from error
+    if pixels.size != math.prod(shape) * samples:
+        raise UnreadablePicture(f"TIFF of {pixels.shape} samples in {shape[1]}×{shape[0]} pixels")
+    if page.planarconfig == 2 and samples > 1:
+        pixels = np.moveaxis(pixels, 0, -1)
+    pixels = _narrow(pixels.reshape(*shape, samples))
+    colours = 3 if samples > 2 else 1
+    if page.photometric == 0:
+        pixels = np.concatenate((255 - pixels[..., :1], pixels[..., 1:]), axis=-1)
+    kind = int(page.extrasamples[0]) if page.extrasamples else 0
+    mode = {(1, 1): "La", (1, 2): "LA", (3, 1): "RGBa", (3, 2): "RGBA"}.get((colours, kind))
+    mode = mode or {1: "L", 3: "RGB"}[colours]
+    pixels = np.ascontiguousarray(pixels[..., : len(mode)])
+    return Image.frombytes(mode, shape[::-1], pixels.tobytes())
 
 
 def _by_opencv(data: bytes) -> Image.Image:

@@ -308,6 +308,8 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
         raise PictureError(f"{pixels.dtype} samples; restore takes 8 or 16 bits")
     pixels = np.ascontiguousarray(pixels.reshape(*size, channels))
     pixels = pixels.astype(pixels.dtype.newbyteorder("="))
+    if page.photometric == 0:  # white is zero
+        pixels[..., :1] = np.iinfo(pixels.dtype).max - pixels[..., :1]
     return Picture(pixels=pixels, kind=kinds[channels - 1], notes=notes)
 
 

@@ -95,6 +95,80 @@ def test_16_bits_are_rounded_to_8(tmp_path, ending, channels):
     np.testing.assert_array_equal(decode_rgb(path), np.broadcast_to(want, (9, 7, 3)))
 
 
+def shown(samples: np.ndarray, *, white_is_zero: bool) -> np.ndarray:
+    """8-bit RGB over white, from what the TIFF standard says the samples mean."""
+    peak = np.iinfo(samples.dtype).max
+    colours = 3 if samples.shape[-1] > 2 else 1
+    colour = samples[..., :colours].astype(np.float64) / peak
+    colour = 1 - colour if white_is_zero else colour
+    return np.broadcast_to(np.rint(255 * colour), (*samples.shape[:2], 3)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("planes", ["contig", "separate"])
+@pytest.mark.parametrize(
+    ("channels", "photometric"),
+    [
+        (1, "minisblack"),
+        (1, "miniswhite"),
+        (2, "minisblack"),
+        (2, "miniswhite"),
+        (3, "rgb"),
+        (4, "rgb"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_tiff_samples_mean_what_the_standard_says(
+    tmp_path, dtype, channels, photometric, planes, order, compression
+):
+    peak = np.iinfo(dtype).max
+    samples = np.random.default_rng(3).integers(0, peak + 1, (13, 11, channels), dtype)
+    options = {}
+    if channels in (2, 4):
+        samples[..., -1] = peak
+        options["extrasamples"] = ["unassalpha"]
+    if channels > 1:
+        options["planarconfig"] = planes
+    stored = np.moveaxis(samples, -1, 0) if planes == "separate" else samples
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        np.squeeze(stored),
+        photometric=photometric,
+        byteorder=order,
+        compression=compression,
+        **options,
+    )
+    want = shown(samples, white_is_zero=photometric == "miniswhite")
+    np.testing.assert_array_equal(decode_rgb(tmp_path / "a.tif"), want)
+    assert picture_size(tmp_path / "a.tif") == (13, 11)
+
+
+@pytest.mark.parametrize("kind", ["assocalpha", "unassalpha", "unspecified"])
+def test_tiff_planes_of_transparent_colour(tmp_path, kind):
+    samples = np.full((4, 13, 11), 16384, np.uint16)
+    samples[3] = 32768
+    tifffile.imwrite(
+        tmp_path / "a.tif", samples, photometric="rgb", planarconfig="separate", extrasamples=[kind]
+    )
+    # A quarter at half cover: over white 1/4 + 1/2, or 1/4 · 1/2 + 1/2; without cover 1/4.
+    want = {"assocalpha": 0.75, "unassalpha": 0.625, "unspecified": 0.25}[kind] * 255
+    assert np.abs(decode_rgb(tmp_path / "a.tif") - want).max() < 1.5  # alpha is 8 bits by then
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.95])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_truncated_tiff_planes_are_refused(tmp_path, kept, compression):
+    samples = np.random.default_rng(4).integers(0, 65536, (3, 40, 40), dtype=np.uint16)
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(
+        path, samples, photometric="rgb", planarconfig="separate", compression=compression
+    )
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with pytest.raises(UnreadablePicture):
+        decode_rgb(path)
+
+
 def test_gray_is_repeated(tmp_path, rgb):
     Image.fromarray(rgb[..., 0]).save(tmp_path / "a.png")
     np.testing.assert_array_equal(decode_rgb(tmp_path / "a.png"), np.stack([rgb[..., 0]] * 3, -1))

@@ -155,9 +155,11 @@ def test_tiff_layouts(tmp_path, options, dtype):
     np.testing.assert_array_equal(read_picture(tmp_path / "x.tif").pixels, pixels)
 
 
-def test_white_is_zero_and_float_tiffs(tmp_path):
+@pytest.mark.parametrize("order", ["<", ">"])  # Pillow knows one of them
+def test_white_is_zero_and_float_tiffs(tmp_path, order):
     gray = noise(9, 8, deep=True)
-    (tmp_path / "w.tif").write_bytes(_tiff(65535 - gray, photometric="miniswhite"))
+    white_is_zero = _tiff(65535 - gray, photometric="miniswhite", byteorder=order)
+    (tmp_path / "w.tif").write_bytes(white_is_zero)
     np.testing.assert_array_equal(read_picture(tmp_path / "w.tif").pixels[..., 0], gray)
     (tmp_path / "f.tif").write_bytes(_tiff(np.ones((4, 5), np.float32), photometric="minisblack"))
     with pytest.raises(PictureError, match="32-bit samples"):
