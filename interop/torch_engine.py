@@ -126,7 +126,10 @@ class TorchStep:
         slices = self.config.accumulate
         shared = getattr(self.objective, phase.share)(tensors) if slices == 1 else None
         for turn, player in enumerate(phase.players):
-            needed_again = any(later.through_shared for later in phase.players[turn + 1 :])
+            # A player that sees the shared tensors detached leaves their graph alone.
+            needed_again = player.through_shared and any(
+                later.through_shared for later in phase.players[turn + 1 :]
+            )
             # The generator's pass also reaches the discriminator's parameters.
             self._optimizers[player.network].zero_grad(set_to_none=True)
             sums: dict[str, Tensor] = {}

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,14 @@ def test_the_torch_engine_runs_saves_and_resumes(tmp_path):
     options[options.index("--steps") + 1] = "4"
     assert run(*options, "--resume") == 0
     assert [r["step"] for r in records(tmp_path) if "generator/loss" in r] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_the_torch_engine_compiles_both_players(tmp_path):
+    adversarial = ("--adversarial-steps", "2", "--model.perceptual-weight", "0")
+    assert run(*TINY, *adversarial, "--engine", "torch", "--compile", "--out", tmp_path) == 0
+    assert [r["step"] for r in records(tmp_path) if "discriminator/loss" in r] == [3, 4]
 
 
 def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(capsys, tmp_path):

@@ -1,0 +1,81 @@
+"""Images per second of one MSHNet training step: jaxsr's jitted step against plain torch.
+
+    python benchmarks/mshnet_step.py [--platform cuda] [--dtype bfloat16]
+
+jaxsr's step cuts, turns, scales and normalises its images on the device, from a data set that lives
+there; torch's contenders are given a finished batch, free of charge. How they are timed,
+`_step_race.py` says. The figures that an older port of the network published stand beside.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from _step_race import RaceOptions, Told, Workload, race_steps
+
+OLD_PORT_IMAGES_PER_S = {"TPU v2-8": 26.7, "A100": 13.3, "T4": 4.4, "CPU": 1.3}
+"""Published for 256² and the same network, hardware of the CPU unnamed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RaceOptions):
+    """What to measure."""
+
+    batch: int = 4
+    """Images per step."""
+    crop: int = 256
+    """Side in pixels."""
+    augment: Literal["scale", "patch"] = "scale"
+    """The paper's rescaling, flip and blur, or patches."""
+    rounds: int = 5
+    """Turns of each contender."""
+    steps: int = 1
+    """Steps timed in one turn."""
+
+
+def workload(told: Told) -> Workload:
+    """The main phase, on synthetic scenes."""
+    import numpy as np
+
+    from jaxsr.interop.mesh import place_batch, replicated
+    from jaxsr.training.segmentation import Segmentation, SegmentationRun
+
+    task = Segmentation(
+        SegmentationRun(
+            steps=100,
+            warmup_epochs=0,
+            batch=told["batch"],
+            optimizer="adam",
+            lr=1e-3,
+            base_size=told["crop"],
+            crop_size=told["crop"],
+            augment=told["augment"],
+            scenes=32,
+        )
+    )
+    images, masks = zip(*(task.data.read(i) for i in range(told["batch"])), strict=True)
+
+    def on_devices(mesh):
+        with task.batches(0, host=0, hosts=1) as batches:
+            return place_batch(next(batches), mesh) | dict(task.constants(replicated(mesh)))
+
+    return Workload(
+        objective=task.objective,
+        phase="main",
+        exported=task.exported,
+        torch_batch={
+            "image": np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / 255,
+            "mask": np.stack(masks)[:, None].astype(np.float32),
+        },
+        jax_batch=on_devices,
+        prepare=task.prepare,
+    )
+
+
+if __name__ == "__main__":
+    race_steps(
+        "mshnet_step",
+        (__doc__ or "").splitlines()[0],
+        Options,
+        workload,
+        older_port_images_per_s=OLD_PORT_IMAGES_PER_S,
+    )
