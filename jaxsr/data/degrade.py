@@ -88,6 +88,8 @@ def make_preparation(
         raise ValueError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
     if augment not in ("none", "flip", "turn"):
         raise ValueError(f"augment must be 'none', 'flip' or 'turn', got {augment!r}")
+    if bicubic not in ("torch", "matlab"):
+        raise ValueError(f"bicubic must be 'torch' or 'matlab', got {bicubic!r}")
     if scale > 1 and loss_of_detail is not None:
         raise ValueError(f"loss_of_detail is for scale=1 (restoration), got scale={scale}")
     if scale == 1:

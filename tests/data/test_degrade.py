@@ -14,8 +14,9 @@ from scipy import stats
 
 from jaxsr.data.batches import train_batches
 from jaxsr.data.degrade import DetailLoss, make_preparation, to_levels, turn
-from jaxsr.data.photos import open_training_photos
+from jaxsr.data.photos import open_photos, open_training_photos
 from jaxsr.data.resident import resident_photos
+from jaxsr.data.validation import validation_pairs
 
 KEY = jax.random.key(11)
 LABELS = {"label_real": (0.8, 1.1), "label_fake": (0.0, 0.3), "label_generator": (0.7, 1.0)}
@@ -111,6 +112,16 @@ def test_low_is_the_file_that_pillow_would_write(photos):
         want = np.asarray(Image.fromarray(image).resize((24, 24), Image.Resampling.BICUBIC))
         # Pillow's fixed-point weights have other bits than torch's: a level where a sum is at half.
         assert np.abs(np.rint(got) - want).max() <= 1
+
+
+def test_low_is_what_validation_makes_of_the_same_crop(photos, tmp_path):
+    batch = _batch(photos, count=3)
+    prepare = make_preparation(crop=96, scale=4, augment="none", bicubic="matlab")
+    low = jax.jit(prepare)(batch, KEY)["low"]
+    for index, image in enumerate(batch["image"]):
+        Image.fromarray(image).save(tmp_path / f"{index}.png")
+    pairs = [*validation_pairs(open_photos(tmp_path, crop=96), 4)]
+    np.testing.assert_array_equal(low, np.concatenate([pair.low for pair in pairs]))
 
 
 def test_luma_is_that_of_jpeg(photos):
@@ -231,6 +242,7 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
         ({"scale": 0}, "scale must be 1 or more, got 0"),
         ({"channels": 2}, "channels must be 1"),
         ({"augment": "spin"}, "augment must be"),
+        ({"bicubic": "opencv"}, "bicubic must be 'torch' or 'matlab', got 'opencv'"),
         ({"scale": 5}, "crop=96 must be a multiple of 5"),
         ({"loss_of_detail": DetailLoss()}, "is for scale=1"),
         ({"scale": 1, "loss_of_detail": DetailLoss(factors=(2, 5))}, "multiple of 2, 5"),

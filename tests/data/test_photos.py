@@ -272,6 +272,26 @@ def test_a_folder_with_and_without_a_validation_folder(tmp_path):
         open_training_photos(tmp_path, tmp_path / "val", crop=8)
 
 
+def test_a_folder_and_the_built_in_photos_together(tmp_path):
+    for i in range(6):
+        _save(tmp_path / "data" / f"{i}.png", seed=i)
+        _save(tmp_path / "val" / f"{i}.png", 16, 16, seed=100 + i)
+    alone, alone_held = open_training_photos(tmp_path / "data", None, crop=32)
+    train, held = open_training_photos(tmp_path / "data", None, crop=32, built_in=True)
+    assert train.names == (*alone.names, *sorted(BUILT_IN_TRAINING))
+    assert held.names == (*alone_held.names, *sorted(BUILT_IN_VALIDATION))
+    assert train.source == f"{tmp_path / 'data'} and the built-in photos"
+    last = len(train) - 1
+    assert train.read(last).shape == (*train.sizes[last], 3)
+    train, held = open_training_photos(tmp_path / "data", tmp_path / "val", crop=32, built_in=True)
+    assert len(train) == 6 + len(BUILT_IN_TRAINING)
+    assert held.source == str(tmp_path / "val")
+    # Nothing to add them to: they are all there is.
+    assert open_training_photos(None, None, crop=32, built_in=True)[0].names == tuple(
+        sorted(BUILT_IN_TRAINING)
+    )
+
+
 def test_importing_needs_neither_torch_nor_a_device():
     code = (
         "import sys, jaxsr.data.photos, jaxsr.data.batches; "
