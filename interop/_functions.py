@@ -216,7 +216,7 @@ for _mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
 # ---- batch normalisation whose factor or axis the aten operator cannot express
 
 
-def batch_norm_forward(module: Any, axis: str | None, x: Any) -> Any:
+def batch_norm_forward(module: Any, axis: str | tuple[str, ...] | None, x: Any) -> Any:
     """`_BatchNorm.forward` for momentum=None, a traced factor, and for a named mesh axis."""
     from jaxsr.interop._session import running_trace
 

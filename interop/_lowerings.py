@@ -13,6 +13,7 @@ from jax import lax
 from jaxsr.interop._dispatch import Trace, cast, handles
 from jaxsr.interop._dtypes import to_jax_dtype
 from jaxsr.interop._schema import name_of
+from jaxsr.interop._statistics import check_rows
 from jaxsr.interop._tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -32,7 +33,7 @@ def batch_norm(
     training: bool,
     momentum: Any,
     eps: float,
-    axis: str | None = None,
+    axis: str | tuple[str, ...] | None = None,
 ) -> tuple[JaxTensor, JaxTensor, JaxTensor]:
     """Batch normalisation with its running statistics, summed in float32 at least.
 
@@ -44,6 +45,7 @@ def batch_norm(
     axes = (0, *range(2, value.ndim))
     shape = (1, -1) + (1,) * (value.ndim - 2)
     if training or mean is None or var is None:
+        check_rows(value.shape[0], axis)
         xw = value.astype(wide)
         mu = _mean(xw, axes, axis)
         # Centred before squaring: E[x²] − E[x]² loses everything when the mean dwarfs the spread.
@@ -73,7 +75,7 @@ def batch_norm(
     return results, saved, saved_inverse
 
 
-def _mean(x: jax.Array, axes: tuple[int, ...], axis: str | None) -> jax.Array:
+def _mean(x: jax.Array, axes: tuple[int, ...], axis: str | tuple[str, ...] | None) -> jax.Array:
     mean = jnp.mean(x, axes)
     return mean if axis is None else lax.pmean(mean, axis)
 

@@ -79,7 +79,7 @@ def to_jax(
     *,
     compute_dtype: Any = None,
     remat: str | Sequence[str] = (),
-    sync_axis: str | None = None,
+    sync_axis: str | tuple[str, ...] | None = None,
 ) -> JaxModule:
     """Converts a torch module; the module itself is neither changed nor kept.
 
@@ -91,7 +91,7 @@ def to_jax(
         and gradients come back in the parameters' own dtype.
       remat: names of submodules, `fnmatch` patterns allowed (`"body.*"`), whose activations are
         recomputed in the backward pass instead of kept (`jax.checkpoint`).
-      sync_axis: mesh axis over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
+      sync_axis: mesh axes over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
         Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
 
     Raises:

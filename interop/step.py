@@ -10,8 +10,14 @@ global batch, at several all-reduces a layer. `local` runs the networks under `s
 device normalises with its own rows, and one all-reduce a player averages gradients, running
 statistics and metrics together. In that mode a loss must be a mean over samples, as
 `jaxsr.models.objective` asks; the other does not care.
+
+Gradients are summed over the devices in float32. Left to itself XLA sums those of bfloat16 networks
+in bfloat16, so these run under `shard_map` in both modes, `global` with BatchNorm's statistics
+exchanged in every layer. Parameters split over `fsdp` are the exception: there XLA partitions, and
+sums in bfloat16.
 """
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +85,10 @@ class StepConfig:
                 f"compute_dtype must be float32 or bfloat16, got {self.compute_dtype!r}"
             )
 
+    def per_device(self, *, fsdp: int) -> bool:
+        """Whether the step is written out for each device, rather than partitioned by XLA."""
+        return self.batch_norm == "local" or (self.compute_dtype != "float32" and fsdp == 1)
+
     def check_fits(self, *, data: int, fsdp: int) -> None:
         """Refuses a mesh of these sizes where the step cannot run on it.
 
@@ -126,7 +136,7 @@ def init_state(
     )
 
 
-def convert(objective: Any, config: StepConfig, *, remat: Sequence[str] = ()) -> Any:
+def convert(objective: Any, config: StepConfig, *, remat: Sequence[str] = (), fsdp: int = 1) -> Any:
     """The objective as a pure function, its players' networks computing in `compute_dtype`.
 
     Losses stay in float32: a network's inputs are cast on entry and its outputs on leaving.
@@ -135,6 +145,7 @@ def convert(objective: Any, config: StepConfig, *, remat: Sequence[str] = ()) ->
       objective: networks and losses.
       config: of the step.
       remat: submodules to recompute in the backward pass.
+      fsdp: devices that parameters are split over on the mesh.
     """
     from jaxsr.interop.module import to_jax
 
@@ -152,7 +163,20 @@ def convert(objective: Any, config: StepConfig, *, remat: Sequence[str] = ()) ->
         module.register_forward_hook(
             lambda _, inputs, outputs: jax.tree.map(lambda x: x.float(), outputs)
         )
-    return to_jax(objective, remat=remat)
+    if config.batch_norm == "local" or not config.per_device(fsdp=fsdp):
+        return to_jax(objective, remat=remat)
+    _exchange_statistics(objective)
+    return to_jax(objective, remat=remat, sync_axis=meshes.DATA_AXES)
+
+
+def _exchange_statistics(objective: Any) -> None:
+    """Makes each BatchNorm a SyncBatchNorm, as torch does for its own data parallelism."""
+    from torch import nn
+
+    for module in list(objective.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+                setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
 
 
 def _player_networks(objective: Any) -> set[str]:
@@ -184,8 +208,8 @@ def make_train_step(
     config = config or StepConfig()
     config.check_fits(data=mesh.shape["data"], fsdp=mesh.shape["fsdp"])
     update = functools.partial(_update_players, model, phase, optimizers, config)
-    if config.batch_norm == "local":
-        update = _per_device(update, mesh)
+    if config.per_device(fsdp=mesh.shape["fsdp"]):
+        update = _per_device(update, mesh, alone=config.batch_norm == "local")
     else:
         update = functools.partial(update, lambda tree: tree)
 
@@ -373,8 +397,14 @@ def _accumulate(
     return grads, buffers, metrics
 
 
-def _per_device(update: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """Runs `update` on each device's rows, averaging with one all-reduce a call of `reduce`."""
+def _per_device(update: Callable[..., Any], mesh: Mesh, *, alone: bool) -> Callable[..., Any]:
+    """Runs `update` on each device's rows, averaging with one all-reduce a call of `reduce`.
+
+    Args:
+      update: takes `reduce` first, then the state's parts, the batch and the key.
+      mesh: where.
+      alone: whether statistics may be those of a device's rows; else BatchNorm must exchange them.
+    """
 
     def reduce(tree: Any) -> Any:
         leaves, structure = jax.tree.flatten(tree)
@@ -389,7 +419,11 @@ def _per_device(update: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
         # Each device draws its own random numbers, as it sees its own rows.
         key = jax.random.wrap_key_data(key_data)
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))
-        return update(reduce, params, buffers, opt_states, batch, jax.random.key_data(key))
+        key_data = jax.random.key_data(key)
+        with contextlib.nullcontext() if alone else whole_batch_statistics():
+            return update(reduce, params, buffers, opt_states, batch, key_data)
+
+    from jaxsr.interop._statistics import whole_batch_statistics
 
     whole, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
     return jax.shard_map(

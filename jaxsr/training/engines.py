@@ -78,7 +78,7 @@ class StepPrograms:
             for name, updates in updates_of(task).items()
         }
         blocks = task.blocks if config.remat else ()
-        self._model = convert(task.objective, self._config, remat=blocks)
+        self._model = convert(task.objective, self._config, remat=blocks, fsdp=mesh.shape["fsdp"])
         self.shardings = meshes.tree_shardings(jax.eval_shape(self.initial_state), mesh)
 
     def initial_state(self) -> Any:
