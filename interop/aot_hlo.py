@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _COLLECTIVE = re.compile(
-    rf"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(_KINDS)})(-start)?\((.*)$", re.MULTILINE
+    rf"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ({'|'.join(_KINDS)})(-start)?\((.*)$", re.MULTILINE
 )
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _BITS = {"pred": 8, "token": 0, "c64": 64, "c128": 128}
@@ -74,12 +74,13 @@ class _Array:
 def collectives(program: str) -> list[Collective]:
     """Every communication in the program, those that run asynchronously included once."""
     found, seen = [], set()
-    for result, kind, started, rest in _COLLECTIVE.findall(program):
-        # A fused communication may stand in several computations under one channel.
-        channel = re.search(r"channel_id=(\d+)", rest)
-        if channel and (kind, channel[1]) in seen:
+    for name, result, kind, started, rest in _COLLECTIVE.findall(program):
+        # What is fused or runs asynchronously may stand in several computations, as a clone.
+        # Channel numbers do not tell: JAX gives all those under shard_map the same.
+        original = re.sub(r"\.clone[.\d]*$", "", name)
+        if original in seen:
             continue
-        seen.add((kind, channel[1]) if channel else (kind, result, rest))
+        seen.add(original)
         arrays = [a for a in _arrays(result) if a.bytes]
         if started and kind in ("all-gather", "collective-permute"):
             arrays = arrays[len(arrays) // 2 :] if len(arrays) > 1 else arrays  # inputs come first
