@@ -1,46 +1,125 @@
 """Joining the processes of one job: JAX's own multi-controller runtime, by the environment.
 
-The same command runs on every host. Cloud TPU pods, SLURM and Open MPI are recognised by JAX
-itself; `JAXSR_COORDINATOR`, `JAXSR_PROCESSES` and `JAXSR_PROCESS` (or torchrun's `MASTER_ADDR`,
-`MASTER_PORT`, `WORLD_SIZE` and `RANK`) name the job where nothing else does.
+The same command runs on every host, and what the environment says decides, in this order:
+
+1. `JAXSR_COORDINATOR` (host:port), `JAXSR_PROCESSES` and `JAXSR_PROCESS`;
+2. torchrun's `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE` and `RANK`;
+3. a job of several tasks under SLURM (`srun`) or Open MPI (`mpirun`);
+4. a TPU pod slice: GKE and JobSet by `TPU_WORKER_HOSTNAMES` and `MEGASCALE_NUM_SLICES`, Cloud TPU
+   VMs by asking JAX, which asks the machine's metadata server;
+5. `JAXSR_CLUSTER=auto`, for what JAX recognises beside these (Kubernetes jobs without TPUs).
+
+`JAXSR_CLUSTER=none` turns 2 to 5 off, for a single process inside such a job.
 """
 
+import logging
 import os
 
 import jax
 
+log = logging.getLogger(__name__)
+
 _OWN = ("JAXSR_COORDINATOR", "JAXSR_PROCESSES", "JAXSR_PROCESS")
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
 
-def start_if_asked() -> int:
-    """Joins the job that the environment describes; returns its number of processes.
+def start_if_asked(platform: str = "auto") -> int:
+    """Joins the job that the environment describes.
+
+    Args:
+      platform: that the run asks for; a TPU's pod slice is joined where it may be a TPU.
+
+    Returns:
+      The number of processes as far as the environment says it, else 1: after the platform is
+      fixed, `jax.process_count()` knows.
 
     Raises:
-      ValueError: the environment describes a job only in part.
+      ValueError: the environment describes a job only in part, or wrongly.
     """
-    found = _from_environment()
-    if found is None:
+    cluster = os.environ.get("JAXSR_CLUSTER", "")
+    if cluster not in ("", "auto", "none"):
+        raise ValueError(f"JAXSR_CLUSTER must be auto or none, got {cluster!r}")
+    found = _own() or (None if cluster == "none" else _torchrun())
+    if found is not None:
+        coordinator, processes, process = found
+        if not 0 <= process < processes:
+            raise ValueError(
+                f"process {process} of {processes} does not exist; they are numbered from 0"
+            )
+        _allow_cpu_collectives()
+        jax.distributed.initialize(coordinator, processes, process)
+        return processes
+    if cluster == "none":
         return 1
-    coordinator, processes, process = found
-    # Without it CPU devices of several processes cannot talk to one another.
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(coordinator, processes, process)
+    processes = _tasks()
+    if processes > 1 or cluster == "auto" or _on_named_slice(platform):
+        _allow_cpu_collectives()
+        jax.distributed.initialize()
+    elif _on_tpu_vm(platform):
+        _join_slice_if_any()
     return processes
 
 
-def _from_environment() -> tuple[str, int, int] | None:
-    own = [os.environ.get(name) for name in _OWN]
-    if any(own):
-        if not all(own):
-            missing = ", ".join(n for n, v in zip(_OWN, own, strict=True) if not v)
-            raise ValueError(f"the environment names a job of several processes but not {missing}")
-        return str(own[0]), _number(_OWN[1]), _number(_OWN[2])
-    torchrun = [os.environ.get(name) for name in _TORCHRUN]
-    if all(torchrun) and _number("WORLD_SIZE") > 1:
-        address = f"{torchrun[0]}:{torchrun[1]}"
-        return address, _number("WORLD_SIZE"), _number("RANK")
-    return None
+def _join_slice_if_any() -> None:
+    """On a Cloud TPU VM the metadata server lists the hosts of its slice, one or more."""
+    try:
+        jax.distributed.initialize()
+    except (OSError, ValueError) as error:
+        # No such server, as in a container with a chip of its own: the TPU is used alone.
+        log.warning(
+            "no description of a TPU pod slice was found (%s); using this host alone", error
+        )
+
+
+def _allow_cpu_collectives() -> None:
+    # Without it CPU devices of several processes cannot talk to one another.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+
+
+def _own() -> tuple[str, int, int] | None:
+    values = [os.environ.get(name) for name in _OWN]
+    if not any(values):
+        return None
+    if not all(values):
+        missing = ", ".join(n for n, v in zip(_OWN, values, strict=True) if not v)
+        raise ValueError(f"the environment names a job of several processes but not {missing}")
+    return str(values[0]), _number(_OWN[1]), _number(_OWN[2])
+
+
+def _torchrun() -> tuple[str, int, int] | None:
+    if not all(os.environ.get(name) for name in _TORCHRUN) or _number("WORLD_SIZE") == 1:
+        return None
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return address, _number("WORLD_SIZE"), _number("RANK")
+
+
+def _tasks() -> int:
+    """Tasks of the SLURM step or of mpirun that this process is one of; 1 outside of both."""
+    # `salloc` alone sets some of these: a shell in it is not one of several tasks.
+    if all(os.environ.get(name) for name in _SLURM):
+        return _number("SLURM_NTASKS")
+    if os.environ.get("OMPI_COMM_WORLD_SIZE"):
+        return _number("OMPI_COMM_WORLD_SIZE")
+    return 1
+
+
+def _on_named_slice(platform: str) -> bool:
+    """Whether this is a host of a TPU pod slice that the environment describes, as GKE does."""
+    hosts = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    slices = os.environ.get("MEGASCALE_NUM_SLICES", "1") not in ("", "1")
+    return _may_be_tpu(platform) and (hosts or slices)
+
+
+def _on_tpu_vm(platform: str) -> bool:
+    """Whether only the metadata server can tell if this TPU is a part of a slice."""
+    described = "TPU_WORKER_HOSTNAMES" in os.environ or "TPU_SKIP_MDS_QUERY" in os.environ
+    return _may_be_tpu(platform) and not described
+
+
+def _may_be_tpu(platform: str) -> bool:
+    return platform in ("auto", "tpu") and any(map(os.path.exists, _TPU_DEVICES))
 
 
 def _number(name: str) -> int:

@@ -124,7 +124,7 @@ def _prepare_jax(config: Any) -> tuple[int, int]:
     from jaxsr.interop.mesh import make_mesh, select_platform
 
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
-    hosts = start_if_asked()
+    hosts = start_if_asked("cpu" if config.engine == "torch" else config.platform)
     select_platform(
         "cpu" if config.engine == "torch" else config.platform,
         simulated_devices=config.mesh_shape.devices // hosts,
@@ -135,7 +135,9 @@ def _prepare_jax(config: Any) -> tuple[int, int]:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     if config.engine == "jax":
         make_mesh(config.mesh_shape)  # too few devices is said before the data is read
-    return (jax.process_index(), jax.process_count()) if hosts > 1 else (0, 1)
+    if not jax.distributed.is_initialized():
+        return 0, 1
+    return jax.process_index(), jax.process_count()
 
 
 def _claim(out: Path, config: Any, family: str) -> None:

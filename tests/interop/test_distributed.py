@@ -1,0 +1,108 @@
+"""Which environments make a process join a job, and with what; the joining itself is JAX's."""
+
+import jax
+import pytest
+
+from jaxsr.interop import distributed
+
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_NODELIST": "node[001-002]",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+TORCHRUN = {"MASTER_ADDR": "a", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "3"}
+OWN = {"JAXSR_COORDINATOR": "h:1", "JAXSR_PROCESSES": "2", "JAXSR_PROCESS": "0"}
+POD = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
+AUTO = ()
+
+
+@pytest.fixture
+def join(monkeypatch):
+    """`join(environment, tpu=…, platform=…)`: what JAX was asked, or None; and the processes."""
+
+    def start(environment, *, tpu=False, platform="auto", fails=None):
+        asked = []
+
+        def initialize(*arguments):
+            if fails is not None:
+                raise fails
+            asked.append(arguments)
+
+        names = (*SLURM, *TORCHRUN, *OWN, *POD, "JAXSR_CLUSTER", "MEGASCALE_NUM_SLICES")
+        for name in (*names, "OMPI_COMM_WORLD_SIZE", "TPU_SKIP_MDS_QUERY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(distributed, "_TPU_DEVICES", ("/dev/null",) if tpu else ())
+        monkeypatch.setattr(jax.distributed, "initialize", initialize)
+        monkeypatch.setattr(jax.config, "update", lambda *_: None)
+        count = distributed.start_if_asked(platform)
+        return (asked[0] if asked else None), count
+
+    return start
+
+
+def test_nothing_is_joined_where_nothing_is_described(join):
+    assert join({}) == (None, 1)
+    assert join({k: v for k, v in SLURM.items() if k != "SLURM_STEP_NODELIST"}) == (None, 1)
+    assert join({**SLURM, "SLURM_NTASKS": "1"}) == (None, 1)
+    assert join({**TORCHRUN, "WORLD_SIZE": "1"}) == (None, 1)
+    assert join(POD) == (None, 1)  # no TPU here
+
+
+def test_each_kind_of_job(join):
+    assert join(OWN) == (("h:1", 2, 0), 2)
+    assert join(TORCHRUN) == (("a:29500", 4, 3), 4)
+    assert join(SLURM) == (AUTO, 2)
+    assert join({"OMPI_COMM_WORLD_SIZE": "8"}) == (AUTO, 8)
+    assert join({**OWN, **SLURM}) == (("h:1", 2, 0), 2)  # one's own words come first
+    assert join({"JAXSR_CLUSTER": "auto"}) == (AUTO, 1)
+
+
+def test_pod_slices(join):
+    assert join(POD, tpu=True) == (AUTO, 1)
+    assert join({"MEGASCALE_NUM_SLICES": "2", "TPU_WORKER_HOSTNAMES": "a"}, tpu=True)[0] == AUTO
+    assert join({"TPU_WORKER_HOSTNAMES": "localhost"}, tpu=True) == (None, 1)
+    assert join({}, tpu=True) == (AUTO, 1)  # a Cloud TPU VM: the metadata server knows
+    assert join({}, tpu=True, platform="cpu") == (None, 1)
+    assert join({"TPU_SKIP_MDS_QUERY": "1"}, tpu=True) == (None, 1)
+
+
+def test_a_tpu_without_a_metadata_server_is_used_alone(join, caplog):
+    assert join({}, tpu=True, fails=ConnectionError("no such server")) == (None, 1)
+    assert "using this host alone" in caplog.text
+    with pytest.raises(ConnectionError):  # a slice that is described must be joined
+        join(POD, tpu=True, fails=ConnectionError("no such server"))
+
+
+def test_none_turns_recognition_off(join):
+    for environment in (SLURM, TORCHRUN, POD):
+        assert join({**environment, "JAXSR_CLUSTER": "none"}, tpu=True) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JAXSR_COORDINATOR": "h:1", "JAXSR_PROCESS": "0"}, "but not JAXSR_PROCESSES"),
+        ({**OWN, "JAXSR_PROCESS": "two"}, "JAXSR_PROCESS must be a number, got 'two'"),
+        ({**OWN, "JAXSR_PROCESS": "2"}, "process 2 of 2 does not exist"),
+        ({**TORCHRUN, "RANK": "x"}, "RANK must be a number"),
+        ({"JAXSR_CLUSTER": "slurm"}, "JAXSR_CLUSTER must be auto or none, got 'slurm'"),
+    ],
+)
+def test_half_a_description_is_refused(join, environment, message):
+    with pytest.raises(ValueError, match=message):
+        join(environment)
+
+
+def test_jax_understands_the_same_slurm_variables(monkeypatch):
+    """JAX's own recogniser, which is private: a change there must show here."""
+    from jax._src.clusters import SlurmCluster
+
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert SlurmCluster.is_env_present()
+    assert SlurmCluster.get_coordinator_address(60, None).startswith("node001:")
+    assert (SlurmCluster.get_process_count(), SlurmCluster.get_process_id()) == (2, 1)
