@@ -65,5 +65,5 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
     return array.astype(np.int64) if array.dtype in (np.int32, np.uint32) else array
