@@ -10,7 +10,6 @@ line of JSON; `ops.py --tpu` runs this in a process of its own.
 
 import json
 import os
-import re
 import sys
 from functools import partial
 from typing import Any
@@ -32,20 +31,6 @@ CASES = [
 ]
 
 
-def cycles(program_text: str) -> int:
-    """Estimated cycles of the entry computation and of what it calls when values are finite."""
-    bodies = re.split(r"\n(?=(?:ENTRY )?%?[\w.\-]+ (?:\([^\n]*\) -> [^\n]*)?\{\n)", program_text)
-    entry = next(body for body in bodies if body.startswith("ENTRY"))
-    counted = [entry]
-    for taken in re.findall(r"true_computation=%([\w.\-]+)", entry):
-        counted += [body for body in bodies if body.startswith(f"%{taken} ")]
-    for branches in re.findall(r"branch_computations=\{([^}]*)\}", entry):
-        # A predicate is branch 1 when it holds.
-        taken = branches.split(",")[1].strip().lstrip("%")
-        counted += [body for body in bodies if body.startswith(f"%{taken} ")]
-    return sum(int(n) for body in counted for n in re.findall(r'"estimated_cycles":"(\d+)"', body))
-
-
 def main() -> None:
     """Compiles every case and prints the estimates."""
     import jax
@@ -53,6 +38,7 @@ def main() -> None:
     from jax.experimental import topologies
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from jaxsr.interop.aot_hlo import cycles
     from jaxsr.ops import resize
     from jaxsr.ops._passes import products
     from jaxsr.ops._taps_torch import torch_passes

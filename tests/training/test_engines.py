@@ -95,7 +95,8 @@ def test_eight_devices_equal_one(config):
 
 @slow
 def test_sharded_parameters_equal_replicated_ones():
-    config = dataclasses.replace(SMALL, model=dataclasses.replace(SMALL.model, width=32))
+    model = dataclasses.replace(SMALL.model, width=32)
+    config = dataclasses.replace(SMALL, model=model, steps=20, pretrain_steps=10)
     plain, _ = losses(dataclasses.replace(config, mesh="8"))
     sharded, weights = losses(dataclasses.replace(config, mesh="data=4,fsdp=2"))
     assert_close(sharded, plain, 1e-4)

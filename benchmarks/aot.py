@@ -1,0 +1,308 @@
+"""What the TPU compiler makes of every family at its real settings: no TPU, no measurement.
+
+    python -m benchmarks.aot                 # compiles what results/aot.json does not hold yet
+    python -m benchmarks.aot --only mshnet --count 2
+    python -m benchmarks.aot --table         # prints the table of what is there
+
+Each program's figures are written as soon as it is compiled, so that nothing is lost where the
+whole takes hours. Memory, FLOPs, bytes and communication are the compiler's, for one device; times
+are a roofline and labelled as estimates.
+
+- `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
+  local, on 8 chips of three kinds in both dtypes.
+- `scale`: the same on 8, 64 and 256 chips: what a device computes and sends must not grow.
+- `fsdp`: parameters and optimiser state split in two, against plain data parallelism.
+- `llama`: Llama-3.1-8B's prefill and decode, tensor-parallel over 8 chips, a cache of 8192 tokens.
+- `infer`: a batch of tiles and of pictures. `ops`: every kernel of `jaxsr.ops`.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# Before JAX is imported: this machine's own devices are not of interest.
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+RESULTS = Path(__file__).resolve().parent / "results" / "aot.json"
+
+KINDS = ("v5e:2x4", "v6e:2x4", "v5p:2x2x2")
+SIZES = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
+DTYPES = ("float32", "bfloat16")
+# Family, preset, phase.
+STEPS = (
+    ("fast-srgan", "super-resolution", "pretrain"),
+    ("fast-srgan", "super-resolution", "adversarial"),
+    ("mshnet", "mshnet-toolbox", "main"),
+)
+LLAMA_3_1_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+
+Programs = dict[str, Callable[[], Any]]
+
+
+def programs() -> Programs:
+    """Everything there is to compile, by name, the most telling first."""
+    found: Programs = {}
+    for family, preset, phase in STEPS:
+        for topology in KINDS:
+            for dtype in DTYPES:
+                name = f"train {family} {phase} {dtype} {topology}"
+                found[name] = partial(train, family, preset, phase, topology, dtype)
+    for scheme in (None, "int8"):
+        for kind in ("prefill", "decode"):
+            name = f"llama 3.1-8b {scheme or 'bfloat16'} {kind} v5e:2x4"
+            found[name] = partial(llama, scheme, kind, "v5e:2x4")
+    for family, preset, phase in STEPS:
+        for topology in SIZES[1:]:  # 8 chips are among `train`
+            name = f"scale {family} {phase} bfloat16 {topology}"
+            found[name] = partial(train, family, preset, phase, topology, "bfloat16")
+    for mesh in ("8", "data=4,fsdp=2"):
+        for dtype in DTYPES:
+            name = f"fsdp fast-srgan adversarial {dtype} mesh {mesh} v5e:2x4"
+            found[name] = partial(
+                train, *STEPS[1], "v5e:2x4", dtype, mesh=mesh, batch_norm="global"
+            )
+    for topology in ("v5e:2x4", "v6e:2x4"):
+        for dtype in DTYPES:
+            found[f"infer fast-srgan tiles {dtype} {topology}"] = partial(tiles, topology, dtype)
+        found[f"infer mshnet float32 {topology}"] = partial(pictures, topology)
+    for topology in ("v5e:1x1", "v6e:1x1"):
+        for name, (call, shapes) in kernels().items():
+            found[f"ops {name} {topology}"] = partial(kernel, name, call, shapes, topology)
+    return found
+
+
+def train(
+    family: str,
+    preset: str,
+    phase: str,
+    topology_name: str,
+    dtype: str,
+    *,
+    mesh: str | None = None,
+    batch_norm: str = "local",
+) -> Any:
+    """One phase's step with the preset's batch on every device."""
+    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.training.ahead import AheadSteps
+    from jaxsr.training.family import load_family
+
+    topology = load_topology(topology_name)
+    devices = len(topology.devices)
+    module = load_family(family)
+    chosen = module.PRESET_RUNS[preset]
+    task = module.build(
+        dataclasses.replace(
+            chosen,
+            mesh=mesh or str(devices),
+            batch=chosen.batch * devices,
+            dtype=dtype,
+            batch_norm=batch_norm,
+            # The data here is a stand-in: its size must not show in the figures.
+            resident_gb=0.0,
+            steps=1000,
+            epochs=None,
+            **({"warmup_epochs": 1} if family == "mshnet" else {}),
+        )
+    )
+    ahead = AheadSteps(task, topology).compile(phase)
+    network = sum(
+        p.numel()
+        for player in task.objective.phase(phase).players
+        for p in task.objective.get_submodule(player.network).parameters()
+        if p.requires_grad
+    )
+    facts = {"batch": task.config.batch, "gradient_bytes": 4 * network, "batch_norm": batch_norm}
+    return ahead, facts
+
+
+def llama(scheme: Any, kind: str, topology_name: str) -> Any:
+    """Prefill of 2048 tokens, or the decode loop's step, with a cache of 8192."""
+    from jaxsr.generation.ahead import AheadEngine, shapes_of
+    from jaxsr.generation.options import SamplingOptions
+    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.models.llama.config import Llama3Scaling, LlamaConfig
+
+    scaling = Llama3Scaling(
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    network = shapes_of(
+        LlamaConfig(**LLAMA_3_1_8B, rope_scaling=scaling), dtype="bfloat16", scheme=scheme
+    )
+    engine = AheadEngine(network, load_topology(topology_name))
+    prefill, decode = engine.compile(SamplingOptions(), batch=1, prompt=2048, slots=8192)
+    parameters = sum(t.numel() for t in (*network.parameters(), *network.buffers()))
+    return (prefill if kind == "prefill" else decode), {"batch": 1, "weights": parameters}
+
+
+def tiles(topology_name: str, dtype: str) -> Any:
+    """Tiles of a published generator, eight a device."""
+    import torch
+
+    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.models.fast_srgan.generator import Generator
+    from jaxsr.models.fast_srgan.presets import PRESETS
+    from jaxsr.restoration.ahead import compile_tiles
+    from jaxsr.restoration.models import RestorationModel
+
+    torch.manual_seed(0)
+    model = RestorationModel(
+        network=Generator(PRESETS["super-resolution"].model).eval(),
+        name="fast-srgan",
+        channels=3,
+        value_range=(-1.0, 1.0),
+    )
+    topology = load_topology(topology_name)
+    batch = 8 * len(topology.devices)
+    ahead = compile_tiles(model, topology, shape=(256, 256), batch=batch, dtype=dtype)
+    return ahead, {"batch": batch}
+
+
+def pictures(topology_name: str) -> Any:
+    """A detector's pictures, eight a device."""
+    import torch
+
+    from jaxsr.detection.ahead import compile_batch
+    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.models.mshnet.config import MSHNetConfig
+    from jaxsr.models.mshnet.network import MSHNet
+
+    torch.manual_seed(0)
+    topology = load_topology(topology_name)
+    batch = 8 * len(topology.devices)
+    return compile_batch(MSHNet(MSHNetConfig()), topology, side=256, batch=batch), {"batch": batch}
+
+
+def kernels() -> dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], str], ...]]]:
+    """The kernels of `jaxsr.ops` on pictures of usual sizes, each with its arguments' shapes."""
+    from jaxsr import ops
+
+    photos, masks = ((8, 540, 960, 3), "float32"), ((8, 540, 960, 1), "float32")
+    levels = ((8, 540, 960, 3), "uint8")
+
+    def crop_and_paste(frames: Any, masks: Any) -> Any:
+        crop = ops.mask_crop(frames, masks, size=512)
+        return ops.mask_paste(frames, crop.frames, crop.masks, crop.box)
+
+    found: dict[str, Any] = {
+        "gaussian_blur": (partial(ops.gaussian_blur, sigma=2.0, kernel_size=13), (photos,)),
+        "psnr": (partial(ops.psnr, data_range=1.0), (photos, photos)),
+        "ssim": (partial(ops.ssim, data_range=1.0), (photos, photos)),
+        "rgb_to_y": (ops.rgb_to_y, (photos,)),
+        "rgb_to_ycbcr": (ops.rgb_to_ycbcr, (photos,)),
+        "ycbcr_to_rgb": (ops.ycbcr_to_rgb, (photos,)),
+        "normalise": (ops.normalise, (levels,)),
+        "denormalise": (ops.denormalise, (photos,)),
+        "feather": (ops.feather, (masks,)),
+        "mask_box": (ops.mask_box, (masks,)),
+        "mask_crop and mask_paste": (crop_and_paste, (photos, masks)),
+        "preprocess": (partial(ops.preprocess, size=512), (levels, masks)),
+        "resize_frames": (ops.resize_frames, (photos,)),
+    }
+    for method in ("nearest", "bilinear", "bicubic", "area"):
+        found[f"resize {method}"] = (partial(ops.resize, size=(270, 480), method=method), (photos,))
+    for convention in ("opencv", "pillow", "matlab"):
+        resize = partial(ops.resize, size=(270, 480), method="bicubic", convention=convention)
+        found[f"resize bicubic {convention}"] = (resize, (photos,))
+    return found
+
+
+def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Any:
+    """One kernel on one chip."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    from jaxsr.interop.aot import compile_ahead
+    from jaxsr.interop.aot_topology import load_topology
+
+    topology = load_topology(topology_name)
+    one = SingleDeviceSharding(topology.devices[0])
+    arguments = [jax.ShapeDtypeStruct(s, d, sharding=one) for s, d in shapes]
+    return compile_ahead(jax.jit(call), arguments, topology, name=name), {}
+
+
+def read() -> dict[str, Any]:
+    """What is compiled already."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"programs": {}}
+
+
+def write(name: str, row: dict[str, Any]) -> None:
+    """Adds a program's figures to the file, which several processes may do."""
+    from benchmarks._timing import surroundings
+    from jaxsr.interop.weights import write_whole
+
+    found = read()
+    found["surroundings"] = surroundings()
+    found["programs"][name] = row
+    write_whole(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def table() -> Iterator[str]:
+    """Lines of the results, in Markdown."""
+    yield (
+        "| program | memory of HBM | GFLOP | GB moved | all-reduces | of MB | other | "
+        "estimate, ms | peak used | compiled in s |"
+    )
+    yield "|" + "---|" * 10
+    for name, row in read()["programs"].items():
+        if not row["compiles"]:
+            yield f"| {name} | {row['error']} |" + " |" * 8
+            continue
+        kinds = dict(row["collectives"])
+        reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
+        others = ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
+        estimate = row["estimate"]
+        yield (
+            f"| {name} | {row['memory_share']:.1%} | {row['flops_per_device'] / 1e9:.1f} | "
+            f"{row['bytes_per_device'] / 1e9:.2f} | {reduces['count']} | "
+            f"{reduces['bytes'] / 1e6:.2f} | {others} | {estimate['seconds'] * 1e3:.2f} | "
+            f"{estimate['utilisation']:.0%} | {row['compile_s']:.0f} |"
+        )
+
+
+def main() -> None:
+    """Compiles what is missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="programs whose name holds this")
+    parser.add_argument("--count", type=int, help="compile this many at most")
+    parser.add_argument("--again", action="store_true", help="also what is compiled already")
+    parser.add_argument("--table", action="store_true", help="print the results as a table")
+    asked = parser.parse_args()
+    if asked.table:
+        print("\n".join(table()))
+        return
+    from jaxsr.interop.aot_report import as_json
+
+    done = {} if asked.again else read()["programs"]
+    missing = [name for name in programs() if asked.only in name and name not in done]
+    for name in missing[: asked.count]:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        ahead, facts = programs()[name]()
+        row = {**as_json(ahead), **facts}
+        write(name, row)
+        print(
+            f"  {ahead.error or 'compiles'}, {ahead.compile_s:.0f} s", file=sys.stderr, flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
