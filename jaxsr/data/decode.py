@@ -181,7 +181,7 @@ def _by_tifffile(data: bytes) -> Image.Image:
     mode = {(1, 1): "La", (1, 2): "LA", (3, 1): "RGBa", (3, 2): "RGBA"}.get((colours, kind))
     mode = mode or {1: "L", 3: "RGB"}[colours]
     pixels = np.ascontiguousarray(pixels[..., : len(mode)])
-    return Image.frombytes(mode, shape[::-1], pixels.tobytes())
+    return Image.frombytes(mode, (shape[1], shape[0]), pixels.tobytes())
 
 
 def _by_opencv(data: bytes) -> Image.Image:
