@@ -21,6 +21,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -59,8 +60,8 @@ Programs = dict[str, Callable[[], Any]]
 def programs() -> Programs:
     """Everything there is to compile, by name, the most telling first."""
     found: Programs = {}
-    for family, preset, phase in STEPS:
-        for topology in KINDS:
+    for topology in KINDS:
+        for family, preset, phase in STEPS:
             for dtype in DTYPES:
                 name = f"train {family} {phase} {dtype} {topology}"
                 found[name] = partial(train, family, preset, phase, topology, dtype)
@@ -284,6 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="programs whose name holds this")
     parser.add_argument("--count", type=int, help="compile this many at most")
+    parser.add_argument("--minutes", type=float, help="start none after so many minutes")
     parser.add_argument("--again", action="store_true", help="also what is compiled already")
     parser.add_argument("--table", action="store_true", help="print the results as a table")
     asked = parser.parse_args()
@@ -294,7 +296,11 @@ def main() -> None:
 
     done = {} if asked.again else read()["programs"]
     missing = [name for name in programs() if asked.only in name and name not in done]
+    began = time.monotonic()
     for name in missing[: asked.count]:
+        if asked.minutes is not None and time.monotonic() - began > 60 * asked.minutes:
+            print(f"time is up; {name} and later ones are missing", file=sys.stderr)
+            break
         print(f"{name} …", file=sys.stderr, flush=True)
         ahead, facts = programs()[name]()
         row = {**as_json(ahead), **facts}

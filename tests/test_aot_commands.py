@@ -1,0 +1,124 @@
+"""`--aot` on every command: compiles for a TPU, reports, runs nothing."""
+
+import importlib.util
+import json
+
+import jax
+import pytest
+
+from jaxsr import detect, generate, restore, train
+
+if importlib.util.find_spec("libtpu") is None:
+    pytest.skip("libtpu is not installed: pip install -e '.[aot]'", allow_module_level=True)
+
+TRAIN = (
+    "--model.width", "8", "--model.depth", "1", "--batch", "8", "--crop", "32", "--steps", "2",
+    "--aot", "v5e:2x2",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    """The commands change JAX's settings, as they may: each is a process of its own."""
+    names = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def report(path):
+    programs = json.loads(path.read_text())["programs"]
+    assert all(one["compiles"] and one["devices"] == 4 for one in programs), programs
+    assert all(0 < one["memory_share"] < 1 for one in programs)
+    assert all("not measured" in one["estimate"]["method"] for one in programs)
+    return programs
+
+
+def test_train_compiles_and_leaves_no_run(tmp_path, capsys):
+    options = (*TRAIN, "--out", str(tmp_path / "run"), "--aot-json", str(tmp_path / "report"))
+    assert train.main(options) == 0
+    (one,) = report(tmp_path / "report")
+    assert one["name"] == "fast-srgan pretrain" and "all-reduce" in one["collectives"]
+    assert not (tmp_path / "run").exists()
+    shown = capsys.readouterr().out
+    assert "v5e:2x2: 4 devices" in shown and "(estimate)" in shown
+
+
+def test_generate_needs_the_configuration_alone(tmp_path):
+    fields = {
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+        "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    options = ["--model", str(tmp_path), "--dtype", "bfloat16", "--aot", "v5e:2x2"]
+    options += ["--aot-json", str(tmp_path / "report"), "--quantize", "int8"]
+    assert generate.main(options) == 0
+    prefill, decode = report(tmp_path / "report")
+    assert (prefill["name"], decode["name"]) == ("prefill 1x256", "decode 1x1024")
+    # Tensor parallel: two sums a layer, and nothing that is split is gathered.
+    assert decode["collectives"]["all-reduce"]["count"] >= 2 * fields["num_hidden_layers"]
+    assert "all-gather" not in decode["collectives"]
+
+
+def test_restore_compiles_tiles(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "import torch\nclass Net(torch.nn.Conv2d):\n"
+        "    def __init__(self):\n        super().__init__(3, 3, 3, padding=1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from own import Net  # type: ignore[import-not-found]
+    from safetensors.torch import save_file
+
+    save_file(Net().state_dict(), tmp_path / "net.safetensors")
+    options = ["--model", "own:Net", "--weights", str(tmp_path / "net.safetensors")]
+    options += ["--aot", "v5e:2x2", "--aot-json", str(tmp_path / "report"), "--tile", "64"]
+    assert restore.main(options) == 0
+    (one,) = report(tmp_path / "report")
+    assert one["name"] == "restore 64x64"
+
+
+@pytest.mark.slow
+def test_detect_compiles_a_batch(tmp_path):
+    from jaxsr.interop.weights import export_weights
+    from jaxsr.models.mshnet.config import MSHNetConfig
+    from jaxsr.models.mshnet.network import MSHNet
+
+    state = {name: value.numpy() for name, value in MSHNet(MSHNetConfig()).state_dict().items()}
+    export_weights(tmp_path / "net.safetensors", state)
+    options = ["--weights", str(tmp_path / "net.safetensors"), "--out", str(tmp_path / "found")]
+    options += ["--aot", "v5e:2x2", "--aot-json", str(tmp_path / "report"), "--base", "64"]
+    assert detect.main(options) == 0
+    (one,) = report(tmp_path / "report")
+    assert one["name"] == "detect 64x64"
+    assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.slow
+def test_programs_are_kept_as_a_compile_cache(tmp_path):
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()  # JAX looks for the folder once
+    try:
+        assert train.main([*TRAIN, "--aot-save", str(tmp_path / "cache")]) == 0
+        assert list((tmp_path / "cache").glob("jit_step*"))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--aot", "v9:2x2"], "no TPU topology 'v9:2x2'"),
+        (["--aot-largest"], "aot_largest needs aot"),
+        (["--aot", "v5e:2x2", "--mesh", "8"], "mesh of 8 devices asked for"),
+        (["--aot", "v5e:2x4", "--batch", "12"], "batch=12 cannot be split over mesh=8"),
+    ],
+)
+def test_wrong_options_are_one_line(arguments, message, capsys):
+    options = [*TRAIN, *arguments] if "--aot" in arguments else arguments
+    assert train.main(options) == 2
+    line = capsys.readouterr().err.strip()
+    assert message in line
