@@ -27,6 +27,7 @@ from jaxsr.interop._regions import checkpointed
 from jaxsr.interop._session import session
 from jaxsr.interop._tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.observe import watching
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +63,9 @@ def array_of(tensor: torch.Tensor, name: str) -> Any:
 _BATCH_NORM_FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
-def build_skeleton(
-    module: nn.Module, remat: tuple[str, ...], sync_axis: str | None = None
-) -> "Skeleton":
+def load_lowerings() -> None:
+    """Imports torchax and our own lowerings, which register themselves; outside any trace."""
     _torchax.prepare()
-    from jaxsr.interop._functions import batch_norm_forward
-
     for name in (
         "_convolution",
         "_lowerings",
@@ -81,6 +79,14 @@ def build_skeleton(
         "_indexing",
     ):
         importlib.import_module(f"jaxsr.interop.{name}")
+
+
+def build_skeleton(
+    module: nn.Module, remat: tuple[str, ...], sync_axis: str | tuple[str, ...] | None = None
+) -> "Skeleton":
+    load_lowerings()
+    from jaxsr.interop._functions import batch_norm_forward
+
     _refuse_wrappers(module)
     slots, aliases, non_persistent = _slots(module)
     memo: dict[int, Any] = {}
@@ -242,7 +248,8 @@ class Skeleton:
                         (inputs, kwargs),
                         is_leaf=lambda x: x is None,
                     )
-                    result = getattr(self.module, method)(*args, **kw)
+                    with watching(self.module, args, kw):
+                        result = getattr(self.module, method)(*args, **kw)
                     outputs = _absent(trace, result)
                     self._check_attributes(before, trace, held)
                     after = self._collect(trace, held, buffers)

@@ -1,6 +1,9 @@
-"""`python -m jaxsr.compare WHAT [OPTIONS]`: how far results lie apart, and how long each took.
+"""`python -m jaxsr.compare WHAT [OPTIONS]`: how far results lie apart, and where they part.
 
-`ops` resizes the same pictures with every library and compares the results in pairs.
+`ops` resizes the same pictures with every library and compares the results in pairs. `trace`
+records a run of a model operation by operation; `traces A B`, or just `A B`, compares two such
+records; `engines` runs two engines side by side and finds the first operation that errs. The exit
+status of the last two is 0 where rounding explains every difference, 1 where not, 2 for bad input.
 """
 
 import sys
@@ -15,16 +18,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(lambda: _compare(arguments))
 
 
-def _compare(arguments: list[str]) -> None:
+def _compare(arguments: list[str]) -> int | None:
+    from jaxsr.comparison.command import compare_folders
+
+    if compare_folders(arguments):
+        arguments = ["traces", *arguments]
     name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
         print("usage: python -m jaxsr.compare WHAT [OPTIONS]\n")
         for what, command in COMMANDS.items():
             print(f"  {what:<10}{(command.__doc__ or '').splitlines()[0]}")
-        return
+        return None
     if name not in COMMANDS:
-        raise ValueError(f"nothing called {name!r} to compare; choose one of {', '.join(COMMANDS)}")
-    COMMANDS[name](rest)
+        raise ValueError(
+            f"nothing called {name!r} to compare; choose one of {', '.join(COMMANDS)}, or give the "
+            "folders of two traces"
+        )
+    return COMMANDS[name](rest)
 
 
 def _ops(arguments: list[str]) -> None:
@@ -62,7 +72,33 @@ def _ops(arguments: list[str]) -> None:
     print(f"wrote {options.out}/comparison.json and comparison.png")
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"ops": _ops}
+def _trace(arguments: list[str]) -> int:
+    """Record a run of a model, operation by operation."""
+    from jaxsr.comparison.command import trace
+
+    return trace(arguments)
+
+
+def _traces(arguments: list[str]) -> int:
+    """Compare two recorded runs: where they part."""
+    from jaxsr.comparison.command import traces
+
+    return traces(arguments)
+
+
+def _engines(arguments: list[str]) -> int:
+    """Run a model on two engines: the first operation that errs, its local and total error."""
+    from jaxsr.comparison.command import engines
+
+    return engines(arguments)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
+    "ops": _ops,
+    "trace": _trace,
+    "traces": _traces,
+    "engines": _engines,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,134 @@
+"""What a recorded operation is: one call of a torch function, where it stands and what it met.
+
+An operation is identified by the step, the path of the module whose `forward` makes the call, the
+function's name and how many times that module has called it in that step.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+ROOT = "(root)"
+"""Stands for the path of the outermost module."""
+
+SourceKind = Literal["operation", "input", "parameter", "constant"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that went into a call."""
+
+    kind: SourceKind
+    """Result of an earlier call, argument of the model, parameter or buffer, or a tensor that the
+    code made or kept otherwise."""
+    name: str
+    """Key of the call, number of the argument, or the parameter's torch name."""
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that came out of a call."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What it takes to make the call again; lives only as long as the process."""
+
+    function: Callable[..., Any]
+    tree: Any
+    """torch's description of how the arguments nest."""
+    leaves: tuple[Any, ...]
+    """Flat arguments, `SLOT` where a tensor stood."""
+    constants: Mapping[int, Any]
+    """Operand number → torch tensor, for operands of kind `constant`."""
+    in_place: bool
+    """Whether the result is the first argument, changed."""
+
+
+class _Slot:
+    def __repr__(self) -> str:
+        return "·"
+
+
+SLOT = _Slot()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One operation of a run."""
+
+    order: int
+    """Position in the step, from 0."""
+    step: int
+    """Decoding step, 0 for the prompt and for models that run once."""
+    path: str
+    """Module, as `named_modules` calls it; empty for the outermost."""
+    operation: str
+    """Name of the torch function."""
+    nth: int
+    """How many calls of this function this module made before, in this step."""
+    operands: tuple[Operand, ...]
+    results: tuple[Result, ...]
+    settings: str = ""
+    """The other arguments, as text."""
+    program: Program | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def token(self) -> tuple[str, str]:
+        """What two streams are aligned by."""
+        return (self.path, self.operation)
+
+    @property
+    def key(self) -> str:
+        """Name within the step."""
+        return f"{self.path}:{self.operation}:{self.nth}"
+
+    @property
+    def place(self) -> str:
+        """The key in words."""
+        again = f" (call {self.nth + 1})" if self.nth else ""
+        step = f", step {self.step}" if self.step else ""
+        return f"{self.path or ROOT} · {self.operation}{again}{step}"
+
+    def at_step(self, step: int) -> "Call":
+        """The same call in another step."""
+        return replace(self, step=step)
+
+    def as_row(self) -> dict[str, Any]:
+        """Everything but the program, for a file."""
+        return {
+            "order": self.order,
+            "step": self.step,
+            "path": self.path,
+            "operation": self.operation,
+            "nth": self.nth,
+            "settings": self.settings,
+            "operands": [[o.kind, o.name, list(o.shape), o.dtype] for o in self.operands],
+            "results": [[list(r.shape), r.dtype] for r in self.results],
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Call":
+        """Reads what `as_row` wrote.
+
+        Raises:
+          KeyError, TypeError, ValueError: the row is not one.
+        """
+        return cls(
+            order=int(row["order"]),
+            step=int(row["step"]),
+            path=str(row["path"]),
+            operation=str(row["operation"]),
+            nth=int(row["nth"]),
+            settings=str(row["settings"]),
+            operands=tuple(
+                Operand(kind, str(name), tuple(map(int, shape)), str(dtype))
+                for kind, name, shape, dtype in row["operands"]
+            ),
+            results=tuple(Result(tuple(map(int, s)), str(dtype)) for s, dtype in row["results"]),
+        )

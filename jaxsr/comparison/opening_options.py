@@ -1,0 +1,36 @@
+"""What is run on both sides, as options of the commands."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FAMILIES = ("fast-srgan", "span", "mshnet", "llama")
+"""Networks that a bare name gives, with random weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """What is run."""
+
+    model: str
+    """`fast-srgan`, `span`, `mshnet` or `llama` for random weights; a weights file, run folder,
+    .gguf file or Hugging Face folder; or package.module:Class."""
+    weights: Path | None = None
+    """Weights file for package.module:Class."""
+    image: Path | None = None
+    """Picture for networks that take one. Default: one that comes with the installation."""
+    size: int = 64
+    """Side in pixels of the middle of the picture that is used; MSHNet resizes to it instead."""
+    prompt: str = "What is the capital of France?"
+    """For language models."""
+    raw: bool = False
+    """Feed the prompt without the model's chat template."""
+    steps: int = 4
+    """Tokens that a language model generates."""
+
+    def __post_init__(self) -> None:
+        if self.size < 16:
+            raise ValueError(f"size must be at least 16 px, got {self.size}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1 token, got {self.steps}")
+        if not self.prompt:
+            raise ValueError("prompt is empty; give it some text")

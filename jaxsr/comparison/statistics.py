@@ -1,0 +1,93 @@
+"""What is kept of a tensor where the tensor itself is not: figures, and a sample of its elements.
+
+The sample is taken at places drawn once for each size, the same on every machine, so that two
+traces can be compared element by element. Figures are over the elements within ±`LIMIT`; others
+(infinities, NaN, the huge negative numbers that hide positions from attention) are counted.
+"""
+
+import functools
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+SAMPLE = 256
+"""Elements kept of a tensor; smaller tensors are kept whole."""
+
+LIMIT = 1e30
+"""Magnitudes beyond it stand for infinity: masks hold the dtype's lowest number."""
+
+_SEED = 20261121
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One tensor in a few numbers. NaN where there is no element to take them of."""
+
+    count: int
+    """Elements."""
+    beyond: int
+    """Elements that are not finite, or beyond ±`LIMIT`."""
+    mean: float
+    std: float
+    low: float
+    high: float
+    norm: float
+    """Root of the sum of squares."""
+    sample: np.ndarray = field(repr=False)
+    """float64; the elements at `sample_places`, in order."""
+
+    @property
+    def rms(self) -> float:
+        return self.norm / max(self.count - self.beyond, 1) ** 0.5
+
+    def as_row(self) -> dict[str, Any]:
+        """Everything but the sample, for a file; what JSON cannot say is None."""
+        row = asdict(self)
+        del row["sample"]
+        finite = {k: v if np.isfinite(v) else None for k, v in row.items()}
+        return finite
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any], sample: np.ndarray) -> "Figures":
+        """Reads what `as_row` wrote."""
+        numbers = {k: float("nan") if row[k] is None else float(row[k]) for k in _NUMBERS}
+        return cls(count=int(row["count"]), beyond=int(row["beyond"]), sample=sample, **numbers)
+
+
+_NUMBERS = ("mean", "std", "low", "high", "norm")
+
+
+@functools.cache
+def sample_places(count: int) -> np.ndarray:
+    """Flat, sorted places that are kept of a tensor of `count` elements."""
+    if count <= SAMPLE:
+        return np.arange(count)
+    rng = np.random.default_rng((_SEED, count))
+    # Without the ends, corners and borders of images would hardly ever be among them.
+    inner = rng.choice(count - 2, SAMPLE - 2, replace=False, shuffle=False) + 1
+    return np.sort(np.concatenate(([0, count - 1], inner)))
+
+
+def describe(array: np.ndarray) -> Figures:
+    """The figures of an array, summed in float64."""
+    flat = np.asarray(array).reshape(-1)
+    sample = flat[sample_places(flat.size)].astype(np.float64)
+    values = flat.astype(np.float64)
+    inside = values[np.abs(values) <= LIMIT]  # NaN is not
+    if not inside.size:
+        nan = float("nan")
+        return Figures(
+            count=flat.size, beyond=flat.size, mean=nan, std=nan, low=nan, high=nan, norm=0.0,
+            sample=sample,
+        )  # fmt: skip
+    return Figures(
+        count=flat.size,
+        beyond=flat.size - inside.size,
+        mean=float(inside.mean()),
+        std=float(inside.std()),
+        low=float(inside.min()),
+        high=float(inside.max()),
+        norm=float(np.sqrt(np.square(inside).sum())),
+        sample=sample,
+    )

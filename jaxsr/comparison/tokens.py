@@ -1,0 +1,108 @@
+"""What two language models' logits say: tokens, how sure each side was, overlap, divergence."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+TOP = 10
+"""Tokens whose overlap is counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step's logits on both sides, after the same tokens."""
+
+    step: int
+    first_token: int
+    second_token: int
+    first_margin: float
+    """The first side's largest logit minus its second largest."""
+    second_margin: float
+    moved: float
+    """Largest difference of any logit."""
+    overlap: float
+    """Share of the first side's `TOP` likeliest tokens among the second's."""
+    divergence: float
+    """Kullback-Leibler divergence of the second's distribution from the first's, in nats."""
+    allowed: float
+    """What rounding may move a logit by, for the depth and dtypes of the run."""
+
+    @property
+    def agree(self) -> bool:
+        return self.first_token == self.second_token
+
+    @property
+    def tie(self) -> bool:
+        """Whether the tokens differ only because both sides hold the two for all but equal.
+
+        Where a logit may move by m, the order of two of them tells nothing within 2 m. m is what
+        the logits moved by, as far as rounding explains that: a fault makes no tie.
+        """
+        margin = max(self.first_margin, self.second_margin)
+        return not self.agree and margin <= 2 * min(self.moved, self.allowed)
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self) | {"agree": self.agree, "tie": self.tie}
+
+
+def compare_logits(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray], *, rounding: float
+) -> list[Step]:
+    """Step by step; each (1, vocabulary). The shorter run ends the comparison.
+
+    Args:
+      first, second: logits of both runs.
+      rounding: what rounding may change, relative to the logits' root mean square.
+    """
+    return [
+        _step(number, np.asarray(a, np.float64)[0], np.asarray(b, np.float64)[0], rounding)
+        for number, (a, b) in enumerate(zip(first, second, strict=False))
+    ]
+
+
+def _step(number: int, first: np.ndarray, second: np.ndarray, rounding: float) -> Step:
+    top = min(TOP, len(first))
+    best = [set(np.argpartition(-logits, top - 1)[:top].tolist()) for logits in (first, second)]
+    log_p, log_q = _log_softmax(first), _log_softmax(second)
+    return Step(
+        step=number,
+        first_token=int(first.argmax()),
+        second_token=int(second.argmax()),
+        first_margin=_margin(first),
+        second_margin=_margin(second),
+        moved=float(np.abs(first - second).max()),
+        overlap=len(best[0] & best[1]) / top,
+        divergence=max(0.0, float((np.exp(log_p) * (log_p - log_q)).sum())),
+        allowed=rounding * float(np.sqrt(np.square(first).mean())),
+    )
+
+
+def _margin(logits: np.ndarray) -> float:
+    low, high = np.partition(logits, -2)[-2:]
+    return float(high - low)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def first_divergence(steps: Sequence[Step]) -> Step | None:
+    """The first step whose tokens differ."""
+    return next((step for step in steps if not step.agree), None)
+
+
+def in_words(step: Step, word: Callable[[int], str]) -> str:
+    """One sentence about a step whose tokens differ."""
+    kind = (
+        "a benign tie: on both sides the two best logits lie closer than rounding moves them"
+        if step.tie
+        else "no tie: rounding does not explain it"
+    )
+    return (
+        f"first divergent token at step {step.step}: {word(step.first_token)} against "
+        f"{word(step.second_token)}; margins {step.first_margin:.3g} and "
+        f"{step.second_margin:.3g}, logits moved by up to {step.moved:.3g} ({kind})"
+    )

@@ -1,0 +1,143 @@
+"""Traces on disk: a folder with `trace.json` and `tensors.safetensors`, written whole, portable.
+
+The JSON holds the header, every operation and its figures; the safetensors file holds the samples,
+the results of each step and the tensors that were kept whole. The JSON names the other file's
+digest, so that neither can be exchanged or cut off unnoticed.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxsr.comparison.calls import Call
+from jaxsr.comparison.recording import Record
+from jaxsr.comparison.statistics import Figures
+from jaxsr.comparison.tracing import FORMAT, Trace
+
+JSON, TENSORS = "trace.json", "tensors.safetensors"
+
+
+def save_trace(trace: Trace, folder: Path) -> None:
+    """Writes the trace; a folder that holds one already is overwritten."""
+    from safetensors.numpy import save
+
+    from jaxsr.interop.weights import write_whole
+
+    samples = _Samples()
+    whole: dict[str, np.ndarray] = {}
+    operations = []
+    for number, record in enumerate(trace.records):
+        row = record.call.as_row()
+        row["figures"] = [samples.row(figures) for figures in record.figures]
+        row["whole"] = [*record.whole]
+        whole |= {f"whole/{number}/{name}": _plain(v) for name, v in record.whole.items()}
+        operations.append(row)
+    content = {
+        "header": trace.header,
+        "tokens": trace.tokens,
+        "outputs": len(trace.outputs),
+        "weights": {n: {"digest": d, **samples.row(f)} for n, (d, f) in trace.weights.items()},
+        "operations": operations,
+    }
+    outputs = {f"output/{k}": _plain(v) for k, v in enumerate(trace.outputs)}
+    tensors = save({"samples": samples.joined(), **outputs, **whole})
+    content["tensors_sha256"] = hashlib.sha256(tensors).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / TENSORS, tensors)
+    write_whole(folder / JSON, json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
+
+
+def load_trace(folder: Path) -> Trace:
+    """Reads a trace.
+
+    Raises:
+      FileNotFoundError: the folder, or one of its two files, is not there.
+      ValueError: a file is cut off, damaged, of another trace or of another version.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    for path in (folder / JSON, folder / TENSORS):
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no trace at {folder}: it lacks {path.name}; give a folder that "
+                "`jaxsr.compare trace --out` wrote"
+            )
+    try:
+        content = json.loads((folder / JSON).read_bytes())
+        found, format_ = content["tensors_sha256"], content["header"]["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / JSON} is cut off or no trace ({type(error).__name__}: {error}); record it "
+            "again"
+        ) from error
+    if format_ != FORMAT:
+        raise ValueError(
+            f"{folder / JSON} has format {format_!r}, this jaxsr reads {FORMAT}; record it again"
+        )
+    data = (folder / TENSORS).read_bytes()
+    if hashlib.sha256(data).hexdigest() != found:
+        raise ValueError(
+            f"{folder / TENSORS} is damaged, or of another trace than {JSON} ({len(data)} bytes "
+            "with another digest); copy the folder again, or record it again"
+        )
+    try:
+        tensors = load(data)
+        return _read(content, tensors)
+    except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{folder / JSON} does not describe a trace ({type(error).__name__}: {error}); record "
+            "it again"
+        ) from error
+
+
+def _read(content: dict[str, Any], tensors: dict[str, np.ndarray]) -> Trace:
+    samples = tensors["samples"]
+
+    def figures(row: dict[str, Any]) -> Figures:
+        start, length = row["sample"]
+        if start + length > len(samples):
+            raise ValueError("a sample lies beyond the samples' end")
+        return Figures.from_row(row, samples[start : start + length])
+
+    records = [
+        Record(
+            call=Call.from_row(row),
+            figures=tuple(figures(f) for f in row["figures"]),
+            whole={name: tensors[f"whole/{number}/{name}"] for name in row["whole"]},
+        )
+        for number, row in enumerate(content["operations"])
+    ]
+    return Trace(
+        header=content["header"],
+        records=records,
+        outputs=[tensors[f"output/{k}"] for k in range(content["outputs"])],
+        tokens=[int(token) for token in content["tokens"]],
+        weights={n: (row["digest"], figures(row)) for n, row in content["weights"].items()},
+    )
+
+
+class _Samples:
+    """All samples in one tensor: a name for each would cost more than what it names."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._length = 0
+
+    def row(self, figures: Figures) -> dict[str, Any]:
+        row = figures.as_row() | {"sample": [self._length, len(figures.sample)]}
+        self._parts.append(figures.sample)
+        self._length += len(figures.sample)
+        return row
+
+    def joined(self) -> np.ndarray:
+        return np.concatenate([np.zeros(0), *self._parts])
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """In a dtype that every reader of safetensors has; widening bfloat16 loses nothing."""
+    array = np.ascontiguousarray(array).reshape(np.shape(array))
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
