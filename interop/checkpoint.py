@@ -6,7 +6,8 @@ where the new mesh wants it, so a state saved on 8 devices restores onto 4.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -111,7 +112,7 @@ class Checkpoints:
 
         if step in self._manager.all_steps():
             return
-        with _explained(self.folder):
+        with _explained(self.folder), _unranked_in_silence():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
@@ -228,6 +229,21 @@ def _key_name(key: Any) -> str:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _unranked_in_silence() -> Iterator[None]:
+    """Saves between validations have no metric, on purpose: Orbax need not warn of each."""
+
+    def told(record: logging.LogRecord) -> bool:
+        return "tracked_metric" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(told)
 
 
 class _explained:
