@@ -219,7 +219,8 @@ def compiled_step(topology, shape="4", **options):
 
     state = jax.eval_shape(initial)
     shardings = meshes.tree_shardings(state, mesh)
-    image = {"image": jax.ShapeDtypeStruct((16, 3, 16, 16), jnp.float32)}
+    rows = 4 * len(mesh.devices.flat)  # as many on every device, however many there are
+    image = {"image": jax.ShapeDtypeStruct((rows, 3, 16, 16), jnp.float32)}
     jitted = jax.jit(
         step,
         donate_argnums=0,
@@ -247,6 +248,15 @@ def test_gradients_are_summed_in_float32_with_statistics_of_the_whole_batch(four
     ahead, learned = compiled_step(four[0], batch_norm="global", compute_dtype=dtype)
     assert {d for c in ahead.collectives for d in c.dtypes} == {"f32"}
     assert sum(c.bytes for c in ahead.collectives if c.kind == "all-reduce") >= 4 * learned
+
+
+@pytest.mark.parametrize("batch_norm", ["local", pytest.param("global", marks=pytest.mark.slow)])
+def test_more_chips_do_not_make_a_chip_work_or_send_more(four, batch_norm):
+    small, _ = compiled_step(four[0], batch_norm=batch_norm)
+    large, _ = compiled_step(load_topology("v5e:4x4"), "16", batch_norm=batch_norm)
+    assert large.flops == pytest.approx(small.flops, rel=0.01)
+    assert large.bytes == pytest.approx(small.bytes, rel=0.02)
+    assert large.by_kind == small.by_kind
 
 
 def test_sharded_state_is_smaller_on_every_device(four):
