@@ -145,6 +145,7 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
         ("time at peak rates (estimate)", column(lambda a: f"{a.roofline.seconds * 1e3:.3f} ms")),
         ("  bound by (estimate)", column(lambda a: a.roofline.bound)),
         ("  utilisation (estimate)", column(lambda a: f"{a.roofline.utilisation:.0%}")),
+        ("cycles, to compare (estimate)", column(lambda a: f"{a.cycles / 1e6:.2f} M")),
         ("compiled in", column(lambda a: f"{a.compile_s:.0f} s")),
     ]
     return rows
