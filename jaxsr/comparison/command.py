@@ -13,7 +13,7 @@ from jaxsr.comparison.opening_options import SubjectOptions
 from jaxsr.comparison.sides import Dtype, Engine, Platform, Precision, Side
 
 if TYPE_CHECKING:
-    from jaxsr.comparison.parting import Comparison
+    from jaxsr.comparison.outcome import Comparison
 
 AGREE, DIFFER = 0, 1
 

@@ -9,7 +9,7 @@ nothing that they do is seen by the model or by the stream.
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
@@ -212,6 +212,6 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _settings(leaves: list[Any]) -> str:
+def _settings(leaves: Sequence[Any]) -> str:
     shown = (str(leaf).removeprefix("torch.") for leaf in leaves)
     return _MEMORY.sub("", ", ".join(shown))[:200]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.lockstep import local_errors
-from jaxsr.comparison.parting import Comparison, Row, align_traces, compare_traces
+from jaxsr.comparison.outcome import Comparison, Row
+from jaxsr.comparison.parting import align_traces, compare_traces
 from jaxsr.comparison.sides import Side
 from jaxsr.comparison.subjects import Subject
 from jaxsr.comparison.tracing import Progress, Runner, Trace, make_trace, open_side

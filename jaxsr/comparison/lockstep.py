@@ -92,23 +92,18 @@ class LockstepEar:
         if other is None or not self._within(call):
             return
         inputs = kept or [self._first.value(t) for t in operands]
-        outputs = [self._first.value(t) for t in results]
-        if any(value is None for value in (*inputs, *outputs)):
+        outputs = [value for t in results if (value := self._first.value(t)) is not None]
+        if len(outputs) < len(results) or any(value is None for value in inputs):
             return  # inside another JAX transformation
-        local = self._compare(call, other, inputs, outputs)
-        self.found[call.order] = local
+        self.found[call.order] = self._compare(call, other, inputs, outputs)
 
     def _compare(
         self, call: Call, other: Call, inputs: list[Any], outputs: list[np.ndarray]
     ) -> Local:
         threshold = local_threshold(call, other, self._declared)
         if len(inputs) != len(other.operands):
-            return Local(
-                error=INCOMPARABLE,
-                threshold=threshold,
-                problem=f"takes {len(inputs)} tensors on one side, {len(other.operands)} on the "
-                "other",
-            )
+            counts = f"{len(inputs)} tensors on one side, {len(other.operands)} on the other"
+            return Local(error=INCOMPARABLE, threshold=threshold, problem=f"takes {counts}")
         try:
             theirs = self._second.call(other, _replaceable(other, inputs))
         except Exception as error:  # whatever the operation raises on these inputs is the finding

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from html import escape
 
-from jaxsr.comparison.parting import Comparison, Row
+from jaxsr.comparison.calls import ROOT
+from jaxsr.comparison.outcome import Comparison, Row
 from jaxsr.comparison.plot import draw_depth
-from jaxsr.comparison.report import (
+from jaxsr.comparison.summary import (
     Group,
     around,
     block_of,
@@ -139,7 +140,12 @@ def _plots(comparison: Comparison) -> str:
         step = comparison.findings[0].row.step
         inside = [r for r in rows if block_of(r.call.path) == block and r.step == step]
         if 2 < len(inside) < len(rows):
-            figures.append(draw_depth(comparison, inside, title=f"Inside {block}"))
+            title = f"Inside {block}" + (f", step {step}" if comparison.steps else "")
+
+            def short(path: str) -> str:
+                return path.removeprefix(block).lstrip(".") or path.rpartition(".")[2] or ROOT
+
+            figures.append(draw_depth(comparison, inside, title=title, name=short))
     key = [
         ("var(--total)", "", "total error: the two runs' results"),
         ("var(--limit)", "", "what rounding explains of it"),

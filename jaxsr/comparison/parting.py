@@ -1,4 +1,4 @@
-"""Where two runs part: total and local errors by operation, and what is found first.
+"""Where two runs part: total errors by operation, and what comes of them.
 
 The total error of an operation is that of its result in the two runs; the local error is what the
 operation adds by itself (`lockstep`). An error inherited from earlier operations shows in the
@@ -7,15 +7,14 @@ in stored traces by figures and samples of their results; reports say so.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import numpy as np
 
 from jaxsr.comparison.alignment import align
 from jaxsr.comparison.apart import EQUAL, INCOMPARABLE, Apart, apart, worst_of
-from jaxsr.comparison.calls import Call
+from jaxsr.comparison.findings import find_faults
 from jaxsr.comparison.lockstep import Local
+from jaxsr.comparison.outcome import Comparison, Row
 from jaxsr.comparison.recording import Record
 from jaxsr.comparison.sides import Side
 from jaxsr.comparison.statistics import Figures
@@ -26,100 +25,8 @@ from jaxsr.comparison.thresholds import (
     roundoff_of,
     total_threshold,
 )
-from jaxsr.comparison.tokens import Step, compare_logits, first_divergence
+from jaxsr.comparison.tokens import compare_logits
 from jaxsr.comparison.tracing import Trace
-
-Kind = Literal["local", "total", "structure"]
-
-
-@dataclass(kw_only=True)
-class Row:
-    """One operation, or one that a side lacks."""
-
-    number: int
-    """Position among all rows."""
-    step: int
-    first: Call | None
-    second: Call | None
-    total: Apart | None = None
-    """None where there is nothing to compare."""
-    total_threshold: float = 0.0
-    inherited: float = 0.0
-    """Largest total error, scale-free, of the first side's operands."""
-    local: Local | None = None
-    exact: tuple[float, float] | None = None
-    """Total error of each side against float64, scale-free."""
-
-    @property
-    def call(self) -> Call:
-        call = self.first or self.second
-        assert call is not None
-        return call
-
-    @property
-    def total_above(self) -> bool:
-        return self.total is not None and self.total.worst > self.total_threshold
-
-    @property
-    def local_above(self) -> bool:
-        return self.local is not None and self.local.above
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """An operation that rounding does not explain."""
-
-    kind: Kind
-    row: Row
-    said: str
-    """What is wrong with it, without its place."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Everything that a report shows."""
-
-    first: dict[str, Any]
-    """Header of the first side's trace."""
-    second: dict[str, Any]
-    rows: list[Row] = field(repr=False)
-    findings: list[Finding]
-    """In order of execution."""
-    outputs: list[Apart]
-    """Of the results of every step, whole tensors."""
-    outputs_threshold: float
-    steps: list[Step]
-    """Of language models."""
-    weights: list[tuple[str, float]]
-    """Parameters and buffers that are not equal, with their relative difference, worst first."""
-    compared_steps: int
-    live: bool
-    """Whether local errors were looked for."""
-
-    @property
-    def checked(self) -> int:
-        """Operations that both sides have."""
-        return sum(row.first is not None and row.second is not None for row in self.rows)
-
-    @property
-    def checked_locally(self) -> int:
-        return sum(row.local is not None for row in self.rows)
-
-    @property
-    def outputs_above(self) -> bool:
-        return any(pair.worst > self.outputs_threshold for pair in self.outputs)
-
-    @property
-    def divergence(self) -> Step | None:
-        """The first step whose tokens differ."""
-        return first_divergence(self.steps)
-
-    @property
-    def agree(self) -> bool:
-        """Whether rounding explains every difference that was looked at."""
-        benign = self.divergence is None or self.divergence.tie
-        # Local errors, where they were looked for, say more than an accumulated total.
-        return not self.findings and benign and (self.live or not self.outputs_above)
 
 
 def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> None:
@@ -195,7 +102,7 @@ def compare_traces(
     for row in rows:
         if local is not None and row.first is not None:
             row.local = local[row.step].get(row.first.order)
-    findings = _findings(rows, live=local is not None)
+    findings = find_faults(rows, live=local is not None)
     outputs = [apart(a, b) for a, b in zip(first.outputs, second.outputs, strict=False)][:steps]
     last = next((row for row in reversed(rows) if row.first and row.second), None)
     return Comparison(
@@ -297,103 +204,6 @@ def figures_apart(first: Figures, second: Figures) -> Apart:
         for a, b in ((first.low, second.low), (first.high, second.high))
     ]
     return Apart(relative, max(pair.peak, *ends), pair.largest, pair.unlike, pair.compared)
-
-
-def _findings(rows: list[Row], *, live: bool) -> list[Finding]:
-    found: list[Finding] = []
-    for position, row in enumerate(rows):
-        if row.first is None or row.second is None:
-            before = rows[position - 1] if position else None
-            starts = before is None or not (before.first is None or before.second is None)
-            if starts and _has_consequences(rows[position:], live=live):
-                found.append(
-                    Finding(kind="structure", row=row, said=_structure_said(rows, position))
-                )
-        elif live:
-            if row.local is not None and row.local.above:
-                found.append(Finding(kind="local", row=row, said=_local_said(row)))
-        elif row.inherited <= row.total_threshold and _persists(rows[position:]):
-            found.append(Finding(kind="total", row=row, said=_total_said(row)))
-    return found
-
-
-def _has_consequences(rows: list[Row], *, live: bool) -> bool:
-    """Whether what follows an operation that one side lacks is off, and not for its own fault."""
-    step = rows[0].step
-    for position, row in enumerate(rows):
-        if row.step != step:
-            return False
-        if row.first is None or row.second is None:
-            continue
-        if row.local is not None and row.local.problem:
-            return True
-        if live and row.local_above:
-            return False
-        if _persists(rows[position:]):
-            return True
-    return False
-
-
-_FOLLOWING = 8
-"""Operations that a total error must outlive."""
-
-
-def _persists(rows: list[Row]) -> bool:
-    """Whether the first row's total error is above, and most of those that follow are as well.
-
-    Where large terms cancel, the relative error of correct runs shoots up for an operation or two
-    and is gone as soon as the small result is added to something.
-    """
-    if not rows[0].total_above:
-        return False
-    step = rows[0].step
-    later = [r for r in rows[1 : 1 + 2 * _FOLLOWING] if r.step == step and r.total is not None]
-    above = [row.total_above for row in later[:_FOLLOWING]]
-    return sum(above) * 2 >= len(above)
-
-
-def _structure_said(rows: list[Row], position: int) -> str:
-    gone: list[Call] = []
-    new: list[Call] = []
-    for row in rows[position:]:
-        if row.first is not None and row.second is not None:
-            break
-        if row.second is None and row.first is not None:
-            gone.append(row.first)
-        elif row.second is not None:
-            new.append(row.second)
-    parts = []
-    if gone:
-        parts.append(f"the second side lacks {_named(gone)}")
-    if new:
-        parts.append(f"the second side has {_named(new)} besides")
-    return "; ".join(parts) + "; what follows is off"
-
-
-def _named(calls: list[Call]) -> str:
-    names = ", ".join(call.operation for call in calls[:4])
-    return names + (f" and {len(calls) - 4} more" if len(calls) > 4 else "")
-
-
-def _local_said(row: Row) -> str:
-    local = row.local
-    assert local is not None
-    if local.problem:
-        return f"on equal inputs {local.problem}"
-    if local.error.unlike:
-        return f"on equal inputs {local.error.unlike} of {local.error.compared} values are unlike"
-    return (
-        f"local error {local.error.worst:.2e} on equal inputs, rounding explains "
-        f"{local.threshold:.2e}"
-    )
-
-
-def _total_said(row: Row) -> str:
-    assert row.total is not None
-    return (
-        f"total error {row.total.worst:.2e}, rounding explains {row.total_threshold:.2e}; its "
-        f"inputs differ by {row.inherited:.2e}"
-    )
 
 
 def _weight_differences(first: Trace, second: Trace) -> list[tuple[str, float]]:

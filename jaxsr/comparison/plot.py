@@ -5,11 +5,11 @@ one; what was found stands out. Every dot says in its title which operation it i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
-from jaxsr.comparison.parting import Comparison, Row
-from jaxsr.comparison.report import block_of, local_ratio, number
+from jaxsr.comparison.outcome import Comparison, Row
+from jaxsr.comparison.summary import block_of, local_ratio, number
 
 _WIDTH, _HEIGHT = 1120, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 30, 54
@@ -19,7 +19,8 @@ _CEILING = 10.0
 
 class _Scale:
     def __init__(self, count: int, low: float) -> None:
-        self._count, self._low = max(count, 2), math.floor(math.log10(low))
+        # The lowest decade is below every error that is not 0, and stands for 0.
+        self._count, self._low = max(count, 2), math.ceil(math.log10(low)) - 2
         self._high = math.log10(_CEILING)
 
     def x(self, position: float) -> float:
@@ -35,8 +36,21 @@ class _Scale:
         return range(self._low, int(self._high) + 1)
 
 
-def draw_depth(comparison: Comparison, rows: Sequence[Row], *, title: str) -> str:
-    """The rows' errors against their order, as an `<svg>` element."""
+def draw_depth(
+    comparison: Comparison,
+    rows: Sequence[Row],
+    *,
+    title: str,
+    name: Callable[[str], str] = block_of,
+) -> str:
+    """The rows' errors against their order, as an `<svg>` element.
+
+    Args:
+      comparison: what the rows are of.
+      rows: in order of execution.
+      title: stands above the drawing.
+      name: path of a module → name of the stripe that its operations stand on.
+    """
     seen = [r.total.worst for r in rows if r.total is not None and r.total.worst > 0]
     seen += [r.local.error.worst for r in rows if r.local is not None and r.local.error.worst > 0]
     finite = [value for value in seen if math.isfinite(value)]
@@ -44,15 +58,15 @@ def draw_depth(comparison: Comparison, rows: Sequence[Row], *, title: str) -> st
     found = {finding.row.number for finding in comparison.findings}
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">',
-        *_bands(rows, scale),
+        *_bands(rows, scale, name),
         *_grid(scale),
         _line(rows, scale, "threshold", lambda r: r.total_threshold if r.total else None),
         _line(rows, scale, "total", lambda r: r.total.worst if r.total else None),
     ]
     if any(row.exact is not None for row in rows):
-        for side, name in enumerate(("exact-first", "exact-second")):
+        for side, kind in enumerate(("exact-first", "exact-second")):
             parts.append(
-                _line(rows, scale, name, lambda r, k=side: r.exact[k] if r.exact else None)
+                _line(rows, scale, kind, lambda r, k=side: r.exact[k] if r.exact else None)
             )
     parts += _dots(rows, scale, found)
     parts += _found(rows, scale, found)
@@ -60,11 +74,11 @@ def draw_depth(comparison: Comparison, rows: Sequence[Row], *, title: str) -> st
     return "".join(parts)
 
 
-def _bands(rows: Sequence[Row], scale: _Scale) -> list[str]:
+def _bands(rows: Sequence[Row], scale: _Scale, name_of: Callable[[str], str]) -> list[str]:
     """A stripe for every block, named where there is room."""
     spans: list[tuple[str, int, int]] = []
     for position, row in enumerate(rows):
-        name = block_of(row.call.path)
+        name = name_of(row.call.path)
         if spans and spans[-1][0] == name:
             spans[-1] = (name, spans[-1][1], position)
         else:
@@ -103,8 +117,9 @@ def _grid(scale: _Scale) -> list[str]:
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        if decade % 2 == 0 or len(scale.decades) < 7:
-            parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}">1e{decade}</text>')
+        if decade % 2 == 0 or len(scale.decades) < 7 or decade == scale.decades[0]:
+            text = f"1e{decade}" if decade > scale.decades[0] else "0"
+            parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
     parts.append(
         f'<text class="axis" transform="translate(14 {middle}) rotate(-90)" '
@@ -117,7 +132,9 @@ def _grid(scale: _Scale) -> list[str]:
     return parts
 
 
-def _line(rows: Sequence[Row], scale: _Scale, kind: str, value) -> str:  # type: ignore[no-untyped-def]
+def _line(
+    rows: Sequence[Row], scale: _Scale, kind: str, value: Callable[[Row], float | None]
+) -> str:
     points = []
     for position, row in enumerate(rows):
         y = value(row)
@@ -162,7 +179,7 @@ def _found(rows: Sequence[Row], scale: _Scale, found: set[int]) -> list[str]:
             side = "end" if x > _WIDTH * 0.6 else "start"
             shift = -8 if side == "end" else 8
             parts.append(
-                f'<text class="suspect-name" x="{x + shift:.1f}" y="{_TOP + 26}" '
+                f'<text class="suspect-name" x="{x + shift:.1f}" y="{_TOP + 42}" '
                 f'text-anchor="{side}">{escape(row.call.place)}</text>'
             )
             first = False

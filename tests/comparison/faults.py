@@ -7,6 +7,7 @@ networks are small and their weights random, but no operation is hidden by a zer
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,6 +85,10 @@ class Fault:
         return replace(subject, network=network)
 
 
+def _module(network: nn.Module, path: str) -> Any:
+    return network.get_submodule(path)
+
+
 def _wrap(module: nn.Module, forward: Callable) -> None:
     """Gives one module another `forward`, which gets the old one's class."""
     old = type(module)
@@ -96,81 +101,81 @@ def _wrap(module: nn.Module, forward: Callable) -> None:
 
 
 def _scale(network: nn.Module) -> None:
-    network.get_submodule("middle_layer.0.conv1").weight.mul_(1.001)
+    _module(network, "middle_layer.0.conv1").weight.mul_(1.001)
 
 
 def _cast(network: nn.Module) -> None:
     def forward(old, self, x):
         return old(x).bfloat16().float()
 
-    _wrap(network.get_submodule("stem.1.conv2"), forward)
+    _wrap(_module(network, "stem.1.conv2"), forward)
 
 
 def _eps(network: nn.Module) -> None:
-    network.get_submodule("decoder_1.0.bn1").eps = 1e-4
+    _module(network, "decoder_1.0.bn1").eps = 1e-4
 
 
 def _rms_eps(network: nn.Module) -> None:
-    network.get_submodule("model.layers.1.post_attention_layernorm").eps = 1e-4
+    _module(network, "model.layers.1.post_attention_layernorm").eps = 1e-4
 
 
 def _head(network: nn.Module) -> None:
-    weight = network.get_submodule("model.layers.1.self_attn.q_proj").weight
+    weight = _module(network, "model.layers.1.self_attn.q_proj").weight
     heads = weight.view(4, 16, -1)
     weight.copy_(heads.transpose(0, 1).reshape(weight.shape))
 
 
 def _statistic(network: nn.Module) -> None:
-    network.get_submodule("encoder_1.0.bn2").running_mean.zero_()
+    _module(network, "encoder_1.0.bn2").running_mean.zero_()
 
 
 def _residual(network: nn.Module) -> None:
     def forward(old, self, x):
         return self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
 
-    _wrap(network.get_submodule("stem.2"), forward)
+    _wrap(_module(network, "stem.2"), forward)
 
 
 def _padding(network: nn.Module) -> None:
-    layer = network.get_submodule("blocks.1.c2_r")
+    layer = _module(network, "blocks.1.c2_r")
     layer.padding_mode = "reflect"
 
 
 def _channels(network: nn.Module) -> None:
-    weight = network.get_submodule("neck.0").weight
+    weight = _module(network, "neck.0").weight
     weight.copy_(weight.flip(1))
 
 
 def _rope_base(network: nn.Module) -> None:
     from jaxsr.models.llama.network import inverse_frequencies
 
-    config = replace(network.config, rope_theta=9000.0)
-    network.get_submodule("model.rotary_emb").inv_freq = inverse_frequencies(config)
+    config = replace(_module(network, "").config, rope_theta=9000.0)
+    _module(network, "model.rotary_emb").inv_freq = inverse_frequencies(config)
 
 
 def _position(network: nn.Module) -> None:
     def forward(old, self, positions):
         return old(positions + 1)
 
-    _wrap(network.get_submodule("model.rotary_emb"), forward)
+    _wrap(_module(network, "model.rotary_emb"), forward)
 
 
 def _mask(network: nn.Module) -> None:
     def forward(old, self, x, places, cache):
         return old(x, places._replace(mask=places.mask.clamp(min=0)), cache)
 
-    _wrap(network.get_submodule("model.layers.1.self_attn"), forward)
+    _wrap(_module(network, "model.layers.1.self_attn"), forward)
 
 
 def _attention_scale(network: nn.Module) -> None:
     def forward(old, self, x):
         return old(x) * 1.01
 
-    _wrap(network.get_submodule("model.layers.0.self_attn.q_proj"), forward)
+    _wrap(_module(network, "model.layers.0.self_attn.q_proj"), forward)
 
 
 def _activation(network: nn.Module) -> None:
-    network.get_submodule("model.layers.2.mlp").act_fn = nn.GELU()
+    _module(network, "model.layers.2.mlp").act_fn = nn.GELU()
 
 
 def _slot(network: nn.Module) -> None:
@@ -187,7 +192,7 @@ def _shuffle(network: nn.Module) -> None:
         x = x.view(batch, 2, 2, channels // 4, height, width)
         return x.permute(0, 3, 4, 1, 5, 2).reshape(batch, channels // 4, 2 * height, 2 * width)
 
-    _wrap(network.get_submodule("upsampling.0.phase_shift"), forward)
+    _wrap(_module(network, "upsampling.0.phase_shift"), forward)
 
 
 def _corners(network: nn.Module) -> None:
@@ -207,7 +212,7 @@ def _corners(network: nn.Module) -> None:
 
 
 def _slope(network: nn.Module) -> None:
-    network.get_submodule("stem.0.relu1").weight.add_(1e-4)
+    _module(network, "stem.0.relu1").weight.add_(1e-4)
 
 
 FAULTS = (

@@ -9,8 +9,8 @@ import torch
 
 from jaxsr.comparison.live import compare_sides
 from jaxsr.comparison.parting import compare_traces
-from jaxsr.comparison.report import headline
 from jaxsr.comparison.sides import Side
+from jaxsr.comparison.summary import headline
 from jaxsr.comparison.tracing import make_trace, open_side
 from tests.comparison.faults import FAMILIES, FAULTS, make_subject
 

@@ -23,6 +23,12 @@ TORCH = Side(engine="torch", platform="cpu")
 JAX = Side(engine="jax", platform="cpu")
 
 
+def inputs_of(subject):
+    inputs = subject.begin().inputs()
+    assert inputs is not None
+    return inputs
+
+
 def leaves(outputs):
     return [np.asarray(x) for x in jax.tree.leaves(outputs)]
 
@@ -30,7 +36,7 @@ def leaves(outputs):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_torch_results_are_bitwise_the_same_when_recorded(subject, family):
     side = TorchSide(subject(family), TORCH)
-    inputs = subject(family).begin().inputs()
+    inputs = inputs_of(subject(family))
     plain = side.run(inputs)
     recorded, records = side.record(inputs, step=0)
     assert len(records) > 20
@@ -41,7 +47,7 @@ def test_torch_results_are_bitwise_the_same_when_recorded(subject, family):
 @pytest.mark.parametrize("family", ["span", "llama"])
 def test_jax_program_is_bitwise_the_same_when_recorded(subject, family):
     side = JaxSide(subject(family), JAX)
-    inputs = subject(family).begin().inputs()
+    inputs = inputs_of(subject(family))
     for a, b in zip(leaves(side.run(inputs)), leaves(side.record(inputs, step=0)[0]), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -51,10 +57,10 @@ def test_results_are_those_without_the_recorder_even_where_it_is_noticed(subject
     image = subject("fast-srgan")
     side = JaxSide(image, JAX)
     trace = make_trace(image, side)
-    plain = side.run(image.begin().inputs())
+    plain = side.run(inputs_of(image))
     np.testing.assert_array_equal(trace.outputs[0], plain)
     noticed = trace.header["recorder_difference"]
-    recorded, _ = side.record(image.begin().inputs(), step=0)
+    recorded, _ = side.record(inputs_of(image), step=0)
     assert noticed == float(np.abs(recorded - plain).max())
     assert ("equal to the bit" in trace.header["recorder"]) == (noticed == 0)
     # Two roundings of values below 1 through a network that amplifies them up to a hundredfold.
@@ -64,7 +70,7 @@ def test_results_are_those_without_the_recorder_even_where_it_is_noticed(subject
 def test_operations_alone_are_the_same_when_heard(subject):
     span = subject("span")
     side = JaxSide(span, JAX)
-    inputs = span.begin().inputs()
+    inputs = inputs_of(span)
     ear = FiguresEar(side.value)
     heard = side.listen(inputs, ear, step=0)
     model = to_jax(span.network)
@@ -74,7 +80,7 @@ def test_operations_alone_are_the_same_when_heard(subject):
 
 @pytest.mark.parametrize("family", ["span", "llama"])
 def test_both_engines_run_the_same_stream(subject, family):
-    inputs = subject(family).begin().inputs()
+    inputs = inputs_of(subject(family))
     streams = []
     for side in (TorchSide(subject(family), TORCH), JaxSide(subject(family), JAX)):
         _, records = side.record(inputs, step=0)
@@ -116,7 +122,7 @@ def tricky():
 
 def test_in_place_views_constants_and_tuples():
     made = tricky()
-    inputs = made.begin().inputs()
+    inputs = inputs_of(made)
     torch_side, jax_side = TorchSide(made, TORCH), JaxSide(made, JAX)
     (want, first), (got, second) = (s.record(inputs, step=0) for s in (torch_side, jax_side))
     np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -125,7 +131,8 @@ def test_in_place_views_constants_and_tuples():
     assert by_key["shared:linear:1"].nth == 1
     assert by_key[":max:0"].results[1].dtype == "int64"
     assert [o.kind for o in by_key[":add:0"].operands] == ["operation", "constant"]
-    assert by_key[":setitem:0"].program.in_place
+    program = by_key[":setitem:0"].program
+    assert program is not None and program.in_place
     for a, b in zip(first, second, strict=True):
         for x, y in zip(a.figures, b.figures, strict=True):
             np.testing.assert_allclose(x.sample, y.sample, rtol=1e-5, atol=1e-7)
@@ -133,7 +140,7 @@ def test_in_place_views_constants_and_tuples():
 
 def test_a_call_made_again_gives_its_result():
     made = tricky()
-    inputs = made.begin().inputs()
+    inputs = inputs_of(made)
     sides = TorchSide(made, TORCH), JaxSide(made, JAX)
     for side in sides:
         _, records = side.record(inputs, step=0, keep=("*",))
@@ -152,7 +159,7 @@ def test_a_call_made_again_gives_its_result():
 def test_modules_instead_of_operations(subject):
     span = subject("span")
     records = [
-        side.record(span.begin().inputs(), step=0, granularity="module")[1]
+        side.record(inputs_of(span), step=0, granularity="module")[1]
         for side in (TorchSide(span, TORCH), JaxSide(span, JAX))
     ]
     keys = [[r.call.key for r in side] for side in records]
@@ -163,7 +170,7 @@ def test_modules_instead_of_operations(subject):
 
 def test_recording_programs_return_a_bounded_number_of_bytes(subject):
     span = subject("span")
-    inputs = span.begin().inputs()
+    inputs = inputs_of(span)
     whole, small = (JaxSide(span, JAX, record_bytes=n) for n in (1 << 30, 450_000))
     want, records = whole.record(inputs, step=0)
     got, windowed = small.record(inputs, step=0)
