@@ -34,7 +34,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "aot.json"
 
 KINDS = ("v5e:2x4", "v6e:2x4", "v5p:2x2x2")
 SIZES = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("bfloat16", "float32")
 # Family, preset, phase.
 STEPS = (
     ("fast-srgan", "super-resolution", "pretrain"),
@@ -61,8 +61,8 @@ def programs() -> Programs:
     """Everything there is to compile, by name, the most telling first."""
     found: Programs = {}
     for topology in KINDS:
-        for family, preset, phase in STEPS:
-            for dtype in DTYPES:
+        for dtype in DTYPES:
+            for family, preset, phase in STEPS:
                 name = f"train {family} {phase} {dtype} {topology}"
                 found[name] = partial(train, family, preset, phase, topology, dtype)
     for scheme in (None, "int8"):
