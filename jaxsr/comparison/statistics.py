@@ -6,6 +6,7 @@ traces can be compared element by element. Figures are over the elements within 
 """
 
 import functools
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ LIMIT = 1e30
 """Magnitudes beyond it stand for infinity: masks hold the dtype's lowest number."""
 
 _SEED = 20261121
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,24 +72,35 @@ def sample_places(count: int) -> np.ndarray:
 
 
 def describe(array: np.ndarray) -> Figures:
-    """The figures of an array, summed in float64."""
+    """The figures of an array, summed in float64, a block at a time."""
     flat = np.asarray(array).reshape(-1)
-    sample = flat[sample_places(flat.size)].astype(np.float64)
-    values = flat.astype(np.float64)
-    inside = values[np.abs(values) <= LIMIT]  # NaN is not
-    if not inside.size:
-        nan = float("nan")
-        return Figures(
-            count=flat.size, beyond=flat.size, mean=nan, std=nan, low=nan, high=nan, norm=0.0,
-            sample=sample,
-        )  # fmt: skip
+    count, total, low, high = 0, 0.0, np.inf, -np.inf
+    for values in _blocks(flat):
+        count += values.size
+        total += float(values.sum())
+        low, high = min(low, values.min()), max(high, values.max())
+    nan = float("nan")
+    mean = total / count if count else nan
+    # A second pass: the difference of two large sums would lose a small spread.
+    spread = sum(float(np.square(values - mean).sum()) for values in _blocks(flat))
+    square = sum(float(np.square(values).sum()) for values in _blocks(flat))
     return Figures(
         count=flat.size,
-        beyond=flat.size - inside.size,
-        mean=float(inside.mean()),
-        std=float(inside.std()),
-        low=float(inside.min()),
-        high=float(inside.max()),
-        norm=float(np.sqrt(np.square(inside).sum())),
-        sample=sample,
+        beyond=flat.size - count,
+        mean=mean,
+        std=float(np.sqrt(spread / count)) if count else nan,
+        low=float(low) if count else nan,
+        high=float(high) if count else nan,
+        norm=float(np.sqrt(square)),
+        sample=flat[sample_places(flat.size)].astype(np.float64),
     )
+
+
+def _blocks(flat: np.ndarray) -> Iterator[np.ndarray]:
+    """The values within ±`LIMIT`, float64, few at a time: a copy of all would be twice as large."""
+    for start in range(0, flat.size, _BLOCK):
+        values = flat[start : start + _BLOCK].astype(np.float64)
+        inside = np.abs(values) <= LIMIT  # NaN is not
+        values = values if inside.all() else values[inside]
+        if values.size:
+            yield values

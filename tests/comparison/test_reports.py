@@ -1,0 +1,137 @@
+"""What reports say and what they must not: claims beyond the evidence, links to the outside."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from jaxsr.comparison.live import compare_sides
+from jaxsr.comparison.page import page
+from jaxsr.comparison.report import as_json, print_report
+from jaxsr.comparison.sides import Side
+from jaxsr.comparison.summary import block_of, headline, notes, token_lines
+from tests.comparison.faults import FAULTS
+
+TORCH = Side(engine="torch", platform="cpu")
+
+
+@pytest.fixture(scope="module")
+def wrong(subject):
+    """`wrong(name)`: the comparison that finds a planted fault."""
+
+    def compare(name):
+        fault = next(fault for fault in FAULTS if fault.name == name)
+        made = subject(fault.family)
+        return compare_sides(made, TORCH, TORCH, other=fault.faulty(made), reference=True)[0]
+
+    return compare
+
+
+class Balanced(HTMLParser):
+    """Checks that every element is closed, in order."""
+
+    VOID = ("meta", "link", "br", "img")
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        assert not {"src", "href"} & {name for name, _ in attrs}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("name", ["dropped residual", "cache slot off by one"])
+def test_page_is_whole_and_needs_nothing_else(wrong, name):
+    comparison = wrong(name)
+    source = page(comparison)
+    parser = Balanced()
+    parser.feed(source)
+    assert parser.open == [] and "script" not in parser.seen
+    assert not re.search(r"https?:|url\(|@import", source)
+    drawings = re.findall(r"<svg.*?</svg>", source, re.S)
+    assert len(drawings) == 2  # everything, and the block that was found
+    for drawing in drawings:
+        root = ET.fromstring(drawing)
+        marks = [e for e in root.iter("circle") if e.get("class") == "suspect"]
+        assert marks
+        width, height = map(float, str(root.get("viewBox")).split()[2:])
+        for mark in root.iter("circle"):
+            assert 0 <= float(str(mark.get("cx"))) <= width
+            assert 0 <= float(str(mark.get("cy"))) <= height
+    place = comparison.findings[0].row.call.place
+    assert place in source and 'class="found"' in source
+
+
+def test_words_are_as_honest_as_the_evidence(wrong, subject):
+    comparison = wrong("dropped residual")
+    said = headline(comparison)
+    assert said.startswith(f"DIFFER: first found among {comparison.checked} operations checked: ")
+    assert "stem.2 · add" in said and "lacks add" in said
+    assert any("a fused program may round otherwise" in note for note in notes(comparison))
+    assert any("1 operations are the first side's only" in note for note in notes(comparison))
+    agreed, *_ = compare_sides(subject("span"), TORCH, TORCH)
+    assert headline(agreed).startswith("AGREE: none of") and "checked" in headline(agreed)
+
+
+def test_default_precision_on_an_accelerator_is_named(subject):
+    comparison, *_ = compare_sides(subject("span"), TORCH, TORCH)
+    header = comparison.second
+    header["side"] = header["side"].replace("precision=highest", "precision=default")
+    assert not any("default precision" in note for note in notes(comparison))
+    header["device"] = "tpu: TPU v6e"
+    assert any("default precision" in note and "tpu" in note for note in notes(comparison))
+
+
+def test_tokens_are_named(wrong):
+    comparison = wrong("cache slot off by one")
+    lines = token_lines(comparison, lambda token: f"<{token}>")
+    assert lines[0].startswith("tokens: 1 of 2 equal") or lines[0].startswith("tokens: 2 of 2")
+    if comparison.divergence is not None:
+        assert "first divergent token at step 1: <" in lines[1]
+
+
+def test_json_is_json(wrong):
+    comparison = wrong("pixel shuffle in another order")
+    content = json.loads(json.dumps(as_json(comparison), allow_nan=False))
+    assert content["agree"] is False
+    assert content["findings"][0]["place"].startswith("upsampling.0.phase_shift")
+    assert len(content["operations"]) == len(comparison.rows)
+    both = [row for row in content["operations"] if row["sides"] == "both"]
+    assert len(both) == content["checked"]
+    assert all("local" in row and "local_against_float64" in row for row in both)
+
+
+def test_terminal(wrong, capsys):
+    print_report(wrong("wrong eps of BatchNorm"))
+    out = capsys.readouterr().out
+    for part in ("by block", "modules of decoder_1.0", "operations around", "decoder_1.0.bn1"):
+        assert part in out
+    assert "\x1b" not in out  # no colours where nobody sees them
+
+
+@pytest.mark.parametrize(
+    ("path", "block"),
+    [
+        ("", "(root)"),
+        ("conv_init", "conv_init"),
+        ("encoder_0.0.conv1", "encoder_0.0"),
+        ("stem.2", "stem.2"),
+        ("model.layers.12.self_attn.q_proj", "model.layers.12"),
+        ("model.norm", "model"),
+        ("blocks.1.c2_r", "blocks.1"),
+    ],
+)
+def test_blocks(path, block):
+    assert block_of(path) == block
