@@ -202,7 +202,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...]
 
     def crop_and_paste(frames: Any, masks: Any) -> Any:
         crop = ops.mask_crop(frames, masks, size=512)
-        return ops.mask_paste(frames, crop.frames, crop.masks, crop.box)
+        return ops.mask_paste(frames, crop.frames, masks, crop.box)
 
     found: dict[str, Any] = {
         "gaussian_blur": (partial(ops.gaussian_blur, sigma=2.0, kernel_size=13), (photos,)),
