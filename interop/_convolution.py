@@ -8,6 +8,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop._dispatch import lowers
+from jaxsr.interop._weight_gradient import convolve
 
 aten = torch.ops.aten
 
@@ -55,6 +56,8 @@ def convolution(
             dimension_numbers=layout,
             feature_group_count=groups,
         )
+    elif n == 2 and groups == 1 and stride == dilation == (1, 1):
+        out = convolve(x, weight, [(p, p) for p in padding])
     else:
         out = lax.conv_general_dilated(
             x,
