@@ -32,6 +32,7 @@ Prepare = Callable[..., dict[str, Array]]
 # What the random numbers of a sample are for: folded into its key, so that an option that draws
 # more leaves the others' numbers as they are. Labels follow in the order of their names.
 _TURN, _FACTOR, _NOISE_STRENGTH, _NOISE, _LABELS = range(5)
+_COLOURS = 2**16  # beyond any number of labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ def make_preparation(
     scale: int,
     channels: Literal[1, 3] = 3,
     augment: Literal["none", "flip", "turn"] = "turn",
+    swap_colours: bool = False,
     eight_bit: bool = True,
     bicubic: Literal["torch", "matlab"] = "torch",
     loss_of_detail: DetailLoss | None = None,
@@ -69,6 +71,8 @@ def make_preparation(
       channels: 3 for RGB, 1 for luma (BT.601, full range: 0.299 R + 0.587 G + 0.114 B).
       augment: "flip" mirrors left and right at random; "turn" also turns by quarters, all eight
         positions being equally likely.
+      swap_colours: put red, green and blue in a random order: shapes stay, and a network that sees
+        each photo a hundred times cannot learn its colours by heart.
       eight_bit: make `low`, and luma, from and into whole levels, as files hold them.
       bicubic: whose bicubic makes `low` at a scale above 1; MATLAB's is what papers judge by.
       loss_of_detail: for `scale` 1 only. Default: `DetailLoss()`.
@@ -114,6 +118,9 @@ def make_preparation(
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch["sample"])
         if augment != "none":
             image = turn(image, _each(keys, _TURN, jax.random.bits), quarters=augment == "turn")
+        if swap_colours:
+            order = _each(keys, _COLOURS, lambda key: jax.random.permutation(key, 3))
+            image = jnp.take_along_axis(image, order[:, :, None, None], axis=1)
         levels = to_levels(image, channels=channels, eight_bit=eight_bit)
         if scale > 1:
             low = shrink(levels, scale, convention=bicubic)

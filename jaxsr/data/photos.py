@@ -5,6 +5,7 @@ Without a folder the photos are those that scikit-image and scikit-learn ship in
 `BUILT_IN_TRAINING` and `BUILT_IN_VALIDATION`, which show different scenes.
 """
 
+import dataclasses
 import hashlib
 import importlib.util
 import logging
@@ -18,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
+from PIL import Image
 
 from jaxsr.data.decode import UnreadablePicture, claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.memory import PixelCache
@@ -65,6 +67,8 @@ class Photos:
     cache: PixelCache
     """Decoded photos, shared by everything that was split from one scan."""
     skipped: tuple[BadFile, ...] = ()
+    fractions: tuple[float, ...] = ()
+    """Of its file's size, for each photo, where some are shrunk; empty where none is."""
     _twins: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -82,7 +86,9 @@ class Photos:
           RuntimeError: the file changed or went away after it was checked.
         """
         path = self.paths[index]
-        pixels = self.cache.get(path)
+        fraction = self.fractions[index] if self.fractions else 1.0
+        key = path if fraction == 1 else (path, fraction)
+        pixels = self.cache.get(key)
         if pixels is not None:
             return pixels
         try:
@@ -93,13 +99,39 @@ class Photos:
                 f"{path} was readable when this run checked it and no longer is: {reason}; "
                 f"restore the file and resume"
             ) from error
+        pixels = _shrunk(pixels, fraction)
         if pixels.shape[:2] != tuple(self.sizes[index]):
             was, now = "×".join(map(str, self.sizes[index])), "×".join(map(str, pixels.shape[:2]))
             raise RuntimeError(
                 f"{path} was {was} px (height×width) when this run checked it and is {now} now; "
                 f"restore the file and resume"
             )
-        return self.cache.keep(path, pixels)
+        return self.cache.keep(key, pixels)
+
+    def at_fractions(self, fractions: Sequence[float], *, crop: int) -> "Photos":
+        """Each photo once per fraction of its size, those left out that a crop would not fit.
+
+        Shrunk by Pillow's antialiased bicubic. A photo at another size is another photo to a
+        network that enlarges: its details lie elsewhere.
+
+        Raises:
+          ValueError: a fraction is not above 0 and at most 1, or none is given.
+        """
+        if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
+            raise ValueError(
+                f"fractions must be one or more numbers above 0 and at most 1, got {fractions}"
+            )
+        kept = [
+            (index, fraction, size)
+            for fraction in fractions
+            for index, whole in enumerate(self.sizes)
+            if min(size := _shrunk_size(whole, fraction)) >= crop
+        ]
+        return dataclasses.replace(
+            self.subset([index for index, _, _ in kept]),
+            sizes=np.array([size for _, _, size in kept], np.int32).reshape(-1, 2),
+            fractions=tuple(fraction for _, fraction, _ in kept),
+        )
 
     def subset(self, indices: Sequence[int]) -> "Photos":
         """The photos at `indices`, in that order, sharing this object's cache."""
@@ -110,6 +142,7 @@ class Photos:
             paths=tuple(self.paths[i] for i in indices),
             cache=self.cache,
             skipped=self.skipped,
+            fractions=tuple(self.fractions[i] for i in indices) if self.fractions else (),
             _twins=self._twins,
         )
 
@@ -312,6 +345,17 @@ def open_photos(
         skipped=tuple(bad),
         _twins=_copies(dict(zip(good, paths, strict=True))),
     )
+
+
+def _shrunk_size(size: Sequence[int] | np.ndarray, fraction: float) -> tuple[int, int]:
+    return round(int(size[0]) * fraction), round(int(size[1]) * fraction)
+
+
+def _shrunk(pixels: np.ndarray, fraction: float) -> np.ndarray:
+    if fraction == 1:
+        return pixels
+    height, width = _shrunk_size(pixels.shape, fraction)
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
 
 
 def available_cpus() -> int:

@@ -48,6 +48,11 @@ class PhotoRun(RunConfig):
     """Crops of each photo in an epoch."""
     built_in: bool = False
     """Train on the photos that come with the installation beside those of data."""
+    fractions: tuple[float, ...] = (1.0,)
+    """Sizes at which each training photo is shown, as fractions of its own: few photos, more to
+    learn from."""
+    swap_colours: bool = False
+    """Put red, green and blue of each crop in a random order: few photos are learnt by heart."""
     bicubic: Literal["torch", "matlab"] = "torch"
     """Whose bicubic shrinks the crops; torch's is Pillow's. Validation's is always MATLAB's."""
     detail_factors: tuple[int, ...] = (2,)
@@ -120,6 +125,8 @@ class SuperResolution:
             cache_bytes=cache,
             scratch_folder=config.scratch,
         )
+        if config.fractions != (1.0,):
+            self.photos = self.photos.at_fractions(config.fractions, crop=config.crop)
         config = config.in_steps(len(self.photos) * config.crops_per_photo)
         self.config = config
         self.family = family
@@ -136,6 +143,7 @@ class SuperResolution:
             crop=config.crop,
             scale=config.model.scale,
             channels=config.model.channels,
+            swap_colours=config.swap_colours,
             bicubic=config.bicubic,
             loss_of_detail=detail if config.model.scale == 1 else None,
             labels=made.labels,
@@ -220,7 +228,7 @@ class SuperResolution:
         return (
             f"{self.family} ×{model.scale}, {weights:,} parameters; {names}; "
             f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
-            f"training on {len(self.photos)} photos from {self.photos.source}, "
+            f"training on {len(set(self.photos.paths))} photos from {self.photos.source}, "
             f"validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
             f"{model.scale} px border cut",
         )

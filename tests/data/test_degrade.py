@@ -1,5 +1,6 @@
 """Turned, degraded and scaled on the device: against NumPy, torch, Pillow; on 1 and 8 devices."""
 
+import itertools
 from typing import Any, Literal
 
 import cv2
@@ -56,6 +57,37 @@ def test_the_eight_positions_are_those_of_numpy(channels):
     mirrored = np.asarray(turn(jnp.asarray(image), bits, quarters=False))
     np.testing.assert_array_equal(mirrored[::2], image[::2])
     np.testing.assert_array_equal(mirrored[1::2], image[1::2, :, :, ::-1])
+
+
+def test_all_orders_of_colours_are_drawn_equally_often():
+    image = np.broadcast_to(np.array([0, 100, 255], np.uint8), (6000, 4, 4, 3))
+    batch = {"image": image, "sample": np.arange(6000, dtype=np.int32)}
+    prepare = make_preparation(crop=4, scale=2, swap_colours=True)
+    levels = np.rint(_levels(jax.jit(prepare)(batch, KEY)["high"][:, :, 0, 0]))
+    orders, counts = np.unique(levels, axis=0, return_counts=True)
+    np.testing.assert_array_equal(orders, sorted(itertools.permutations((0, 100, 255))))
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_swapped_colours_are_swapped_alike_in_both_sides(photos):
+    batch = _batch(photos, count=8)
+    plain, swapped = (
+        jax.jit(make_preparation(crop=96, scale=4, swap_colours=swap))(batch, KEY)
+        for swap in (False, True)
+    )
+    orders = [list(order) for order in itertools.permutations(range(3))]
+    found = []
+    for index in range(8):
+        same = [
+            order
+            for order in orders
+            if np.array_equal(plain["high"][index][np.array(order)], swapped["high"][index])
+        ]
+        assert same, index
+        found += same[:1]
+        want = plain["low"][index][np.array(same[0])]
+        np.testing.assert_array_equal(swapped["low"][index], want)
+    assert len({tuple(order) for order in found}) > 1
 
 
 def test_all_positions_are_drawn_equally_often():

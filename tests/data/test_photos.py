@@ -27,6 +27,9 @@ def _save(path: Path, height: int = 40, width: int = 50, seed: int = 0) -> np.nd
     return pixels
 
 
+SIZES = {"a.png": (40, 50), "b.png": (30, 39)}
+
+
 def _truncate(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -290,6 +293,26 @@ def test_a_folder_and_the_built_in_photos_together(tmp_path):
     assert open_training_photos(None, None, crop=32, built_in=True)[0].names == tuple(
         sorted(BUILT_IN_TRAINING)
     )
+
+
+def test_photos_at_several_sizes(tmp_path):
+    whole = {name: _save(tmp_path / name, *size) for name, size in SIZES.items()}
+    photos = open_photos(tmp_path, crop=20).at_fractions((1.0, 0.5), crop=20)
+    assert photos.names == ("a.png", "b.png", "a.png")  # half of b is smaller than a crop
+    assert photos.sizes.tolist() == [[40, 50], [30, 39], [20, 25]]
+    np.testing.assert_array_equal(photos.read(0), whole["a.png"])
+    half = Image.fromarray(whole["a.png"]).resize((25, 20), Image.Resampling.BICUBIC)
+    for _ in range(2):  # decoded, then from memory, beside the photo itself
+        np.testing.assert_array_equal(photos.read(2), half)
+        np.testing.assert_array_equal(photos.read(0), whole["a.png"])
+    assert photos.subset([2]).read(0).shape == (20, 25, 3)
+
+
+@pytest.mark.parametrize("fractions", [(), (0.0,), (1.0, 1.5), (-0.5,)])
+def test_fractions_are_checked(tmp_path, fractions):
+    _save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="fractions must be one or more numbers above 0"):
+        open_photos(tmp_path, crop=8).at_fractions(fractions, crop=8)
 
 
 def test_importing_needs_neither_torch_nor_a_device():
