@@ -7,6 +7,7 @@ COMMANDS = {
     "train": "train a model family",
     "restore": "enlarge or restore pictures and videos",
     "detect": "find small infrared targets",
+    "evaluate": "test a detector on a data set's split",
     "generate": "generate text",
     "compare": "compare what libraries and platforms compute",
     "doctor": "check this machine",

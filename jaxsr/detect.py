@@ -1,6 +1,5 @@
 """`python -m jaxsr.detect INPUT… --weights FILE --out FOLDER`: finds small targets in pictures."""
 
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -36,11 +35,7 @@ def _detect(arguments: list[str]) -> int:
         from jaxsr.detection.ahead import run as compile_ahead
 
         return compile_ahead(config)
-    if config.engine == "jax":
-        from jaxsr.interop.mesh import select_platform
-
-        logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
-        select_platform(config.platform, simulated_devices=config.mesh)
+    config.select_platform()
     return run(inputs, config)
 
 

@@ -13,51 +13,30 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
 
 import cv2
 import numpy as np
 
 from jaxsr.data.decode import UnreadablePicture, decode_rgb
-from jaxsr.detection.detector import Detector, Form, load_detector
+from jaxsr.detection.detector import Detector
 from jaxsr.detection.findings import Findings, Target, find_targets, overlay
+from jaxsr.detection.options import DetectorOptions
 from jaxsr.interop.aot_options import AheadOptions
 from jaxsr.restoration.files import Source, find_sources
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectConfig(AheadOptions):
+class DetectConfig(DetectorOptions, AheadOptions):
     """Options of the command."""
 
-    weights: Path
-    """Weights that a training run exported, or a published MSHNet checkpoint."""
-    out: Path
-    """Folder for the results."""
-    threshold: float = 0.5
-    """Probability above which a pixel belongs to a target."""
     least_px: int = 1
     """Targets of fewer pixels are left out."""
-    size: Form | None = None
-    """Look at pictures resized to base × base, or at their native size. Default: as trained."""
-    base: int | None = None
-    """Side in pixels for size=base. Default: as trained."""
-    batch: int = 8
-    """Pictures at once."""
-    engine: Literal["jax", "torch"] = "jax"
-    """jax compiles a program for each size; torch runs eagerly on the CPU."""
-    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
-    """Where to compute; auto takes TPU, then CUDA, then CPU."""
-    mesh: int = 1
-    """Devices that a batch is split over."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be at least 0 and below 1, got {self.threshold}")
+        DetectorOptions.__post_init__(self)
+        AheadOptions.__post_init__(self)
         if self.least_px < 1:
             raise ValueError(f"least_px must be at least 1, got {self.least_px}")
-        if self.batch < 1 or self.mesh < 1 or self.batch % self.mesh:
-            raise ValueError(f"batch={self.batch} must be a positive multiple of mesh={self.mesh}")
 
 
 def run(inputs: list[str], config: DetectConfig) -> int:
@@ -76,14 +55,7 @@ def run(inputs: list[str], config: DetectConfig) -> int:
             f"nothing to look at in {', '.join(inputs)}; name pictures, folders or videos"
         )
     _refuse_double_names(found.sources)
-    detector = load_detector(
-        config.weights,
-        engine=config.engine,
-        mesh=config.mesh,
-        batch=config.batch,
-        evaluate=config.size,
-        base=config.base,
-    )
+    detector = config.detector()
     session = _Session(detector, config)
     failed = len(found.problems)
     pictures = [source for source in found.sources if not source.is_video]
