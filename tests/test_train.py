@@ -67,6 +67,17 @@ def test_exported_weights_load_into_torch(finished):
     assert output.shape == (1, 3, 32, 32)
 
 
+def test_the_best_weights_stay_beside_the_newest(finished):
+    found = {
+        r["step"]: r["validation/psnr_y"] for r in records(finished) if "validation/psnr_y" in r
+    }
+    _, newest = read_weights(finished / "generator.safetensors")
+    _, best = read_weights(finished / "generator.best.safetensors")
+    assert newest["step"] == max(found)
+    assert best["step"] == max(found, key=found.__getitem__)
+    assert best["validation"]["psnr_y"] == pytest.approx(max(found.values()))
+
+
 def test_resume_goes_on_and_repeats_the_uninterrupted_run(finished, tmp_path):
     options = [*TINY, "--mesh", 2, "--ema", 0.9, "--out", tmp_path]
     options[options.index("--steps") + 1] = "2"

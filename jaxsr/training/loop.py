@@ -16,7 +16,7 @@ from typing import Any, Self
 import jax
 
 from jaxsr.interop.checkpoint import Checkpoints
-from jaxsr.interop.weights import export_weights, write_whole
+from jaxsr.interop.weights import export_weights, read_weights, write_whole
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.family import Task, phase_at
 from jaxsr.training.records import NoRecords, Records
@@ -182,11 +182,19 @@ class _Run:
         self.records.validation(done, self.figures, found.picture)
         if found.picture is not None:
             _write_picture(self.out / "validation" / f"step-{done:07d}.png", found.picture)
-        export_weights(
-            self.out / f"{self.task.exported}.safetensors",
-            weights,
-            metadata={**self.task.describe(), "step": done, "validation": self.figures},
-        )
+        notes = {**self.task.describe(), "step": done, "validation": self.figures}
+        newest = self.out / f"{self.task.exported}.safetensors"
+        export_weights(newest, weights, metadata=notes)
+        best = newest.with_suffix(".best.safetensors")
+        if not best.exists() or self._better_than(best):
+            export_weights(best, weights, metadata=notes)
+
+    def _better_than(self, path: Path) -> bool:
+        """Whether the last validation beats the one that an exported file tells of."""
+        metric = self.task.metric
+        _, notes = read_weights(path)
+        gain = self.figures[metric] - notes["validation"][metric]
+        return gain > 0 if self.task.best == "max" else gain < 0
 
 
 def _first_not_finite(
