@@ -1,5 +1,6 @@
 """The ROC picture of an evaluation, drawn with OpenCV: two panels, a grid, a line, no more."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,20 +28,26 @@ def draw_curves(evaluation: "Evaluation") -> bytes:
         [*curve.true_positive_rate, 0.0],
         right=1.0,
     )
-    fa = [1e6 * value for value in curve.fa] + [0.0]
-    # The lowest thresholds mark whole images: shown up to ten times the chosen one's, or 100.
-    right = max(100.0, 10e6 * figures.fa)
+    # The lowest thresholds mark whole images: shown up to twice the chosen one's, or 100.
+    right = _round_up(max(100.0, 2e6 * figures.fa))
+    shown = [(1e6 * fa, pd) for fa, pd in zip(curve.fa, curve.pd, strict=True) if 1e6 * fa <= right]
     detection = _panel(
         f"targets, Pd {100 * figures.pd:.1f} at Fa {1e6 * figures.fa:.1f}e-6",
         ("Fa x 1e6", "Pd"),
-        fa,
-        [*curve.pd, 0.0],
+        [*(fa for fa, _ in shown), 0.0],
+        [*(pd for _, pd in shown), 0.0],
         right=right,
     )
     picture = np.concatenate([roc, detection], axis=1)
     written, data = cv2.imencode(".png", picture)
     assert written
     return data.tobytes()
+
+
+def _round_up(value: float) -> float:
+    """The next number whose fifths are short: 1, 2 or 5 times a power of ten."""
+    power = 10 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
 
 
 def _panel(

@@ -114,15 +114,14 @@ def _shipped() -> Path:
     if not path.is_file():
         raise FileNotFoundError(
             "this installation holds no weights of jaxsr's own; train some with `python -m "
-            "jaxsr.train fast-srgan --out runs/mine` and give --model runs/mine, or name a "
-            "weights file"
+            "jaxsr.train span --out runs/mine` and give --model runs/mine, or name a weights file"
         )
     return path
 
 
 def _weights_in(folder: Path) -> Path:
-    """The network that a run exported."""
-    found = sorted(folder.glob("*.safetensors"))
+    """The network that a run exported last; its best by validation can be named by file."""
+    found = sorted(p for p in folder.glob("*.safetensors") if not p.stem.endswith(".best"))
     if len(found) == 1:
         return found[0]
     if not found:
