@@ -39,6 +39,8 @@ class RaceOptions:
     """What the networks compute in, on both sides."""
     platform: Literal["cpu", "cuda"] = "cpu"
     """Where both sides compute."""
+    mesh: int = 1
+    """Devices that jaxsr's step is split over; a CPU simulates them, best one for each core."""
     rounds: int = 7
     """Turns of each contender."""
     steps: int = 3
@@ -212,6 +214,8 @@ def _jax_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
     from jaxsr.interop.step import StepConfig, convert, init_state, make_train_step
 
     jax.config.update("jax_platforms", told["platform"])
+    if told["platform"] == "cpu":
+        jax.config.update("jax_num_cpu_devices", told["mesh"])
     jax.config.update("jax_compilation_cache_dir", told["cache"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     work = workload(told)
@@ -219,7 +223,7 @@ def _jax_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
     optimizers = {p.network: make_optimizer(OptimizerConfig(), 1000) for p in phase.players}
     config = StepConfig(compute_dtype=told["dtype"])
     model = convert(work.objective, config)
-    mesh = meshes.make_mesh(1)
+    mesh = meshes.make_mesh(told["mesh"])
     state = init_state(model, optimizers, exported=work.exported, seed=0, ema=False)
     state = meshes.place(state, meshes.tree_shardings(state, mesh))
     batch = work.jax_batch(mesh)
