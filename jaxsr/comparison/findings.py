@@ -16,27 +16,27 @@ def find_faults(rows: list[Row], *, live: bool) -> list[Finding]:
       rows: all operations, totals and local errors filled in.
       live: whether local errors were looked for.
     """
+    lasting = _Lasting(rows)
     found: list[Finding] = []
     for position, row in enumerate(rows):
         if row.first is None or row.second is None:
             before = rows[position - 1] if position else None
             starts = before is None or not (before.first is None or before.second is None)
-            if starts and _has_consequences(rows[position:], live=live):
-                found.append(
-                    Finding(kind="structure", row=row, said=_structure_said(rows, position))
-                )
+            if starts and _has_consequences(rows[position:], lasting, live=live):
+                said = _structure_said(rows, position)
+                found.append(Finding(kind="structure", row=row, said=said))
         elif live:
             if row.local is not None and row.local.above:
                 found.append(Finding(kind="local", row=row, said=_local_said(row)))
-        elif row.inherited <= row.total_threshold and _persists(rows[position:]):
+        elif row.inherited <= row.total_threshold and lasting(row):
             found.append(Finding(kind="total", row=row, said=_total_said(row)))
     return found
 
 
-def _has_consequences(rows: list[Row], *, live: bool) -> bool:
+def _has_consequences(rows: list[Row], lasting: "_Lasting", *, live: bool) -> bool:
     """Whether what follows an operation that one side lacks is off, and not for its own fault."""
     step = rows[0].step
-    for position, row in enumerate(rows):
+    for row in rows:
         if row.step != step:
             return False
         if row.first is None or row.second is None:
@@ -45,27 +45,42 @@ def _has_consequences(rows: list[Row], *, live: bool) -> bool:
             return True
         if live and row.local_above:
             return False
-        if _persists(rows[position:]):
+        if lasting(row):
             return True
     return False
 
 
-_FOLLOWING = 8
-"""Operations that a total error must outlive."""
+class _Lasting:
+    """Tells whether a total error lasts: is handed on from operation to operation.
 
-
-def _persists(rows: list[Row]) -> bool:
-    """Whether the first row's total error is above, and most of those that follow are as well.
-
-    Where large terms cancel, the relative error of correct runs shoots up for an operation or two
-    and is gone as soon as the small result is added to something.
+    Where large terms cancel, the relative error of correct runs shoots up, and is gone an operation
+    or two later, as soon as the small result is added to something.
     """
-    if not rows[0].total_above:
-        return False
-    step = rows[0].step
-    later = [r for r in rows[1 : 1 + 2 * _FOLLOWING] if r.step == step and r.total is not None]
-    above = [row.total_above for row in later[:_FOLLOWING]]
-    return sum(above) * 2 >= len(above)
+
+    GENERATIONS = 6
+    """Operations that an error must outlive, one reading the other's result; or the run's end."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._readers: dict[tuple[int, str], list[Row]] = {}
+        for row in rows:
+            names = [] if row.first is None else [o.name for o in row.first.operands]
+            for name in {name.partition("#")[0] for name in names}:
+                self._readers.setdefault((row.step, name), []).append(row)
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def __call__(self, row: Row, generations: int = GENERATIONS) -> bool:
+        """Whether the row's total error is above what rounding explains, and stays so."""
+        if not row.total_above or row.first is None:
+            return False
+        if generations == 0:
+            return True
+        known = (row.number, generations)
+        if known not in self._known:
+            readers = self._readers.get((row.step, row.first.key), [])
+            readers = [reader for reader in readers if reader.number > row.number]
+            seen = any(self(reader, generations - 1) for reader in readers)
+            self._known[known] = seen or not readers
+        return self._known[known]
 
 
 def _structure_said(rows: list[Row], position: int) -> str:
@@ -107,6 +122,6 @@ def _local_said(row: Row) -> str:
 def _total_said(row: Row) -> str:
     assert row.total is not None
     return (
-        f"total error {row.total.worst:.2e}, rounding explains {row.total_threshold:.2e}; its "
+        f"total error {row.total.relative:.2e}, rounding explains {row.total_threshold:.2e}; its "
         f"inputs differ by {row.inherited:.2e}"
     )

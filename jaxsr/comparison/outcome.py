@@ -24,10 +24,10 @@ class Row:
     """None where there is nothing to compare."""
     total_threshold: float = 0.0
     inherited: float = 0.0
-    """Largest total error, scale-free, of the first side's operands."""
+    """Largest total error, relative, of the first side's operands."""
     local: Local | None = None
     exact: tuple[float, float] | None = None
-    """Total error of each side against float64, scale-free."""
+    """Total error of each side against float64, relative."""
 
     @property
     def call(self) -> Call:
@@ -37,7 +37,9 @@ class Row:
 
     @property
     def total_above(self) -> bool:
-        return self.total is not None and self.total.worst > self.total_threshold
+        """By the root mean square: over a whole run a single element may go astray in any of
+        thousands of tensors, where large terms cancel, and mean nothing."""
+        return self.total is not None and self.total.relative > self.total_threshold
 
     @property
     def local_above(self) -> bool:
@@ -86,7 +88,7 @@ class Comparison:
 
     @property
     def outputs_above(self) -> bool:
-        return any(pair.worst > self.outputs_threshold for pair in self.outputs)
+        return any(pair.relative > self.outputs_threshold for pair in self.outputs)
 
     @property
     def divergence(self) -> Step | None:

@@ -146,6 +146,9 @@ def _plots(comparison: Comparison) -> str:
                 return path.removeprefix(block).lstrip(".") or path.rpartition(".")[2] or ROOT
 
             figures.append(draw_depth(comparison, inside, title=title, name=short))
+    elif comparison.compared_steps > 1:
+        first = [row for row in rows if row.step == 0]
+        figures.append(draw_depth(comparison, first, title="Step 0"))
     key = [
         ("var(--total)", "", "total error: the two runs' results"),
         ("var(--limit)", "", "what rounding explains of it"),

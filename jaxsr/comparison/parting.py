@@ -155,13 +155,13 @@ def _fill_totals(
         if len(a.figures) == len(b.figures) and a.figures:
             pairs = zip(a.figures, b.figures, strict=True)
             row.total = worst_of([figures_apart(x, y) for x, y in pairs])
-            totals[row.first.key] = row.total.worst
+            totals[row.first.key] = row.total.relative
             truth = exact_rows.get((row.step, row.first.key))
             if truth is not None and len(truth.figures) == len(a.figures):
                 row.exact = tuple(  # type: ignore[assignment]
                     worst_of(
                         [figures_apart(x, y) for x, y in zip(truth.figures, f, strict=True)]
-                    ).worst
+                    ).relative
                     for f in (a.figures, b.figures)
                 )
         names = [o.name.partition("#")[0] for o in row.first.operands if o.kind == "operation"]

@@ -51,7 +51,7 @@ def draw_depth(
       title: stands above the drawing.
       name: path of a module → name of the stripe that its operations stand on.
     """
-    seen = [r.total.worst for r in rows if r.total is not None and r.total.worst > 0]
+    seen = [r.total.relative for r in rows if r.total is not None and r.total.relative > 0]
     seen += [r.local.error.worst for r in rows if r.local is not None and r.local.error.worst > 0]
     finite = [value for value in seen if math.isfinite(value)]
     scale = _Scale(len(rows), max(min(finite, default=1e-8), 1e-10))
@@ -61,7 +61,7 @@ def draw_depth(
         *_bands(rows, scale, name),
         *_grid(scale),
         _line(rows, scale, "threshold", lambda r: r.total_threshold if r.total else None),
-        _line(rows, scale, "total", lambda r: r.total.worst if r.total else None),
+        _line(rows, scale, "total", lambda r: r.total.relative if r.total else None),
     ]
     if any(row.exact is not None for row in rows):
         for side, kind in enumerate(("exact-first", "exact-second")):
@@ -135,12 +135,16 @@ def _grid(scale: _Scale) -> list[str]:
 def _line(
     rows: Sequence[Row], scale: _Scale, kind: str, value: Callable[[Row], float | None]
 ) -> str:
-    points = []
+    # Where several operations share a pixel, the worst stands for them.
+    highest: dict[int, tuple[float, float]] = {}
     for position, row in enumerate(rows):
         y = value(row)
         if y is not None:
-            points.append(f"{scale.x(position):.1f},{scale.y(y):.1f}")
-    return f'<polyline class="{kind}" points="{" ".join(points)}"/>' if points else ""
+            x = scale.x(position)
+            place = position if len(rows) < _WIDTH else round(x)
+            highest[place] = max(highest.get(place, (0.0, 0.0)), (y, x))
+    points = " ".join(f"{x:.1f},{scale.y(y):.1f}" for y, x in highest.values())
+    return f'<polyline class="{kind}" points="{points}"/>' if points else ""
 
 
 def _dots(rows: Sequence[Row], scale: _Scale, found: set[int]) -> list[str]:
@@ -170,7 +174,7 @@ def _found(rows: Sequence[Row], scale: _Scale, found: set[int]) -> list[str]:
         if row.local is not None:
             y = scale.y(row.local.error.worst)
         else:
-            y = scale.y(row.total.worst if row.total is not None else _CEILING)
+            y = scale.y(row.total.relative if row.total is not None else _CEILING)
         if first:
             bottom = _HEIGHT - _BOTTOM
             parts.append(

@@ -110,7 +110,7 @@ class Group:
 
     @property
     def total(self) -> float:
-        return max((row.total.worst for row in self.rows if row.total is not None), default=0.0)
+        return max((row.total.relative for row in self.rows if row.total is not None), default=0.0)
 
     @property
     def local(self) -> Row | None:
@@ -122,7 +122,7 @@ class Group:
     def last(self) -> float:
         """Total error where the group ends."""
         rows = [row for row in self.rows if row.total is not None]
-        return rows[-1].total.worst if rows and rows[-1].total else 0.0
+        return rows[-1].total.relative if rows and rows[-1].total else 0.0
 
 
 def local_ratio(row: Row) -> float:
@@ -182,7 +182,7 @@ def worst_rows(comparison: Comparison, most: int) -> list[Row]:
 
 
 def _total_ratio(row: Row) -> float:
-    return row.total.worst / max(row.total_threshold, 1e-300) if row.total is not None else 0.0
+    return row.total.relative / max(row.total_threshold, 1e-300) if row.total is not None else 0.0
 
 
 def row_texts(row: Row) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def row_texts(row: Row) -> tuple[str, ...]:
     return (
         call.place + side,
         f"{result.dtype} {shape}" if result else "",
-        "–" if row.total is None else number(row.total.worst),
+        "–" if row.total is None else number(row.total.relative),
         number(row.inherited),
         "–" if row.local is None else local_text(row),
         "–" if row.local is None else number(row.local.threshold),

@@ -1,8 +1,18 @@
 """Subjects that the comparison's tests share."""
 
 import pytest
+import torch
 
 from tests.comparison.faults import make_subject
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Networks this small wait for their threads longer than they compute, on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,8 @@ def test_cancellation_does_not_hide_a_fault():
     bad = subject_of(Code(lambda x: torch.sub(x + 1000, 1000.1)), 4, 50)
     comparison, *_ = compare_sides(good, TORCH, TORCH, other=bad)
     (finding,) = comparison.findings
-    assert finding.row.call.operation == "sub" and finding.row.local.tried
+    local = finding.row.local
+    assert finding.row.call.operation == "sub" and local is not None and local.tried
 
 
 def test_an_operation_that_fails_on_equal_inputs_is_named():
