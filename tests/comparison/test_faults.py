@@ -18,8 +18,8 @@ TORCH = Side(engine="torch", platform="cpu")
 JAX = Side(engine="jax", platform="cpu")
 BFLOAT16 = Side(engine="jax", platform="cpu", dtype="bfloat16")
 
-# One of each family and kind; the others run on JAX when slow tests are asked for.
-ON_JAX = ("slope off by 1e-4", "wrong padding mode", "wrong RoPE base", "stale BatchNorm statistic")
+# The others run on JAX when slow tests are asked for: compiling takes most of the time.
+ON_JAX = ("slope off by 1e-4", "wrong padding mode")
 
 
 def assert_found(comparison, fault):
@@ -101,7 +101,7 @@ def test_nothing_is_found_between_torch_and_jax(subject, family):
 
 @pytest.mark.parametrize(
     "family",
-    ["span", "fast-srgan", *(pytest.param(f, marks=pytest.mark.slow) for f in ("mshnet", "llama"))],
+    ["span", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "span")],
 )
 def test_nothing_is_found_between_float32_and_bfloat16(subject, family):
     comparison, *_ = compare_sides(subject(family), TORCH, BFLOAT16)
@@ -115,21 +115,23 @@ def stored(subject, fault=None, sides=(TORCH, TORCH)):
     return compare_traces(first, second)
 
 
-# Faults that move every result a little more than rounding, not ten times, or a few elements only,
-# are beyond stored traces; they are what live engines are for.
-FINE = ("wrong eps of BatchNorm", "wrong eps of RMSNorm")
+# What fades within rounding a few operations later is beyond stored traces: live engines are for
+# that.
+FADING = ("wrong eps of BatchNorm",)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_found_in_stored_traces(subject, fault):
     comparison = stored(subject(fault.family), fault)
-    assert not comparison.live
-    if fault.name in FINE:
-        return
-    assert_found(comparison, fault)
+    assert not comparison.live and comparison.checked_locally == 0
+    if fault.name in FADING:
+        assert comparison.agree
+        assert max(row.total.relative for row in comparison.rows if row.total) > 1e-5
+    else:
+        assert_found(comparison, fault)
 
 
-@pytest.mark.parametrize("family", ["span", "llama"])
+@pytest.mark.parametrize("family", ["span", pytest.param("llama", marks=pytest.mark.slow)])
 def test_nothing_is_found_in_stored_traces(subject, family):
     comparison = stored(subject(family), sides=(TORCH, JAX))
     assert comparison.findings == [] and comparison.agree
