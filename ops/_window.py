@@ -73,27 +73,27 @@ def _along(vector: jax.Array, axis: int, x: jax.Array) -> jax.Array:
 
 
 def _at_once(x: jax.Array, taps: tuple[_Taps, _Taps], axes: tuple[int, int]) -> jax.Array:
-    """Four taps from every image as one run of values.
-
-    With an index for every image XLA's CPU gather writes in the result's own order; gathering along
-    one axis at a time it writes transposed, and copies.
-    """
+    """Four taps of every pixel in one gather each, with no image of one resampled axis between."""
     lead, tail = x.shape[: axes[0]], x.shape[axes[1] + 1 :]
-    columns, channels = x.shape[axes[1]], math.prod(tail)
-    images = x.reshape(math.prod(lead), -1)
+    columns = x.shape[axes[1]]
+    images = x.reshape(math.prod(lead), -1, math.prod(tail))
     (top, bottom, down), (left, right, across) = taps
+    pixels = jax.lax.GatherDimensionNumbers(
+        offset_dims=(0, 2), collapsed_slice_dims=(1,), start_index_map=(1,)
+    )
 
     def tap(row: jax.Array, column: jax.Array) -> jax.Array:
-        pixel = row[:, None] * columns + column
-        index = (pixel[..., None] * channels + jnp.arange(channels)).reshape(-1)
-        index = jnp.broadcast_to(index, (images.shape[0], index.size))
-        values = jnp.take_along_axis(images, index, 1, mode="clip")
-        return values.reshape(*lead, row.size, column.size, *tail)
+        index = (row[:, None] * columns + column).reshape(-1, 1)
+        size = (images.shape[0], 1, images.shape[2])
+        # In range by construction.
+        found = jax.lax.gather(images, index, pixels, size, mode="promise_in_bounds")
+        return found.reshape(images.shape[0], row.size, column.size, images.shape[2])
 
-    down, across = _along(down, axes[0], x), _along(across, axes[1], x)
+    down, across = down[:, None, None], across[:, None]
     near = tap(top, left) * (1 - down) + tap(bottom, left) * down
     far = tap(top, right) * (1 - down) + tap(bottom, right) * down
-    return near * (1 - across) + far * across
+    whole = near * (1 - across) + far * across
+    return whole.reshape(*lead, *whole.shape[1:3], *tail)
 
 
 def _taps(length: int, low, high, extent: int, inverse: bool) -> _Taps:

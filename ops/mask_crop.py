@@ -183,20 +183,37 @@ def _checked_rule(
 
 @partial(jax.jit, static_argnames=("axes", "rule"))
 def _box(masks: jax.Array, axes: tuple[int, int], rule: tuple) -> jax.Array:
+    return box_around(*_touched(masks, axes), *rule)
+
+
+def _touched(masks: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+    """The rows and the columns that any mask is set in."""
     # Frames first, then rows and columns: the greatest of bytes along an outer axis vectorises in
     # XLA's CPU loops, `any` over several axes at once does not.
     planes = jnp.moveaxis(masks, axes, (-2, -1)).reshape(-1, *(masks.shape[a] for a in axes))
     hit = (planes > THRESHOLD).astype(jnp.uint8).max(0)
-    return box_around(hit.max(1) > 0, hit.max(0) > 0, *rule)
+    return hit.max(1) > 0, hit.max(0) > 0
 
 
 @partial(jax.jit, static_argnames=("axes", "rule", "size"))
 def _crop_resampled(frames, masks, axes, rule, size):
-    box = _box(masks, axes, rule)
+    rows, columns = _touched(masks, axes)
+    box = box_around(rows, columns, *rule)
     cut = resample_window(frames, box, size, axes)
-    solid = (masks > THRESHOLD).astype(jnp.float32)
-    cut_masks = resample_window(solid, box, size, axes) > THRESHOLD
-    return cut, cut_masks.astype(masks.dtype), box
+
+    def cut_masks(masks: jax.Array) -> jax.Array:
+        solid = (masks > THRESHOLD).astype(jnp.float32)
+        return (resample_window(solid, box, size, axes) > THRESHOLD).astype(masks.dtype)
+
+    def no_masks(masks: jax.Array) -> jax.Array:
+        shape = list(masks.shape)
+        for axis, extent in zip(axes, size, strict=True):
+            shape[axis] = extent
+        return jnp.zeros_like(masks, shape=shape)
+
+    # Not only for the empty clip: a branch is what XLA's CPU fusion stops at, and a blur that
+    # follows would otherwise cut the masks anew for every tap.
+    return cut, jax.lax.cond(rows.any(), cut_masks, no_masks, masks), box
 
 
 @partial(jax.jit, static_argnames=("kernel_size", "sigma", "axes"))
