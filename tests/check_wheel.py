@@ -6,6 +6,7 @@ Usage: python check_wheel.py WHEEL, with the wheel's contents first on the impor
 import importlib
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,8 @@ def main() -> None:
     wheel = Path(sys.argv[1])
     root = Path(__file__).resolve().parents[1]
     with zipfile.ZipFile(wheel) as archive:
-        inside = {name for name in archive.namelist() if name.endswith(".py")}
+        names = set(archive.namelist())
+    inside = {name for name in names if name.endswith(".py")}
     tops = {name.split("/")[0] for name in inside}
     assert tops == {"jaxsr"}, f"top-level packages {tops}: only jaxsr may be installed"
     wanted = {str(path.relative_to(root)) for path in (root / "jaxsr").rglob("*.py")}
@@ -23,13 +25,30 @@ def main() -> None:
         wanted |= {f"jaxsr/{path.relative_to(root)}" for path in (root / folder).rglob("*.py")}
     wanted = {name for name in wanted if "__pycache__" not in name}
     assert inside == wanted, f"the wheel and the tree differ: {sorted(inside ^ wanted)}"
+    weights = {f"jaxsr/weights/{path.name}" for path in (root / "jaxsr" / "weights").iterdir()}
+    assert "jaxsr/weights/restore_x4.safetensors" in weights
+    assert weights <= names, f"the wheel misses {sorted(weights - names)}"
 
     package = importlib.import_module("jaxsr.interop")
     assert root not in Path(str(package.__file__)).parents, "the source tree was imported instead"
     command = [sys.executable, "-m", "jaxsr.train", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "--mesh" in shown
+    _restore_with_shipped_weights()
     print(f"{wheel.name}: {len(inside)} modules, imported and run from the wheel")
+
+
+def _restore_with_shipped_weights() -> None:
+    """The command that needs nothing but a picture."""
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as folder:
+        photo, out = Path(folder) / "photo.png", Path(folder) / "out"
+        Image.new("RGB", (16, 12), "gray").save(photo)
+        command = [sys.executable, "-m", "jaxsr.restore", str(photo), "--out", str(out)]
+        subprocess.run([*command, "--platform", "cpu"], capture_output=True, check=True)
+        with Image.open(out / "photo.png") as restored:
+            assert restored.size == (64, 48)
 
 
 if __name__ == "__main__":

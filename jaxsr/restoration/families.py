@@ -33,7 +33,7 @@ def build_known(weights: Weights, said: Mapping[str, Any], *, source: str) -> nn
         weights = {name.removeprefix(PREFIX): value for name, value in weights.items()}
     family = said.get("family")
     if "conv_cat.weight" in weights and "upsampler.0.weight" in weights:
-        return _span(weights, source)
+        return _span(weights, said.get("config"), source)
     if {"neck.0.weight", "stem.0.conv1.weight", "head.0.weight"} <= set(weights):
         return _fast_srgan(weights, said.get("config"), source)
     if family is not None:
@@ -48,16 +48,16 @@ def _fast_srgan(weights: Weights, config: Mapping[str, Any] | None, source: str)
     from jaxsr.models.fast_srgan.config import FastSRGANConfig
     from jaxsr.models.fast_srgan.generator import Generator
 
-    if config is None:
-        chosen = _fast_srgan_shapes(weights)
-    else:
-        known = {field.name for field in fields(FastSRGANConfig)}
-        chosen = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if k in known
-        }
+    chosen = _fast_srgan_shapes(weights) if config is None else _said(config, FastSRGANConfig)
     network = Generator(FastSRGANConfig(**chosen))
     load_weights(network, weights, source=source)
     return network
+
+
+def _said(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The fields of a stored configuration that `kind` has, as it has them."""
+    known = {field.name for field in fields(kind)}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if k in known}
 
 
 def _fast_srgan_shapes(weights: Weights) -> dict[str, Any]:
@@ -78,14 +78,20 @@ def _fast_srgan_shapes(weights: Weights) -> dict[str, Any]:
     }
 
 
-def _span(weights: Weights, source: str) -> nn.Module:
+def _span(weights: Weights, config: Mapping[str, Any] | None, source: str) -> nn.Module:
     from jaxsr.models.span.config import SpanConfig
     from jaxsr.models.span.generator import Span, merge
 
+    chosen = _span_shapes(weights) if config is None else _said(config, SpanConfig)
+    network = Span(SpanConfig(**chosen))
+    load_weights(network, weights, source=source)
+    return merge(network) if network.config.expansion is not None else network
+
+
+def _span_shapes(weights: Weights) -> dict[str, Any]:
     factored = "conv_1.sk.weight" in weights
-    first = weights["conv_1.sk.weight" if factored else "conv_1.weight"]
-    channels = first.shape[1]
-    chosen: dict[str, Any] = {
+    channels = weights["conv_1.sk.weight" if factored else "conv_1.weight"].shape[1]
+    return {
         "scale": math.isqrt(weights["upsampler.0.weight"].shape[0] // channels),
         "channels": channels,
         "width": weights["conv_cat.weight"].shape[0],
@@ -93,6 +99,3 @@ def _span(weights: Weights, source: str) -> nn.Module:
         "block": "attention" if any(".c3_r." in name for name in weights) else "residual",
         "expansion": weights["conv_1.conv.0.weight"].shape[0] // channels if factored else None,
     }
-    network = Span(SpanConfig(**chosen))
-    load_weights(network, weights, source=source)
-    return merge(network) if factored else network

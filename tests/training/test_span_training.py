@@ -61,7 +61,7 @@ def test_presets_are_valid_and_enlarge_four_times(name):
     assert config.bicubic == "matlab"  # validation's, so that training sees what it is judged on
 
 
-def test_a_data_folder_gets_the_recipe_of_the_shipped_weights():
+def test_a_data_folder_gets_the_longer_recipe():
     assert train.parse(span, "span", ["--data", "photos"]) == dataclasses.replace(
         span.PRESET_RUNS["restore"], data=train.Path("photos")
     )

@@ -1,0 +1,114 @@
+"""The weights that come with jaxsr: small, described, equal in JAX and torch, better than bicubic.
+
+PSNR is scikit-image's, on MATLAB's Y of 8-bit pictures, 4 pixels cut from each border.
+"""
+
+from importlib import resources
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from skimage.metrics import peak_signal_noise_ratio
+
+from jaxsr import restore
+from jaxsr.data.photos import BUILT_IN_VALIDATION, open_training_photos
+from jaxsr.interop.weights import read_weights
+from jaxsr.models.span import SpanConfig
+from jaxsr.ops import resize
+from jaxsr.restoration.models import SHIPPED, find_model
+
+PATH = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED)))
+
+
+@pytest.fixture(scope="module")
+def notes() -> dict:
+    return read_weights(PATH)[1]
+
+
+def test_the_file_is_small_and_says_what_it_is(notes):
+    assert PATH.stat().st_size <= 3_000_000
+    assert notes["family"] == "span"
+    model = find_model()
+    assert (model.scale, model.channels, model.value_range) == (4, 3, (-1.0, 1.0))
+    config = model.network.config
+    assert isinstance(config, SpanConfig)
+    assert model.reach.margin is not None
+    assert model.reach.margin <= config.receptive_radius
+    for name, value in notes["config"].items():
+        assert getattr(config, name) == value, name
+
+
+def shrunk(image: np.ndarray) -> np.ndarray:
+    """What MATLAB's imresize by a quarter makes of the picture."""
+    size = image.shape[0] // 4, image.shape[1] // 4
+    return _resized(image, size)
+
+
+def bicubic(low: np.ndarray) -> np.ndarray:
+    return _resized(low, (low.shape[0] * 4, low.shape[1] * 4))
+
+
+def _resized(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return np.asarray(
+        resize(jnp.asarray(image), size, method="bicubic", antialias=True, convention="matlab")
+    )
+
+
+def psnr_y(image: np.ndarray, truth: np.ndarray) -> float:
+    one, other = (
+        (x[4:-4, 4:-4] @ np.array([65.481, 128.553, 24.966]) / 255 + 16) for x in (image, truth)
+    )
+    return float(peak_signal_noise_ratio(one, other, data_range=255))
+
+
+def gains(pictures: dict[str, np.ndarray]) -> dict[str, float]:
+    """Decibels over bicubic, of each picture."""
+    found = {}
+    for name, picture in pictures.items():
+        truth = picture[: picture.shape[0] // 4 * 4, : picture.shape[1] // 4 * 4]
+        low = shrunk(truth)
+        restored = restore.restore(low)
+        assert restored.shape == truth.shape
+        found[name] = psnr_y(restored, truth) - psnr_y(bicubic(low), truth)
+    return found
+
+
+def test_better_than_bicubic_on_built_in_photos_that_it_never_saw(notes):
+    assert set(BUILT_IN_VALIDATION) <= set(notes["held_out"])
+    _, photos = open_training_photos(None, None, crop=1)
+    found = gains({name: photos.read(index) for index, name in enumerate(photos.names)})
+    assert found.keys() == set(BUILT_IN_VALIDATION)
+    assert min(found.values()) > 0, found
+
+
+def test_a_decibel_better_than_bicubic_on_kodak_photos_that_it_never_saw(shared_data, notes):
+    folder = shared_data / "kodak"
+    names = sorted(set(notes["held_out"]) - set(BUILT_IN_VALIDATION))
+    assert len(names) >= 6
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        pytest.skip(f"no {missing[0]} in {folder}")
+    found = gains({name: np.asarray(Image.open(folder / name)) for name in names})
+    assert min(found.values()) > 0, found
+    assert np.mean(list(found.values())) >= 1, found
+
+
+def test_jax_and_torch_restore_alike():
+    low = np.random.default_rng(0).integers(0, 256, (37, 50, 3), np.uint8)
+    ours, theirs = (restore.restore(low, engine=engine) for engine in ("jax", "torch"))
+    # Float32 rounding may carry a sample over a half level, and no further.
+    assert np.abs(ours.astype(int) - theirs).max() <= 1
+    assert (ours != theirs).mean() < 1e-3
+
+
+def test_the_command_needs_no_model(tmp_path, capsys):
+    Image.fromarray(np.full((20, 30, 3), 90, np.uint8)).save(tmp_path / "gray.png")
+    out = tmp_path / "out"
+    assert restore.main([str(tmp_path / "gray.png"), "--out", str(out)]) == 0
+    with Image.open(out / "gray.png") as picture:
+        assert picture.size == (120, 80)
+        # A flat picture stays flat; the border sees the convolutions' padding.
+        assert np.abs(np.asarray(picture)[24:-24, 24:-24].astype(int) - 90).max() <= 1
+    assert "jaxsr's own" in capsys.readouterr().out
