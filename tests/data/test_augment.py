@@ -177,6 +177,7 @@ def test_draws_of_the_paper_have_the_ranges_and_rates_it_names():
     assert abs((np.asarray(p.corner)[full, 1] / room[full, 1]).mean() - 0.5) < 0.03
 
 
+@pytest.mark.slow
 def test_half_of_the_patches_hold_the_target_and_none_leaves_the_image():
     mask = np.zeros((1, 200, 200), np.uint8)
     mask[0, 3, 195:197] = 1  # in a corner, where a uniform crop seldom reaches

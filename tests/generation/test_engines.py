@@ -101,6 +101,7 @@ def test_streamed_chunks_join_to_the_whole(engines, prompts):
     assert [chunks[i] for i in range(4)] == tokens(run)
 
 
+@pytest.mark.slow
 def test_drawn_tokens_are_the_requests_own(engines, prompts):
     together = tokens(complete(engines("jax"), prompts, DRAWN, batch_size=4))
     alone = engines("jax").start(prompts[2:3], [2], DRAWN)

@@ -107,6 +107,7 @@ def _hold_gradients(objective, grads, buffers):
         np.testing.assert_allclose(buffers[name], buffer, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [("adagrad", 0.05), ("adam", 5e-4)])
 def test_twenty_steps_agree(optimizer):
     """Both optimisers from the same weights on the same batches, the loss followed throughout."""
@@ -158,6 +159,7 @@ def _steps_on(devices, batch_norm, objective, count=2):
     return state, metrics, compiled.as_text()
 
 
+@pytest.mark.slow
 def test_global_batch_norm_gives_the_same_on_one_and_eight_devices():
     torch.manual_seed(4)
     objective = MSHNetObjective(MSHNetConfig(**THIN))
