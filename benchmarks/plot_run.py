@@ -5,6 +5,7 @@ python benchmarks/plot_run.py RUN/metrics.jsonl --figures iou niou --out docs/fi
 
 import argparse
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,8 @@ def main() -> None:
 
 def draw(rows: list[dict[str, Any]], loss: str, figures: list[str], out: Path) -> None:
     """One picture: the loss, smoothed, and the validation figures on an axis of their own."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = import_module("matplotlib.pyplot")  # of the extra "bench"
+    pyplot.switch_backend("Agg")
     steps, losses = zip(*((r["step"], r[loss]) for r in rows if loss in r), strict=True)
     window = min(_SMOOTHED_OVER, len(losses))
     smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
