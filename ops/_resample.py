@@ -61,13 +61,8 @@ def apply_taps(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None
         return x if finish is None else finish(x)
     if taps.is_choice:
         return by_gather(x, taps, axis, finish)
-    line = math.prod(x.shape[axis + 1 :])
-    if line >= LONG_LINE > x.shape[-1] and x.ndim > axis + 2:
-        # One run of values: XLA's CPU loops over three channels do not vectorise.
-        run = apply_taps(x.reshape(*x.shape[: axis + 1], line), taps, axis, finish)
-        return run.reshape(*run.shape[: axis + 1], *x.shape[axis + 1 :])
     # A gather of long contiguous lines is as fast as a slice of them, and compiles in less time.
-    if line < LONG_LINE:
+    if math.prod(x.shape[axis + 1 :]) < LONG_LINE:
         phases = plan_phases(taps)
         if phases is not None:
             return by_phase(x, taps, phases, axis, finish)
