@@ -67,6 +67,7 @@ def test_greedy_matches_transformers(kind, family, engines, hf_model, prompts):
     assert tokens(complete(engines(kind, family), prompts, GREEDY, batch_size=4)) == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jax", "torch"])
 def test_padding_side_and_batch_size_make_no_difference(kind, engines, hf_model, prompts):
     want = expected(hf_model("llama"), prompts, 24)
