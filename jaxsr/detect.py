@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-from jaxsr.cli import run_command
+from jaxsr.cli import parse_options, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,9 +25,9 @@ def _detect(arguments: list[str]) -> int:
     ) -> tuple[list[str], DetectConfig]:
         return list(inputs), config
 
-    inputs, config = tyro.cli(
+    inputs, config = parse_options(
         command,
-        args=arguments,
+        arguments,
         prog="python -m jaxsr.detect",
         description="Marks small targets in infrared pictures, folders of them, and videos.",
     )

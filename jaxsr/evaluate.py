@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from jaxsr.cli import run_command
+from jaxsr.cli import parse_options, run_command
 from jaxsr.detection.options import DetectorOptions
 
 
@@ -42,9 +42,9 @@ def _evaluate(arguments: list[str]) -> int:
     ) -> tuple[Path, EvaluateConfig]:
         return data, config
 
-    data, config = tyro.cli(
+    data, config = parse_options(
         command,
-        args=arguments,
+        arguments,
         prog="python -m jaxsr.evaluate",
         description="IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split.",
     )

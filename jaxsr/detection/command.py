@@ -2,22 +2,25 @@
 
 For `FOLDER/NAME.png` the output folder gets `masks/FOLDER/NAME.png` and `overlays/FOLDER/NAME.png`
 at the picture's own size; for a video `masks/NAME/000000.png`, … (lossless, as a mask must be) and
-`overlays/NAME.mp4`. `targets.csv` has a row for each target and `targets.json` an entry for each
-picture or frame, found something or not.
+`overlays/NAME.mp4`, its frames at their own times. `targets.csv` has a row for each target and
+`targets.json` an entry for each picture or frame, found something or not.
 """
 
 import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from jaxsr.data.decode import UnreadablePicture, decode_rgb
+from jaxsr.data.decode import UnreadablePicture, decode_rgb, picture_size
+from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.findings import Findings, Target, find_targets, overlay
 from jaxsr.detection.options import DetectorOptions
@@ -58,13 +61,11 @@ def run(inputs: list[str], config: DetectConfig) -> int:
     detector = config.detector()
     session = _Session(detector, config)
     failed = len(found.problems)
-    pictures = [source for source in found.sources if not source.is_video]
-    for start in range(0, len(pictures), config.batch):
-        failed += session.pictures(pictures[start : start + config.batch])
+    failed += session.pictures([source for source in found.sources if not source.is_video])
     for source in found.sources:
         if source.is_video:
             failed += session.video(source)
-    session.finish()
+    session.finish(found.sources)
     looked = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)
     print(f"{targets} target(s) in {looked} file(s); results in {config.out}")
@@ -77,53 +78,98 @@ class _Session:
         self.findings: list[Findings] = []
 
     def pictures(self, sources: list[Source]) -> int:
-        """A batch of pictures; returns how many could not be read."""
-        images: list[np.ndarray] = []
+        """All pictures, those of like sizes together; returns how many could not be read."""
         readable: list[Source] = []
+        sizes: list[tuple[int, int]] = []
         for source in sources:
             try:
-                images.append(decode_rgb(source.path))
+                sizes.append(picture_size(source.path))
                 readable.append(source)
             except (OSError, UnreadablePicture) as error:
                 _complain(str(source.path), str(error))
-        likely = self.detector.probabilities(images)
-        for source, image, probability in zip(readable, images, likely, strict=True):
-            findings = self._find(source, probability)
-            name = source.relative.with_suffix(".png")
-            self._write(Path("masks") / name, findings.mask)
-            self._write(Path("overlays") / name, overlay(image, findings))
-        return len(sources) - len(readable)
+        broken: set[int] = set()
+
+        def read(number: int) -> np.ndarray:
+            try:
+                image = decode_rgb(readable[number].path)
+                if image.shape[:2] != sizes[number]:
+                    raise UnreadablePicture("of another size than its header says")
+                return image
+            except (OSError, UnreadablePicture) as error:
+                # The header was whole. Its place in the batch goes to a black picture.
+                _complain(str(readable[number].path), str(error))
+                broken.add(number)
+                return np.zeros((*sizes[number], 3), np.uint8)
+
+        for together, images, logits in self.detector.run(self.detector.plan(sizes), read):
+            for number, image, scores in zip(together.numbers, images, logits, strict=True):
+                if number not in broken:
+                    source = readable[number]
+                    findings = self._find(source, self.detector.probability(image, scores))
+                    name = source.relative.with_suffix(".png")
+                    self._write(Path("masks") / name, findings.mask)
+                    self._write(Path("overlays") / name, overlay(image, findings))
+        return len(sources) - len(readable) + len(broken)
 
     def video(self, source: Source) -> int:
-        """A video, a batch of frames at a time; returns 1 if it could not be read."""
-        capture = cv2.VideoCapture(str(source.path))
-        rate = capture.get(cv2.CAP_PROP_FPS) or 25.0
-        name = source.relative.with_suffix("")
+        """A video, a batch of frames at a time; returns 1 if it could not be read to its end."""
         target = self.config.out / "overlays" / source.relative.with_suffix(".mp4")
-        writer: cv2.VideoWriter | None = None
-        number = 0
+        looked = 0
         try:
-            for frames in _batches(capture, self.config.batch):
-                likely = self.detector.probabilities(frames)
-                for image, probability in zip(frames, likely, strict=True):
-                    findings = self._find(source, probability, frame=number)
-                    self._write(Path("masks") / name / f"{number:06}.png", findings.mask)
-                    if writer is None:
-                        writer = _open_video(target, rate, image.shape[1], image.shape[0])
-                    writer.write(overlay(image, findings)[..., ::-1])
-                    number += 1
-        finally:
-            capture.release()
-            if writer is not None:
-                writer.release()
-        if not number:
-            _complain(str(source.path), "not a video that OpenCV reads, or without frames")
-        return int(number == 0)
+            with open_video(source.path) as container:
+                frames = _UntilDamaged(container.decode(video=0))
+                first = list(islice(frames, self.config.batch))
+                if not first:
+                    raise frames.damage or UnreadableVideo("no frames")
+                stream = container.streams.video[0]
+                size, rate = (first[0].height, first[0].width), stream.average_rate or 25
+                with write_video(target) as out:
+                    encoder = add_encoder(out, stream, size, codec="libx264")
+                    while first:
+                        for shown in self._frames(source, first, looked, size, rate):
+                            out.mux(encoder.encode(shown))
+                        looked += len(first)
+                        first = list(islice(frames, self.config.batch))
+                    out.mux(encoder.encode(None))
+                if frames.damage is not None:
+                    raise frames.damage
+        except (UnreadableVideo, ImportError, OSError) as error:
+            after = f" (after {looked} frames)" if looked else ""
+            _complain(str(source.path), f"{error}{after}")
+            return 1
+        return 0
 
-    def finish(self) -> None:
-        """Writes the tables."""
+    def _frames(
+        self, source: Source, frames: list[Any], first: int, size: tuple[int, int], rate: Any
+    ) -> Iterator[Any]:
+        """Overlays of some frames, number `first` and on, at their times."""
+        import av
+
+        images = [
+            frame.to_ndarray(format="rgb24", height=size[0], width=size[1]) for frame in frames
+        ]
+        name = source.relative.with_suffix("")
+        for number, frame, image, likely in zip(
+            range(first, first + len(frames)),
+            frames,
+            images,
+            self.detector.probabilities(images),
+            strict=True,
+        ):
+            findings = self._find(source, likely, frame=number)
+            self._write(Path("masks") / name / f"{number:06}.png", findings.mask)
+            shown = av.VideoFrame.from_ndarray(overlay(image, findings), format="rgb24")
+            shown.time_base = frame.time_base
+            # Some containers tell no times: then at an even rate.
+            shown.pts = round(number / rate / frame.time_base) if frame.pts is None else frame.pts
+            yield shown
+
+    def finish(self, sources: list[Source]) -> None:
+        """Writes the tables, in the order of the sources."""
         from jaxsr.interop.weights import write_whole
 
+        place = {source.relative.as_posix(): number for number, source in enumerate(sources)}
+        self.findings.sort(key=lambda found: (place[found.name], found.frame or 0))
         rows = [row for findings in self.findings for row in findings.rows()]
         with_frames = any(findings.frame is not None for findings in self.findings)
         columns = ["file", *(["frame"] if with_frames else []), *(f.name for f in fields(Target))]
@@ -165,26 +211,24 @@ class _Session:
         write_whole(path, data.tobytes())
 
 
-def _batches(capture: cv2.VideoCapture, size: int) -> Iterator[list[np.ndarray]]:
-    frames: list[np.ndarray] = []
-    while True:
-        there, frame = capture.read()
-        if there:
-            frames.append(np.ascontiguousarray(frame[..., ::-1]))
-        if frames and (not there or len(frames) == size):
-            yield frames
-            frames = []
-        if not there:
-            return
+class _UntilDamaged:
+    """An iterator that ends where FFmpeg can decode no further, and keeps the reason."""
 
+    def __init__(self, frames: Iterable[Any]) -> None:
+        self._frames = iter(frames)
+        self.damage: Exception | None = None
 
-def _open_video(path: Path, rate: float, width: int, height: int) -> cv2.VideoWriter:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fourcc = cv2.VideoWriter.fourcc(*"mp4v")
-    writer = cv2.VideoWriter(str(path), fourcc, rate, (width, height))
-    if not writer.isOpened():
-        raise OSError(f"cannot write the video {path}; choose another --out")
-    return writer
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        import av
+
+        try:
+            return next(self._frames)
+        except av.FFmpegError as error:
+            self.damage = error
+            raise StopIteration from None
 
 
 def _refuse_double_names(sources: list[Source]) -> None:

@@ -5,12 +5,15 @@ Pictures are uint8 (height, width, 3), logits float32 (height, width), in one of
 - `base`: the picture resized to base × base (Pillow's bilinear, as the papers evaluate), the logits
   of that size;
 - `native`: the picture as it is, black added at the right and bottom up to a multiple of 32 pixels
-  and cut off again, as BasicIRSTD does. Each new size is one more program to compile.
+  and cut off again, as BasicIRSTD does. Pictures of many sizes share a few compiled programs where
+  the network takes them on one canvas, as MSHNet does; another network needs one for each size.
 
 A weights file that jaxsr exported says how it was trained; for others the paper's way is assumed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +23,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from jaxsr.data.infrared import to_gray
+from jaxsr.detection.batching import Size, Together, plan
 
 Form = Literal["base", "native"]
 
@@ -27,6 +31,12 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 _STEP_PX = 32
+_PROGRAM_PX = {"cpu": 1 << 21}
+_PROGRAM_PX_ELSEWHERE = 1 << 26
+"""Pixels computed in the time of compiling a program, roughly: seconds on either."""
+
+Collect = Callable[[], np.ndarray]
+"""Waits for a batch's logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +85,16 @@ class InputForm:
         levels = image.astype(np.float32) / 255
         levels = (levels - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
         planes = np.ascontiguousarray(levels.transpose(2, 0, 1))
-        if self.evaluate == "base":
+        rows, columns = self.size((height, width))
+        if planes.shape[1:] == (rows, columns):
             return planes
-        return np.pad(planes, ((0, 0), (0, -height % _STEP_PX), (0, -width % _STEP_PX)))
+        return np.pad(planes, ((0, 0), (0, rows - height), (0, columns - width)))
+
+    def size(self, size: Size) -> Size:
+        """Height and width that `prepare` gives a picture of this size."""
+        if self.evaluate == "base":
+            return self.base, self.base
+        return size[0] + -size[0] % _STEP_PX, size[1] + -size[1] % _STEP_PX
 
     def mask(self, mask: UInt8[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W"]:
         """A mask at the size of the logits: nearest where pictures are resized."""
@@ -98,13 +115,16 @@ class Detector:
         engine: Literal["jax", "torch"] = "jax",
         mesh: int = 1,
         batch: int = 8,
+        shared: bool = False,
     ) -> None:
         """Args:
           network: the torch module, or a function from float32 (n, 3, H, W) to logits (n, 1, H, W).
           form: what it was trained to see. Default: the paper's way.
-          engine: `jax` compiles a program for each size, `torch` runs eagerly on the CPU.
+          engine: `jax` compiles a program for each shape, `torch` runs eagerly on the CPU.
           mesh: devices that a batch is split over.
           batch: pictures at once, a multiple of `mesh`.
+          shared: whether a function takes `size_B2` as `MSHNet.forward` does, so that pictures of
+            several sizes go together. Of a module that is known.
 
         Raises:
           ValueError: the batch cannot be split over the mesh.
@@ -114,49 +134,112 @@ class Detector:
         if engine not in ("jax", "torch"):
             raise ValueError(f"engine must be 'jax' or 'torch', got {engine!r}")
         self.form, self.batch = form or InputForm(), batch
+        self._mesh, self._shared, self._program_px = mesh, shared, _PROGRAM_PX["cpu"]
         if not hasattr(network, "state_dict"):
-            self._run = network
+            self._submit = lambda *inputs, **named: lambda: network(*inputs, **named)
+        elif engine == "torch":
+            # Eager: a new size costs nothing, a larger canvas would.
+            self._submit, self._shared = _torch_runner(network), False
         else:
-            self._run = _jax_runner(network, mesh) if engine == "jax" else _torch_runner(network)
+            import jax
+
+            self._submit = _jax_runner(network, mesh)
+            self._shared = "size_B2" in inspect.signature(network.forward).parameters
+            self._program_px = _PROGRAM_PX.get(jax.default_backend(), _PROGRAM_PX_ELSEWHERE)
+
+    def plan(self, sizes: Iterable[Size]) -> list[Together]:
+        """Which pictures to run together, from all their heights and widths.
+
+        Batches are full where sizes allow, and their shapes few.
+        """
+        return plan(
+            [self.form.size(size) for size in sizes],
+            batch=self.batch,
+            multiple=self._mesh,
+            shared=self._shared,
+            program_px=self._program_px,
+        )
+
+    def start(
+        self, together: Together, images: Sequence[UInt8[np.ndarray, "h w 3"]]
+    ) -> Callable[[], list[Float32[np.ndarray, "H W"]]]:
+        """Starts one batch of a plan; calling the result waits for its logits, in order.
+
+        Args:
+          together: the batch.
+          images: the pictures that it names.
+        """
+        prepared = [self.form.prepare(image) for image in images]
+        # Rows without a picture repeat the first.
+        planes = np.zeros((together.rows, 3, *together.canvas), np.float32)
+        sizes = np.zeros((together.rows, 2), np.int32)
+        for row in range(together.rows):
+            picture = prepared[row if row < len(prepared) else 0]
+            height, width = picture.shape[1:]
+            planes[row, :, :height, :width], sizes[row] = picture, (height, width)
+        named = {"size_B2": sizes} if together.mixed else {}
+        collect = self._submit(planes, **named)
+
+        def logits() -> list[np.ndarray]:
+            whole = np.asarray(collect())[:, 0]
+            if self.form.evaluate == "base":
+                return list(whole[: len(images)])
+            return [
+                whole[row, : image.shape[0], : image.shape[1]] for row, image in enumerate(images)
+            ]
+
+        return logits
+
+    def run(
+        self, batches: Iterable[Together], read: Callable[[int], Any]
+    ) -> Iterator[tuple[Together, list[Any], list[np.ndarray]]]:
+        """Runs a plan: each batch, what was read for it, and its logits.
+
+        The next batch is under way while the caller works on one.
+
+        Args:
+          batches: what `plan` returned.
+          read: the picture of a number, or a tuple that begins with it.
+        """
+        ahead: deque[tuple[Together, list[Any], Callable[[], list[np.ndarray]]]] = deque()
+        for together in batches:
+            given = [read(number) for number in together.numbers]
+            images = [one[0] if isinstance(one, tuple) else one for one in given]
+            ahead.append((together, given, self.start(together, images)))
+            if len(ahead) > 1:
+                before, read_for_it, collect = ahead.popleft()
+                yield before, read_for_it, collect()
+        for together, given, collect in ahead:
+            yield together, given, collect()
 
     def logits(
         self, images: Sequence[UInt8[np.ndarray, "h w 3"]]
     ) -> Iterator[Float32[np.ndarray, "H W"]]:
-        """Logits of each picture, in order, at the size that `form` says.
-
-        Pictures of one size go together, so that batches are full where sizes allow.
-        """
-        prepared = [self.form.prepare(image) for image in images]
+        """Logits of each picture, in order, at the size that `form` says."""
         results: dict[int, np.ndarray] = {}
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for number, planes in enumerate(prepared):
-            by_shape.setdefault(planes.shape, []).append(number)
-        for numbers in by_shape.values():
-            for start in range(0, len(numbers), self.batch):
-                part = numbers[start : start + self.batch]
-                # A short batch is filled up with its first picture: one program for each size.
-                filled = part + [part[0]] * (self.batch - len(part))
-                outputs = np.asarray(self._run(np.stack([prepared[n] for n in filled])))
-                results |= {n: outputs[row, 0] for row, n in enumerate(part)}
-        for number, image in enumerate(images):
-            whole = results[number]
-            if self.form.evaluate == "base":
-                yield whole
-            else:
-                yield whole[: image.shape[0], : image.shape[1]]
+        batches = self.plan(image.shape[:2] for image in images)
+        for together, _, logits in self.run(batches, images.__getitem__):
+            results |= dict(zip(together.numbers, logits, strict=True))
+        yield from (results[number] for number in range(len(images)))
 
     def probabilities(
         self, images: Sequence[UInt8[np.ndarray, "h w 3"]]
     ) -> Iterator[Float32[np.ndarray, "h w"]]:
         """Probability of a target at each of the pictures' own pixels, 0…1."""
         for image, logits in zip(images, self.logits(images), strict=True):
-            # Half of the hyperbolic tangent does not overflow as an exponential does.
-            likely = (0.5 + 0.5 * np.tanh(0.5 * logits)).astype(np.float32)
-            if self.form.evaluate == "base":
-                size = (image.shape[1], image.shape[0])
-                resized = Image.fromarray(likely).resize(size, Image.Resampling.BILINEAR)
-                likely = np.asarray(resized)
-            yield likely
+            yield self.probability(image, logits)
+
+    def probability(
+        self, image: UInt8[np.ndarray, "h w 3"], logits: Float32[np.ndarray, "H W"]
+    ) -> Float32[np.ndarray, "h w"]:
+        """Probability of a target at each of a picture's own pixels, from its logits."""
+        # Half of the hyperbolic tangent does not overflow as an exponential does.
+        likely = (0.5 + 0.5 * np.tanh(0.5 * logits)).astype(np.float32)
+        if self.form.evaluate == "base":
+            size = (image.shape[1], image.shape[0])
+            resized = Image.fromarray(likely).resize(size, Image.Resampling.BILINEAR)
+            likely = np.asarray(resized)
+        return likely
 
 
 def load_detector(
@@ -212,7 +295,7 @@ def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int]) -> UInt8[np
     return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-def _jax_runner(network: Any, mesh: int) -> Callable[[np.ndarray], np.ndarray]:
+def _jax_runner(network: Any, mesh: int) -> Callable[..., Collect]:
     import jax
 
     from jaxsr.interop import mesh as meshes
@@ -222,17 +305,23 @@ def _jax_runner(network: Any, mesh: int) -> Callable[[np.ndarray], np.ndarray]:
     model = to_jax(network.eval())
     state = jax.device_put((model.params, model.buffers), meshes.replicated(devices))
     rows = meshes.batch_sharding(devices)
-    run = jax.jit(lambda state, x: model.apply(*state, x)[0], out_shardings=rows)
-    return lambda x: np.asarray(run(state, jax.device_put(x, rows)))
+    run = jax.jit(lambda state, x, named: model.apply(*state, x, **named)[0], out_shardings=rows)
+
+    def submit(x: np.ndarray, **named: np.ndarray) -> Collect:
+        result = run(state, *jax.device_put((x, named), rows))
+        return lambda: np.asarray(result)
+
+    return submit
 
 
-def _torch_runner(network: Any) -> Callable[[np.ndarray], np.ndarray]:
+def _torch_runner(network: Any) -> Callable[..., Collect]:
     import torch
 
     network = network.eval()
 
-    def run(x: np.ndarray) -> np.ndarray:
+    def submit(x: np.ndarray) -> Collect:
         with torch.inference_mode():
-            return network(torch.from_numpy(x)).numpy()
+            result = network(torch.from_numpy(x)).numpy()
+        return lambda: result
 
-    return run
+    return submit

@@ -12,19 +12,13 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from jaxsr.data.infrared import Infrared
 from jaxsr.detection.detector import Detector
 from jaxsr.metrics.detection import DetectionMetrics, DetectionReport, Empty, ImageFigures
-
-_CHUNK = 64
-"""Images read and held at once."""
 
 
 @dataclass(frozen=True)
@@ -77,30 +71,22 @@ def evaluate(
     metrics = DetectionMetrics(
         threshold=threshold, distance_px=distance_px, curve_points=curve_points, empty=empty
     )
-    for names, logits, masks in _predictions(detector, data):
-        for name, scores, mask in zip(names, logits, masks, strict=True):
-            metrics.update([name], scores[None], mask[None])
     form = detector.form
+    sizes = [(int(height), int(width)) for height, width in data.sizes]
+    for together, pairs, logits in detector.run(detector.plan(sizes), data.read):
+        for number, (_, mask), scores in zip(together.numbers, pairs, logits, strict=True):
+            metrics.update([data.names[number]], scores[None], form.mask(mask)[None])
+    figures = metrics.report()
+    place = {name: number for number, name in enumerate(data.names)}
+    in_order = sorted(figures.per_image, key=lambda row: place[row.name])
     return Evaluation(
         source=data.source,
         split=data.split,
         images=len(data),
         list_sha256=data.list_hash,
         sized=f"{form.base}×{form.base} px" if form.evaluate == "base" else "native size",
-        figures=metrics.report(),
+        figures=replace(figures, per_image=tuple(in_order)),
     )
-
-
-def _predictions(
-    detector: Detector, data: Infrared
-) -> Iterator[tuple[tuple[str, ...], list[np.ndarray], list[np.ndarray]]]:
-    step = max(_CHUNK // detector.batch, 1) * detector.batch
-    for start in range(0, len(data), step):
-        numbers = range(start, min(start + step, len(data)))
-        pairs = [data.read(number) for number in numbers]
-        logits = list(detector.logits([image for image, _ in pairs]))
-        masks = [detector.form.mask(mask) for _, mask in pairs]
-        yield data.names[start : start + step], logits, masks
 
 
 def write_report(evaluation: Evaluation, folder: Path) -> None:

@@ -25,11 +25,13 @@ class DetectorOptions:
     batch: int = 8
     """Pictures at once."""
     engine: Literal["jax", "torch"] = "jax"
-    """jax compiles a program for each size; torch runs eagerly on the CPU."""
+    """jax compiles a few programs for all sizes; torch runs eagerly on the CPU."""
     platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
     """Where to compute; auto takes TPU, then CUDA, then CPU."""
     mesh: int = 1
     """Devices that a batch is split over."""
+    compile_cache: Path | None = None
+    """Where compiled programs are kept. Default: the user's cache folder."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold < 1:
@@ -38,14 +40,19 @@ class DetectorOptions:
             raise ValueError(f"batch={self.batch} must be a positive multiple of mesh={self.mesh}")
 
     def select_platform(self) -> None:
-        """Fixes where JAX computes; before any array exists.
+        """Fixes where JAX computes and keeps its programs; before any array exists.
 
         Raises:
           jaxsr.interop.mesh.DeviceError: the machine has no such device.
         """
         if self.engine == "jax":
+            import jax
+
+            from jaxsr.cli import cache_folder
             from jaxsr.interop.mesh import select_platform
 
+            cache = self.compile_cache or cache_folder() / "compiled"
+            jax.config.update("jax_compilation_cache_dir", str(cache))
             logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
             select_platform(self.platform, simulated_devices=self.mesh)
 

@@ -6,14 +6,13 @@ the video has more than 8. Colour tags and the frames' own times are kept, so a 
 stays variable.
 """
 
-import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
 from jaxsr.restoration.batch import Outcome
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.files import Source, target_path
@@ -24,14 +23,9 @@ from jaxsr.restoration.pipeline import Restorer, Work, result_size
 from jaxsr.restoration.progress import Progress
 from jaxsr.restoration.session import make_restorer
 
-# Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
-_ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "ffv1": "ffv1"}
 _PLANAR_LUMA = ("yuv420p", "yuv422p", "yuv444p", "yuvj420p", "yuvj422p", "yuvj444p")
 # Frames restored in one go: enough to fill batches, few enough to hold.
 _FRAME_BYTES = 128 * 2**20
-# Near-transparent for H.264 and H.265 by their authors' scales; restored detail is what was asked
-# for.
-_RATE_FACTOR = {"libx264": "16", "libx265": "18", "libvpx-vp9": "20"}
 
 
 def restore_videos(
@@ -66,34 +60,20 @@ def restore_video(
       OSError: the file cannot be read or written.
     """
     try:
-        import av
-    except ImportError as error:
-        raise ImportError("videos need PyAV: pip install av") from error
-    logging.getLogger("libav").setLevel(logging.ERROR)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
-    try:
-        with av.open(str(source)) as container:
-            if not container.streams.video:
-                raise PictureError("no video stream")
-            with av.open(str(partial), "w") as out:
-                _transcode(container, out, model, config)
-        partial.replace(target)
-    except av.FFmpegError as error:
-        raise PictureError(f"{error.strerror or one_line(error)}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        with open_video(source) as container, write_video(target) as out:
+            _transcode(container, out, model, config)
+    except UnreadableVideo as error:
+        raise PictureError(str(error)) from error
 
 
 def _transcode(container: Any, out: Any, model: RestorationModel, config: RestoreConfig) -> None:
     stream = container.streams.video[0]
-    stream.thread_type = "AUTO"
     coded = stream.codec_context
     size = coded.height, coded.width
     outscale = config.outscale or model.scale
     luma = model.channels == 1 and outscale == model.scale == 1 and coded.pix_fmt in _PLANAR_LUMA
     deep = max((part.bits for part in coded.format.components), default=8) > 8
-    encoder = _encoder(out, stream, result_size(size, outscale))
+    encoder = add_encoder(out, stream, result_size(size, outscale))
     copied = {
         other.index: out.add_stream_from_template(other)
         for other in container.streams
@@ -129,23 +109,6 @@ def _transcode(container: Any, out: Any, model: RestorationModel, config: Restor
         out.mux(encoder.encode(None))
     finally:
         progress.close()
-
-
-def _encoder(out: Any, stream: Any, size: tuple[int, int]) -> Any:
-    coded = stream.codec_context
-    name = _ENCODERS.get(coded.name, "libx264")
-    options = {"crf": _RATE_FACTOR[name]} if name in _RATE_FACTOR else {}
-    encoder = out.add_stream(name, rate=stream.average_rate or 25, options=options)
-    encoder.height, encoder.width = size
-    # Chroma of 4:2:0 covers two by two pixels: an odd size keeps its last row in 4:4:4.
-    odd = any(length % 2 for length in size)
-    encoder.pix_fmt = coded.pix_fmt.replace("420", "444") if odd else coded.pix_fmt
-    encoder.time_base = encoder.codec_context.time_base = stream.time_base
-    for field in ("color_range", "color_primaries", "color_trc", "colorspace"):
-        setattr(encoder.codec_context, field, getattr(coded, field))
-    if stream.sample_aspect_ratio:
-        encoder.codec_context.sample_aspect_ratio = stream.sample_aspect_ratio
-    return encoder
 
 
 def _restored(restorer: Restorer, frames: list[Any], luma: bool, deep: bool) -> Iterator[Any]:

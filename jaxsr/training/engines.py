@@ -166,12 +166,14 @@ class JaxEngine:
             from jaxsr.interop.module import to_jax
 
             model = to_jax(self._task.objective.get_submodule(self._task.exported))
-            self._networks[extra] = jax.jit(
-                lambda params, buffers, x: model.apply(params, buffers, x, *extra, train=False)[0]
-            )
+
+            def answer(params: Any, buffers: Any, x: Any, named: Mapping[str, Any]) -> Any:
+                return model.apply(params, buffers, x, *extra, train=False, **named)[0]
+
+            self._networks[extra] = jax.jit(answer)
         params, buffers = jax.device_put(self._exported(), jax.local_devices()[0])
         run = self._networks[extra]
-        return lambda images: np.asarray(run(params, buffers, images))
+        return lambda images, **named: np.asarray(run(params, buffers, images, named))
 
     def weights(self) -> dict[str, np.ndarray]:
         params, buffers = self._exported()
@@ -227,10 +229,15 @@ class TorchEngine:
         runner = self._runner
         averaged = dict(self._average())
 
-        def run(images: np.ndarray) -> np.ndarray:
+        def run(images: np.ndarray, **named: np.ndarray) -> np.ndarray:
             with runner.evaluating():
-                x = torch.from_numpy(np.array(images)).to(runner.device)
-                return torch.func.functional_call(module, averaged, (x, *extra)).cpu().numpy()
+                x, *given = (
+                    torch.from_numpy(np.array(value)).to(runner.device)
+                    for value in (images, *named.values())
+                )
+                options = dict(zip(named, given, strict=True))
+                answer = torch.func.functional_call(module, averaged, (x, *extra), options)
+                return answer.cpu().numpy()
 
         return run
 

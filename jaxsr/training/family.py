@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxsr.training.config import RunConfig
 
-Network = Callable[[np.ndarray], np.ndarray]
-"""A network in evaluation mode: float32 NCHW in, float32 NCHW out."""
+Network = Callable[..., np.ndarray]
+"""A network in evaluation mode: float32 NCHW in, float32 NCHW out. Arrays given by keyword go to
+the torch module's `forward` under that name."""
 
 HostBatches = AbstractContextManager[Iterator[dict[str, np.ndarray]]]
 

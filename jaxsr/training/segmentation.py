@@ -217,7 +217,9 @@ class Segmentation:
         from jaxsr.detection.evaluation import evaluate
 
         form = InputForm.from_description(self.describe())
-        detector = Detector(network, form, batch=min(16, len(self.held_out)))
+        # The JAX engine compiles each shape of a batch: pictures of several sizes share some.
+        shared = self.config.engine == "jax"
+        detector = Detector(network, form, batch=16, shared=shared)
         report = evaluate(detector, self.held_out).figures
         names = ("iou", "niou", "precision", "recall", "f1", "pd", "fa")
         metrics = {name: float(getattr(report, name)) for name in names}

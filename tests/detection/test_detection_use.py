@@ -2,9 +2,9 @@
 
 import csv
 import json
+from fractions import Fraction
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_targets_have_boxes_centroids_and_scores():
 def test_evaluation_of_a_perfect_detector_and_its_files(tmp_path):
     data = open_scenes(6, side=64, seed=2)
     masks = [data.read(k)[1] for k in range(6)]
-    answers = iter([masks[:4], [*masks[4:], masks[4], masks[4]]])
+    answers = iter([masks[:4], [*masks[4:], masks[4], masks[4]]])  # batches are filled up
     detector = Detector(
         lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None], PLAIN, batch=4
     )
@@ -138,6 +138,20 @@ def test_engines_agree(weights):
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+def test_native_sizes_on_few_canvases_are_as_alone(weights):
+    """Pictures of eleven sizes, in JAX on canvases that they share, in torch each alone."""
+    random = np.random.default_rng(0)
+    sizes = [tuple(int(n) for n in random.integers(20, 120, 2)) for _ in range(11)]
+    images = [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
+    ours = load_detector(weights, evaluate="native", batch=4)
+    plans = ours.plan(image.shape[:2] for image in images)
+    assert len({(each.canvas, each.rows) for each in plans}) <= 2
+    assert any(each.mixed for each in plans)
+    alone = load_detector(weights, engine="torch", evaluate="native", batch=1)
+    for got, want in zip(ours.logits(images), alone.logits(images), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
 def _detect(*arguments):
     return main([str(a) for a in (*arguments, "--engine", "torch")])
 
@@ -163,28 +177,63 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
         assert sum(areas) == (mask > 0).sum()
 
 
-def test_command_takes_videos(weights, tmp_path):
-    film = tmp_path / "film.avi"
-    writer = cv2.VideoWriter(str(film), cv2.VideoWriter.fourcc(*"MJPG"), 10, (64, 48))
-    for number in range(5):
-        writer.write(_spotted(48, 64, (9, 3 + 8 * number, 4, 4)))
-    writer.release()
-    out = tmp_path / "out"
+def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray"):
+    """A spot that moves, on frames whose times have a gap."""
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    with av.open(str(path), "w") as out:
+        video = out.add_stream(codec, rate=10)
+        video.height, video.width, video.pix_fmt = *size, pixels
+        video.time_base = Fraction(1, 10)
+        for number in range(frames):
+            picture = _spotted(*size, (9, 3 + 8 * number % 48, 4, 4))
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = number + 7 * (number > 2), Fraction(1, 10)
+            out.mux(video.encode(frame))
+        out.mux(video.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("size", [(48, 64), (45, 63)])
+def test_command_takes_videos_and_keeps_their_times(weights, tmp_path, size):
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    film, out = _film(tmp_path / "film.mkv", size=size), tmp_path / "out"
     assert _detect(film, "--weights", weights, "--out", out, "--batch", "2") == 0
     pictures = json.loads((out / "targets.json").read_text())["pictures"]
     assert [p["frame"] for p in pictures] == list(range(5))
-    assert len(list((out / "masks" / "film").iterdir())) == 5
-    shown = cv2.VideoCapture(str(out / "overlays" / "film.mp4"))
-    assert shown.get(cv2.CAP_PROP_FRAME_COUNT) == 5
+    masks = sorted((out / "masks" / "film").iterdir())
+    assert [np.asarray(Image.open(mask)).shape for mask in masks] == [size] * 5
+    with av.open(str(out / "overlays" / "film.mp4")) as container:
+        shown = list(container.decode(video=0))
+    assert [frame.time for frame in shown] == pytest.approx([0, 0.1, 0.2, 1.0, 1.1])
+    assert (shown[0].height, shown[0].width) == size
+
+
+def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_path, capsys):
+    film = _film(tmp_path / "film.mkv", frames=40)
+    film.write_bytes(film.read_bytes()[: int(0.7 * film.stat().st_size)])
+    (tmp_path / "text.mp4").write_text("no video")
+    out = tmp_path / "out"
+    assert _detect(tmp_path, "--weights", weights, "--out", out) == 2
+    assert "text.mp4" in capsys.readouterr().err
+    pictures = json.loads((out / "targets.json").read_text())["pictures"]
+    assert 5 < len(pictures) < 40 and (out / "overlays" / "film.mp4").is_file()
+    assert not (out / "overlays" / "text.mp4").exists()
+    assert not list((out / "overlays").glob(".*"))
 
 
 def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"not a picture")
+    whole = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    Image.fromarray(whole).save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:2000])
     out = tmp_path / "out"
     assert _detect(tmp_path, "--weights", weights, "--out", out) == 2
-    assert "bad.png" in capsys.readouterr().err
-    assert (out / "masks" / "good.png").is_file()
+    error = capsys.readouterr().err
+    assert "bad.png" in error and "cut.png" in error and len(error.splitlines()) == 2
+    assert [path.name for path in (out / "masks").iterdir()] == ["good.png"]
+    described = json.loads((out / "targets.json").read_text())
+    assert [picture["file"] for picture in described["pictures"]] == ["good.png"]
 
 
 @pytest.mark.parametrize(

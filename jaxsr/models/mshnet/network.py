@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.models.mshnet.canvas import WHOLE, Extents, Whole
 from jaxsr.models.mshnet.config import MSHNetConfig
 
 # B batch, C image channels, D features
@@ -31,9 +32,9 @@ class ChannelAttention(nn.Module):
         self.fc1 = nn.Conv2d(features, features // ratio, 1, bias=False)
         self.fc2 = nn.Conv2d(features // ratio, features, 1, bias=False)
 
-    def forward(self, x_BDHW: Tensor) -> Tensor:
-        mean_BD11 = self._mlp(x_BDHW.mean(dim=(2, 3), keepdim=True))
-        most_BD11 = self._mlp(x_BDHW.amax(dim=(2, 3), keepdim=True))
+    def forward(self, x_BDHW: Tensor, canvas: Whole = WHOLE) -> Tensor:
+        mean_BD11 = self._mlp(canvas.mean(x_BDHW))
+        most_BD11 = self._mlp(canvas.most(x_BDHW))
         return torch.sigmoid(mean_BD11 + most_BD11)
 
     def _mlp(self, x_BD11: Tensor) -> Tensor:
@@ -68,12 +69,12 @@ class ResidualBlock(nn.Module):
         if inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs))
 
-    def forward(self, x_BDHW: Tensor) -> Tensor:
-        y_BDHW = F.relu(self.bn1(self.conv1(x_BDHW)))
-        y_BDHW = self.bn2(self.conv2(y_BDHW))
-        y_BDHW = self.ca(y_BDHW) * y_BDHW
+    def forward(self, x_BDHW: Tensor, canvas: Whole = WHOLE) -> Tensor:
+        y_BDHW = canvas.cut(F.relu(self.bn1(self.conv1(x_BDHW))))
+        y_BDHW = canvas.cut(self.bn2(self.conv2(y_BDHW)))
+        y_BDHW = self.ca(y_BDHW, canvas) * y_BDHW
         y_BDHW = self.sa(y_BDHW) * y_BDHW
-        return F.relu(y_BDHW + self.shortcut(x_BDHW))
+        return canvas.cut(F.relu(y_BDHW + self.shortcut(x_BDHW)))
 
 
 class MSHNet(nn.Module):
@@ -103,7 +104,9 @@ class MSHNet(nn.Module):
             self.add_module(f"output_{level}", nn.Conv2d(widths[level], 1, 1))
         self.final = nn.Conv2d(scales, 1, 3, padding=1)
 
-    def forward(self, image_BCHW: Tensor, heads: Heads = "final") -> Tensor | tuple[Tensor, ...]:
+    def forward(
+        self, image_BCHW: Tensor, heads: Heads = "final", size_B2: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
         """Logits of (B, C, H, W) images whose sides are multiples of `config.multiple`.
 
         Args:
@@ -111,31 +114,47 @@ class MSHNet(nn.Module):
           heads: "final" for the trained network's answer, (B, 1, H, W); "all" for a tuple of it and
             each head's, from full size (B, 1, H, W) down to (B, 1, H/8, W/8); "warmup" for the
             finest head's alone, (B, 1, H, W), which is what the first epochs train.
+          size_B2: height and width of each picture, where they are of several sizes: each in the
+            top left of its canvas, and computed as though it were alone. They too must be such
+            multiples. What comes out beyond them means nothing. For evaluation only.
 
         Raises:
-          ValueError: other channels, sides that are no such multiple, or an unknown `heads`.
+          ValueError: other channels, sides that are no such multiple, an unknown `heads`, or sizes
+            in training.
         """
-        self._check(image_BCHW, heads)
+        self._check(image_BCHW, heads, size_B2)
         scales = self.config.scales
-        x = self.conv_init(image_BCHW)
+        canvases = [WHOLE if size_B2 is None else Extents(size_B2, *image_BCHW.shape[2:])]
+        for _ in range(scales):
+            canvases.append(canvases[-1].coarser())
+        x = canvases[0].cut(self.conv_init(image_BCHW))
         skips: list[Tensor] = []
         for level in range(scales):
-            x = self.get_submodule(f"encoder_{level}")(x if level == 0 else F.max_pool2d(x, 2))
+            x = x if level == 0 else F.max_pool2d(x, 2)
+            x = self._stage(f"encoder_{level}", x, canvases[level])
             skips.append(x)
-        x = self.middle_layer(F.max_pool2d(x, 2))
+        x = self._stage("middle_layer", F.max_pool2d(x, 2), canvases[scales])
         outputs: list[Tensor] = []
         for level in reversed(range(scales)):
-            joined = torch.cat([skips[level], _enlarge(x, 2)], dim=1)
-            x = self.get_submodule(f"decoder_{level}")(joined)
+            joined = torch.cat([skips[level], canvases[level + 1].enlarge(x, 2)], dim=1)
+            x = self._stage(f"decoder_{level}", joined, canvases[level])
             if heads != "warmup" or level == 0:
                 outputs.insert(0, self.get_submodule(f"output_{level}")(x))
         if heads == "warmup":
             return outputs[0]
-        sized = [_enlarge(output, 2**level) for level, output in enumerate(outputs)]
-        final = self.final(torch.cat(sized, dim=1))
+        sized = [canvases[k].enlarge(output, 2**k) for k, output in enumerate(outputs)]
+        final = self.final(torch.cat([canvases[0].cut(head) for head in sized], dim=1))
         return final if heads == "final" else (final, *outputs)
 
-    def _check(self, image_BCHW: Tensor, heads: str) -> None:
+    def _stage(self, name: str, x_BDHW: Tensor, canvas: Whole) -> Tensor:
+        stage = self.get_submodule(name)
+        if canvas is WHOLE:
+            return stage(x_BDHW)
+        for block in stage.children():
+            x_BDHW = block(x_BDHW, canvas)
+        return x_BDHW
+
+    def _check(self, image_BCHW: Tensor, heads: str, size_B2: Tensor | None) -> None:
         channels, multiple = self.config.channels, self.config.multiple
         if image_BCHW.ndim != 4 or image_BCHW.shape[1] != channels:
             raise ValueError(
@@ -149,9 +168,8 @@ class MSHNet(nn.Module):
             )
         if heads not in ("final", "all", "warmup"):
             raise ValueError(f"heads must be 'final', 'all' or 'warmup', got {heads!r}")
-
-
-def _enlarge(x_BDHW: Tensor, factor: int) -> Tensor:
-    if factor == 1:
-        return x_BDHW
-    return F.interpolate(x_BDHW, scale_factor=factor, mode="bilinear", align_corners=True)
+        if size_B2 is not None and self.training:
+            raise ValueError(
+                "pictures of several sizes on one canvas are for evaluation; in training "
+                "BatchNorm would count what lies beyond them, so cut or pad them to one size"
+            )

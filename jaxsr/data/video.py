@@ -1,0 +1,87 @@
+"""Video files, read and written with PyAV: whole or not at all, encoded as their source was."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
+_ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "ffv1": "ffv1"}
+# Near-transparent for H.264 and H.265 by their authors' scales.
+_RATE_FACTOR = {"libx264": "16", "libx265": "18", "libvpx-vp9": "20"}
+
+
+class UnreadableVideo(ValueError):
+    """A file that is no video, or that cannot be decoded or encoded; the message is the reason."""
+
+
+@contextlib.contextmanager
+def open_video(path: Path) -> Iterator[Any]:
+    """A PyAV container to read from; what FFmpeg finds wrong inside the block is `UnreadableVideo`.
+
+    Raises:
+      ImportError: PyAV is not installed.
+      UnreadableVideo: no video in the file.
+      OSError: the file cannot be read.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError("videos need PyAV: pip install av") from error
+    logging.getLogger("libav").setLevel(logging.ERROR)
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise UnreadableVideo("no video stream")
+            container.streams.video[0].thread_type = "AUTO"
+            yield container
+    except av.FFmpegError as error:
+        raise UnreadableVideo(error.strerror or " ".join(str(error).split())) from error
+
+
+@contextlib.contextmanager
+def write_video(target: Path) -> Iterator[Any]:
+    """A PyAV container to write to; the file appears once the block has ended well.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    import av
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
+    try:
+        with av.open(str(partial), "w") as out:
+            yield out
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def add_encoder(out: Any, stream: Any, size: tuple[int, int], *, codec: str | None = None) -> Any:
+    """A video stream like `stream`, of another size.
+
+    Args:
+      out: container of `write_video`.
+      stream: of the source; codec, pixel format, colour tags, rate and time base are taken over.
+      size: height and width in pixels.
+      codec: an encoder for colour pictures instead of the source's codec and pixel format.
+    """
+    coded = stream.codec_context
+    name = codec or _ENCODERS.get(coded.name, "libx264")
+    options = {"crf": _RATE_FACTOR[name]} if name in _RATE_FACTOR else {}
+    encoder = out.add_stream(name, rate=stream.average_rate or 25, options=options)
+    encoder.height, encoder.width = size
+    # Chroma of 4:2:0 covers two by two pixels: an odd size keeps its last row in 4:4:4.
+    odd = any(length % 2 for length in size)
+    pixels = "yuv420p" if codec else coded.pix_fmt
+    encoder.pix_fmt = pixels.replace("420", "444") if odd else pixels
+    encoder.time_base = encoder.codec_context.time_base = stream.time_base
+    if not codec:
+        for field in ("color_range", "color_primaries", "color_trc", "colorspace"):
+            setattr(encoder.codec_context, field, getattr(coded, field))
+    if stream.sample_aspect_ratio:
+        encoder.codec_context.sample_aspect_ratio = stream.sample_aspect_ratio
+    return encoder
