@@ -155,6 +155,7 @@ def _generate(texts: list[str], config: GenerateConfig) -> int | None:
 def _check_packages(config: GenerateConfig) -> None:
     """Names what is not installed, in one line instead of a traceback."""
     needed = ["tokenizers", *([] if config.raw else ["jinja2"])]
+    needed += ["flatbuffers"] if config.engine == "jax" else []
     needed += ["gguf"] if config.model.is_file() else []
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise ValueError(
@@ -176,8 +177,7 @@ def _prepare(config: GenerateConfig) -> str:
 
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
-    cache = config.compile_cache or cache_folder() / "compiled"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_compilation_cache_dir", str(_compiled(config)))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     if config.engine == "jax":
         return select_platform(config.platform, simulated_devices=config.mesh)
@@ -188,6 +188,10 @@ def _prepare(config: GenerateConfig) -> str:
     if config.platform == "cuda" and not torch.cuda.is_available():
         raise ValueError("platform cuda is not usable: torch finds no CUDA device; use cpu")
     return "cuda" if config.platform != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _compiled(config: GenerateConfig) -> Path:
+    return config.compile_cache or cache_folder() / "compiled"
 
 
 class _Session:
@@ -225,7 +229,11 @@ class _Session:
         from jaxsr.generation.jax_engine import JaxEngine
         from jaxsr.generation.sharding import tensor_mesh
 
-        return JaxEngine(self.model.network, mesh=tensor_mesh(self.config.mesh))
+        return JaxEngine(
+            self.model.network,
+            mesh=tensor_mesh(self.config.mesh),
+            programs=_compiled(self.config) / "traced",
+        )
 
     def _stop_id(self, text: str) -> int:
         if text.isdecimal():

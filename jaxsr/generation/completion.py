@@ -1,11 +1,14 @@
 """Prompts through an engine in batches: order, limits, streaming, timing.
 
 Deterministic mode runs every prompt alone, in programs whose shapes follow from its own length and
-the options. Whatever else is generated, the same executable then sees the same numbers: its output
-cannot depend, to the last bit, on the batch, on the row's place in it, or on padding for others.
+the options, and draws with a key made of its own tokens. Whatever else is generated, the same
+executable then sees the same numbers: its output cannot depend, to the last bit, on the batch, on
+the row's place in it, on padding for others, or on which other prompts there are.
 """
 
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -98,7 +101,8 @@ def complete(
     Args:
       engine: who computes.
       prompts: token ids.
-      options: how tokens are chosen; prompt i draws with the key of request i.
+      options: how tokens are chosen; prompt i draws with the key of request i, or in deterministic
+        mode with one made of its tokens.
       batch_size: prompts that run together.
       stop_ids: tokens that end an output.
       deterministic: run each prompt alone, see above.
@@ -120,6 +124,7 @@ def complete(
     # One cache size for the whole run means one compiled loop; a deterministic row has its own.
     longest = max(len(prompt) for prompt in prompts)
     slots = None if deterministic else cache_slots(longest, options.max_new_tokens)
+    requests = _own_requests(prompts) if deterministic else list(range(len(prompts)))
     run = Run()
     for begin in range(0, len(prompts), together):
         indices = list(range(begin, min(begin + together, len(prompts))))
@@ -128,7 +133,7 @@ def complete(
         before, compiled = time.perf_counter(), engine.compile_s
         batch = engine.start(
             [prompts[i] for i in fill],
-            fill,
+            [requests[i] for i in fill],
             options,
             stop_ids=stop_ids,
             slots=slots,
@@ -140,6 +145,20 @@ def complete(
         if keep_snapshots:
             run.snapshots.append(engine.snapshot(batch).rows(range(len(indices))))
     return run
+
+
+def _own_requests(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Numbers of requests that follow from each prompt's tokens alone.
+
+    Of equal prompts the second is the first's number and one, so that their draws differ.
+    """
+    seen: Counter[int] = Counter()
+    numbers = []
+    for prompt in prompts:
+        own = zlib.crc32(np.asarray(prompt, np.int32).tobytes())
+        numbers.append((own + seen[own]) % 2**31)
+        seen[own] += 1
+    return numbers
 
 
 def continue_from(
@@ -173,7 +192,7 @@ def continue_from(
     batch = engine.resume(snapshot, options, stop_ids=stop_ids)
     first = engine.outputs(batch)
     prefill_s = time.perf_counter() - before - (engine.compile_s - compiled)
-    indices = [int(i) for i in snapshot.requests]
+    indices = list(range(len(snapshot.requests)))
     _follow(run, engine, batch, indices, options, first, prefill_s, stop_ids, chunk, on_tokens)
     if keep_snapshots:
         run.snapshots.append(engine.snapshot(batch))

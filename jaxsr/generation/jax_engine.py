@@ -2,13 +2,14 @@
 
 The loop runs on the device for as many tokens as the caller asks, its cache donated and updated in
 place; nothing crosses to the host in between. The torch module is traced through
-`jaxsr.interop`, so the network exists once.
+`jaxsr.interop`, so the network exists once; a program that was traced before comes from a folder.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,14 @@ from jaxsr.generation import sampling, sharding
 from jaxsr.generation.engine import UNFILLED, Snapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.rows import Padding, cache_slots, padded
-from jaxsr.interop import to_jax
+from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
+from jaxsr.models.llama.integer import multiply_integers
+from jaxsr.models.llama.transposed import transpose
+
+if TYPE_CHECKING:
+    from jaxsr.interop import JaxModule
 
 State = dict[str, Any]
 
@@ -46,9 +52,12 @@ class JaxEngine:
     Args:
       network: the torch module with its weights, which is not changed.
       mesh: devices along an axis `tensor` to split weights and cache over. Default: one device.
+      programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
     """
 
-    def __init__(self, network: Any, *, mesh: Mesh | None = None) -> None:
+    def __init__(
+        self, network: Any, *, mesh: Mesh | None = None, programs: Path | None = None
+    ) -> None:
         self.config = network.config
         self.mesh = sharding.tensor_mesh(1) if mesh is None else mesh
         device = self.mesh.devices.flat[0]
@@ -57,14 +66,31 @@ class JaxEngine:
             f" × {self.mesh.size}" if self.mesh.size > 1 else ""
         )
         self.compile_s = 0.0
-        self._model = to_jax(without_values(network))
+        self._skeleton = without_values(network)
+        on_cpu = self.platform == "cpu"
+        multiply_integers(self._skeleton, weight_only=on_cpu)
+        self._turned = transpose(self._skeleton) if on_cpu else frozenset[str]()
+        self._folder = programs
         self._weights = self._placed(network)
         self._dtype = self._weights["model.norm.weight"].dtype
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def _placed(self, network: Any) -> dict[str, jax.Array]:
         host = host_weights(network)
-        return place(host, sharding.weight_shardings(host, self.config, self.mesh))
+        for name in self._turned:
+            host[name] = np.ascontiguousarray(host[name].T)
+        where = sharding.weight_shardings(host, self.config, self.mesh, turned=self._turned)
+        return place(host, where)
+
+    @cached_property
+    def _model(self) -> "JaxModule":
+        # Only a trace needs it, and importing what it takes is a good part of a short run.
+        import torch
+
+        from jaxsr.interop import register_lowering, to_jax
+
+        register_lowering(torch.ops.aten._int_mm.default, _integer_product)
+        return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
         params = {name: weights[name] for name in self._model.params}
@@ -73,11 +99,15 @@ class JaxEngine:
 
     # ---- programs
 
-    def _program(self, key: Any, build: Callable[[], Any], *args: Any) -> Callable[..., Any]:
+    def _program(
+        self, key: tuple[Any, ...], function: Callable[..., Any], *args: Any, donate: Any = ()
+    ) -> Callable[..., Any]:
         """The compiled program for this key, compiled ahead so that its time is known."""
         if key not in self._programs:
             begin = time.perf_counter()
-            self._programs[key] = build().lower(*args).compile()
+            told = (*key, self.platform, structure(self._skeleton))
+            kept = stored(self._folder, told, function, args, name=key[0])
+            self._programs[key] = jax.jit(kept, donate_argnums=donate).lower(*args).compile()
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 
@@ -206,12 +236,8 @@ class JaxEngine:
             np.array([*stop_ids, UNFILLED - 1], np.int32),
         )
         build = partial(self._prefill, options, slots, room_for(options), padding)
-        program = self._program(
-            ("prefill", _static(options), len(stop_ids), shape),
-            lambda: jax.jit(build),
-            self._weights,
-            *args,
-        )
+        key = ("prefill", _static(options), len(stop_ids), shape)
+        program = self._program(key, build, self._weights, *args)
         return JaxBatch(program(self._weights, *args), options, stop_ids, padding)
 
     def compile_loop(self, batch: JaxBatch) -> None:
@@ -225,13 +251,9 @@ class JaxEngine:
     def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
         left = batch.padding == "left"
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
-        return self._program(
-            ("decode", _static(batch.options), len(batch.stop_ids), left, shapes),
-            lambda: jax.jit(partial(self._loop, batch.options, left), donate_argnums=1),
-            self._weights,
-            batch.state,
-            *args,
-        )
+        key = ("decode", _static(batch.options), len(batch.stop_ids), left, shapes)
+        loop = partial(self._loop, batch.options, left)
+        return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int) -> None:
         """See `Engine.advance`; returns before the device is done."""
@@ -297,6 +319,11 @@ class JaxEngine:
 
     def _replicated(self, *arrays: Any) -> tuple[jax.Array, ...]:
         return tuple(place(array, sharding.replicated(self.mesh)) for array in arrays)
+
+
+def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sums of `a @ b`, int8, as int32."""
+    return jax.lax.dot(a, b, preferred_element_type=jnp.int32)
 
 
 def _static(options: SamplingOptions) -> tuple[Any, ...]:

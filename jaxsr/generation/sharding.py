@@ -5,7 +5,7 @@ inputs, so that each block needs two all-reduces (Shoeybi et al. 2019, arXiv:190
 does not divide evenly stays whole on every device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -40,13 +40,21 @@ def tensor_mesh(devices: int) -> Mesh:
 
 
 def weight_shardings(
-    weights: Mapping[str, Any], config: LlamaConfig, mesh: Mesh
+    weights: Mapping[str, Any],
+    config: LlamaConfig,
+    mesh: Mesh,
+    *,
+    turned: Collection[str] = (),
 ) -> dict[str, NamedSharding]:
-    """Where each parameter and buffer lives, by torch name."""
-    return {
-        name: NamedSharding(mesh, _spec(name, np.shape(array), config, mesh.shape[AXIS]))
-        for name, array in weights.items()
-    }
+    """Where each parameter and buffer lives, by torch name; those in `turned` are transposed."""
+    found = {}
+    for name, array in weights.items():
+        shape = np.shape(array)
+        flip = slice(None, None, -1 if name in turned else 1)
+        spec = _spec(name, shape[flip], config, mesh.shape[AXIS])
+        axes = (*spec, *[None] * (len(shape) - len(spec)))
+        found[name] = NamedSharding(mesh, PartitionSpec(*axes[flip]))
+    return found
 
 
 def cache_sharding(config: LlamaConfig, mesh: Mesh) -> NamedSharding:

@@ -124,7 +124,7 @@ def test_eight_devices_give_the_tokens_of_one(family, engines, prompts):
     split = batch.state["cache"][0][0].sharding.shard_shape(batch.state["cache"][0][0].shape)
     assert split[1] == (1 if family == "llama-plain" else 2)
     weight = engine._weights["model.layers.0.mlp.gate_proj.weight"]
-    assert weight.sharding.shard_shape(weight.shape) == (96 // 8, 64)
+    assert weight.sharding.shard_shape(weight.shape) == (64, 96 // 8)  # transposed on a CPU
 
 
 def bits(engine, prompts, **how):
@@ -145,6 +145,18 @@ def test_deterministic_is_independent_of_company_bit_for_bit(kind, engines, prom
     assert bits(engine, prompts[::-1], batch_size=4) == alone[::-1]
     long = np.random.default_rng(1).integers(3, 320, 200).tolist()
     assert bits(engine, [long, prompts[0]], batch_size=2)[1] == alone[0]
+
+
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_deterministic_draws_are_the_prompts_own(kind, engines, prompts):
+    def drawn(chosen, size):
+        run = complete(engines(kind), chosen, DRAWN, deterministic=True, batch_size=size)
+        return tokens(run)
+
+    alone = [drawn([prompt], 1)[0] for prompt in prompts[:2]]
+    assert drawn(prompts[1::-1], 2) == alone[::-1]
+    again = drawn([prompts[0], prompts[0]], 2)
+    assert again[0] == alone[0] != again[1]  # an equal prompt draws anew
 
 
 @pytest.mark.parametrize(

@@ -167,12 +167,25 @@ class DecoderLayer(nn.Module):
         return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE)), k, v
 
 
+class Embedding(nn.Embedding):
+    """Token embedding, which a tied head uses as well."""
+
+    def reset_parameters(self) -> None:
+        # Random numbers without values make torch load its compiler, for seconds.
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+    def head(self, x_BTE: Tensor) -> Tensor:
+        """Logits of a head that is tied to the embedding."""
+        return F.linear(x_BTE, self.weight)
+
+
 class Decoder(nn.Module):
     """Embedding, blocks and last norm: what Hugging Face's names call `model`."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config)
@@ -225,7 +238,7 @@ class CausalLM(nn.Module):
             x_BTE = x_BTE[:, 0]
         x_BTE = self.model.norm(x_BTE)
         if self.lm_head is None:
-            logits = F.linear(x_BTE, self.model.embed_tokens.weight)
+            logits = self.model.embed_tokens.head(x_BTE)
         else:
             logits = self.lm_head(x_BTE)
         return logits.to(wide(logits.dtype)), new

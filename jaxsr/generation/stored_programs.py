@@ -1,0 +1,115 @@
+"""Traced programs kept on disk, so that a later process need not trace the network again.
+
+Tracing a network of 30 blocks takes seconds, and JAX's own compilation cache saves none of them: it
+looks a program up by what tracing makes of it. Here a program is looked up by everything that the
+trace depends on, and found as `jax.export` wrote it: StableHLO, in which nothing is pickled. What
+XLA makes of it lies in JAX's cache.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export
+
+# Code that a trace runs through: a change in any of it makes other programs.
+_SOURCES = ("jaxsr.generation", "jaxsr.models.llama", "jaxsr.interop")
+_PACKAGES = ("jax", "jaxlib", "torch", "torchax")
+# Settings that say where things are kept, not what is computed.
+_PLACES = ("jax_compilation_cache_dir",)
+
+_LOG = logging.getLogger(__name__)
+
+
+def stored(
+    folder: Path | None, key: Any, trace: Callable[..., Any], args: tuple[Any, ...], *, name: str
+) -> Callable[..., Any]:
+    """A function that computes what `trace` does, for arguments like `args`; to be jitted.
+
+    Args:
+      folder: where programs are kept; made if need be. None keeps none.
+      key: what `trace` closes over, with a `repr` that tells it all.
+      trace: the function.
+      args: arrays, or their shapes, with shardings over one mesh.
+      name: of the program, for its file.
+    """
+    if folder is None:
+        return trace
+    path = folder / f"{name}-{_digest(key, args)}.jaxexport"
+    found = _read(path)
+    if found is None:
+        found = export.export(jax.jit(trace))(*args)
+        _write(path, found)
+    return found.call
+
+
+def structure(network: Any) -> list[tuple[str, str, str]]:
+    """What a network of torch modules is made of, besides its tensors: for a program's key."""
+    return [
+        (name, type(module).__qualname__, repr(_settings(module)))
+        for name, module in network.named_modules()
+    ]
+
+
+def _settings(module: Any) -> list[tuple[str, Any]]:
+    return sorted((n, v) for n, v in vars(module).items() if not n.startswith("_"))
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    seal, body = content[:32], content[32:]
+    if hashlib.sha256(body).digest() != seal:
+        _LOG.warning("%s is damaged and will be made anew", path)
+        return None
+    return export.deserialize(bytearray(body))
+
+
+def _write(path: Path, exported: Any) -> None:
+    from jaxsr.interop.weights import write_whole
+
+    body = bytes(exported.serialize())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, hashlib.sha256(body).digest() + body)
+    except OSError as error:
+        _LOG.warning("the traced program is not kept: %s", error)
+
+
+def _digest(key: Any, args: tuple[Any, ...]) -> str:
+    leaves, tree = jax.tree.flatten(args)
+    shapes = [(x.shape, str(x.dtype), _where(x)) for x in leaves]
+    settings = sorted(
+        (name, repr(value)) for name, value in jax.config.values.items() if name not in _PLACES
+    )
+    told = repr((key, str(tree), shapes, settings, _surroundings()))
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def _where(array: Any) -> str:
+    sharding = array.sharding
+    return f"{sharding.mesh.shape} {sharding.spec} {sharding.memory_kind}"
+
+
+@cache
+def _surroundings() -> tuple[Any, ...]:
+    """Versions of what traces, and a digest of our own code."""
+    versions = [(name, importlib.metadata.version(name)) for name in _PACKAGES]
+    digest = hashlib.sha256()
+    for path in _files():
+        digest.update(path.name.encode() + path.read_bytes())
+    return (versions, digest.hexdigest())
+
+
+def _files() -> Iterable[Path]:
+    for package in _SOURCES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            yield from sorted(Path(folder).glob("*.py"))
