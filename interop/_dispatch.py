@@ -72,8 +72,9 @@ def handles_function(*funcs: Any) -> Callable[[Callable], Callable]:
 class Trace:
     """One run of `apply`: its random key, and the plain torch tensors that it met."""
 
-    def __init__(self, rng: jax.Array | None) -> None:
+    def __init__(self, rng: jax.Array | None, folding: Any = None) -> None:
         self.rng = rng
+        self.folding = folding  # a `LaneFolding`, or None
         self.draws = 0
         self.thread: int | None = None
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
@@ -102,7 +103,8 @@ class Trace:
             )
         return JaxTensor(meta, Cell(array, None, owner))
 
-    def wrap_like(self, array: jax.Array, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
+    def wrap_like(self, array: Any, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
+        """A new tensor around an array, a folded image, or a function that makes the array."""
         if not torch.is_grad_enabled():
             array, needs_grad = stop_gradient(array), False
         return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
@@ -154,6 +156,12 @@ class Trace:
             raise UnsupportedTorchError(
                 "a torch.Generator has no JAX counterpart; draw without generator= and pass rng="
             )
+        if self.folding is not None:
+            from jaxsr.interop._folded_rules import attempt
+
+            done, result = attempt(self, func, args, kwargs)
+            if done:
+                return result
         special = SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
@@ -362,10 +370,23 @@ class Trace:
                     f"{name_of(func)}: out has shape {tuple(target.shape)}, the result "
                     f"{tuple(value.shape)}; make them equal"
                 )
-            self.write(target, value.array(), value.needs_grad)
+            if self._replaces(target, value):
+                target.needs_grad |= value.needs_grad
+                target.cell.write(value.folded)
+            else:
+                self.write(target, value.array(), value.needs_grad)
         if schema.is_out:
             return targets[0] if len(targets) == 1 else tuple(targets)
         return targets[0]
+
+    def _replaces(self, target: JaxTensor, value: JaxTensor) -> bool:
+        """Whether a write leaves nothing of the target, so that a folded image may stay folded."""
+        return (
+            value.folded is not None
+            and target.view_of is None
+            and torch.is_grad_enabled()
+            and (target.shape, target.dtype) == (value.shape, value.dtype)
+        )
 
     def write(self, target: JaxTensor, value: jax.Array, needs_grad: bool) -> None:
         """`target[...] = value`, as the current grad mode means it."""

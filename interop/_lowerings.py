@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxsr.interop._dispatch import Trace, cast, handles
 from jaxsr.interop._dtypes import to_jax_dtype
+from jaxsr.interop._folded import spread_channels, sum_columns
 from jaxsr.interop._schema import name_of
 from jaxsr.interop._statistics import check_rows
 from jaxsr.interop._tensor import JaxTensor
@@ -40,44 +41,54 @@ def batch_norm(
     `momentum` may be a traced tensor (`momentum=None` averages cumulatively). `axis` names the mesh
     axis over whose shards the statistics are taken inside `shard_map`.
     """
-    value = x.array()
+    folded = x.folded
+    value = x.array() if folded is None else folded.array
     wide = jnp.promote_types(value.dtype, jnp.float32)
-    axes = (0, *range(2, value.ndim))
-    shape = (1, -1) + (1,) * (value.ndim - 2)
+    count = x.numel() // x.shape[1]
+
+    def average(pixels: jax.Array) -> jax.Array:
+        if folded is None:
+            mean = jnp.mean(pixels, (0, *range(2, pixels.ndim)))
+        else:
+            total = jnp.sum(folded.holding(pixels).cleaned(), (0, 1, 2))
+            mean = sum_columns(total, folded) / count
+        return mean if axis is None else lax.pmean(mean, axis)
+
+    def spread(channels: jax.Array) -> jax.Array:
+        if folded is None:
+            return channels.reshape((1, -1) + (1,) * (value.ndim - 2))
+        return spread_channels(channels, folded)
+
     if training or mean is None or var is None:
-        check_rows(value.shape[0], axis)
+        check_rows(x.shape[0], axis)
         xw = value.astype(wide)
-        mu = _mean(xw, axes, axis)
+        mu = average(xw)
         # Centred before squaring: E[x²] − E[x]² loses everything when the mean dwarfs the spread.
-        centred = xw - mu.reshape(shape)
-        sigma2 = _mean(jnp.square(centred), axes, axis)
+        centred = xw - spread(mu)
+        sigma2 = average(jnp.square(centred))
         if training and mean is not None and var is not None:
-            n = value.size // value.shape[1] * (1 if axis is None else lax.axis_size(axis))
+            n = count * (1 if axis is None else lax.axis_size(axis))
             m = momentum.array() if isinstance(momentum, JaxTensor) else momentum
             with torch.no_grad():
                 _track(trace, mean, lax.stop_gradient(mu), m)
                 _track(trace, var, lax.stop_gradient(sigma2) * (n / max(n - 1, 1)), m)
     else:
         mu, sigma2 = mean.array().astype(wide), var.array().astype(wide)
-        centred = value.astype(wide) - mu.reshape(shape)
+        centred = value.astype(wide) - spread(mu)
     inverse = lax.rsqrt(sigma2 + eps)
     scale = inverse if weight is None else inverse * weight.array().astype(wide)
-    out = centred * scale.reshape(shape)
+    out = centred * spread(scale)
     if bias is not None:
-        out = out + bias.array().astype(wide).reshape(shape)
+        out = out + spread(bias.array().astype(wide))
     with torch._C._DisableTorchDispatch():
         meta = torch.empty_like(x.meta)
         stats = torch.empty(mu.shape, dtype=x.meta.dtype, device="meta")
     needs = any(t is not None and t.needs_grad for t in (x, weight, bias))
-    results = trace.wrap_like(out.astype(value.dtype), meta, needs)
+    out = out.astype(value.dtype)
+    results = trace.wrap_like(out if folded is None else folded.holding(out), meta, needs)
     saved = trace.wrap_like(cast(mu, value.dtype), stats, needs)
     saved_inverse = trace.wrap_like(cast(inverse, value.dtype), stats, needs)
     return results, saved, saved_inverse
-
-
-def _mean(x: jax.Array, axes: tuple[int, ...], axis: str | tuple[str, ...] | None) -> jax.Array:
-    mean = jnp.mean(x, axes)
-    return mean if axis is None else lax.pmean(mean, axis)
 
 
 def _track(trace: Trace, running: JaxTensor, new: jax.Array, momentum: Any) -> None:

@@ -60,12 +60,12 @@ def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
                     raise UnsupportedTorchError(
                         "a checkpointed function writes into its argument; write into a clone"
                     )
-                results = [t.array() for t in flat if isinstance(t, JaxTensor)]
+                results = [t.content() for t in flat if isinstance(t, JaxTensor)]
                 written = [cell.read() for cell in region.written]
             region.roll_back()
             return results, written
 
-        results, written = jax.checkpoint(pure)([leaves[i].array() for i in places])
+        results, written = jax.checkpoint(pure)([leaves[i].content() for i in places])
         for cell, value in zip(list(region.written), written, strict=True):
             cell.write(value)
         remaining = iter(results)

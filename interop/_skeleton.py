@@ -77,6 +77,7 @@ def load_lowerings() -> None:
         "_gradients",
         "_functions",
         "_indexing",
+        "_folded_rules",
     ):
         importlib.import_module(f"jaxsr.interop.{name}")
 
@@ -230,9 +231,10 @@ class Skeleton:
         train: bool | None,
         method: str,
         compute_dtype: Any,
+        lane_folding: Any = None,
     ) -> tuple[Any, dict[str, jax.Array]]:
         self._check_names(params, buffers)
-        trace = Trace(rng)
+        trace = Trace(rng, lane_folding)
         with session(trace):
             held = {
                 name: self._hold(

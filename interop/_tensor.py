@@ -22,6 +22,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop._dtypes import constant_to_jax
+from jaxsr.interop._folded import Folded, unfold
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -45,7 +46,7 @@ class Cell:
     write raises.
     """
 
-    __slots__ = ("const", "owner", "region", "value", "version")
+    __slots__ = ("_lazy", "_value", "const", "owner", "region", "version")
 
     def __init__(self, value: Any, const: torch.Tensor | None, owner: str = "") -> None:
         self.value = value
@@ -53,6 +54,30 @@ class Cell:
         self.owner = owner
         self.version = 0
         self.region = Region.current()
+
+    @property
+    def value(self) -> Any:
+        """The JAX array; a folded image is unfolded, and what is a function is called, once."""
+        if self._lazy is None:
+            return self._value
+        made = self._value
+        if made is None or not Region.alive(made[0]):
+            lazy = self._lazy
+            made = (Region.current(), unfold(lazy) if isinstance(lazy, Folded) else lazy())
+            self._value = made
+        return made[1]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        # A folded image, or a function that makes the array if anybody asks for it.
+        lazy = isinstance(value, Folded) or (callable(value) and not isinstance(value, jax.Array))
+        self._lazy = value if lazy else None
+        self._value = None if lazy else value
+
+    @property
+    def folded(self) -> Folded | None:
+        """The image in folded form, where that is what the cell holds."""
+        return self._lazy if isinstance(self._lazy, Folded) else None
 
     def read(self) -> jax.Array:
         """The JAX array of the root tensor."""
@@ -206,6 +231,16 @@ class JaxTensor(torch.Tensor):
         """The real torch tensor, where the value depends on no input; an alias of the cell's."""
         return self.cell_const if self.cell.const is not None else None
 
+    @property
+    def folded(self) -> Folded | None:
+        """The current value in folded form, where it is held so."""
+        return self.cell.folded if self.view_of is None and self.cell.const is None else None
+
+    def content(self) -> Any:
+        """The current value as it is held: `folded` or `array`."""
+        folded = self.folded
+        return self.array() if folded is None else folded
+
     def array(self) -> jax.Array:
         """The current value."""
         const = self.const
@@ -293,7 +328,11 @@ class JaxTensor(torch.Tensor):
         return self
 
 
-def stop_gradient(value: jax.Array) -> jax.Array:
+def stop_gradient(value: Any) -> Any:
     """`lax.stop_gradient` for the dtypes that have gradients."""
+    if isinstance(value, Folded):
+        return value.holding(stop_gradient(value.array))
+    if not hasattr(value, "dtype"):
+        return lambda: stop_gradient(value())
     floating = np.issubdtype(value.dtype, np.inexact) or value.dtype == jax.numpy.bfloat16
     return lax.stop_gradient(value) if floating else value

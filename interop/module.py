@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from torch import nn
 
 from jaxsr.interop._skeleton import Skeleton, array_of, build_skeleton
+from jaxsr.interop.lane_folding import LaneFolding
 
 Arrays = dict[str, jax.Array]
 
@@ -37,6 +38,8 @@ class JaxModule:
     """Names in `buffers` that are parameters without `requires_grad`."""
     compute_dtype: Any = None
     """Floating dtype of the computation; None keeps each tensor's own."""
+    lane_folding: LaneFolding | None = None
+    """How narrow convolutions are folded into a TPU's lanes; None computes them as they are."""
     skeleton: Skeleton = dataclasses.field(repr=False)
     """The private copy of the module, without values, that is traced."""
 
@@ -70,7 +73,15 @@ class JaxModule:
           ValueError: `params` or `buffers` lack a name, or have one that the module does not.
         """
         return self.skeleton.run(
-            params, buffers, inputs, kwargs, rng, train, method, self.compute_dtype
+            params,
+            buffers,
+            inputs,
+            kwargs,
+            rng,
+            train,
+            method,
+            self.compute_dtype,
+            self.lane_folding,
         )
 
 
@@ -80,6 +91,7 @@ def to_jax(
     compute_dtype: Any = None,
     remat: str | Sequence[str] = (),
     sync_axis: str | tuple[str, ...] | None = None,
+    lane_folding: LaneFolding | None = None,
 ) -> JaxModule:
     """Converts a torch module; the module itself is neither changed nor kept.
 
@@ -93,6 +105,8 @@ def to_jax(
         recomputed in the backward pass instead of kept (`jax.checkpoint`).
       sync_axis: mesh axes over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
         Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
+      lane_folding: how to fold narrow convolutions into a TPU's lanes: `choose_folding("auto",
+        device)` of `jaxsr.interop.lane_folding`. Default: not at all.
 
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
@@ -117,6 +131,7 @@ def to_jax(
         non_persistent=skeleton.non_persistent,
         frozen=frozenset(n for n in buffers if skeleton.slots[n].is_parameter),
         compute_dtype=compute_dtype,
+        lane_folding=lane_folding,
         skeleton=skeleton,
     )
 

@@ -72,6 +72,8 @@ class StepConfig:
     """Decay of the moving average of the exported network's parameters; 0 keeps none."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the players' networks compute in; parameters, losses and updates stay float32."""
+    lane_folding: Literal["auto", "on", "off"] = "auto"
+    """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs alone."""
 
     def __post_init__(self) -> None:
         if self.batch_norm not in ("global", "local"):
@@ -80,6 +82,8 @@ class StepConfig:
             raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
+        if self.lane_folding not in ("auto", "on", "off"):
+            raise ValueError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
         if self.compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(
                 f"compute_dtype must be float32 or bfloat16, got {self.compute_dtype!r}"
@@ -136,7 +140,14 @@ def init_state(
     )
 
 
-def convert(objective: Any, config: StepConfig, *, remat: Sequence[str] = (), fsdp: int = 1) -> Any:
+def convert(
+    objective: Any,
+    config: StepConfig,
+    *,
+    remat: Sequence[str] = (),
+    fsdp: int = 1,
+    device: Any = None,
+) -> Any:
     """The objective as a pure function, its players' networks computing in `compute_dtype`.
 
     Losses stay in float32: a network's inputs are cast on entry and its outputs on leaving.
@@ -146,11 +157,14 @@ def convert(objective: Any, config: StepConfig, *, remat: Sequence[str] = (), fs
       config: of the step.
       remat: submodules to recompute in the backward pass.
       fsdp: devices that parameters are split over on the mesh.
+      device: one of those that the step will run on. Default: JAX's first.
     """
+    from jaxsr.interop.lane_folding import choose_folding
     from jaxsr.interop.module import to_jax
 
+    folding = choose_folding(config.lane_folding, device)
     if config.compute_dtype == "float32":
-        return to_jax(objective, remat=remat)
+        return to_jax(objective, remat=remat, lane_folding=folding)
     import torch
 
     dtype = getattr(torch, config.compute_dtype)
@@ -164,9 +178,9 @@ def convert(objective: Any, config: StepConfig, *, remat: Sequence[str] = (), fs
             lambda _, inputs, outputs: jax.tree.map(lambda x: x.float(), outputs)
         )
     if config.batch_norm == "local" or not config.per_device(fsdp=fsdp):
-        return to_jax(objective, remat=remat)
+        return to_jax(objective, remat=remat, lane_folding=folding)
     _exchange_statistics(objective)
-    return to_jax(objective, remat=remat, sync_axis=meshes.DATA_AXES)
+    return to_jax(objective, remat=remat, sync_axis=meshes.DATA_AXES, lane_folding=folding)
 
 
 def _exchange_statistics(objective: Any) -> None:

@@ -1,0 +1,308 @@
+"""Images with neighbouring columns folded into the channels, and back.
+
+Logically (N, C, H, W), held as (N, H, W/f, f·C): a TPU fills 128 lanes with the last axis, so that
+16 channels alone leave seven eighths of them, of the arithmetic and of the memory, unused. Lanes
+are ordered by column first, then by channel. The columns of a group stand in the order of their
+bits reversed (of 8: 0 4 2 6 1 5 3 7), which makes a pooling by 2 the larger of two halves, and an
+enlargement by 2 two arrays side by side. After a concatenation there are several such parts.
+
+Where f does not divide W the last group is filled up with columns that hold anything finite;
+`cleaned` makes them zero before they could reach a real one.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["array"],
+    meta_fields=["parts", "width", "fold"],
+    drop_fields=["again"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Folded:
+    """A batch of images in folded form; a JAX pytree with one leaf."""
+
+    array: jax.Array
+    """(N, H, groups, lanes)."""
+    parts: tuple[int, ...]
+    """Channels of each stretch of lanes."""
+    width: int
+    """Columns of the image itself."""
+    fold: int
+    """Columns in a group."""
+    again: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """What a convolution left here: called with a function that reorders the outputs of its weight,
+    and with parts, it makes the same in that order. JAX's transformations drop it."""
+
+    @property
+    def channels(self) -> int:
+        return sum(self.parts)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the image: (N, C, H, W)."""
+        return (self.array.shape[0], self.channels, self.array.shape[1], self.width)
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    @property
+    def groups(self) -> int:
+        return -(-self.width // self.fold)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the last group holds columns that are no part of the image."""
+        return self.width % self.fold != 0
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], int, int]:
+        return (self.parts, self.width, self.fold)
+
+    def holding(self, array: jax.Array) -> "Folded":
+        """Another array in the same layout."""
+        return Folded(array, self.parts, self.width, self.fold)
+
+    def pieces(self) -> list[jax.Array]:
+        """The array of each part."""
+        if len(self.parts) == 1:
+            return [self.array]
+        stops = np.cumsum([self.fold * c for c in self.parts])[:-1]
+        return jnp.split(self.array, stops, axis=3)
+
+    def cleaned(self, fill: float = 0.0) -> jax.Array:
+        """The array, with `fill` in the columns that are no part of the image."""
+        if not self.padded:
+            return self.array
+        return jnp.where(self._inside(), self.array, jnp.asarray(fill, self.dtype))
+
+    def _inside(self) -> np.ndarray:
+        inside = columns(self.groups, self.fold) < self.width
+        return np.concatenate([np.repeat(inside, c, axis=1) for c in self.parts], axis=1)
+
+
+def column_order(fold: int) -> np.ndarray:
+    """Which column of its group stands at each place: even ones before odd ones, and so on."""
+    if fold % 2:
+        return np.arange(fold)
+    half = column_order(fold // 2)
+    return np.concatenate([2 * half, 2 * half + 1])
+
+
+def columns(groups: int, fold: int) -> np.ndarray:
+    """(groups, fold): the column of the image at each place."""
+    return np.arange(groups)[:, None] * fold + column_order(fold)
+
+
+def _radices(fold: int) -> tuple[int, ...]:
+    """Of a column's number in its group, the most significant digit first: odd part, then bits."""
+    twos = (fold & -fold).bit_length() - 1
+    return (fold >> twos, *(2,) * twos)
+
+
+def to_places(x: jax.Array, axis: int, fold: int) -> jax.Array:
+    """An axis of a group's columns, from their natural order to that of `column_order`."""
+    return _turned(x, axis, _radices(fold))
+
+
+def to_columns(x: jax.Array, axis: int, fold: int) -> jax.Array:
+    """The inverse of `to_places`."""
+    return _turned(x, axis, _radices(fold)[::-1])
+
+
+def _turned(x: jax.Array, axis: int, digits: tuple[int, ...]) -> jax.Array:
+    axis %= x.ndim
+    if len(digits) <= 2 and 1 in digits:
+        return x
+    split = x.reshape(*x.shape[:axis], *digits, *x.shape[axis + 1 :])
+    n = len(digits)
+    order = [*range(axis), *reversed(range(axis, axis + n)), *range(axis + n, split.ndim)]
+    return split.transpose(order).reshape(x.shape)
+
+
+def fold(x: jax.Array, size: int, parts: Sequence[int] | None = None) -> Folded:
+    """(N, C, H, W) in folded form; columns that fill the last group are zero."""
+    n, channels, height, width = x.shape
+    parts = (channels,) if parts is None else tuple(parts)
+    groups = -(-width // size)
+    x = x.transpose(0, 2, 3, 1)
+    if width % size:
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, groups * size - width), (0, 0)))
+    x = to_places(x.reshape(n, height, groups, size, channels), 3, size)
+    stops = np.cumsum(parts)[:-1]
+    pieces = [x] if len(parts) == 1 else jnp.split(x, stops, axis=4)
+    pieces = [p.reshape(n, height, groups, -1) for p in pieces]
+    array = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=3)
+    return Folded(array, parts, width, size)
+
+
+def unfold(x: Folded) -> jax.Array:
+    """(N, C, H, W) again."""
+    n, channels, height, width = x.shape
+    split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
+    whole = split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
+    whole = to_columns(whole, 3, x.fold).reshape(n, height, x.groups * x.fold, channels)
+    return whole[:, :, :width].transpose(0, 3, 1, 2)
+
+
+def refold(x: Folded, size: int) -> Folded:
+    """The same image with another fold, in one part."""
+    if x.fold == size and len(x.parts) == 1:
+        return x
+    n, channels, height, width = x.shape
+    split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
+    whole = split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
+    if x.fold != size:
+        whole = to_columns(whole, 3, x.fold).reshape(n, height, x.groups * x.fold, channels)
+        groups = -(-width // size)
+        spare = groups * size - whole.shape[2]
+        if spare > 0:
+            whole = jnp.pad(whole, ((0, 0), (0, 0), (0, spare), (0, 0)))
+        whole = whole[:, :, : groups * size].reshape(n, height, groups, size, channels)
+        whole = to_places(whole, 3, size)
+    array = whole.reshape(n, height, whole.shape[2], size * channels)
+    return Folded(array, (channels,), width, size)
+
+
+def spread_channels(x: jax.Array, like: Folded) -> jax.Array:
+    """A value for each channel, on the last axis, repeated for each column of a group."""
+    if like.fold == 1:
+        return x
+    stops = np.cumsum(like.parts)[:-1]
+    pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
+    tiles = [jnp.tile(p, (*(1,) * (x.ndim - 1), like.fold)) for p in pieces]
+    return tiles[0] if len(tiles) == 1 else jnp.concatenate(tiles, axis=-1)
+
+
+def spread_columns(x: jax.Array, like: Folded) -> jax.Array:
+    """A value for each column of a group, on the last axis, repeated for each of its channels.
+
+    By a product with ones and zeros, which is exact, and which a TPU makes faster than a repetition
+    within lanes.
+    """
+    if like.channels == 1:
+        return x
+    ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=1) for c in like.parts], axis=1)
+    return _by_ones(x, ones)
+
+
+def sum_channels(x: jax.Array, like: Folded) -> jax.Array:
+    """Sums over the channels of each column, in float32: (…, lanes) to (…, fold)."""
+    ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=0) for c in like.parts], axis=0)
+    return _by_ones(x, ones, jnp.promote_types(x.dtype, jnp.float32))
+
+
+def sum_columns(x: jax.Array, like: Folded) -> jax.Array:
+    """Sums over the columns of a group, for each channel: (…, lanes) to (…, channels)."""
+    return _over_columns(x, like, jnp.sum)
+
+
+def _over_columns(x: jax.Array, like: Folded, reduce: Any) -> jax.Array:
+    stops = np.cumsum([like.fold * c for c in like.parts])[:-1]
+    pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
+    found = [reduce(p.reshape(*p.shape[:-1], like.fold, -1), axis=-2) for p in pieces]
+    return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
+
+
+def _by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
+    out = x.dtype if out is None else out
+    # bfloat16 numbers go through one pass unchanged; float32 ones need the exact product.
+    exact = jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+    return jax.lax.dot_general(
+        x,
+        jnp.asarray(ones, x.dtype),
+        (((x.ndim - 1,), (0,)), ((), ())),
+        precision=exact,
+        preferred_element_type=out,
+    )
+
+
+def largest_channel(x: Folded) -> jax.Array:
+    """The largest of each column's channels: (N, H, groups, fold); equal ones share gradients."""
+
+    def largest(array: jax.Array) -> jax.Array:
+        found = None
+        for part, channels in zip(x.holding(array).pieces(), x.parts, strict=True):
+            low = jnp.asarray(_lowest(part.dtype), part.dtype)
+            window = (1, 1, 1, channels)
+            one = jax.lax.reduce_window(part, low, jax.lax.max, window, window, "VALID")
+            found = one if found is None else jnp.maximum(found, one)
+        assert found is not None
+        return found
+
+    return _shared(x.array, largest, lambda m: spread_columns(m, x), lambda a: sum_channels(a, x))
+
+
+def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
+    """The largest pixel of each channel: (N or 1, 1, 1, C); equal ones share the gradient."""
+    axes = (0, 1, 2) if batch else (1, 2)
+
+    def largest(array: jax.Array) -> jax.Array:
+        return _over_columns(jnp.max(array, axes, keepdims=True), x, jnp.max)
+
+    def total(array: jax.Array) -> jax.Array:
+        wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+        return sum_columns(jnp.sum(wide, axes, keepdims=True), x)
+
+    filled = x.cleaned(-math.inf)
+    return _shared(filled, largest, lambda m: spread_channels(m, x), total)
+
+
+def _shared(array: jax.Array, largest: Any, spread: Any, total: Any) -> jax.Array:
+    """`largest(array)`, whose gradient equal elements share, as `jnp.max` has it."""
+
+    @jax.custom_jvp
+    def run(array: jax.Array) -> jax.Array:
+        return largest(array)
+
+    @run.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        (x,), (dx,) = primals, tangents
+        most = run(x)
+        equal = (x == spread(most)).astype(x.dtype)
+        return most, (total(equal * dx) / total(equal)).astype(x.dtype)
+
+    return run(array)
+
+
+def _lowest(dtype: Any) -> Any:
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def shifted(x: Folded, by: int) -> jax.Array:
+    """The array whose column m holds column m + `by`; zero where there is none."""
+    if by == 0:
+        return x.array
+    order = column_order(x.fold)
+    place = {int(column): i for i, column in enumerate(order)}
+    moved: dict[int, list[jax.Array]] = {}
+
+    def group(move: int) -> list[jax.Array]:
+        if move not in moved:
+            array = x.cleaned()
+            if move:
+                low, high = max(-move, 0), max(move, 0)
+                zero = jnp.zeros((), x.dtype)
+                array = jax.lax.pad(
+                    array, zero, ((0, 0, 0), (0, 0, 0), (low - high, high - low, 0), (0, 0, 0))
+                )
+            moved[move] = x.holding(array).pieces()
+        return moved[move]
+
+    lanes = []
+    for part, channels in enumerate(x.parts):
+        for column in order:
+            move, source = divmod(int(column) + by, x.fold)
+            at = place[source] * channels
+            lanes.append(group(move)[part][..., at : at + channels])
+    return lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=3)

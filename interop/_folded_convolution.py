@@ -1,0 +1,108 @@
+"""Convolution of folded images: one of the same values on wider channels.
+
+Each place of an output group has its own copy of the kernel's row, moved by as many columns as it
+lies to the right, in a kernel over whole groups; where a copy has no tap there is a zero.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxsr.interop._folded import Folded, spread_channels, to_places
+
+
+def convolve_folded(
+    x: Folded,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Folded:
+    """Two-dimensional convolution with zeros around the image, as torch has it.
+
+    Args:
+      x: the image; its fold must divide by the stride, or the result is folded as the image is.
+      weight: (outputs, inputs, height, width).
+      bias: a value for each output, or None.
+      stride: rows and columns.
+      padding: rows and columns of zeros at each side.
+      dilation: rows and columns between taps.
+    """
+    (sh, s), (dh, d), (ph, p) = stride, dilation, padding
+    out_fold = x.fold // s if x.fold % s == 0 else x.fold
+    step = out_fold * s // x.fold
+    width = (x.width + 2 * p - d * (weight.shape[3] - 1) - 1) // s + 1
+    groups = -(-width // out_fold)
+    kernel, left = folded_kernel(weight, x.parts, x.fold, out_fold, stride=s, dilation=d, padding=p)
+    right = (groups - 1) * step + kernel.shape[1] - x.groups - left
+
+    def run(kernel: jax.Array, bias: jax.Array | None, parts: tuple[int, ...]) -> Folded:
+        array = lax.conv_general_dilated(
+            x.cleaned(),
+            kernel,
+            (sh, step),
+            [(ph, ph), (left, right)],
+            rhs_dilation=(dh, 1),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        out = Folded(array, parts, width, out_fold)
+        return out if bias is None else out.holding(array + spread_channels(bias, out))
+
+    def again(arrange: Callable[[jax.Array], jax.Array], parts: tuple[int, ...]) -> Folded:
+        rows = jnp.split(arrange(weight), np.cumsum(parts)[:-1])
+        kernels = [
+            folded_kernel(w, x.parts, x.fold, out_fold, stride=s, dilation=d, padding=p)[0]
+            for w in rows
+        ]
+        turned = None if bias is None else arrange(bias)
+        return run(jnp.concatenate(kernels, axis=3), turned, parts)
+
+    out = run(kernel, bias, (weight.shape[0],))
+    return Folded(out.array, out.parts, out.width, out.fold, again)
+
+
+def folded_kernel(
+    weight: jax.Array,
+    parts: Sequence[int],
+    fold: int,
+    out_fold: int,
+    *,
+    stride: int,
+    dilation: int,
+    padding: int,
+) -> tuple[jax.Array, int]:
+    """The kernel over groups, (height, groups, input lanes, output lanes).
+
+    Returns:
+      It, and how many groups it reaches to the left of the first.
+    """
+    outputs, inputs, height, width = weight.shape
+    first = -padding // fold
+    last = ((out_fold - 1) * stride + (width - 1) * dilation - padding) // fold
+    reach = last - first + 1
+    start = -padding - first * fold
+    length = reach * fold
+    # Copies moved by `stride` each, made without a gather: lines that are `stride` longer than
+    # where they are cut again start that much later each time.
+    line = length + stride
+    taps = weight.transpose(3, 2, 1, 0)
+    spare = line - start - (width - 1) * dilation - 1
+    none = (0, 0, 0)
+    taps = lax.pad(
+        taps, jnp.zeros((), weight.dtype), ((start, spare, dilation - 1), none, none, none)
+    )
+    copies = jnp.broadcast_to(taps, (out_fold, *taps.shape))
+    copies = copies.reshape(out_fold * line, *taps.shape[1:])[: out_fold * length]
+    copies = copies.reshape(out_fold, reach, fold, height, inputs, outputs)
+    copies = to_places(to_places(copies, 0, out_fold), 2, fold)
+    # height, reach, fold, inputs, out_fold, outputs
+    copies = copies.transpose(3, 1, 2, 4, 0, 5)
+    stops = np.cumsum(parts)[:-1]
+    pieces = [copies] if len(parts) == 1 else jnp.split(copies, stops, axis=3)
+    lanes = [p.reshape(height, reach, -1, out_fold * outputs) for p in pieces]
+    return (lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=2)), -first

@@ -1,0 +1,133 @@
+"""Enlargement by powers of two, and pixel shuffle, of folded images.
+
+What the pixels of an enlargement read and how much of it is `jaxsr.ops`' own table; here the pixels
+that lie alike between two columns of the image are computed together, from the image moved by one
+column and another.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_places
+from jaxsr.ops._taps import Taps
+
+MOST_SHIFTS = 5
+"""Neighbours that a pixel may read along one axis."""
+
+
+def enlarge(
+    x: Folded, size: Sequence[int], *, method: str, align: bool, scales: Sequence[float | None]
+) -> Folded | None:
+    """torch's interpolation; None where the factors are no powers of two."""
+    from jaxsr.ops._taps_torch import torch_passes
+
+    _, _, height, width = x.shape
+    factors = size[0] // height, size[1] // width
+    if (height * factors[0], width * factors[1]) != tuple(size):
+        return None
+    if any(f < 1 or f & (f - 1) for f in factors):
+        return None
+    passes = torch_passes(
+        x.shape, np.dtype(np.float32), (2, 3), tuple(size),
+        method=method, antialias=False, align_corners=align, scale=scales,
+    )  # fmt: skip
+    tables: dict[int, Taps] = {step.axis: step.taps for step in passes}
+    dtype = x.dtype
+    plans = [_phases(tables[axis], f) for axis, f in zip((2, 3), factors, strict=True)]
+    if any(len(phase) > MOST_SHIFTS for plan in plans for phase in plan):
+        return None
+    x = x.holding(x.cleaned().astype(jnp.promote_types(dtype, jnp.float32)))
+    # Columns first: there is less to move about before the rows are more.
+    if factors[1] > 1:
+        x = _columns(x, plans[1])
+    if factors[0] > 1:
+        x = _rows(x, plans[0])
+    return x.holding(x.array.astype(dtype))
+
+
+def _phases(taps: Taps, factor: int) -> list[dict[int, np.ndarray]]:
+    """For each of `factor` pixels made of one: what of which neighbour, pixel by pixel."""
+    plan = []
+    for phase in range(factor):
+        index, weight = taps.index[phase::factor], taps.weight[phase::factor]
+        away = index - np.arange(taps.extent)[:, None]
+        found = {}
+        for step in np.unique(away[weight != 0]):
+            found[int(step)] = np.where(away == step, weight, 0).sum(1).astype(np.float32)
+        plan.append(found)
+    return plan
+
+
+def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
+    where = np.minimum(columns(x.groups, x.fold), x.width - 1)
+    moved = {step: x.holding(shifted(x, step)).pieces() for phase in plan for step in phase}
+    lanes = []
+    for part, channels in enumerate(x.parts):
+        for phase in column_order(len(plan)):
+            terms = [
+                moved[step][part] * np.repeat(weight[where], channels, axis=1)
+                for step, weight in plan[phase].items()
+            ]
+            lanes.append(sum(terms[1:], terms[0]))
+    factor = len(plan)
+    return Folded(jnp.concatenate(lanes, axis=3), x.parts, x.width * factor, x.fold * factor)
+
+
+def _rows(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
+    n, height, groups, lanes = x.array.shape
+    zero = jnp.zeros((), x.dtype)
+
+    def moved(step: int) -> jax.Array:
+        none = (0, 0, 0)
+        return jax.lax.pad(x.array, zero, (none, (-step, step, 0), none, none))
+
+    rows = []
+    for phase in plan:
+        terms = [moved(step) * weight[:, None, None] for step, weight in phase.items()]
+        rows.append(sum(terms[1:], terms[0]))
+    array = jnp.stack(rows, axis=2).reshape(n, height * len(plan), groups, lanes)
+    return x.holding(array)
+
+
+def shuffle(x: Folded, factor: int) -> Folded | None:
+    """Pixel shuffle; None where the image does not come straight from a convolution.
+
+    The convolution is made anew with its output channels in the order in which their pixels will
+    lie, so that nothing moves but whole rows.
+    """
+    if x.again is None or factor & (factor - 1) or x.channels % factor**2:
+        return None
+    channels = x.channels // factor**2
+
+    def arrange(outputs: jax.Array) -> jax.Array:
+        rest = outputs.shape[1:]
+        split = to_places(outputs.reshape(channels, factor, factor, *rest), 2, factor)
+        return jnp.moveaxis(split, 0, 2).reshape(-1, *rest)
+
+    made = x.again(arrange, (channels,) * factor**2)
+    n, height, groups, lanes = made.array.shape
+    array = made.array.reshape(n, height, groups, factor, lanes // factor)
+    array = array.transpose(0, 1, 3, 2, 4).reshape(n, height * factor, groups, lanes // factor)
+    return Folded(array, (channels,), x.width * factor, x.fold * factor)
+
+
+def pool(x: Folded, reduce: Any) -> Folded | None:
+    """Makes one pixel of each 2 × 2: `reduce` takes the four, row by row.
+
+    None where columns cannot be paired within groups.
+    """
+    if x.fold % 2 or (x.width % 2 and x.padded):
+        return None
+    height = x.array.shape[1] // 2
+    pairs = []
+    for row in range(2):
+        array = x.array[:, row : 2 * height : 2]
+        halves = [jnp.split(piece, 2, axis=3) for piece in x.holding(array).pieces()]
+        for column in range(2):
+            chosen = [half[column] for half in halves]
+            pairs.append(chosen[0] if len(chosen) == 1 else jnp.concatenate(chosen, axis=3))
+    return Folded(reduce(*pairs), x.parts, x.width // 2, x.fold // 2)

@@ -1,0 +1,399 @@
+"""What torch's operations do to folded images; whatever has no rule here gets them unfolded.
+
+A rule returns the result, folded or not, or None where it does not apply.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from jaxsr.interop import _torchax
+from jaxsr.interop._dispatch import OWN, PREFER_DECOMPOSITION, Trace, cast, handles_function
+from jaxsr.interop._dtypes import to_jax_dtype
+from jaxsr.interop._folded import (
+    Folded,
+    fold,
+    largest_channel,
+    largest_pixel,
+    refold,
+    spread_channels,
+    spread_columns,
+    sum_channels,
+    sum_columns,
+    unfold,
+)
+from jaxsr.interop._folded_convolution import convolve_folded
+from jaxsr.interop._folded_resize import enlarge, pool, shuffle
+from jaxsr.interop._tensor import JaxTensor
+
+if TYPE_CHECKING:
+    from jaxsr.interop.lane_folding import LaneFolding
+
+aten = torch.ops.aten
+
+Rule = Callable[..., Any]
+_RULES: dict[Any, Rule] = {}
+
+FEWEST_LANES = 16
+"""Below, a folded image uses a TPU no better than one with its columns in lanes."""
+WIDE_LANES = 256
+_ALWAYS = {aten.convolution.default}
+_ENTER = {
+    aten.upsample_bilinear2d.default,
+    aten.upsample_nearest2d.default,
+    aten.upsample_bicubic2d.default,
+}
+_EXTRA_POINTWISE = {aten.clone.default, aten._to_copy.default, aten._prelu_kernel.default}
+# Finite for all finite values, and so in the columns that fill the last group.
+_FINITE = {
+    "add", "sub", "mul", "relu", "leaky_relu", "_prelu_kernel", "sigmoid", "tanh", "where", "neg",
+    "clone", "_to_copy", "maximum", "minimum", "silu", "abs", "clamp", "clamp_min", "clamp_max",
+    "hardtanh", "hardswish", "relu6", "gt", "lt", "ge", "le", "eq", "ne",
+}  # fmt: skip
+
+
+def rule(*funcs: Any) -> Callable[[Rule], Rule]:
+    def register(fn: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(funcs, fn))
+        return fn
+
+    return register
+
+
+def attempt(trace: Trace, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+    """Runs `func` on folded images, if one is among its arguments or a convolution calls for it.
+
+    Returns:
+      Whether it did, and the resulting tensors.
+    """
+    folding = trace.folding
+    assert folding is not None
+    tensors = [t for t in _leaves(args, kwargs) if isinstance(t, JaxTensor)]
+    if not any(t.folded is not None for t in tensors) and func not in (_ALWAYS | _ENTER):
+        return False, None
+    found = _RULES.get(func)
+    if found is None and _is_pointwise(func):
+        found = _pointwise
+    if found is None or all(t.const is not None for t in tensors):
+        return False, None
+    metas = trace._shadow(func, args, kwargs)
+    with jax.named_scope(f"folded_{func.overloadpacket.__name__}"):
+        result = found(folding, func, args, kwargs, metas)
+    if result is None:
+        return False, None
+    needs = any(t.needs_grad for t in tensors)
+    if isinstance(metas, torch.Tensor):
+        return True, trace.wrap_like(_fitted(result, metas), metas, needs)
+    out = tuple(
+        trace.wrap_like(_fitted(value, meta), meta, needs)
+        for value, meta in zip(result, metas, strict=True)
+    )
+    return True, out
+
+
+def _leaves(args: tuple, kwargs: dict) -> list[Any]:
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        found.extend(value) if isinstance(value, (list, tuple)) else found.append(value)
+    return found
+
+
+def _fitted(value: Any, meta: torch.Tensor) -> Any:
+    if not isinstance(value, Folded):
+        if callable(value):
+            return value
+        value = cast(value, to_jax_dtype(meta.dtype))
+        assert value.shape == tuple(meta.shape), (value.shape, tuple(meta.shape))
+        return value
+    assert value.shape == tuple(meta.shape), (value.shape, tuple(meta.shape))
+    dtype = to_jax_dtype(meta.dtype)
+    if value.dtype != dtype:
+        value = value.holding(value.array.astype(dtype))
+    narrow = value.array.shape[3] < FEWEST_LANES
+    return unfold(value) if value.fold == 1 or narrow else value
+
+
+def _is_pointwise(func: Any) -> bool:
+    if func in _EXTRA_POINTWISE:
+        return True
+    seeded = torch.Tag.nondeterministic_seeded in func.tags
+    return torch.Tag.pointwise in func.tags and not seeded and not func._schema.is_mutable
+
+
+def _content(value: Any) -> Any:
+    return value.content() if isinstance(value, JaxTensor) else value
+
+
+# ---- one element at a time
+
+
+def _pointwise(
+    folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
+) -> Folded | None:
+    lowered = OWN.get(func) or OWN.get(func.overloadpacket)
+    if lowered is None and not (
+        func in PREFER_DECOMPOSITION and _torchax.decomposition(func) is not None
+    ):
+        lowered = _torchax.lowering(func)
+    if lowered is None or not isinstance(meta, torch.Tensor) or meta.dim() != 4:
+        return None
+    values = [_content(t) for t in _leaves(args, kwargs) if isinstance(t, JaxTensor)]
+    shape = tuple(meta.shape)
+    whole = [v for v in values if isinstance(v, Folded) and v.shape == shape]
+    if not whole:
+        return None
+    like = whole[0]
+    if any(v.layout != like.layout for v in whole[1:]):
+        like = refold(like, like.fold)
+    guard = like.padded and func.overloadpacket.__name__ not in _FINITE
+
+    def lanes(value: Any) -> Any:
+        if not isinstance(value, JaxTensor):
+            return value
+        array = in_lanes(value.content(), like)
+        if guard and array.ndim == 4 and array.shape[2] == like.groups:
+            array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
+        return array
+
+    given = [lanes(v) for v in args]
+    named = {
+        k: lanes(v)
+        for k, v in kwargs.items()
+        if k not in ("device", "layout", "pin_memory", "non_blocking", "memory_format")
+    }
+    return like.holding(lowered(*given, **named))
+
+
+def in_lanes(value: Any, like: Folded) -> jax.Array:
+    """A value that broadcasts against an image, as one that does against the folded array."""
+    if isinstance(value, Folded):
+        if value.layout == like.layout:
+            return value.array
+        if value.channels == like.channels:
+            return _parted(refold(value, like.fold), like).array
+        return spread_columns(refold(value, like.fold).array, like)
+    if value.ndim == 0:
+        return value
+    value = value.reshape((1,) * (4 - value.ndim) + value.shape)
+    if value.shape[3] == 1:
+        value = value.transpose(0, 2, 3, 1)
+        return value if value.shape[3] == 1 else spread_channels(value, like)
+    if value.shape[1] == 1:
+        return spread_columns(fold(value, like.fold).array, like)
+    return fold(value, like.fold, like.parts).array
+
+
+def _parted(x: Folded, like: Folded) -> Folded:
+    if x.parts == like.parts:
+        return x
+    return fold(unfold(x), like.fold, like.parts)
+
+
+# ---- convolution
+
+
+@rule(aten.convolution.default)
+def _convolution(
+    folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
+) -> Folded | None:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    if transposed or groups != 1 or weight.dim() != 4 or x.dim() != 4 or min(meta.shape) < 1:
+        return None
+    stride, padding, dilation = ((*v, *v)[:2] for v in (stride, padding, dilation))
+    image = x.content()
+    held = image.fold if isinstance(image, Folded) else None
+    outputs, inputs = weight.shape[:2]
+    size = folding.choose(
+        inputs=inputs, outputs=outputs, width=x.shape[3], stride=stride[1], held=held
+    )
+    if size == 1:
+        return None
+    if not isinstance(image, Folded):
+        image = fold(image, size)
+    elif image.fold != size:
+        image = refold(image, size)
+    return convolve_folded(
+        image,
+        weight.array(),
+        None if bias is None else bias.array(),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+    )
+
+
+# ---- reductions
+
+
+@rule(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
+def _reduce(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    x, dims = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+    keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    image = x.content()
+    axes = {d % 4 for d in dims} if dims else {0, 1, 2, 3}
+    name = func.overloadpacket.__name__
+    if name == "amin":
+        image, name, sign = image.holding(-image.array), "amax", -1
+    else:
+        sign = 1
+    if not jnp.issubdtype(image.dtype, jnp.floating):
+        return None
+    if axes == {1}:
+        if not keep:
+            return None
+        if name == "amax":
+            found = largest_channel(image)
+        else:
+            found = sum_channels(image.array, image) / (image.channels if name == "mean" else 1)
+        return Folded(sign * found, (1,), image.width, image.fold)
+    if not {2, 3} <= axes or (1 in axes and name == "amax"):
+        return None
+    if name == "amax":
+        found = sign * largest_pixel(image, batch=0 in axes)
+    else:
+        wide = image.cleaned().astype(jnp.promote_types(image.dtype, jnp.float32))
+        over = tuple(sorted((axes & {0}) | {1, 2}))
+        found = sum_columns(jnp.sum(wide, over, keepdims=True), image)
+        if 1 in axes:
+            found = jnp.sum(found, 3, keepdims=True)
+        if name == "mean":
+            found = found / math.prod(x.shape[a] for a in axes)
+    return found.transpose(0, 3, 1, 2).reshape(tuple(meta.shape))
+
+
+@rule(aten.mean.default, aten.sum.default)
+def _reduce_all(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    return _reduce(folding, func, (args[0], [0, 1, 2, 3]), {}, meta)
+
+
+# ---- neighbours
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def _max_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    if not _halves(*args[1:], **kwargs):
+        return None
+    image = args[0].content()
+    found = pool(image, _first_largest)
+    if found is None:
+        return None
+    plain = OWN[aten.max_pool2d_with_indices.default]
+    return found, lambda: plain(args[0].array(), *args[1:], **kwargs)[1]
+
+
+def _first_largest(*pixels: jax.Array) -> jax.Array:
+    """Ties go to the first, and NaN wins, as in torch."""
+    best = pixels[0]
+    for value in pixels[1:]:
+        best = jnp.where((value > best) | jnp.isnan(value) & ~jnp.isnan(best), value, best)
+    return best
+
+
+@rule(aten.avg_pool2d.default)
+def _mean_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    if len(args) > 4 or kwargs or not _halves(*args[1:4]):
+        return None
+
+    def mean(*pixels: jax.Array) -> jax.Array:
+        wide = [p.astype(jnp.promote_types(p.dtype, jnp.float32)) for p in pixels]
+        return (sum(wide[1:], wide[0]) / 4).astype(pixels[0].dtype)
+
+    return pool(args[0].content(), mean)
+
+
+def _halves(kernel: Any, stride: Any = (), padding: Any = 0, *rest: Any, **kwargs: Any) -> bool:
+    """Whether a pooling has windows of 2 × 2 that neither overlap nor leave the image."""
+
+    def both(value: Any, number: int) -> bool:
+        return all(v == number for v in (value if isinstance(value, Sequence) else (value,)))
+
+    ceil = (len(rest) > 1 and rest[1]) or kwargs.get("ceil_mode", False)
+    dilation = rest[0] if rest else kwargs.get("dilation", 1)
+    return (
+        both(kernel, 2)
+        and (not stride or both(stride, 2))
+        and both(padding, 0)
+        and both(dilation, 1)
+        and not ceil
+    )
+
+
+@rule(aten.cat.default)
+def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Folded | None:
+    tensors = args[0]
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if meta.dim() != 4 or dim % 4 != 1 or any(t.dim() != 4 for t in tensors):
+        return None
+    contents = [t.content() for t in tensors]
+    dtype = to_jax_dtype(meta.dtype)
+    # The fold of the most lanes: the least has to move.
+    size = max((c for c in contents if isinstance(c, Folded)), key=lambda c: c.array.size).fold
+    images = [
+        (c if c.fold == size else refold(c, size)) if isinstance(c, Folded) else fold(c, size)
+        for c in contents
+    ]
+    array = jnp.concatenate([i.array.astype(dtype) for i in images], axis=3)
+    return Folded(array, sum((i.parts for i in images), ()), meta.shape[3], size)
+
+
+def _enlarging(method: str, aligns: bool) -> Rule:
+    def run(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+        x, size, *rest = args
+        align = bool(rest.pop(0)) if aligns else False
+        scales = (*rest, None, None)[:2]
+        image = x.content()
+        if not isinstance(image, Folded):
+            # Wide images enter here where the result is what folding is for.
+            ratio = size[1] // image.shape[3]
+            wide = folding.fold_of(image.shape[1]) == 1
+            if ratio < 2 or not wide or ratio * image.shape[1] > WIDE_LANES:
+                return None
+            image = fold(image, 1)
+        elif (size[1] // image.width) * image.array.shape[3] > 2 * WIDE_LANES:
+            return None
+        return enlarge(image, size, method=method, align=align, scales=scales)
+
+    return run
+
+
+rule(aten.upsample_bilinear2d.default)(_enlarging("bilinear", True))
+rule(aten.upsample_bicubic2d.default)(_enlarging("bicubic", True))
+rule(aten.upsample_nearest2d.default)(_enlarging("nearest", False))
+
+
+@rule(aten.pixel_shuffle.default)
+def _pixel_shuffle(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    return shuffle(args[0].content(), args[1])
+
+
+# ---- normalisation of each sample; that of the batch is in `_lowerings.py`
+
+
+@handles_function(torch.instance_norm)
+def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    x, weight, bias, mean, var, from_input, _, eps = args[:8] if len(args) > 7 else (None,) * 8
+    image = x.folded if isinstance(x, JaxTensor) else None
+    if kwargs or image is None or mean is not None or var is not None or not from_input:
+        return func(*args, **kwargs)
+    tensors = [x] + [trace._ours(t) for t in (weight, bias) if t is not None]
+    wide = image.array.astype(jnp.promote_types(image.dtype, jnp.float32))
+    count = image.shape[2] * image.shape[3]
+
+    def mean_of(lanes: jax.Array) -> jax.Array:
+        total = jnp.sum(image.holding(lanes).cleaned(), (1, 2), keepdims=True)
+        return spread_channels(sum_columns(total, image) / count, image)
+
+    centred = wide - mean_of(wide)
+    out = centred * jax.lax.rsqrt(mean_of(jnp.square(centred)) + eps)
+    if weight is not None:
+        out = out * spread_channels(trace._ours(weight).array().astype(wide.dtype), image)
+    if bias is not None:
+        out = out + spread_channels(trace._ours(bias).array().astype(wide.dtype), image)
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        meta = torch.empty_like(x.meta)
+    needs = any(t.needs_grad for t in tensors)
+    return trace.wrap_like(image.holding(out.astype(image.dtype)), meta, needs)

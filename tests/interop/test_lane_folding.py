@@ -1,0 +1,329 @@
+"""Folded networks against the same torch modules run by torch, and against themselves unfolded."""
+
+import functools
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from torch import nn
+
+from jaxsr.interop._folded import Folded, column_order, fold, refold, shifted, unfold
+from jaxsr.interop.lane_folding import LaneFolding, choose_folding
+from jaxsr.interop.module import to_jax
+
+# Compiling is most of the time here, and nothing is computed twice.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+EVERYTHING = LaneFolding({2: 8, 4: 6, 8: 4, 64: 2})
+DRAWN = settings(
+    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+def compiled(function, *arguments):
+    return jax.jit(function).lower(*arguments).compile(compiler_options=QUICK)(*arguments)
+
+
+def close(got, want, dtype, terms=1):
+    """Within rounding: `terms` sums, of numbers of the size of the largest."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    unit = 2.0**-8 if dtype == "bfloat16" else 2.0**-22
+    scale = max(np.abs(want).max(initial=0), 1e-3)
+    np.testing.assert_allclose(got, want, rtol=0, atol=4 * unit * scale * max(terms, 1) ** 0.5)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 12, 13])
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 8])
+def test_folding_moves_pixels_and_changes_none(width, size):
+    x = np.arange(2 * 5 * 3 * width, dtype=np.float32).reshape(2, 5, 3, width)
+    folded = fold(jnp.asarray(x), size, (2, 3))
+    assert folded.array.shape == (2, 3, -(-width // size), 5 * size)
+    # Lane by lane, as the module's text says.
+    order = column_order(size)
+    for group, place in np.ndindex(folded.groups, size):
+        column = group * size + order[place]
+        for channel in range(5):
+            lane = place * 2 + channel if channel < 2 else 2 * size + place * 3 + channel - 2
+            want = x[:, channel, :, column] if column < width else 0
+            np.testing.assert_array_equal(folded.array[:, :, group, lane], want)
+    np.testing.assert_array_equal(unfold(folded), x)
+    np.testing.assert_array_equal(unfold(refold(folded, 4)), x)
+    for by in (-3, 1):
+        want = np.zeros_like(x)
+        kept = slice(max(-by, 0), width - max(by, 0))
+        if kept.start < kept.stop:
+            want[..., kept] = x[..., kept.start + by : kept.stop + by]
+        np.testing.assert_array_equal(unfold(folded.holding(shifted(folded, by))), want)
+
+
+@st.composite
+def convolutions(draw):
+    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 7)))
+    options = {
+        "stride": draw(st.sampled_from([1, 1, 2, (2, 1)])),
+        "dilation": draw(st.sampled_from([1, 1, 2, 3])),
+        "padding": draw(st.integers(0, 3)),
+    }
+    reach = options["dilation"] * (max(kernel) - 1) + 1
+    shape = (
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 5)),
+        draw(st.integers(reach, reach + 4)),
+        draw(st.integers(max(reach, 2), reach + 17)),
+    )
+    weight = (draw(st.integers(1, 5)), shape[1], *kernel)
+    folds = LaneFolding({8: draw(st.integers(2, 8))})
+    dtype = draw(st.sampled_from(["float32", "float32", "bfloat16"]))
+    return shape, weight, options, folds, dtype, draw(st.booleans()), draw(st.integers(0, 2**31))
+
+
+def check_convolution(drawn):
+    shape, weight_shape, options, folding, dtype, has_bias, seed = drawn
+    random = np.random.default_rng(seed)
+    convolution = nn.Conv2d(shape[1], weight_shape[0], weight_shape[2:], bias=has_bias, **options)
+    kind = getattr(torch, dtype)
+    convolution.to(kind)
+    x = torch.from_numpy(random.standard_normal(shape, dtype=np.float32)).to(kind)
+    x.requires_grad_()
+    want = convolution(x)
+    cotangent = torch.from_numpy(random.standard_normal(want.shape, dtype=np.float32)).to(kind)
+    want.backward(cotangent)
+    model = to_jax(convolution, lane_folding=folding)
+    assert folding.choose(
+        inputs=shape[1], outputs=weight_shape[0], width=shape[3], stride=1, held=None
+    )
+
+    def run(params, x, cotangent):
+        y, pullback = jax.vjp(lambda p, x: model.apply(p, {}, x)[0], params, x)
+        return y, *pullback(cotangent)
+
+    def given(tensor):
+        return jnp.asarray(tensor.detach().float().numpy(), dtype)
+
+    y, grads, into_x = compiled(run, model.params, given(x), given(cotangent))
+    taps = int(np.prod(weight_shape[1:]))
+    close(y, want.detach().float(), dtype, taps)
+    assert x.grad is not None
+    close(into_x, x.grad.float(), dtype, taps * weight_shape[0])
+    for name, parameter in convolution.named_parameters():
+        close(grads[name], parameter.grad.float(), dtype, want.numel())
+
+
+@settings(DRAWN, max_examples=40)
+@given(convolutions())
+def test_any_convolution_and_its_gradients(drawn):
+    check_convolution(drawn)
+
+
+@pytest.mark.slow
+@settings(DRAWN, max_examples=1000)
+@given(convolutions())
+def test_a_thousand_convolutions_and_their_gradients(drawn):
+    check_convolution(drawn)
+
+
+class Network(nn.Module):
+    """Convolutions with one operation between them that has a rule of its own."""
+
+    def __init__(self, between: nn.Module, *, channels=4, after=None) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.between = between
+        self.last = nn.Conv2d(after or channels, 3, 3, padding=1)
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x)))
+
+
+class Do(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Own(nn.Module):
+    """A second image beside the first: plain, folded, in other parts."""
+
+    def forward(self, x):
+        pixels = torch.sin(x.sum((0, 1), keepdim=True))
+        joined = torch.cat([x, x * pixels, pixels.expand_as(x[:, :2])], dim=1)
+        return (joined * joined.mean(1, keepdim=True))[:, :4] + joined.amax(1, keepdim=True)
+
+
+class SpatialAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 1, 7, padding=3)
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.conv(torch.cat([x.mean(1, True), x.amax(1, True)], 1)))
+
+
+def _write(x):
+    y = x * 2
+    F.relu(y, inplace=True)
+    y += x
+    y[:, 1] = 0
+    return y
+
+
+def _enlarged(**options):
+    return functools.partial(F.interpolate, **options)
+
+
+BETWEEN = {
+    "batch norm": nn.BatchNorm2d(4),
+    "batch norm, cumulative": nn.BatchNorm2d(4, momentum=None),
+    "instance norm": nn.InstanceNorm2d(4),
+    "instance norm, affine": nn.InstanceNorm2d(4, affine=True),
+    "group norm": nn.GroupNorm(2, 4),
+    "prelu": nn.PReLU(4),
+    "silu": nn.SiLU(),
+    "gelu": nn.GELU(),
+    "relu, in place": nn.ReLU(inplace=True),
+    "writes": Do(_write),
+    "log": Do(lambda x: torch.log(x.abs() + 1e-3)),
+    "divided": Do(lambda x: 1 / (1e-2 + x * x) + x.exp()),
+    "mean": Do(lambda x: x * x.mean((2, 3), keepdim=True) + x.mean(1, keepdim=True) - x.mean()),
+    "amax": Do(lambda x: x * x.amax((2, 3), keepdim=True) + x.amax(1, keepdim=True)),
+    "amin": Do(lambda x: x * x.amin((2, 3), keepdim=True) + x.amin(1, keepdim=True)),
+    "equal largest": Do(lambda x: x + F.relu(x).amax(1, True) * torch.round(x).amax((2, 3), True)),
+    "sums": Do(lambda x: x * torch.tanh(x.sum((0, 2, 3), keepdim=True)) - x.sum(1, keepdim=True)),
+    "sum": Do(lambda x: x * torch.tanh(x.sum())),
+    "max pool": nn.MaxPool2d(2),
+    "max pool, 3": nn.MaxPool2d(3, stride=2, padding=1),
+    "mean pool": nn.AvgPool2d(2),
+    "adaptive pool": Do(lambda x: x * F.adaptive_avg_pool2d(x, 1)),
+    "bilinear": Do(_enlarged(scale_factor=2, mode="bilinear", align_corners=False)),
+    "bilinear, corners": Do(_enlarged(scale_factor=2, mode="bilinear", align_corners=True)),
+    "bicubic": Do(_enlarged(scale_factor=2, mode="bicubic")),
+    "bilinear by 4": Do(_enlarged(scale_factor=4, mode="bilinear", align_corners=True)),
+    "bilinear by 1.5": Do(_enlarged(scale_factor=1.5, mode="bilinear")),
+    "nearest": Do(_enlarged(scale_factor=(1, 4), mode="nearest")),
+    "cat": Do(lambda x: torch.cat([x, F.relu(x)], dim=1)[:, 2:6]),
+    "cat, then convolution": nn.Sequential(
+        Do(lambda x: torch.cat([x, x[:, :2], F.relu(x)], dim=1)), nn.Conv2d(10, 4, 3, padding=1)
+    ),
+    "parts": Own(),
+    "attention": SpatialAttention(),
+    "pixel shuffle": nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.PixelShuffle(2)),
+    "pixel shuffle by 4": nn.Sequential(nn.Conv2d(4, 64, 1, padding=0), nn.PixelShuffle(4)),
+    "pixel shuffle, later": nn.Sequential(nn.Conv2d(4, 16, 1), nn.ReLU(), nn.PixelShuffle(2)),
+    "pixel shuffle by 3": nn.Sequential(nn.Conv2d(4, 36, 1), nn.PixelShuffle(3)),
+    "depthwise": nn.Conv2d(4, 4, 3, padding=1, groups=4),
+    "transposed": nn.ConvTranspose2d(4, 4, 2, stride=2),
+    "stride": nn.Conv2d(4, 4, 3, stride=2, padding=1),
+    "padded": nn.ReflectionPad2d(1),
+    "detached": Do(lambda x: x * x.detach()),
+    "dropout, off": Do(lambda x: F.dropout(x, training=False)),
+    "view": Do(lambda x: x.view(x.shape[0], 2, 2, *x.shape[2:]).transpose(1, 2).flatten(1, 2)),
+}  # fmt: skip
+
+
+def both_ways(network, shape, *, dtype="float32", train=True, remat=(), seed=0):
+    """Outputs, buffers and gradients, plain and folded."""
+    random = np.random.default_rng(seed)
+    x = jnp.asarray(random.standard_normal(shape, dtype=np.float32))
+    results = []
+    for folding in (None, EVERYTHING):
+        compute = None if dtype == "float32" else jnp.dtype(dtype)
+        model = to_jax(network, lane_folding=folding, remat=remat, compute_dtype=compute)
+
+        def loss(params, x, model=model):
+            y, buffers = model.apply(params, model.buffers, x, train=train)
+            return jnp.sin(3 * y.astype(jnp.float32)).mean(), (y, buffers)
+
+        run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+        results.append(compiled(run, model.params, x))
+    return results
+
+
+@pytest.mark.parametrize("width", [8, 11])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_every_operation_between_convolutions(name, width):
+    torch.manual_seed(0)
+    plain, folded = both_ways(Network(BETWEEN[name]), (2, 3, 6, width))
+    assert jax.tree.structure(plain) == jax.tree.structure(folded)
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
+    for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
+        # Sums in another order: some tens of float32 roundings of the largest number about.
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(scale, 1e-2))
+
+
+@pytest.mark.parametrize("name", ["batch norm", "amax", "bilinear", "parts"])
+def test_bfloat16_stays_within_its_rounding(name):
+    torch.manual_seed(0)
+    network = Network(BETWEEN[name])
+    (_, (exact, _)), _ = both_ways(network, (2, 3, 6, 8))[0]
+    plain, folded = (r[0][1][0] for r in both_ways(network, (2, 3, 6, 8), dtype="bfloat16"))
+    wrong = [float(jnp.abs(y.astype(jnp.float32) - exact).max()) for y in (plain, folded)]
+    assert wrong[1] <= 2 * wrong[0] + 2**-8 * float(jnp.abs(exact).max())
+
+
+def test_recomputed_blocks_hand_folded_images_over():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        nn.Conv2d(4, 3, 3, padding=1),
+    )
+    plain, folded = both_ways(network, (2, 3, 6, 8), remat=("1",))
+    for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+    model = to_jax(network, lane_folding=EVERYTHING, remat=("1",))
+    jaxpr = jax.make_jaxpr(lambda x: model.apply(model.params, model.buffers, x)[0])
+    (block,) = [e for e in jaxpr(jnp.zeros((2, 3, 6, 8))).eqns if "policy" in e.params]
+    # Six columns of four channels, in two groups.
+    assert any(v.aval.shape == (2, 6, 2, 24) for v in block.invars)
+    assert [v.aval.shape for v in block.outvars if v.aval.ndim == 4] == [(2, 6, 2, 24)]
+
+
+def test_the_plain_network_is_untouched_without_folding():
+    network = Network(nn.BatchNorm2d(4))
+    model = to_jax(network)
+    jaxpr = jax.make_jaxpr(lambda x: model.apply(model.params, model.buffers, x)[0])
+    assert "NHWC" not in str(jaxpr(jnp.zeros((1, 3, 8, 8)))) and model.lane_folding is None
+
+
+def test_who_folds():
+    cpu = jax.devices("cpu")[0]
+    assert choose_folding("auto", cpu) is None and choose_folding("off", cpu) is None
+    assert choose_folding("on", cpu) is not None
+    with pytest.raises(ValueError, match="auto, on or off"):
+        choose_folding("yes", cpu)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "width", "stride", "held", "size"),
+    [
+        (16, 16, 256, 1, None, 8),  # MSHNet's finest level
+        (16, 16, 256, 1, 8, 8),
+        (16, 32, 128, 1, 4, 4),  # pooled: columns and fold halve together
+        (48, 16, 256, 1, 8, 8),
+        (2, 1, 256, 1, 8, 64),  # spatial attention: its own, wider fold
+        (3, 64, 24, 1, None, 2),  # Fast-SRGAN's neck
+        (64, 64, 24, 1, 2, 2),
+        (128, 128, 32, 1, None, 1),  # full already
+        (256, 256, 16, 1, None, 1),
+    ],
+)
+def test_choices_for_known_shapes(inputs, outputs, width, stride, held, size):
+    folding = choose_folding("on", jax.devices("cpu")[0])
+    assert folding is not None
+    found = folding.choose(inputs=inputs, outputs=outputs, width=width, stride=stride, held=held)
+    assert found == size
+
+
+def test_a_folded_image_is_a_pytree():
+    image = fold(jnp.ones((1, 2, 3, 4)), 2)
+    doubled = jax.tree.map(lambda x: 2 * x, image)
+    assert isinstance(doubled, Folded) and doubled.layout == image.layout
+    np.testing.assert_array_equal(unfold(doubled), 2)
