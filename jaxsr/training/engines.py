@@ -78,7 +78,13 @@ class StepPrograms:
             for name, updates in updates_of(task).items()
         }
         blocks = task.blocks if config.remat else ()
-        self._model = convert(task.objective, self._config, remat=blocks, fsdp=mesh.shape["fsdp"])
+        self._model = convert(
+            task.objective,
+            self._config,
+            remat=blocks,
+            fsdp=mesh.shape["fsdp"],
+            device=mesh.devices.flat[0],
+        )
         self.shardings = meshes.tree_shardings(jax.eval_shape(self.initial_state), mesh)
 
     def initial_state(self) -> Any:
