@@ -1,5 +1,6 @@
 """Interpolation and grid sampling. Interpolation is `jaxsr.ops.resize` in torch's convention."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._dispatch import lowers
+from jaxsr.interop._enlarging import table_of, with_fast_gradient
 
 aten = torch.ops.aten
 
@@ -25,16 +27,36 @@ def _resize(
         for factor, out, axis in zip(scales, size, axes, strict=True)
     ]
     given = any(factor is not None for factor in scales)
-    return resize(
-        x,
-        tuple(size),
+    scale = factors if given and not align else None
+    run = functools.partial(
+        resize,
+        size=tuple(size),
         method=method,
         antialias=aa,
         convention="torch",
         axes=axes,
-        scale=factors if given and not align else None,
+        scale=scale,
         align_corners=align,
     )
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    if method != "bilinear" or aa or n != 2 or not is_float or not x.size:
+        return run(x)
+    tables = _tables(tuple(x.shape[-2:]), tuple(size), tuple(scale or (None, None)), align)
+    return run(x) if tables is None else with_fast_gradient(run, tables)(x)
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(extents: tuple, size: tuple, scale: tuple, align: bool) -> Any:
+    """What `with_fast_gradient` takes, or None where an axis shrinks or grows by a fraction."""
+    import numpy as np
+
+    from jaxsr.ops._taps_torch import torch_passes
+
+    options = {"method": "bilinear", "antialias": False, "align_corners": align, "scale": scale}
+    passes = torch_passes(extents, np.dtype(np.float32), (0, 1), size, **options)
+    taps = {step.axis: step.taps for step in passes}
+    tables = [table_of(taps[k].index, taps[k].weight, extents[k]) for k in (0, 1)]
+    return None if any(table is None for table in tables) else tuple(tables)
 
 
 def _register(op: Any, method: str, *, aligns: bool, aa: bool = False) -> None:

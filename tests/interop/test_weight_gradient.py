@@ -1,4 +1,4 @@
-"""The convolution with a weight gradient of its own, against torch in every mode of derivation."""
+"""Convolutions in forms of our own, against torch in every mode of derivation."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from jaxsr.interop._weight_gradient import LANES, convolve
+from jaxsr.interop._weight_gradient import LANES, WIDE, convolve
 
 # images, input and output channels, height, width, kernel, padding
 SHAPES = {
     "few outputs, large kernel": (2, 24, 3, 13, 11, 9, 4),
-    "many outputs": (2, 16, 40, 9, 10, 3, 1),
+    "many outputs": (2, WIDE, WIDE + 6, 5, 6, 3, 1),
+    "more outputs than few inputs": (2, 16, 40, 9, 10, 3, 1),
+    "one pixel": (3, 5, 17, 9, 10, 1, 0),
+    "one pixel, padded": (2, 16, 5, 6, 6, 1, 2),
     "without padding": (1, 17, 4, 8, 7, 5, 0),
     "padding beyond the kernel": (2, 16, 5, 6, 6, 3, 4),
     "even kernel": (2, 16, 6, 9, 8, 4, 2),
