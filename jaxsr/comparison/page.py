@@ -46,7 +46,8 @@ figure { margin: 0; } svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--ink); font: 11px system-ui, "DejaVu Sans", sans-serif; }
 svg .title { font-size: 13px; font-weight: 600; } svg .tick { text-anchor: end; fill: var(--soft); }
 svg .axis, svg .block { fill: var(--soft); } svg .block { text-anchor: middle; font-size: 10px; }
-svg .band { fill: var(--band); } svg .grid { stroke: var(--line); } svg polyline { fill: none; }
+svg .band { fill: var(--band); } svg .grid { stroke: var(--line); } svg polyline { fill: none;
+  stroke-linecap: round; }
 svg .step { stroke: var(--limit); stroke-dasharray: 2 3; }
 svg .total { stroke: var(--total); stroke-width: 1.4; }
 svg .threshold { stroke: var(--limit); stroke-width: 1.2; stroke-dasharray: 5 4; }
@@ -143,7 +144,7 @@ def _plots(comparison: Comparison) -> str:
             title = f"Inside {block}" + (f", step {step}" if comparison.steps else "")
 
             def short(path: str) -> str:
-                return path.removeprefix(block).lstrip(".") or path.rpartition(".")[2] or ROOT
+                return path.removeprefix(block).lstrip(".") or path or ROOT
 
             figures.append(draw_depth(comparison, inside, title=title, name=short))
     elif comparison.compared_steps > 1:

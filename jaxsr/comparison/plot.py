@@ -14,6 +14,7 @@ from jaxsr.comparison.summary import block_of, local_ratio, number
 _WIDTH, _HEIGHT = 1120, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 30, 54
 _DOTS = 1500  # dots drawn at most, the most telling ones; more make the page slow and say no more
+_CROWDED_PX = 4
 _CEILING = 10.0
 
 
@@ -53,6 +54,7 @@ def draw_depth(
     """
     seen = [r.total.relative for r in rows if r.total is not None and r.total.relative > 0]
     seen += [r.local.error.worst for r in rows if r.local is not None and r.local.error.worst > 0]
+    seen += [value for r in rows for value in r.exact or () if value is not None and value > 0]
     finite = [value for value in seen if math.isfinite(value)]
     scale = _Scale(len(rows), max(min(finite, default=1e-8), 1e-10))
     found = {finding.row.number for finding in comparison.findings}
@@ -92,7 +94,8 @@ def _bands(rows: Sequence[Row], scale: _Scale, name_of: Callable[[str], str]) ->
                 f'<rect class="band" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
                 f'height="{bottom - _TOP}"/>'
             )
-        short = name if len(name) < 15 else "…" + name[-13:]
+        short = name if len(name) < 15 else name.partition(".")[2] or name
+        short = short if len(short) < 15 else "…" + short[-13:]
         middle = (left + right) / 2
         needed = 5.6 * len(short)
         if right - left > 12 and middle - needed / 2 > free:
@@ -135,16 +138,23 @@ def _grid(scale: _Scale) -> list[str]:
 def _line(
     rows: Sequence[Row], scale: _Scale, kind: str, value: Callable[[Row], float | None]
 ) -> str:
-    # Where several operations share a pixel, the worst stands for them.
-    highest: dict[int, tuple[float, float]] = {}
+    # Where operations are crowded, the worst of a few pixels' width stands for them; where nothing
+    # differs there is a gap, not a plunge to the bottom of a logarithmic scale.
+    worst: dict[int, tuple[float, float]] = {}
     for position, row in enumerate(rows):
         y = value(row)
         if y is not None:
             x = scale.x(position)
-            place = position if len(rows) < _WIDTH else round(x)
-            highest[place] = max(highest.get(place, (0.0, 0.0)), (y, x))
-    points = " ".join(f"{x:.1f},{scale.y(y):.1f}" for y, x in highest.values())
-    return f'<polyline class="{kind}" points="{points}"/>' if points else ""
+            place = position if len(rows) < _WIDTH else round(x / _CROWDED_PX)
+            worst[place] = max(worst.get(place, (0.0, 0.0)), (y, x))
+    pieces: list[list[str]] = [[]]
+    for y, x in worst.values():
+        if y > 0:
+            pieces[-1].append(f"{x:.1f},{scale.y(y):.1f}")
+        elif pieces[-1]:
+            pieces.append([])
+    drawn = [p if len(p) > 1 else [*p, *p] for p in pieces if p]
+    return "".join(f'<polyline class="{kind}" points="{" ".join(piece)}"/>' for piece in drawn)
 
 
 def _dots(rows: Sequence[Row], scale: _Scale, found: set[int]) -> list[str]:
