@@ -1,6 +1,6 @@
 """A detector's batch compiled for a TPU that is not there: `jaxsr.detect … --aot v5e:2x4`."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,14 @@ from jaxsr.interop.aot_run import conclude, prepare
 from jaxsr.interop.aot_topology import Topology
 
 
-def compile_batch(network: Any, topology: Topology, *, side: int, batch: int) -> Ahead:
+def compile_batch(
+    network: Any,
+    topology: Topology,
+    *,
+    side: int,
+    batch: int,
+    lane_folding: Literal["auto", "on", "off"] = "auto",
+) -> Ahead:
     """Compiles a batch of square pictures, split over all of the topology's devices.
 
     Args:
@@ -22,12 +29,15 @@ def compile_batch(network: Any, topology: Topology, *, side: int, batch: int) ->
       topology: where to.
       side: of a picture in pixels.
       batch: pictures over all devices.
+      lane_folding: see `jaxsr.interop.lane_folding.choose_folding`.
     """
+    from jaxsr.interop.lane_folding import choose_folding
     from jaxsr.interop.module import to_jax
 
     mesh = meshes.make_mesh(len(topology.devices), topology.devices)
     rows = meshes.batch_sharding(mesh)
-    model = to_jax(network.eval())
+    folding = choose_folding(lane_folding, topology.devices[0])
+    model = to_jax(network.eval(), lane_folding=folding)
     pictures = jax.ShapeDtypeStruct((batch, 3, side, side), jnp.float32)
     return compile_ahead(
         jax.jit(lambda state, x: model.apply(*state, x)[0], out_shardings=rows),
@@ -51,7 +61,9 @@ def run(config: DetectConfig) -> int:
     batch = -(-config.batch // devices) * devices
 
     def compile_at(rows: int) -> Ahead:
-        return compile_batch(network, topology, side=side, batch=rows)
+        return compile_batch(
+            network, topology, side=side, batch=rows, lane_folding=config.lane_folding
+        )
 
     report, largest = compile_at(batch), {}
     if config.aot_largest:

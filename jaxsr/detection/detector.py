@@ -116,6 +116,7 @@ class Detector:
         mesh: int = 1,
         batch: int = 8,
         shared: bool = False,
+        lane_folding: Literal["auto", "on", "off"] = "auto",
     ) -> None:
         """Args:
           network: the torch module, or a function from float32 (n, 3, H, W) to logits (n, 1, H, W).
@@ -125,6 +126,7 @@ class Detector:
           batch: pictures at once, a multiple of `mesh`.
           shared: whether a function takes `size_B2` as `MSHNet.forward` does, so that pictures of
             several sizes go together. Of a module that is known.
+          lane_folding: see `jaxsr.interop.lane_folding.choose_folding`.
 
         Raises:
           ValueError: the batch cannot be split over the mesh.
@@ -143,7 +145,7 @@ class Detector:
         else:
             import jax
 
-            self._submit = _jax_runner(network, mesh)
+            self._submit = _jax_runner(network, mesh, lane_folding)
             self._shared = "size_B2" in inspect.signature(network.forward).parameters
             self._program_px = _PROGRAM_PX.get(jax.default_backend(), _PROGRAM_PX_ELSEWHERE)
 
@@ -248,6 +250,7 @@ def load_detector(
     engine: Literal["jax", "torch"] = "jax",
     mesh: int = 1,
     batch: int = 8,
+    lane_folding: Literal["auto", "on", "off"] = "auto",
     evaluate: Form | None = None,
     base: int | None = None,
 ) -> Detector:
@@ -255,7 +258,7 @@ def load_detector(
 
     Args:
       weights: a file that jaxsr exported, or a published checkpoint (see `load_mshnet`).
-      engine, mesh, batch: see `Detector`.
+      engine, mesh, batch, lane_folding: see `Detector`.
       evaluate: takes the place of what the file says.
       base: takes the place of what the file says.
 
@@ -272,7 +275,7 @@ def load_detector(
         form = replace(form, evaluate=evaluate)
     if base is not None:
         form = replace(form, base=base)
-    return Detector(network, form, engine=engine, mesh=mesh, batch=batch)
+    return Detector(network, form, engine=engine, mesh=mesh, batch=batch, lane_folding=lane_folding)
 
 
 def describe_file(weights: Path) -> dict[str, Any]:
@@ -295,14 +298,18 @@ def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int]) -> UInt8[np
     return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-def _jax_runner(network: Any, mesh: int) -> Callable[..., Collect]:
+def _jax_runner(
+    network: Any, mesh: int, lane_folding: Literal["auto", "on", "off"]
+) -> Callable[..., Collect]:
     import jax
 
     from jaxsr.interop import mesh as meshes
+    from jaxsr.interop.lane_folding import choose_folding
     from jaxsr.interop.module import to_jax
 
     devices = meshes.make_mesh(mesh)
-    model = to_jax(network.eval())
+    folding = choose_folding(lane_folding, devices.devices.flat[0])
+    model = to_jax(network.eval(), lane_folding=folding)
     state = jax.device_put((model.params, model.buffers), meshes.replicated(devices))
     rows = meshes.batch_sharding(devices)
     run = jax.jit(lambda state, x, named: model.apply(*state, x, **named)[0], out_shardings=rows)

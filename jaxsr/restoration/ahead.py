@@ -10,6 +10,7 @@ from jaxsr.interop.aot import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot_batch import largest_batch
 from jaxsr.interop.aot_run import conclude, prepare
 from jaxsr.interop.aot_topology import Topology
+from jaxsr.interop.lane_folding import Choice, choose_folding
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.jax_engine import tile_function
 from jaxsr.restoration.models import RestorationModel
@@ -25,6 +26,7 @@ def compile_tiles(
     batch: int,
     ensemble: bool = False,
     dtype: str = "float32",
+    lane_folding: Choice = "auto",
 ) -> Ahead:
     """Compiles a batch of tiles, split over all of the topology's devices.
 
@@ -35,11 +37,16 @@ def compile_tiles(
       batch: tiles over all devices.
       ensemble: as in `jaxsr.restore`.
       dtype: of the computation.
+      lane_folding: see `jaxsr.interop.lane_folding.choose_folding`.
     """
     mesh = meshes.make_mesh(len(topology.devices), topology.devices)
     rows = meshes.batch_sharding(mesh)
     converted, run = tile_function(
-        model.network, value_range=model.value_range, ensemble=ensemble, dtype=dtype
+        model.network,
+        value_range=model.value_range,
+        ensemble=ensemble,
+        dtype=dtype,
+        folding=choose_folding(lane_folding, topology.devices[0]),
     )
     tiles = jax.ShapeDtypeStruct((batch, model.channels, *shape), jnp.float32)
     state: Any = (converted.params, converted.buffers)
@@ -71,6 +78,7 @@ def run(config: RestoreConfig) -> int:
                 batch=rows,
                 ensemble=config.ensemble,
                 dtype=config.dtype,
+                lane_folding=config.lane_folding,
             )
 
         reports.append(compile_at(batch))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.lane_folding import Choice, LaneFolding, choose_folding
 from jaxsr.interop.module import to_jax
 from jaxsr.restoration.torch_engine import Collect
 
@@ -21,6 +22,7 @@ class JaxEngine:
       mesh: devices that a batch is split over.
       ensemble: average over the eight flips and turns, inside the program.
       dtype: of the computation, `float32` or `bfloat16`.
+      lane_folding: see `jaxsr.interop.lane_folding.choose_folding`.
 
     Raises:
       UnsupportedTorchError: the network does something that JAX would compute differently.
@@ -34,8 +36,15 @@ class JaxEngine:
         value_range: tuple[float, float] = (0.0, 1.0),
         ensemble: bool = False,
         dtype: str = "float32",
+        lane_folding: Choice = "auto",
     ) -> None:
-        model, run = tile_function(network, value_range=value_range, ensemble=ensemble, dtype=dtype)
+        model, run = tile_function(
+            network,
+            value_range=value_range,
+            ensemble=ensemble,
+            dtype=dtype,
+            folding=choose_folding(lane_folding, mesh.devices.flat[0]),
+        )
         self._sharding = meshes.batch_sharding(mesh)
         self._state = jax.device_put((model.params, model.buffers), meshes.replicated(mesh))
         self._run = jax.jit(run, out_shardings=self._sharding)
@@ -52,11 +61,17 @@ class JaxEngine:
 
 
 def tile_function(
-    network: Any, *, value_range: tuple[float, float], ensemble: bool, dtype: str
+    network: Any,
+    *,
+    value_range: tuple[float, float],
+    ensemble: bool,
+    dtype: str,
+    folding: LaneFolding | None,
 ) -> tuple[Any, Callable[[Any, jax.Array], jax.Array]]:
     """The converted network, and `(state, tiles) -> tiles` to be jitted; see `JaxEngine`."""
     network.eval()
-    model = to_jax(network, compute_dtype=None if dtype == "float32" else jnp.dtype(dtype))
+    compute = None if dtype == "float32" else jnp.dtype(dtype)
+    model = to_jax(network, compute_dtype=compute, lane_folding=folding)
     low, high = value_range
 
     def run(state: Any, tiles: jax.Array) -> jax.Array:

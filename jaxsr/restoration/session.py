@@ -48,7 +48,8 @@ def make_engine(model: RestorationModel, config: RestoreConfig) -> tuple[Any, in
 
     mesh = make_mesh(config.mesh)
     batch = config.batch or _BATCH.get(jax.default_backend(), BATCH_ELSEWHERE)
-    return JaxEngine(model.network, mesh=mesh, **shared), batch * config.mesh
+    engine = JaxEngine(model.network, mesh=mesh, lane_folding=config.lane_folding, **shared)
+    return engine, batch * config.mesh
 
 
 def _torch_device(platform: str) -> str:
