@@ -10,8 +10,9 @@ All contenders of a row live in one process with the same number of threads and 
 waiting for its own result (see `_timing.py`). Every library gets the layout it is fastest in:
 OpenCV channels last, Pillow one channel after the other over all threads, torch and jaxsr both. The
 largest difference from jaxsr's values stands beside each contender, and `same` says whether it does
-the same mathematics: only those are in the race. Compile time and temporary memory are those of one
-shape, cold. dm_pix has no resize of its own.
+the same mathematics: only those are in the race. The allocator keeps freed memory, for all of them
+(`keep_freed_memory`). Compile time and temporary memory are those of one shape, cold. dm_pix has no
+resize of its own.
 """
 
 import json
@@ -25,7 +26,7 @@ from typing import Any
 import _ops_filters
 import _ops_resize
 from _ops_race import measure, show
-from _timing import Contender, quiet_idle_threads, surroundings, take_turns
+from _timing import Contender, keep_freed_memory, quiet_idle_threads, surroundings, take_turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ def main() -> None:
     import tyro
 
     options = tyro.cli(Options, description=(__doc__ or "").splitlines()[0])
+    keep_freed_memory()
     threads = quiet_idle_threads()
     where = surroundings()
     import cv2

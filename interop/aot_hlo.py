@@ -6,7 +6,7 @@ An instruction inside a loop counts once.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -14,6 +14,16 @@ _COLLECTIVE = re.compile(
     rf"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ({'|'.join(_KINDS)})(-start)?\((.*)$", re.MULTILINE
 )
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+_CALLS = re.compile(r"\bcalls=%([\w.\-]+)")
+_NO_TRAFFIC = (
+    "bitcast",
+    "conditional",
+    "constant",
+    "get-tuple-element",
+    "parameter",
+    "tuple",
+)
 _BITS = {"pred": 8, "token": 0, "c64": 64, "c128": 128}
 
 
@@ -111,15 +121,19 @@ def cycles(program: str) -> int:
     Of two branches the one taken when the condition holds counts: in `jaxsr.ops` that is the one
     for finite values. Good for comparing programs, not for predicting time.
     """
-    bodies = _bodies(program)
-    entry = _entry(program)
-    counted = [entry]
-    for taken in re.findall(r"true_computation=%([\w.\-]+)", entry):
-        counted += [body for body in bodies if body.startswith(f"%{taken} ")]
-    for branches in re.findall(r"branch_computations=\{([^}]*)\}", entry):
-        taken = branches.split(",")[1].strip().lstrip("%")
-        counted += [body for body in bodies if body.startswith(f"%{taken} ")]
-    return sum(int(n) for body in counted for n in re.findall(r'"estimated_cycles":"(\d+)"', body))
+    found = (re.findall(r'"estimated_cycles":"(\d+)"', body) for body in _counted(program))
+    return sum(int(n) for numbers in found for n in numbers)
+
+
+def main_memory_bytes(program: str) -> int:
+    """Bytes that the counted operations (those of `cycles`) read from and write to main memory.
+
+    Less than the compiler's "bytes accessed", which counts what moves inside the chip as well:
+    arrays that it keeps in fast memory (a memory space in their layout) are left out here, but for
+    the copy that brings them in.
+    """
+    called = {body[1:].split(" ", 1)[0]: body for body in _bodies(program)}
+    return sum(_main_memory_bytes(body, called) for body in _counted(program))
 
 
 def products(lowered: str) -> dict[str, int]:
@@ -169,6 +183,69 @@ def _group_size(rest: str) -> int | None:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
         return math.prod(int(sizes.get(axis, 1)) for axis in re.findall(r"'(\w+)'", mesh[2]))
     return None
+
+
+def _main_memory_bytes(body: str, called: Mapping[str, str]) -> int:
+    made: dict[str, list[_Array]] = {}
+    total = 0
+    for name, result, operation, rest in _instructions(body):
+        arrays = list(_arrays(result))
+        made[name] = arrays
+        if operation in ("copy-start", "slice-start"):
+            # From one memory to another: what is written and what it is read from, whole or not.
+            total += min(a.bytes for a in arrays[:2]) * sum(a.in_hbm for a in arrays[:2])
+        if operation in _NO_TRAFFIC or operation.endswith(("-start", "-done")):
+            continue
+        total += sum(array.bytes for array in arrays if array.in_hbm)
+        for position, operand in enumerate(_operands(rest)):
+            fusion = _CALLS.search(rest)
+            for array in made.get(operand, []):
+                if array.in_hbm:
+                    read = _read(called, fusion[1], position, array) if fusion else array.bytes
+                    total += read
+    return total
+
+
+def _read(called: Mapping[str, str], fusion: str, position: int, array: _Array) -> int:
+    """Bytes of a fusion's operand that it reads; those of slices, if it reads nothing else."""
+    instructions = list(_instructions(called[fusion]))
+    parameter = next(
+        name
+        for name, _, operation, rest in instructions
+        if operation == "parameter" and rest.startswith(f"{position})")
+    )
+    total = 0
+    for _, result, operation, rest in instructions:
+        operands = _operands(rest)
+        if parameter not in operands:
+            continue
+        if operation == "slice":
+            # Its result may have another element type.
+            total += sum(math.prod(a.sizes) for a in _arrays(result)) * _bits(array.dtype) // 8
+        elif inner := _CALLS.search(rest):
+            total += _read(called, inner[1], operands.index(parameter), array)
+        else:
+            return array.bytes
+    return min(total, array.bytes)
+
+
+def _instructions(body: str) -> Iterator[tuple[str, ...]]:
+    """(name, result, operation, what follows its parenthesis) of each line."""
+    return (found.groups() for line in body.splitlines() if (found := _INSTRUCTION.match(line)))
+
+
+def _operands(rest: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", rest.split("), ", maxsplit=1)[0])
+
+
+def _counted(program: str) -> list[str]:
+    """The main computation, and the branches taken when its conditions hold."""
+    bodies = _bodies(program)
+    entry = _entry(program)
+    taken = re.findall(r"true_computation=%([\w.\-]+)", entry)
+    for branches in re.findall(r"branch_computations=\{([^}]*)\}", entry):
+        taken.append(branches.split(",")[1].strip().lstrip("%"))
+    return [entry, *(body for name in taken for body in bodies if body.startswith(f"%{name} "))]
 
 
 def _bodies(program: str) -> list[str]:

@@ -2,19 +2,19 @@
 
 CPU and GPU sum strided slices or gathers (`apply_taps`). A TPU is two to five times faster with
 matrix products by its compiler's estimates, but their zeros would spread a NaN or an infinity over
-whole lines; so where one turns up the sums are done again the other way.
+whole lines; so where one turns up the products are done another way.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._resample import apply_taps, by_matmul
-from jaxsr.ops._taps import Pass
+from jaxsr.ops._resample import apply_taps, by_matmul, by_matmul_of_any
+from jaxsr.ops._taps import Pass, Taps
 
 
 def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
@@ -51,20 +51,29 @@ def by_products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
         return jax.lax.cond(
             jnp.isfinite(image).all(),
             lambda image: products(image, passes),
-            lambda image: by_sums(image, passes),
+            lambda image: products(image, passes, by_matmul_of_any),
             image,
         )
     # A bad pixel that any output reads is bad in the result as well.
     result = products(image, passes)
-    return jax.lax.cond(jnp.isfinite(result).all(), lambda: result, lambda: by_sums(image, passes))
+    return jax.lax.cond(
+        # Whether all are finite, in the form that the compiler joins to the last product.
+        (result * 0).sum() == 0,
+        lambda: result,
+        lambda: products(image, passes, by_matmul_of_any),
+    )
 
 
-def products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
-    """Matrix products, pass by pass; for finite values."""
+def products(
+    image: jax.Array,
+    passes: Sequence[Pass],
+    product: Callable[[jax.Array, Taps, int], jax.Array] = by_matmul,
+) -> jax.Array:
+    """Matrix products, pass by pass; by `by_matmul` for finite values alone."""
     x = image
     # The leading axis first where both change alike, also when growing: the other order has the
     # compiler transpose the larger of the two intermediates.
     for step in sorted(passes, key=lambda step: (step.taps.outputs / step.taps.extent, step.axis)):
-        x = by_matmul(x.astype(step.dtype), step.taps, step.axis)
+        x = product(x.astype(step.dtype), step.taps, step.axis)
     finish = passes[-1].finish
     return (x if finish is None else finish(x)).astype(image.dtype)

@@ -82,6 +82,10 @@ def make_taps(
     used[~used.any(axis=1), 0] = True
     anchor = np.take_along_axis(index, used.argmax(axis=1)[:, None], axis=1)
     index = np.clip(np.where(used, index, anchor), 0, extent - 1).astype(np.int32)
+    if used.sum(axis=1).max() < used.any(axis=0).sum():
+        # Rows begin at different columns: moved to the front, in their order, they need fewer.
+        front = np.argsort(~used, axis=1, kind="stable")
+        index, weight, used = (np.take_along_axis(a, front, axis=1) for a in (index, weight, used))
     columns = used.any(axis=0)
     return Taps(extent, index[:, columns], weight[:, columns], step, shift, in_order)
 

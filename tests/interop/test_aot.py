@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot import abstract, compile_ahead, readable
 from jaxsr.interop.aot_batch import largest_batch
+from jaxsr.interop.aot_hlo import main_memory_bytes
 from jaxsr.interop.aot_options import AheadOptions
 from jaxsr.interop.aot_report import advice, as_json, show
 from jaxsr.interop.aot_topology import load_topology
@@ -98,6 +99,16 @@ def test_report_of_a_product_against_arithmetic(four):
         exact = compile_ahead(jax.jit(lambda a, b: a @ b), inputs, topology, name="six passes")
     assert exact.products == {"f32 highest": 1}
     assert exact.roofline.compute_s > 5 * estimate.compute_s
+
+
+def test_main_memory_traffic_against_arithmetic(four):
+    topology, _ = four
+    one = SingleDeviceSharding(topology.devices[0])
+    m, k, n = 1024, 512, 256
+    inputs = abstract((jnp.zeros((2 * m, k)), jnp.zeros((k, n))), one)
+    program = jax.jit(lambda a, b: jax.nn.relu(a[m:] @ b)).lower(*inputs).compile().as_text()
+    # Half of the first array is read, and what lies between the two steps is never written.
+    assert main_memory_bytes(program) == 4 * (m * k + k * n + m * n)
 
 
 def test_padding_is_seen(four):
