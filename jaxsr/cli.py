@@ -1,12 +1,14 @@
 """What every command does alike: errors as one line, exit status, the user's cache folder."""
 
+import atexit
 import contextlib
+import gc
 import io
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ def run_command(command: Callable[[], int | None]) -> int:
       command: does the work; returns the exit status, or None for 0.
     """
     try:
-        return command() or 0
+        with _rare_collections():
+            return command() or 0
     except KeyboardInterrupt:
         print("jaxsr: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -33,6 +36,21 @@ def run_command(command: Callable[[], int | None]) -> int:
             traceback.print_exc()
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
         return WRONG_INPUT
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Garbage is looked for rarely, and no more at exit: a second of five until the first result.
+
+    torch and JAX make a million objects that stay, and every collection would go through them.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    atexit.register(gc.freeze)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def parse_options(

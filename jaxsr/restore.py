@@ -4,12 +4,9 @@ Any torch network that turns pictures into pictures runs here, on JAX or on plai
 tile with the result of the whole picture. The work is done in `jaxsr.restoration`.
 """
 
-import atexit
-import contextlib
-import gc
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -101,23 +98,7 @@ sys.modules[__name__].__class__ = _CallableModule
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with _rare_collections():
-        return run_command(lambda: _run(arguments))
-
-
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Garbage is looked for rarely, and no more at exit: a second of five until the first picture.
-
-    torch and JAX make a million objects that stay, and every collection would go through them.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
-    atexit.register(gc.freeze)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+    return run_command(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:

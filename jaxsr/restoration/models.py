@@ -176,8 +176,8 @@ def _by_spandrel(path: Path, weights: Mapping[str, Tensor]) -> nn.Module:
         )
     except Exception as error:  # torchvision, which it needs, may fail to import in many ways
         raise ValueError(
-            f"{said}; give --model package.module:Class --weights {path}, or install spandrel, "
-            f"which knows many architectures ({type(error).__name__}: {error})"
+            f"{said}; give --model package.module:Class --weights {path}, or install jaxsr's "
+            f"extra spandrel, which knows many architectures ({type(error).__name__}: {error})"
         ) from error
     try:
         descriptor = ModelLoader("cpu").load_from_state_dict(dict(weights))
