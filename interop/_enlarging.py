@@ -21,10 +21,21 @@ Tables = tuple[np.ndarray, np.ndarray]
 """Of each axis, weights (3, extent, factor): of the pixel before, the own one, the one after."""
 
 
+Resize = Callable[[jax.Array], jax.Array]
+
+
 def with_fast_gradient(
-    resize: Callable[[jax.Array], jax.Array], tables: Tables
-) -> Callable[[jax.Array], jax.Array]:
-    """`resize` of the last two axes, its derivative on CPUs by `tables`."""
+    resize: Resize, tables: Tables, *, on_tpu: Resize, elsewhere: Resize
+) -> Resize:
+    """`resize` of the last two axes, its derivative on CPUs by `tables`.
+
+    Args:
+      resize: the values.
+      tables: of both axes.
+      on_tpu: the same map, for its derivative there. Not `resize` itself, which looks at its
+        input's values to choose a way: that cannot be transposed.
+      elsewhere: the same for other platforms.
+    """
 
     @jax.custom_jvp
     def run(x: jax.Array) -> jax.Array:
@@ -32,8 +43,9 @@ def with_fast_gradient(
 
     @run.defjvp
     def tangent(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-        (dx,) = tangents
-        moved = lax.platform_dependent(dx, cpu=lambda dx: enlarge(dx, tables), default=resize)
+        moved = lax.platform_dependent(
+            *tangents, cpu=lambda dx: enlarge(dx, tables), tpu=on_tpu, default=elsewhere
+        )
         return run(*primals), moved
 
     return run

@@ -41,22 +41,30 @@ def _resize(
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
     if method != "bilinear" or aa or n != 2 or not is_float or not x.size:
         return run(x)
-    tables = _tables(tuple(x.shape[-2:]), tuple(size), tuple(scale or (None, None)), align)
-    return run(x) if tables is None else with_fast_gradient(run, tables)(x)
+    return _enlarged(run, x, axes, tuple(size), tuple(scale or (None, None)), align)
 
 
-@functools.lru_cache(maxsize=64)
-def _tables(extents: tuple, size: tuple, scale: tuple, align: bool) -> Any:
-    """What `with_fast_gradient` takes, or None where an axis shrinks or grows by a fraction."""
-    import numpy as np
-
+def _enlarged(
+    run: Any, x: jax.Array, axes: tuple[int, int], size: tuple, scale: tuple, align: bool
+) -> jax.Array:
+    """`run(x)`, with the derivative of `_enlarging.py` where both axes grow by whole numbers."""
+    from jaxsr.ops._passes import by_sums, products
     from jaxsr.ops._taps_torch import torch_passes
 
+    positive = tuple(axis + x.ndim for axis in axes)
     options = {"method": "bilinear", "antialias": False, "align_corners": align, "scale": scale}
-    passes = torch_passes(extents, np.dtype(np.float32), (0, 1), size, **options)
+    passes = torch_passes(x.shape, jnp.dtype(x.dtype), positive, size, **options)
     taps = {step.axis: step.taps for step in passes}
-    tables = [table_of(taps[k].index, taps[k].weight, extents[k]) for k in (0, 1)]
-    return None if any(table is None for table in tables) else tuple(tables)
+    tables = [table_of(taps[k].index, taps[k].weight, taps[k].extent) for k in positive]
+    if any(table is None for table in tables):
+        return run(x)
+    passes = [step for step in passes if not step.taps.is_identity]
+    return with_fast_gradient(
+        run,
+        (tables[0], tables[1]),  # pyright: ignore[reportArgumentType]
+        on_tpu=lambda dx: products(dx, passes),
+        elsewhere=lambda dx: by_sums(dx, passes),
+    )(x)
 
 
 def _register(op: Any, method: str, *, aligns: bool, aa: bool = False) -> None:

@@ -58,6 +58,19 @@ def test_values_and_gradients(case):
     close(jax.jit(pullback)(ct)[0], tensor.grad)
 
 
+def test_gradient_within_a_jitted_program(case):
+    theirs, ours, x = case
+    # Twice nested, as in a training step: traced linear maps must stay transposable.
+    loss_of = jax.jit(lambda x: (jax.jit(ours)(x) ** 2).sum())
+    value, gradient = jax.jit(jax.value_and_grad(loss_of))(x)
+    tensor = torch.from_numpy(x).requires_grad_()
+    loss = (theirs(tensor) ** 2).sum()
+    loss.backward()
+    assert float(value) == pytest.approx(loss.item(), rel=1e-5)
+    assert tensor.grad is not None
+    close(gradient, tensor.grad)
+
+
 def test_forward_mode_second_derivatives_and_each_sample(case):
     theirs, ours, x = case
     moved = np.roll(x, 1)
