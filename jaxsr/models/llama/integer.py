@@ -59,7 +59,7 @@ def integer_digits(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack((high, middle, low)).to(torch.int8), scale
 
 
-def multiply_integers(network: nn.Module, *, weight_only: bool) -> nn.Module:
+def multiply_integers(network: nn.Module, *, weight_only: bool) -> None:
     """Swaps the layers with int8 weights, in place.
 
     Args:
@@ -80,4 +80,3 @@ def multiply_integers(network: nn.Module, *, weight_only: bool) -> nn.Module:
         else:
             continue
         swap(network, name, kind(module.weight, module.weight_scale, bias=module.bias))
-    return network
