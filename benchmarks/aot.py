@@ -10,6 +10,8 @@ are a roofline and labelled as estimates.
 
 - `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
   local, on 8 chips of three kinds in both dtypes.
+- `folding`: a step with narrow convolutions folded into lanes (docs/lane-folding.md), and as they
+  are, on one chip, with the largest batch that fits it. Those of the other rows are folded.
 - `scale`: the same on 8, 64 and 256 chips: what a device computes and sends must not grow.
 - `fsdp`: parameters and optimiser state split in two, against plain data parallelism.
 - `llama`: Llama-3.1-8B's prefill and decode, tensor-parallel over 8 chips, a cache of 8192 tokens.
@@ -41,6 +43,11 @@ STEPS = (
     ("fast-srgan", "super-resolution", "adversarial"),
     ("mshnet", "mshnet-toolbox", "main"),
 )
+FOLDED_STEPS = (
+    ("mshnet", "mshnet-toolbox", "main"),
+    ("span", "restore", "pretrain"),
+    ("fast-srgan", "super-resolution", "pretrain"),
+)
 LLAMA_3_1_8B = {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -65,6 +72,15 @@ def programs() -> Programs:
             for family, preset, phase in STEPS:
                 name = f"train {family} {phase} {dtype} {topology}"
                 found[name] = partial(train, family, preset, phase, topology, dtype)
+    for family, preset, phase in FOLDED_STEPS:
+        for topology in ("v5e:1x1", "v6e:1x1"):
+            for dtype in DTYPES:
+                for choice in ("on", "off"):
+                    name = f"folding {choice} {family} {phase} {dtype} {topology}"
+                    found[name] = partial(
+                        train, family, preset, phase, topology, dtype, lane_folding=choice,
+                        largest=True,
+                    )  # fmt: skip
     for scheme in (None, "int8"):
         for kind in ("prefill", "decode"):
             name = f"llama 3.1-8b {scheme or 'bfloat16'} {kind} v5e:2x4"
@@ -98,8 +114,11 @@ def train(
     *,
     mesh: str | None = None,
     batch_norm: str = "local",
+    lane_folding: str = "auto",
+    largest: bool = False,
 ) -> Any:
     """One phase's step with the preset's batch on every device."""
+    from jaxsr.interop.aot_batch import largest_batch
     from jaxsr.interop.aot_topology import load_topology
     from jaxsr.training.ahead import AheadSteps
     from jaxsr.training.family import load_family
@@ -115,6 +134,7 @@ def train(
             batch=chosen.batch * devices,
             dtype=dtype,
             batch_norm=batch_norm,
+            lane_folding=lane_folding,
             # The data here is a stand-in: its size must not show in the figures.
             resident_gb=0.0,
             steps=1000,
@@ -122,14 +142,27 @@ def train(
             **({"warmup_epochs": 1} if family == "mshnet" else {}),
         )
     )
-    ahead = AheadSteps(task, topology).compile(phase)
+    steps = AheadSteps(task, topology)
+    ahead = steps.compile(phase)
     network = sum(
         p.numel()
         for player in task.objective.phase(phase).players
         for p in task.objective.get_submodule(player.network).parameters()
         if p.requires_grad
     )
-    facts = {"batch": task.config.batch, "gradient_bytes": 4 * network, "batch_norm": batch_norm}
+    facts = {
+        "batch": task.config.batch,
+        "gradient_bytes": 4 * network,
+        "batch_norm": batch_norm,
+        "lane_folding": lane_folding,
+    }
+    if largest and ahead.compiles:
+        batch, step = task.config.batch, task.config.mesh_shape.devices
+        found, trials = largest_batch(
+            lambda rows: steps.compile(phase, batch=rows), ahead,
+            batch=batch, step=step, precision=0.1,
+        )  # fmt: skip
+        facts |= {"largest_batch": found, "largest_batch_trials": trials}
     return ahead, facts
 
 

@@ -1,4 +1,8 @@
-"""Made by benchmarks/lane_folding_table.py; see there."""
+"""Columns to fold by most channels: what fills 128 lanes.
+
+A start, from the estimates of whole blocks in docs/lane-folding.md and of convolutions alone;
+`benchmarks/lane_folding_table.py` writes this file anew from a search over folds on each chip.
+"""
 
 FOLDS = {
     "v5e": {2: 64, 4: 32, 8: 16, 16: 8, 32: 4, 64: 2},

@@ -1,0 +1,105 @@
+"""Which fold the images of a width get on which chip: makes `interop/_lane_table.py`.
+
+    python -m benchmarks.lane_folding_table            # compiles what the results do not hold yet
+    python -m benchmarks.lane_folding_table --only v6e
+
+For each chip and number of channels two normalised convolutions and their gradients are compiled
+plain and with every fold of up to 256 lanes; the fewest of the compiler's estimated cycles win. No
+TPU, no measurement. An image is 256 columns at 16 channels, and as much narrower as it has more.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+RESULTS = Path(__file__).resolve().parent / "results" / "lane_folding_table.json"
+TABLE = Path(__file__).resolve().parents[1] / "interop" / "_lane_table.py"
+CHIPS = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:1x1x1"}
+CHANNELS = (2, 4, 8, 16, 32, 64)
+BATCH = 8
+WORTH = 0.95
+"""A fold must leave fewer cycles than this part of the plain network's."""
+
+
+def candidates(channels: int) -> list[int]:
+    """Folds to try, 1 for none."""
+    return [1] + [f for f in (2, 4, 8, 16, 32, 64) if 64 <= f * channels <= 256]
+
+
+def cycles(chip: str, channels: int, size: int) -> int:
+    """Estimated cycles of the network's forward pass and gradient with one fold."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import SingleDeviceSharding
+    from torch import nn
+
+    from jaxsr.interop.aot import abstract, compile_ahead
+    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.interop.lane_folding import LaneFolding
+    from jaxsr.interop.module import to_jax
+
+    def block(inputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+
+    network = nn.Sequential(*block(3), *block(channels), *block(channels))
+    model = to_jax(network, lane_folding=LaneFolding({channels: size}) if size > 1 else None)
+
+    def loss(params: Any, x: Any) -> Any:
+        params = {name: p.astype(jnp.bfloat16) for name, p in params.items()}
+        y, _ = model.apply(params, model.buffers, x, train=True)
+        return jnp.mean(jnp.square(y.astype(jnp.float32)))
+
+    topology = load_topology(CHIPS[chip])
+    side = min(256, 16 * 256 // channels)
+    x = jax.ShapeDtypeStruct((BATCH, 3, side, side), jnp.bfloat16)
+    arguments = abstract((model.params, x), SingleDeviceSharding(topology.devices[0]))
+    ahead = compile_ahead(jax.jit(jax.grad(loss)), arguments, topology, name="fold")
+    if ahead.error:
+        raise RuntimeError(f"{chip}, {channels} channels, fold {size}: {ahead.error}")
+    return ahead.cycles
+
+
+def chosen(found: dict[str, dict[str, int]]) -> dict[int, int]:
+    """The best fold of each width, from cycles by channels and fold."""
+    folds = {}
+    for channels, by_fold in found.items():
+        best = min(by_fold, key=lambda size: by_fold[size])
+        if by_fold[best] < WORTH * by_fold["1"]:
+            folds[int(channels)] = int(best)
+    return folds
+
+
+def main() -> None:
+    """Compiles what is missing, then writes the table where it is complete."""
+    from jaxsr.interop.weights import write_whole
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=tuple(CHIPS), help="one chip")
+    asked = parser.parse_args()
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for chip in [asked.only] if asked.only else CHIPS:
+        for channels in CHANNELS:
+            by_fold = found.setdefault(chip, {}).setdefault(str(channels), {})
+            for size in candidates(channels):
+                if str(size) not in by_fold:
+                    by_fold[str(size)] = cycles(chip, channels, size)
+                    print(f"{chip} {channels} channels, fold {size}: {by_fold[str(size)]:,} cycles")
+                    write_whole(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+    lines = [
+        '"""Columns to fold by most channels: made by benchmarks/lane_folding_table.py."""',
+        "",
+        "FOLDS = {",
+        *(f'    "{chip}": {chosen(table)},' for chip, table in found.items()),
+        "}",
+        "",
+    ]
+    if set(found) == set(CHIPS):
+        write_whole(TABLE, "\n".join(lines).encode())
+
+
+if __name__ == "__main__":
+    main()
