@@ -41,6 +41,8 @@ class RaceOptions:
     """Where both sides compute."""
     mesh: int = 1
     """Devices that jaxsr's step is split over; a CPU simulates them, best one for each core."""
+    huge_pages: bool = False
+    """Give every contender glibc's huge pages (GLIBC_TUNABLES=glibc.malloc.hugetlb=1)."""
     rounds: int = 7
     """Turns of each contender."""
     steps: int = 3
@@ -177,10 +179,15 @@ class _Player:
 def _start(name: str, options: RaceOptions, cache: str) -> _Player:
     told = json.dumps({"name": name, "cache": cache, **dataclasses.asdict(options)}, default=str)
     command = [sys.executable, sys.argv[0], "--child", told]
-    player = _Player(
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if options.huge_pages else {}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **pages},
     )
-    return player
+    return _Player(process)
 
 
 def _child(told: dict[str, Any], workload: Callable[[Told], Workload]) -> None:

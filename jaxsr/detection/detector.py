@@ -31,7 +31,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 _STEP_PX = 32
-_PROGRAM_PX = {"cpu": 1 << 21}
+_PROGRAM_PX = {"cpu": 1 << 20}
 _PROGRAM_PX_ELSEWHERE = 1 << 26
 """Pixels computed in the time of compiling a program, roughly: seconds on either."""
 
