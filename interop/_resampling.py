@@ -45,7 +45,7 @@ def _resize(
 
 
 def _enlarged(
-    run: Any, x: jax.Array, axes: tuple[int, int], size: tuple, scale: tuple, align: bool
+    run: Any, x: jax.Array, axes: tuple, size: tuple, scale: tuple, align: bool
 ) -> jax.Array:
     """`run(x)`, with the derivative of `_enlarging.py` where both axes grow by whole numbers."""
     from jaxsr.ops._passes import by_sums, products
