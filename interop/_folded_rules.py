@@ -82,7 +82,7 @@ def attempt(trace: Trace, func: Any, args: tuple, kwargs: dict) -> tuple[bool, A
         return False, None
     metas = trace._shadow(func, args, kwargs)
     with jax.named_scope(f"folded_{func.overloadpacket.__name__}"):
-        result = found(folding, func, args, kwargs, metas)
+        result: Any = found(folding, func, args, kwargs, metas)
     if result is None:
         return False, None
     needs = any(t.needs_grad for t in tensors)
@@ -305,20 +305,20 @@ def _mean_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, met
     return pool(args[0].content(), mean)
 
 
-def _halves(kernel: Any, stride: Any = (), padding: Any = 0, *rest: Any, **kwargs: Any) -> bool:
+def _halves(
+    kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> bool:
     """Whether a pooling has windows of 2 × 2 that neither overlap nor leave the image."""
 
     def both(value: Any, number: int) -> bool:
         return all(v == number for v in (value if isinstance(value, Sequence) else (value,)))
 
-    ceil = (len(rest) > 1 and rest[1]) or kwargs.get("ceil_mode", False)
-    dilation = rest[0] if rest else kwargs.get("dilation", 1)
     return (
         both(kernel, 2)
         and (not stride or both(stride, 2))
         and both(padding, 0)
         and both(dilation, 1)
-        and not ceil
+        and not ceil_mode
     )
 
 
@@ -375,9 +375,11 @@ def _pixel_shuffle(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict,
 
 @handles_function(torch.instance_norm)
 def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    x, weight, bias, mean, var, from_input, _, eps = args[:8] if len(args) > 7 else (None,) * 8
+    if kwargs or len(args) < 8:
+        return func(*args, **kwargs)
+    x, weight, bias, mean, var, from_input, _, eps = args[:8]
     image = x.folded if isinstance(x, JaxTensor) else None
-    if kwargs or image is None or mean is not None or var is not None or not from_input:
+    if image is None or mean is not None or var is not None or not from_input:
         return func(*args, **kwargs)
     tensors = [x] + [trace._ours(t) for t in (weight, bias) if t is not None]
     wide = image.array.astype(jnp.promote_types(image.dtype, jnp.float32))

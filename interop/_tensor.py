@@ -48,6 +48,9 @@ class Cell:
 
     __slots__ = ("_lazy", "_value", "const", "owner", "region", "version")
 
+    _lazy: Any
+    _value: Any
+
     def __init__(self, value: Any, const: torch.Tensor | None, owner: str = "") -> None:
         self.value = value
         self.const = const

@@ -172,7 +172,10 @@ def convert(
     for network in sorted(_player_networks(objective)):
         module = objective.get_submodule(network)
         module.register_forward_pre_hook(
-            lambda _, inputs: tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+            lambda _, inputs: tuple(
+                x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+                for x in inputs
+            )
         )
         module.register_forward_hook(
             lambda _, inputs, outputs: jax.tree.map(lambda x: x.float(), outputs)
