@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsr.interop._folded import Folded, spread_channels, to_places
+from jaxsr.interop._folded import Folded, column_order, spread_channels
 
 
 def convolve_folded(
@@ -81,28 +81,23 @@ def folded_kernel(
     Returns:
       It, and how many groups it reaches to the left of the first.
     """
-    outputs, inputs, height, width = weight.shape
+    outputs, inputs, _, width = weight.shape
     first = -padding // fold
     last = ((out_fold - 1) * stride + (width - 1) * dilation - padding) // fold
-    reach = last - first + 1
-    start = -padding - first * fold
-    length = reach * fold
-    # Copies moved by `stride` each, made without a gather: lines that are `stride` longer than
-    # where they are cut again start that much later each time.
-    line = length + stride
+    # A copy of every tap for each pair of columns, of which one tap or none is kept. Copies and
+    # comparisons, because a TPU has no quick way to move weights about within tiles.
     taps = weight.transpose(3, 2, 1, 0)
-    spare = line - start - (width - 1) * dilation - 1
-    none = (0, 0, 0)
-    taps = lax.pad(
-        taps, jnp.zeros((), weight.dtype), ((start, spare, dilation - 1), none, none, none)
-    )
-    copies = jnp.broadcast_to(taps, (out_fold, *taps.shape))
-    copies = copies.reshape(out_fold * line, *taps.shape[1:])[: out_fold * length]
-    copies = copies.reshape(out_fold, reach, fold, height, inputs, outputs)
-    copies = to_places(to_places(copies, 0, out_fold), 2, fold)
-    # height, reach, fold, inputs, out_fold, outputs
-    copies = copies.transpose(3, 1, 2, 4, 0, 5)
-    stops = np.cumsum(parts)[:-1]
-    pieces = [copies] if len(parts) == 1 else jnp.split(copies, stops, axis=3)
-    lanes = [p.reshape(height, reach, -1, out_fold * outputs) for p in pieces]
-    return (lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=2)), -first
+    pieces = jnp.split(taps, np.cumsum(parts)[:-1], axis=2) if len(parts) > 1 else [taps]
+    taps = jnp.concatenate([piece for piece in pieces for _ in range(fold)], axis=2)
+    taps = jnp.concatenate([taps] * out_fold, axis=3)
+    source = np.concatenate([np.repeat(column_order(fold), channels) for channels in parts])
+    target = np.repeat(column_order(out_fold), outputs) * stride
+    assert taps.shape[2:] == (source.size, target.size), (taps.shape, inputs)
+    blocks = []
+    for group in range(first, last + 1):
+        away = jnp.asarray(source + group * fold + padding)[:, None] - jnp.asarray(target)
+        block = jnp.zeros(taps.shape[1:], taps.dtype)
+        for tap in range(width):
+            block = jnp.where(away == tap * dilation, taps[tap], block)
+        blocks.append(block)
+    return jnp.stack(blocks, axis=1), -first

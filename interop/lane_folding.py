@@ -31,6 +31,8 @@ CHIPS = {
 _OTHERS = "v5e"
 _WIDEST = 512
 """Input lanes beyond which no convolution is folded."""
+_FULL = 128
+"""Lanes of a TPU."""
 _MOVED = 256
 """Input lanes up to which an image already folded is folded further."""
 
@@ -59,6 +61,9 @@ class LaneFolding:
         """
         wanted = self.fold_of(outputs) * stride
         if held is not None:
+            if held * inputs > _FULL and held * outputs > 2 * _FULL:
+                # Wider than the lanes on both sides, what is added is multiplication by zero.
+                return self._fitting(max(self.fold_of(inputs), self.fold_of(outputs)), width)
             further = wanted > held and wanted * inputs <= _MOVED
             return self._fitting(wanted, width) if further else held
         if self.fold_of(outputs) == 1:
