@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_places
+from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_columns, to_places
 from jaxsr.ops._taps import Taps
 
+LANES = 128
+"""Of a TPU."""
 MOST_SHIFTS = 5
 """Neighbours that a pixel may read along one axis."""
 
@@ -108,6 +110,15 @@ def shuffle(x: Folded, factor: int) -> Folded | None:
         split = to_places(outputs.reshape(channels, factor, factor, *rest), 2, factor)
         return jnp.moveaxis(split, 0, 2).reshape(-1, *rest)
 
+    if x.fold * factor * channels > LANES:
+        # Each column becomes a group of its own: more columns in one would only add zeros to the
+        # next kernel.
+        made = x.again(arrange, (factor * channels,) * factor)
+        n, height, groups, _ = made.array.shape
+        array = made.array.reshape(n, height, groups, factor, x.fold, factor * channels)
+        array = to_columns(array, 4, x.fold).transpose(0, 1, 3, 2, 4, 5)
+        array = array.reshape(n, height * factor, groups * x.fold, factor * channels)
+        return Folded(array[:, :, : x.width], (channels,), x.width * factor, factor)
     made = x.again(arrange, (channels,) * factor**2)
     n, height, groups, lanes = made.array.shape
     array = made.array.reshape(n, height, groups, factor, lanes // factor)

@@ -217,6 +217,9 @@ BETWEEN = {
     "attention": SpatialAttention(),
     "pixel shuffle": nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.PixelShuffle(2)),
     "pixel shuffle by 4": nn.Sequential(nn.Conv2d(4, 64, 1, padding=0), nn.PixelShuffle(4)),
+    "pixel shuffle, wide": nn.Sequential(
+        nn.Conv2d(4, 256, 1), nn.PixelShuffle(2), nn.Conv2d(64, 4, 1)
+    ),
     "pixel shuffle, later": nn.Sequential(nn.Conv2d(4, 16, 1), nn.ReLU(), nn.PixelShuffle(2)),
     "pixel shuffle by 3": nn.Sequential(nn.Conv2d(4, 36, 1), nn.PixelShuffle(3)),
     "depthwise": nn.Conv2d(4, 4, 3, padding=1, groups=4),
