@@ -64,7 +64,7 @@ def rule(*funcs: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def attempt(trace: Trace, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+def attempt(trace: Any, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
     """Runs `func` on folded images, if one is among its arguments or a convolution calls for it.
 
     Returns:
@@ -295,14 +295,17 @@ def _first_largest(*pixels: jax.Array) -> jax.Array:
 
 @rule(aten.avg_pool2d.default)
 def _mean_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
-    if len(args) > 4 or kwargs or not _halves(*args[1:4]):
+    image, *options = args
+    if len(options) > 3 or kwargs or not _halves(*options):
         return None
 
-    def mean(*pixels: jax.Array) -> jax.Array:
-        wide = [p.astype(jnp.promote_types(p.dtype, jnp.float32)) for p in pixels]
-        return (sum(wide[1:], wide[0]) / 4).astype(pixels[0].dtype)
+    def mean(first: jax.Array, *others: jax.Array) -> jax.Array:
+        total = first.astype(jnp.promote_types(first.dtype, jnp.float32))
+        for pixel in others:
+            total = total + pixel
+        return (total / 4).astype(first.dtype)
 
-    return pool(args[0].content(), mean)
+    return pool(image.content(), mean)
 
 
 def _halves(

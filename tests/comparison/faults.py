@@ -196,17 +196,17 @@ def _shuffle(network: nn.Module) -> None:
 
 
 def _corners(network: nn.Module) -> None:
-    from jaxsr.models.mshnet import network as module
+    from jaxsr.models.mshnet.canvas import Whole
 
     def forward(old, self, *args, **kwargs):
-        enlarge = module._enlarge
-        module._enlarge = lambda x, factor: (
+        enlarge = Whole.enlarge
+        Whole.enlarge = lambda self, x, factor: (
             x if factor == 1 else F.interpolate(x, scale_factor=factor, mode="bilinear")
         )
         try:
             return old(*args, **kwargs)
         finally:
-            module._enlarge = enlarge
+            Whole.enlarge = enlarge
 
     _wrap(network, forward)
 

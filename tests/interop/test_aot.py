@@ -108,6 +108,7 @@ def test_main_memory_traffic_against_arithmetic(four):
     inputs = abstract((jnp.zeros((2 * m, k)), jnp.zeros((k, n))), one)
     program = jax.jit(lambda a, b: jax.nn.relu(a[m:] @ b)).lower(*inputs).compile().as_text()
     # Half of the first array is read, and what lies between the two steps is never written.
+    assert program is not None
     assert main_memory_bytes(program) == 4 * (m * k + k * n + m * n)
 
 

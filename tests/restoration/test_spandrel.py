@@ -1,5 +1,7 @@
 """Networks of spandrel's architectures, found by their weights alone; skips where it is missing."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,11 @@ from jaxsr.restoration.models import find_model
 from jaxsr.restore import restore
 
 try:
-    import spandrel
-    from spandrel.architectures.Compact.__arch.SRVGG import SRVGGNetCompact
-    from spandrel.architectures.ESRGAN.__arch.RRDB import RRDBNet
+    spandrel = importlib.import_module("spandrel")
+    SRVGGNetCompact = importlib.import_module(
+        "spandrel.architectures.Compact.__arch.SRVGG"
+    ).SRVGGNetCompact
+    RRDBNet = importlib.import_module("spandrel.architectures.ESRGAN.__arch.RRDB").RRDBNet
 except Exception as error:  # torchvision, which it needs, may fail to import in many ways
     pytest.skip(f"spandrel is not usable here: {error}", allow_module_level=True)
 
