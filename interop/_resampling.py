@@ -1,6 +1,5 @@
 """Interpolation and grid sampling. Interpolation is `jaxsr.ops.resize` in torch's convention."""
 
-import functools
 import itertools
 from typing import Any
 
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._dispatch import lowers
-from jaxsr.interop._enlarging import table_of, with_fast_gradient
 
 aten = torch.ops.aten
 
@@ -27,44 +25,16 @@ def _resize(
         for factor, out, axis in zip(scales, size, axes, strict=True)
     ]
     given = any(factor is not None for factor in scales)
-    scale = factors if given and not align else None
-    run = functools.partial(
-        resize,
-        size=tuple(size),
+    return resize(
+        x,
+        tuple(size),
         method=method,
         antialias=aa,
         convention="torch",
         axes=axes,
-        scale=scale,
+        scale=factors if given and not align else None,
         align_corners=align,
     )
-    is_float = jnp.issubdtype(x.dtype, jnp.floating)
-    if method != "bilinear" or aa or n != 2 or not is_float or not x.size:
-        return run(x)
-    return _enlarged(run, x, axes, tuple(size), tuple(scale or (None, None)), align)
-
-
-def _enlarged(
-    run: Any, x: jax.Array, axes: tuple, size: tuple, scale: tuple, align: bool
-) -> jax.Array:
-    """`run(x)`, with the derivative of `_enlarging.py` where both axes grow by whole numbers."""
-    from jaxsr.ops._passes import by_sums, products
-    from jaxsr.ops._taps_torch import torch_passes
-
-    positive = tuple(axis + x.ndim for axis in axes)
-    options = {"method": "bilinear", "antialias": False, "align_corners": align, "scale": scale}
-    passes = torch_passes(x.shape, jnp.dtype(x.dtype), positive, size, **options)
-    taps = {step.axis: step.taps for step in passes}
-    tables = [table_of(taps[k].index, taps[k].weight, taps[k].extent) for k in positive]
-    if any(table is None for table in tables):
-        return run(x)
-    passes = [step for step in passes if not step.taps.is_identity]
-    return with_fast_gradient(
-        run,
-        (tables[0], tables[1]),  # pyright: ignore[reportArgumentType]
-        on_tpu=lambda dx: products(dx, passes),
-        elsewhere=lambda dx: by_sums(dx, passes),
-    )(x)
 
 
 def _register(op: Any, method: str, *, aligns: bool, aa: bool = False) -> None:

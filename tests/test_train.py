@@ -128,6 +128,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state
     assert values["step"] == int(found[3]) and values[found[1]] in ("nan", "inf", "-inf")
 
 
+@pytest.mark.slow
 def test_the_profiler_records_its_window(tmp_path):
     # In a process of its own, and for the CPU: libtpu's profiler breaks down where there is no TPU.
     options = [*TINY, "--profile", "1:3", "--out", str(tmp_path), "--platform", "cpu"]

@@ -89,7 +89,14 @@ def test_default_precision_of_a_tpu_is_found_at_the_first_convolution(
     assert [f.row.number for f in comparison.findings] == [r.number for r in convolutions]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# The longest are slow tests; the planted faults run on them all.
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("llama", "mshnet") else ())
+        for name in FAMILIES
+    ],
+)
 def test_nothing_is_found_between_torch_and_jax(subject, family):
     comparison, *_ = compare_sides(subject(family), TORCH, JAX)
     assert comparison.findings == [] and comparison.agree, headline(comparison)

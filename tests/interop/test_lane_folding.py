@@ -115,7 +115,7 @@ def check_convolution(drawn):
         close(grads[name], parameter.grad.float(), dtype, want.numel())
 
 
-@settings(DRAWN, max_examples=40)
+@settings(DRAWN, max_examples=20)
 @given(convolutions())
 def test_any_convolution_and_its_gradients(drawn):
     check_convolution(drawn)

@@ -46,7 +46,7 @@ CONFIGS = {
 # Where a run's programs take longest to compile; one of each kind stays in the quick suite.
 slow = pytest.mark.slow
 EVERY = [
-    pytest.param(config, id=name, marks=[] if name in ("as published", "batch norm") else [slow])
+    pytest.param(config, id=name, marks=[] if name == "as published" else [slow])
     for name, config in CONFIGS.items()
 ]
 

@@ -44,6 +44,7 @@ def losses(module, config):
     return engine.fetch(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", RUNS)
 def test_ten_steps(family):
     module, config = RUNS[family]
