@@ -2,16 +2,14 @@
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.training import fast_srgan
-from jaxsr.training.engines import make_engine
-from jaxsr.training.family import phase_at
 from jaxsr.training.fast_srgan import FastSRGANRun
+from tests.training.running import take_steps
 
 SMALL = FastSRGANRun(
     model=FastSRGANConfig(
@@ -54,13 +52,7 @@ EVERY = [
 @functools.cache
 def losses(config: FastSRGANRun) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
     """Metrics of every step and the weights at the end."""
-    task = fast_srgan.build(config)
-    engine = make_engine(task)
-    found = []
-    with task.batches(0, host=0, hosts=1) as batches:
-        for step, batch in enumerate(itertools.islice(batches, config.steps)):
-            found.append(engine.train_step(phase_at(task.phases, step), batch))
-    return engine.fetch(found), engine.weights()
+    return take_steps(fast_srgan, config)
 
 
 def assert_close(found, wanted, rtol: float) -> None:

@@ -1,15 +1,13 @@
 """Ten training steps with lanes folded follow those of the plain networks."""
 
 import dataclasses
-import itertools
 
 import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.training import fast_srgan, segmentation
-from jaxsr.training.engines import make_engine
-from jaxsr.training.family import phase_at
+from tests.training.running import take_steps
 
 RUNS = {
     "fast-srgan": (
@@ -34,22 +32,12 @@ RUNS = {
 }  # fmt: skip
 
 
-def losses(module, config):
-    task = module.build(config)
-    engine = make_engine(task)
-    found = []
-    with task.batches(0, host=0, hosts=1) as batches:
-        for step, batch in enumerate(itertools.islice(batches, config.steps)):
-            found.append(engine.train_step(phase_at(task.phases, step), batch))
-    return engine.fetch(found)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RUNS)
 def test_ten_steps(family):
     module, config = RUNS[family]
-    plain = losses(module, dataclasses.replace(config, lane_folding="off"))
-    folded = losses(module, dataclasses.replace(config, lane_folding="on"))
+    plain, _ = take_steps(module, dataclasses.replace(config, lane_folding="off"))
+    folded, _ = take_steps(module, dataclasses.replace(config, lane_folding="on"))
     for step, (ours, theirs) in enumerate(zip(folded, plain, strict=True), start=1):
         for name in theirs:
             if name.endswith("loss"):

@@ -1,7 +1,6 @@
 """SPAN in the training loop: the same steps in both engines, its presets, and its command."""
 
 import dataclasses
-import itertools
 import json
 
 import numpy as np
@@ -12,7 +11,7 @@ from jaxsr import train
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.span import SpanConfig
 from jaxsr.training import span
-from jaxsr.training.engines import make_engine
+from tests.training.running import take_steps
 
 SMALL = dataclasses.replace(
     span.PRESET_RUNS["quick"],
@@ -23,13 +22,8 @@ SMALL = dataclasses.replace(
 
 def losses(config):
     """The loss of every step, and the averaged weights at the end."""
-    task = span.build(config)
-    engine = make_engine(task)
-    found = []
-    with task.batches(0, host=0, hosts=1) as batches:
-        for batch in itertools.islice(batches, config.steps):
-            found.append(engine.train_step("pretrain", batch))
-    return [metrics["generator/loss"] for metrics in engine.fetch(found)], engine.weights()
+    metrics, weights = take_steps(span, config)
+    return [step["generator/loss"] for step in metrics], weights
 
 
 @pytest.mark.parametrize(

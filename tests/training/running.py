@@ -1,0 +1,19 @@
+"""The steps of a run without its loop."""
+
+import itertools
+from types import ModuleType
+from typing import Any
+
+from jaxsr.training.engines import make_engine
+from jaxsr.training.family import phase_at
+
+
+def take_steps(family: ModuleType, config: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """Metrics of every step of the configuration, and the exported weights after the last."""
+    task = family.build(config)
+    engine = make_engine(task)
+    found = []
+    with task.batches(0, host=0, hosts=1) as batches:
+        for step, batch in enumerate(itertools.islice(batches, task.config.total_steps)):
+            found.append(engine.train_step(phase_at(task.phases, step), batch))
+    return engine.fetch(found), engine.weights()
