@@ -1,7 +1,6 @@
 """MSHNet in the training loop: the same steps in both engines, and a run as a user types it."""
 
 import dataclasses
-import itertools
 import json
 import re
 
@@ -11,8 +10,7 @@ from jaxsr import train
 from jaxsr.detection.detector import load_detector
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.training import segmentation
-from jaxsr.training.engines import make_engine
-from jaxsr.training.family import phase_at
+from tests.training.running import take_steps
 
 THIN = MSHNetConfig(widths=(4, 8, 8), blocks=(1, 1, 1), attention_ratio=4)
 SMALL = dataclasses.replace(
@@ -22,13 +20,8 @@ SMALL = dataclasses.replace(
 
 
 def losses(config):
-    task = segmentation.build(config)
-    engine = make_engine(task)
-    found = []
-    with task.batches(0, host=0, hosts=1) as batches:
-        for step, batch in enumerate(itertools.islice(batches, task.config.total_steps)):
-            found.append(engine.train_step(phase_at(task.phases, step), batch))
-    return [metrics["network/loss"] for metrics in engine.fetch(found)]
+    metrics, _ = take_steps(segmentation, config)
+    return [step["network/loss"] for step in metrics]
 
 
 def test_jax_equals_torch_through_both_phases():
@@ -36,6 +29,14 @@ def test_jax_equals_torch_through_both_phases():
     ours = losses(SMALL)
     theirs = losses(dataclasses.replace(SMALL, engine="torch"))
     assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_bfloat16_run_follows_one_in_float32():
+    """The network is called with words besides images; only images are cast."""
+    short = dataclasses.replace(SMALL, steps=2, warmup_epochs=0)
+    rough = losses(dataclasses.replace(short, dtype="bfloat16"))
+    # 8 bits of mantissa in every activation, averaged by the loss.
+    assert rough == pytest.approx(losses(short), rel=2e-2)
 
 
 @pytest.mark.slow
