@@ -3,6 +3,11 @@
 CPU and GPU sum strided slices or gathers (`apply_taps`). A TPU is two to five times faster with
 matrix products by its compiler's estimates, but their zeros would spread a NaN or an infinity over
 whole lines; so where one turns up the products are done another way.
+
+A CPU is good at sums of slices and bad at their gradient, which pads and scatters: the same linear
+map as products has a gradient of products, nine times faster from 128² to 256² on 4 images of 32
+channels with aligned corners (13 ms instead of 110; torch's takes 17). A gradient that is not
+finite then spreads over the lines that its zeros meet.
 """
 
 import math
@@ -13,8 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._resample import apply_taps, by_matmul, by_matmul_of_any
+from jaxsr.ops._resample import apply_taps, by_matmul, by_matmul_of_any, gathers_pixels
 from jaxsr.ops._taps import Pass, Taps
+
+CACHE_BYTES = 1 << 24
+"""Results from which on gathered pixels, which arrive in columns, no longer turn within a cache."""
+SAME_SET_BYTES = 4096
+"""Places so far apart, or a multiple of it, share the lines of a cache that a few of them fill."""
 
 
 def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
@@ -22,13 +32,50 @@ def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     passes = [step for step in passes if step.finish or not step.taps.is_identity]
     is_float = all(np.issubdtype(step.dtype, np.floating) for step in passes)
     in_order = any(step.taps.in_order for step in passes)
-    if not passes or not is_float or in_order or all(step.taps.is_choice for step in passes):
+    if not passes or not is_float or in_order:
         return by_sums(image, passes)
+    chooses = all(step.taps.is_choice for step in passes)
     return jax.lax.platform_dependent(
         image,
-        tpu=lambda image: by_products(image, passes),
+        cpu=lambda image: on_cpu(image, passes),
+        tpu=lambda image: (by_sums if chooses else by_products)(image, passes),
         default=lambda image: by_sums(image, passes),
     )
+
+
+def on_cpu(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
+    """Sums of slices, or products where a pass would gather too much; derivative by products."""
+    is_linear = all(step.finish is None for step in passes)
+    is_wider = any(step.dtype == np.float64 for step in passes) and image.dtype != np.float64
+    if not is_linear or is_wider or not jnp.issubdtype(image.dtype, jnp.floating):
+        return by_sums(image, passes)
+
+    @jax.custom_jvp
+    def run(image: jax.Array) -> jax.Array:
+        if not _gathers_badly(image, passes):
+            return by_sums(image, passes)
+        result = products(image, passes)
+        return jax.lax.cond(
+            (result * 0).sum() == 0, lambda: result, lambda: by_sums(image, passes)
+        )
+
+    @run.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return run(*primals), products(*tangents, passes)
+
+    return run(image)
+
+
+def _gathers_badly(image: jax.Array, passes: Sequence[Pass]) -> bool:
+    """Whether gathered columns of pixels would evict each other before they are turned to rows."""
+    shape = list(image.shape)
+    for step in passes:
+        shape[step.axis] = step.taps.outputs
+        apart = math.prod(shape) // step.taps.outputs * step.dtype.itemsize
+        large = apart * step.taps.outputs > CACHE_BYTES and apart % SAME_SET_BYTES == 0
+        if large and gathers_pixels(shape, step.taps, step.axis):
+            return True
+    return False
 
 
 def by_sums(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:

@@ -17,6 +17,7 @@ follows: fused, the next pass would compute this one again for each of its own t
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -70,6 +71,12 @@ def apply_taps(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None
         total = by_loop(x, taps, axis)
         return total if finish is None else finish(total)
     return by_gather(x, taps, axis, finish)
+
+
+def gathers_pixels(shape: Sequence[int], taps: Taps, axis: int) -> bool:
+    """Whether `apply_taps` gathers single pixels, not lines, for an array of this shape."""
+    short = math.prod(shape[axis + 1 :]) < LONG_LINE
+    return short and not taps.is_choice and plan_phases(taps) is None
 
 
 def plan_phases(taps: Taps) -> Phases | None:
