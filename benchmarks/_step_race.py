@@ -1,16 +1,19 @@
 """Training steps of jaxsr and of plain torch, raced on one machine.
 
 Every contender trains the same objective with the same optimiser and updates. Each lives in a
-process of its own, so that one framework's idle threads don't slow the other, and they take turns:
-every round times a few steps of each, waiting for the device inside the timed region. Reported are
-the median and spread over rounds, the ratio to the best torch, the time to the first finished step
-with an empty and with a filled compilation cache, and the process's peak memory.
+process of its own, stopped while another has its turn: the idle threads of torch.compile slow others
+by half. They take turns: every round times a few steps of each, waiting for the device inside the
+timed region. All have the allocator settings of jaxsr's commands, unless `--allocator own` leaves
+torch with what it gets when it is run as it comes. Reported are the median and spread over rounds,
+the ratio to the best torch, the time to the first finished step with an empty and with a filled
+compilation cache, and the process's peak memory.
 """
 
 import dataclasses
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,8 @@ from statistics import median
 from typing import Any, Literal
 
 from _timing import surroundings
+
+from jaxsr.allocator import with_tunables
 
 CONTENDERS = ("jaxsr", "torch eager", "torch channels_last", "torch.compile")
 
@@ -41,8 +46,9 @@ class RaceOptions:
     """Where both sides compute."""
     mesh: int = 1
     """Devices that jaxsr's step is split over; a CPU simulates them, best one for each core."""
-    huge_pages: bool = False
-    """Give every contender glibc's huge pages (GLIBC_TUNABLES=glibc.malloc.hugetlb=1)."""
+    allocator: Literal["kept", "own"] = "kept"
+    """Every contender keeps freed memory in huge pages (`jaxsr.allocator`), or, as when torch is
+    run as it comes, only jaxsr."""
     rounds: int = 7
     """Turns of each contender."""
     steps: int = 3
@@ -99,8 +105,10 @@ def race_steps(
         first_cold = cold.ready()["first_step_s"] if cold else None
         if cold:
             cold.stop()
-        players = {name: _start(name, options, cache) for name in options.contenders}
-        starts = {name: player.ready() for name, player in players.items()}
+        players, starts = {}, {}
+        for name in options.contenders:
+            players[name] = _start(name, options, cache)
+            starts[name] = players[name].ready()
         times: dict[str, list[float]] = {name: [] for name in players}
         for _ in range(options.rounds):
             for name, player in players.items():
@@ -163,13 +171,19 @@ class _Player:
         self.process.stdin.flush()
 
     def ready(self) -> dict[str, Any]:
-        return self._read()
+        found = self._read()
+        self.process.send_signal(signal.SIGSTOP)
+        return found
 
     def turn(self) -> float:
+        self.process.send_signal(signal.SIGCONT)
         self._write("turn")
-        return self._read()["step_s"]
+        seconds = self._read()["step_s"]
+        self.process.send_signal(signal.SIGSTOP)
+        return seconds
 
     def stop(self) -> dict[str, Any]:
+        self.process.send_signal(signal.SIGCONT)
         self._write("stop")
         found = self._read()
         self.process.wait()
@@ -179,13 +193,13 @@ class _Player:
 def _start(name: str, options: RaceOptions, cache: str) -> _Player:
     told = json.dumps({"name": name, "cache": cache, **dataclasses.asdict(options)}, default=str)
     command = [sys.executable, sys.argv[0], "--child", told]
-    pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if options.huge_pages else {}
+    keeps = name == "jaxsr" or options.allocator == "kept"
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **pages},
+        env=with_tunables(dict(os.environ)) if keeps else None,
     )
     return _Player(process)
 

@@ -11,7 +11,6 @@ import os
 import platform
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,13 +31,6 @@ PACKAGES = (
     "scikit-image",
     "numpy",
 )
-
-KEEPS_FREED_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-}
-"""glibc's settings under which large results don't fault their pages in anew at every call."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +89,6 @@ def quiet_idle_threads() -> int:
     """
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
     return len(os.sched_getaffinity(0))
-
-
-def keep_freed_memory() -> None:
-    """Starts the process again with an allocator that keeps freed memory, for all contenders.
-
-    glibc returns a freed array of many megabytes to the system, or not, by what was freed last;
-    fetching it again can cost more than the arithmetic, so it would decide a race by lottery.
-    """
-    if any(os.environ.get(name) != value for name, value in KEEPS_FREED_MEMORY.items()):
-        os.environ |= KEEPS_FREED_MEMORY
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def surroundings() -> dict[str, Any]:

@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.allocator import with_tunables
+
 CONTENDERS = ("jax", "eager", "channels_last", "compiled")
 SIZES = ("320x180", "1280x720", "4000x4000")
 RESULTS = Path(__file__).parent / "results" / "restore.json"
@@ -171,7 +173,11 @@ def race(options: Any, size: str, source: Path) -> dict[str, list[dict[str, Any]
             command = [sys.executable, __file__, "--one", contender, str(source), size]
             if options.model:
                 command += ["--model", options.model]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            keeps = contender == "jax" or options.allocator == "kept"
+            environment = with_tunables(dict(os.environ)) if keeps else None
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
             if done.returncode:
                 print(f"{size} {contender}: {done.stderr.strip()[-300:]}", file=sys.stderr)
                 continue
@@ -187,6 +193,12 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=SIZES, help="WIDTHxHEIGHT")
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--allocator",
+        choices=("kept", "own"),
+        default="kept",
+        help="own: only jaxsr with the allocator settings of its commands",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the figures")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -212,7 +224,8 @@ def main() -> None:
                     f"   {row['tiles']} tiles of {row['tile'][1]}×{row['tile'][0]}",
                     flush=True,
                 )
-    result = {"benchmark": "restore", "rounds": options.rounds, **machine(), "rows": rows}
+    asked = {"rounds": options.rounds, "allocator": options.allocator}
+    result = {"benchmark": "restore", **asked, **machine(), "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result))

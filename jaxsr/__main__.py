@@ -3,6 +3,8 @@
 import sys
 from importlib import import_module
 
+from jaxsr.cli import run_program
+
 COMMANDS = {
     "train": "train a model family",
     "restore": "enlarge or restore pictures and videos",
@@ -28,5 +30,10 @@ def main() -> int:
     return 2
 
 
+def program() -> None:
+    """The installed command `jaxsr`."""
+    run_program(main)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -10,10 +10,22 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from jaxsr.allocator import keep_freed_memory
 
 WRONG_INPUT = 2
 INTERRUPTED = 130
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Runs `main` as the process's own program: its allocator is set up first.
+
+    Args:
+      main: reads `sys.argv`; returns the exit status.
+    """
+    keep_freed_memory()
+    sys.exit(main())
 
 
 def run_command(command: Callable[[], int | None]) -> int:

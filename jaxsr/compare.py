@@ -9,7 +9,7 @@ status of the last two is 0 where rounding explains every difference, 1 where no
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxsr.cli import parse_options, run_command
+from jaxsr.cli import parse_options, run_command, run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,4 +101,4 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-from jaxsr.cli import parse_options, run_command
+from jaxsr.cli import parse_options, run_command, run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,4 +40,4 @@ def _detect(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

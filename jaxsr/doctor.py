@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.cli import parse_options, run_command
+from jaxsr.cli import parse_options, run_command, run_program
 from jaxsr.diagnosis.findings import Finding
 
 FAILED = 1
@@ -111,4 +111,4 @@ def _start(platform: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

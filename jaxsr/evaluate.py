@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from jaxsr.cli import parse_options, run_command
+from jaxsr.cli import parse_options, run_command, run_program
 from jaxsr.detection.options import DetectorOptions
 
 
@@ -68,4 +68,4 @@ def _evaluate(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.cli import cache_folder, parse_options, run_command
+from jaxsr.cli import cache_folder, parse_options, run_command, run_program
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.interop.aot_options import AheadOptions
 
@@ -393,4 +393,4 @@ class _Session:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

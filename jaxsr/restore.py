@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.cli import parse_options, run_command
+from jaxsr.cli import parse_options, run_command, run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,4 +119,4 @@ def _run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

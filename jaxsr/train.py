@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxsr.cli import cache_folder, parse_options, run_command
+from jaxsr.cli import cache_folder, parse_options, run_command, run_program
 
 RUNS = Path("runs")
 
@@ -185,4 +185,4 @@ def _differences(before: Any, now: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

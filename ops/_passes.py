@@ -55,9 +55,7 @@ def on_cpu(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
         if not _gathers_badly(image, passes):
             return by_sums(image, passes)
         result = products(image, passes)
-        return jax.lax.cond(
-            (result * 0).sum() == 0, lambda: result, lambda: by_sums(image, passes)
-        )
+        return jax.lax.cond((result * 0).sum() == 0, lambda: result, lambda: by_sums(image, passes))
 
     @run.defjvp
     def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
