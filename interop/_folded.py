@@ -190,7 +190,7 @@ def spread_columns(x: jax.Array, like: Folded) -> jax.Array:
     By a product with ones and zeros, which is exact, and which a TPU makes faster than a repetition
     within lanes.
     """
-    if like.channels == 1:
+    if like.channels == 1 or like.fold == 1:
         return x
     ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=1) for c in like.parts], axis=1)
     return _by_ones(x, ones)
@@ -198,6 +198,8 @@ def spread_columns(x: jax.Array, like: Folded) -> jax.Array:
 
 def sum_channels(x: jax.Array, like: Folded) -> jax.Array:
     """Sums over the channels of each column, in float32: (…, lanes) to (…, fold)."""
+    if like.fold == 1:
+        return jnp.sum(x.astype(jnp.promote_types(x.dtype, jnp.float32)), -1, keepdims=True)
     ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=0) for c in like.parts], axis=0)
     return _by_ones(x, ones, jnp.promote_types(x.dtype, jnp.float32))
 
@@ -208,6 +210,8 @@ def sum_columns(x: jax.Array, like: Folded) -> jax.Array:
 
 
 def _over_columns(x: jax.Array, like: Folded, reduce: Any) -> jax.Array:
+    if like.fold == 1:
+        return x
     stops = np.cumsum([like.fold * c for c in like.parts])[:-1]
     pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
     found = [reduce(p.reshape(*p.shape[:-1], like.fold, -1), axis=-2) for p in pieces]
@@ -231,6 +235,8 @@ def largest_channel(x: Folded) -> jax.Array:
     """The largest of each column's channels: (N, H, groups, fold); equal ones share gradients."""
 
     def largest(array: jax.Array) -> jax.Array:
+        if x.fold == 1:
+            return jnp.max(array, -1, keepdims=True)
         found = None
         for part, channels in zip(x.holding(array).pieces(), x.parts, strict=True):
             low = jnp.asarray(_lowest(part.dtype), part.dtype)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxsr.interop._folded import Folded, column_order, spread_channels
+from jaxsr.interop._weight_gradient import convolve
 
 
 def convolve_folded(
@@ -33,6 +34,8 @@ def convolve_folded(
       padding: rows and columns of zeros at each side.
       dilation: rows and columns between taps.
     """
+    if x.fold == 1:
+        return _one_column(x, weight, bias, stride, padding, dilation)
     (sh, s), (dh, d), (ph, p) = stride, dilation, padding
     out_fold = x.fold // s if x.fold % s == 0 else x.fold
     step = out_fold * s // x.fold
@@ -64,6 +67,28 @@ def convolve_folded(
 
     out = run(kernel, bias, (weight.shape[0],))
     return Folded(out.array, out.parts, out.width, out.fold, again)
+
+
+def _one_column(
+    x: Folded,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Folded:
+    """`convolve_folded` of groups of one column, which are pixels with their channels last."""
+    pairs = [(p, p) for p in padding]
+    if tuple(stride) == tuple(dilation) == (1, 1):
+        array = convolve(x.array, weight, pairs, channels_last=True)
+    else:
+        array = lax.conv_general_dilated(
+            x.array, weight, stride, pairs,
+            rhs_dilation=dilation, dimension_numbers=("NHWC", "OIHW", "NHWC"),
+        )  # fmt: skip
+    if bias is not None:
+        array = array + bias
+    return Folded(array, (weight.shape[0],), array.shape[2], 1)
 
 
 def folded_kernel(

@@ -101,9 +101,19 @@ def shuffle(x: Folded, factor: int) -> Folded | None:
     The convolution is made anew with its output channels in the order in which their pixels will
     lie, so that nothing moves but whole rows.
     """
-    if x.again is None or factor & (factor - 1) or x.channels % factor**2:
+    channels, rest = divmod(x.channels, factor**2)
+    if x.fold == 1 and len(x.parts) == 1 and not rest:
+        n, height, width, _ = x.array.shape
+        array = x.array.reshape(n, height, width, channels, factor, factor)
+        array = array.transpose(0, 1, 4, 2, 5, 3)
+        return Folded(
+            array.reshape(n, height * factor, width * factor, channels),
+            (channels,),
+            width * factor,
+            1,
+        )
+    if x.again is None or factor & (factor - 1) or rest:
         return None
-    channels = x.channels // factor**2
 
     def arrange(outputs: jax.Array) -> jax.Array:
         rest = outputs.shape[1:]
@@ -131,9 +141,13 @@ def pool(x: Folded, reduce: Any) -> Folded | None:
 
     None where columns cannot be paired within groups.
     """
+    height = x.array.shape[1] // 2
+    if x.fold == 1:
+        rows = [x.array[:, row : 2 * height : 2] for row in range(2)]
+        pairs = [r[:, :, column : x.width // 2 * 2 : 2] for r in rows for column in range(2)]
+        return Folded(reduce(*pairs), x.parts, x.width // 2, 1)
     if x.fold % 2 or (x.width % 2 and x.padded):
         return None
-    height = x.array.shape[1] // 2
     pairs = []
     for row in range(2):
         array = x.array[:, row : 2 * height : 2]

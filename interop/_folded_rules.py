@@ -28,6 +28,7 @@ from jaxsr.interop._folded import (
 )
 from jaxsr.interop._folded_convolution import convolve_folded
 from jaxsr.interop._folded_resize import enlarge, pool, shuffle
+from jaxsr.interop._resampling import resize_images
 from jaxsr.interop._tensor import JaxTensor
 
 if TYPE_CHECKING:
@@ -87,9 +88,9 @@ def attempt(trace: Any, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any
         return False, None
     needs = any(t.needs_grad for t in tensors)
     if isinstance(metas, torch.Tensor):
-        return True, trace.wrap_like(_fitted(result, metas), metas, needs)
+        return True, trace.wrap_like(_fitted(result, metas, folding), metas, needs)
     out = tuple(
-        trace.wrap_like(_fitted(value, meta), meta, needs)
+        trace.wrap_like(_fitted(value, meta, folding), meta, needs)
         for value, meta in zip(result, metas, strict=True)
     )
     return True, out
@@ -102,7 +103,7 @@ def _leaves(args: tuple, kwargs: dict) -> list[Any]:
     return found
 
 
-def _fitted(value: Any, meta: torch.Tensor) -> Any:
+def _fitted(value: Any, meta: torch.Tensor, folding: "LaneFolding") -> Any:
     if not isinstance(value, Folded):
         if callable(value):
             return value
@@ -113,6 +114,8 @@ def _fitted(value: Any, meta: torch.Tensor) -> Any:
     dtype = to_jax_dtype(meta.dtype)
     if value.dtype != dtype:
         value = value.holding(value.array.astype(dtype))
+    if folding.channels_last:
+        return value
     narrow = value.array.shape[3] < FEWEST_LANES
     return unfold(value) if value.fold == 1 or narrow else value
 
@@ -210,7 +213,7 @@ def _convolution(
     size = folding.choose(
         inputs=inputs, outputs=outputs, width=x.shape[3], stride=stride[1], held=held
     )
-    if size == 1:
+    if size == 1 and not folding.channels_last:
         return None
     if not isinstance(image, Folded):
         image = fold(image, size)
@@ -349,6 +352,11 @@ def _enlarging(method: str, aligns: bool) -> Rule:
         align = bool(rest.pop(0)) if aligns else False
         scales = (*rest, None, None)[:2]
         image = x.content()
+        if folding.channels_last:
+            if not isinstance(image, Folded):
+                return None
+            array = resize_images(image.array, size, scales, method, align, axes=(1, 2))
+            return Folded(array, image.parts, size[1], 1)
         if not isinstance(image, Folded):
             # Wide images enter here where the result is what folding is for.
             ratio = size[1] // image.shape[3]

@@ -1,6 +1,7 @@
 """Interpolation and grid sampling. Interpolation is `jaxsr.ops.resize` in torch's convention."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,13 +13,19 @@ from jaxsr.interop._dispatch import lowers
 aten = torch.ops.aten
 
 
-def _resize(
-    x: jax.Array, size: Any, scales: tuple, method: str, align: bool = False, aa: bool = False
+def resize_images(
+    x: jax.Array,
+    size: Sequence[int],
+    scales: Sequence[float | None],
+    method: str,
+    align: bool = False,
+    aa: bool = False,
+    axes: tuple[int, ...] | None = None,
 ) -> jax.Array:
+    """torch's interpolation of the last axes, or of those named."""
     from jaxsr.ops.resize import resize
 
-    n = len(size)
-    axes = tuple(range(-n, 0))
+    axes = tuple(range(-len(size), 0)) if axes is None else axes
     # torch uses a given factor and otherwise the ratio of the sizes, axis by axis.
     factors = [
         out / x.shape[axis] if factor is None else factor
@@ -42,7 +49,7 @@ def _register(op: Any, method: str, *, aligns: bool, aa: bool = False) -> None:
         align = bool(rest[0]) if aligns else False
         scales = rest[1:] if aligns else rest
         scales = tuple(scales) + (None,) * (len(size) - len(scales))
-        return _resize(x, size, scales, method, align, aa)
+        return resize_images(x, size, scales, method, align, aa)
 
     lowers(op)(lowering)
 

@@ -12,6 +12,7 @@ against 128; 64 to 256 of 3×3 at 48² take 49 against 60. Fewer outputs than in
 register themselves lose (96 to 32 at 128²: 123 against 39), as do narrow inputs.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -21,81 +22,92 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-Padding = tuple[tuple[int, int], ...]
-
 LANES = 16
 """float32 numbers in a vector register: fewer input channels leave some of it unused."""
 
 WIDE = 64
 """Input channels from which on the other way round also wins where outputs are more."""
 
-_LAYOUT = ("NCHW", "OIHW", "NCHW")
+_FIRST = ("NCHW", "OIHW", "NCHW")
+_LAST = ("NHWC", "OIHW", "NHWC")
 
 
-def convolve(x: jax.Array, weight: jax.Array, padding: Sequence[tuple[int, int]]) -> jax.Array:
-    """Two-dimensional convolution, NCHW by OIHW, differentiable in every mode."""
-    pairs = tuple((int(low), int(high)) for low, high in padding)
+def convolve(
+    x: jax.Array,
+    weight: jax.Array,
+    padding: Sequence[tuple[int, int]],
+    *,
+    channels_last: bool = False,
+) -> jax.Array:
+    """Two-dimensional convolution, differentiable in every mode.
+
+    Args:
+      x: NCHW, or NHWC where `channels_last`.
+      weight: OIHW.
+      padding: zeros before and after, along both axes.
+      channels_last: the order of the result, too.
+    """
+    form = _Form(tuple((int(low), int(high)) for low, high in padding), channels_last)
     outputs, inputs, *kernel = weight.shape
-    if kernel == [1, 1] and pairs == ((0, 0), (0, 0)) and x.size:
-        plain = functools.partial(_plain, padding=pairs)
-        return lax.platform_dependent(x, weight, cpu=_product, default=plain)
+    if kernel == [1, 1] and form.padding == ((0, 0), (0, 0)) and x.size:
+        return lax.platform_dependent(x, weight, cpu=form.product, default=form.plain)
     few = outputs < LANES <= inputs
-    return (
-        _convolve(pairs, x, weight) if few or outputs > inputs >= WIDE else _plain(x, weight, pairs)
-    )
+    own = few or outputs > inputs >= WIDE
+    return _convolve(form, x, weight) if own else form.plain(x, weight)
 
 
-def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """A kernel of one pixel. One product an image: a single one would have to transpose them."""
-    rows, inputs, *spatial = x.shape
-    each = jnp.broadcast_to(weight[:, :, 0, 0], (rows, *weight.shape[:2]))
-    out = lax.dot_general(each, x.reshape(rows, inputs, -1), (((2,), (1,)), ((0,), (0,))))
-    return out.reshape(rows, -1, *spatial)
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """What is known of a convolution before its arrays are."""
 
+    padding: tuple[tuple[int, int], ...]
+    channels_last: bool
 
-def _plain(x: jax.Array, weight: jax.Array, padding: Padding) -> jax.Array:
-    return lax.conv_general_dilated(x, weight, (1, 1), padding, dimension_numbers=_LAYOUT)
+    def plain(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        layout = _LAST if self.channels_last else _FIRST
+        return lax.conv_general_dilated(x, weight, (1, 1), self.padding, dimension_numbers=layout)
+
+    def product(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """A kernel of one pixel."""
+        if self.channels_last:
+            return jnp.tensordot(x, weight[:, :, 0, 0], ((3,), (1,)))
+        # One product an image: a single one would have to transpose them.
+        rows, _, *spatial = x.shape
+        each = jnp.broadcast_to(weight[:, :, 0, 0], (rows, *weight.shape[:2]))
+        out = lax.dot_general(each, x.reshape(*x.shape[:2], -1), (((2,), (1,)), ((0,), (0,))))
+        return out.reshape(rows, -1, *spatial)
+
+    def by_weight(self, x: jax.Array, dweight: jax.Array) -> jax.Array:
+        """`plain`, written so that its transpose in `dweight` is `weight_gradient`."""
+        out = jax.eval_shape(self.plain, x, dweight)
+        gradient = functools.partial(self.weight_gradient, x, kernel=dweight.shape[2:])
+        (tangent,) = jax.linear_transpose(gradient, out)(dweight)
+        return tangent
+
+    def weight_gradient(
+        self, x: jax.Array, out_gradient: jax.Array, *, kernel: tuple[int, ...]
+    ) -> jax.Array:
+        """Patches of the output's gradient by the input; comes out with the kernel turned round."""
+        sides = zip(kernel, self.padding, strict=True)
+        reach = [(k - 1 - low, k - 1 - high) for k, (low, high) in sides]
+        swapped = ("CHWN", "IHWO", "NCHW") if self.channels_last else ("CNHW", "IOHW", "NCHW")
+        turned = lax.conv_general_dilated(out_gradient, x, (1, 1), reach, dimension_numbers=swapped)
+        return jnp.flip(turned, (2, 3))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _convolve(padding: Padding, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return _plain(x, weight, padding)
+def _convolve(form: _Form, x: jax.Array, weight: jax.Array) -> jax.Array:
+    return form.plain(x, weight)
 
 
 @functools.partial(_convolve.defjvp, symbolic_zeros=True)
-def _tangent(padding: Padding, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _tangent(form: _Form, primals: Any, tangents: Any) -> tuple[Any, Any]:
     x, weight = primals
     dx, dweight = tangents
-    out = _convolve(padding, x, weight)
+    out = _convolve(form, x, weight)
     parts = []
     if not isinstance(dx, SymbolicZero):
-        parts.append(_plain(dx, weight, padding))
+        parts.append(form.plain(dx, weight))
     if not isinstance(dweight, SymbolicZero):
-        by_weight = lax.platform_dependent(
-            x,
-            dweight,
-            cpu=functools.partial(_by_weight, padding=padding),
-            default=functools.partial(_plain, padding=padding),
-        )
-        parts.append(by_weight)
+        parts.append(lax.platform_dependent(x, dweight, cpu=form.by_weight, default=form.plain))
     return out, sum(parts[1:], parts[0]) if parts else jnp.zeros_like(out)
-
-
-def _by_weight(x: jax.Array, dweight: jax.Array, *, padding: Padding) -> jax.Array:
-    """`_plain`, written so that its transpose in `dweight` is `_weight_gradient`."""
-    out = jax.eval_shape(functools.partial(_plain, padding=padding), x, dweight)
-    kernel = dweight.shape[2:]
-    gradient = functools.partial(_weight_gradient, x, kernel=kernel, padding=padding)
-    (tangent,) = jax.linear_transpose(gradient, out)(dweight)
-    return tangent
-
-
-def _weight_gradient(
-    x: jax.Array, out_gradient: jax.Array, *, kernel: tuple[int, ...], padding: Padding
-) -> jax.Array:
-    """Patches of the output's gradient by the input; comes out with the kernel turned round."""
-    reach = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(kernel, padding, strict=True)]
-    turned = lax.conv_general_dilated(
-        out_gradient, x, (1, 1), reach, dimension_numbers=("CNHW", "IOHW", "NCHW")
-    )
-    return jnp.flip(turned, (2, 3))

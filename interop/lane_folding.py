@@ -4,6 +4,9 @@ A TPU computes a convolution of 16 channels at the price of one of 128, and keep
 eight times their size. Folded, eight columns share those 128 lanes (`_folded.py`). Nothing of it is
 seen from outside: the values are those of the plain network, up to the order of sums.
 
+CPUs convolve images whose channels come last; torch's order costs two transposes a convolution.
+Folded one column at a time, images lie so from layer to layer.
+
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
 
@@ -43,6 +46,8 @@ class LaneFolding:
 
     folds: Mapping[int, int]
     """By most channels: the columns folded into their lanes; more channels are not folded."""
+    channels_last: bool = False
+    """Nothing is folded, and images are held with their channels last: one column in a group."""
 
     def fold_of(self, channels: int) -> int:
         """Columns in a group of images with so many channels."""
@@ -59,6 +64,8 @@ class LaneFolding:
           stride: along columns.
           held: the fold that the input has already.
         """
+        if self.channels_last:
+            return 1
         wanted = self.fold_of(outputs) * stride
         if held is not None:
             if held * inputs > _FULL and held * outputs > 2 * _FULL:
@@ -82,11 +89,16 @@ class LaneFolding:
         return wanted
 
 
+CHANNELS_LAST = LaneFolding({}, channels_last=True)
+"""For CPUs."""
+
+
 def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
     """What `--lane-folding` means for a device.
 
     Args:
-      choice: `auto` folds on TPUs alone, `on` everywhere, `off` nowhere.
+      choice: `auto` folds on TPUs and puts channels last on CPUs, `on` folds everywhere, `off`
+        leaves everything as torch has it.
       device: one of JAX's; None for its first.
 
     Raises:
@@ -101,5 +113,5 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
 
         device = jax.devices()[0]
     if choice == "auto" and device.platform != "tpu":
-        return None
+        return CHANNELS_LAST if device.platform == "cpu" else None
     return LaneFolding(FOLDS[CHIPS.get(device.device_kind, _OTHERS)])

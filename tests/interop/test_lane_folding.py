@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 from jaxsr.interop._folded import Folded, column_order, fold, refold, shifted, unfold
-from jaxsr.interop.lane_folding import LaneFolding, choose_folding
+from jaxsr.interop.lane_folding import CHANNELS_LAST, LaneFolding, choose_folding
 from jaxsr.interop.module import to_jax
 
 # Compiling is most of the time here, and nothing is computed twice.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 EVERYTHING = LaneFolding({2: 8, 4: 6, 8: 4, 64: 2})
+FOLDINGS = {"folded": EVERYTHING, "channels last": CHANNELS_LAST}
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -77,7 +78,7 @@ def convolutions(draw):
         draw(st.integers(max(reach, 2), reach + 17)),
     )
     weight = (draw(st.integers(1, 5)), shape[1], *kernel)
-    folds = LaneFolding({8: draw(st.integers(2, 8))})
+    folds = draw(st.sampled_from([LaneFolding({8: draw(st.integers(2, 8))}), CHANNELS_LAST]))
     dtype = draw(st.sampled_from(["float32", "float32", "bfloat16"]))
     return shape, weight, options, folds, dtype, draw(st.booleans()), draw(st.integers(0, 2**31))
 
@@ -232,12 +233,12 @@ BETWEEN = {
 }  # fmt: skip
 
 
-def both_ways(network, shape, *, dtype="float32", train=True, remat=(), seed=0):
+def both_ways(network, shape, *, dtype="float32", train=True, remat=(), seed=0, folded=EVERYTHING):
     """Outputs, buffers and gradients, plain and folded."""
     random = np.random.default_rng(seed)
     x = jnp.asarray(random.standard_normal(shape, dtype=np.float32))
     results = []
-    for folding in (None, EVERYTHING):
+    for folding in (None, folded):
         compute = None if dtype == "float32" else jnp.dtype(dtype)
         model = to_jax(network, lane_folding=folding, remat=remat, compute_dtype=compute)
 
@@ -250,11 +251,11 @@ def both_ways(network, shape, *, dtype="float32", train=True, remat=(), seed=0):
     return results
 
 
-@pytest.mark.parametrize("width", [8, 11])
+@pytest.mark.parametrize(("how", "width"), [("folded", 8), ("folded", 11), ("channels last", 11)])
 @pytest.mark.parametrize("name", BETWEEN)
-def test_every_operation_between_convolutions(name, width):
+def test_every_operation_between_convolutions(name, how, width):
     torch.manual_seed(0)
-    plain, folded = both_ways(Network(BETWEEN[name]), (2, 3, 6, width))
+    plain, folded = both_ways(Network(BETWEEN[name]), (2, 3, 6, width), folded=FOLDINGS[how])
     assert jax.tree.structure(plain) == jax.tree.structure(folded)
     scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
     for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
@@ -290,6 +291,23 @@ def test_recomputed_blocks_hand_folded_images_over():
     assert [v.aval.shape for v in block.outvars if v.aval.ndim == 4] == [(2, 6, 2, 24)]
 
 
+def test_channels_stay_last_from_layer_to_layer():
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.Conv2d(4, 12, 1),
+        nn.PixelShuffle(2), SpatialAttention(), nn.Conv2d(3, 3, 3),
+    )  # fmt: skip
+    model = to_jax(network, lane_folding=CHANNELS_LAST)
+
+    def run(params, x):
+        return model.apply(params, model.buffers, x)[0]
+
+    hlo = jax.jit(run).lower(model.params, jnp.zeros((2, 3, 8, 8))).as_text()
+    turns = [line for line in hlo.splitlines() if "dims = [0, 2, 3, 1]" in line]
+    turns_back = [line for line in hlo.splitlines() if "dims = [0, 3, 1, 2]" in line]
+    assert len(turns) == len(turns_back) == 1, turns + turns_back
+
+
 def test_the_plain_network_is_untouched_without_folding():
     network = Network(nn.BatchNorm2d(4))
     model = to_jax(network)
@@ -299,8 +317,9 @@ def test_the_plain_network_is_untouched_without_folding():
 
 def test_who_folds():
     cpu = jax.devices("cpu")[0]
-    assert choose_folding("auto", cpu) is None and choose_folding("off", cpu) is None
-    assert choose_folding("on", cpu) is not None
+    assert choose_folding("auto", cpu) is CHANNELS_LAST and choose_folding("off", cpu) is None
+    on = choose_folding("on", cpu)
+    assert on is not None and not on.channels_last
     with pytest.raises(ValueError, match="auto, on or off"):
         choose_folding("yes", cpu)  # type: ignore[arg-type]
 

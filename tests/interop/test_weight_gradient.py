@@ -23,6 +23,11 @@ SHAPES = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["first", "last"])
+def last(request):
+    return request.param
+
+
 @pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
 def case(request):
     n, c, o, h, w, k, pad = request.param
@@ -32,8 +37,14 @@ def case(request):
     return image, weight, pad
 
 
-def ours(pad):
-    return lambda image, weight: convolve(image, weight, [(pad, pad)] * 2)
+def ours(pad, channels_last):
+    def run(image, weight):
+        if not channels_last:
+            return convolve(image, weight, [(pad, pad)] * 2)
+        out = convolve(jnp.moveaxis(image, 1, 3), weight, [(pad, pad)] * 2, channels_last=True)
+        return jnp.moveaxis(out, 3, 1)
+
+    return run
 
 
 def theirs(pad):
@@ -44,28 +55,28 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_gradients(case):
+def test_gradients(case, last):
     image, weight, pad = case
     tensors = [torch.from_numpy(a).requires_grad_() for a in (image, weight)]
     out = theirs(pad)(*tensors)
     ct = torch.from_numpy(np.random.default_rng(1).standard_normal(out.shape).astype(np.float32))
     out.backward(ct)
-    value, pullback = jax.vjp(ours(pad), image, weight)
+    value, pullback = jax.vjp(ours(pad, last), image, weight)
     close(value, out)
     for got, tensor in zip(jax.jit(pullback)(ct.numpy()), tensors, strict=True):
         close(got, tensor.grad)
 
 
-def test_forward_mode(case):
+def test_forward_mode(case, last):
     image, weight, pad = case
     moved = np.roll(image, 1), np.roll(weight, 1)
     tensors = [[torch.from_numpy(a) for a in pair] for pair in ((image, weight), moved)]
     _, wanted, *_ = torch.func.jvp(theirs(pad), tuple(tensors[0]), tuple(tensors[1]))
-    _, tangent = jax.jvp(ours(pad), (image, weight), moved)
+    _, tangent = jax.jvp(ours(pad, last), (image, weight), moved)
     close(tangent, wanted)
 
 
-def test_gradient_of_a_gradient_and_of_each_sample(case):
+def test_gradient_of_a_gradient_and_of_each_sample(case, last):
     image, weight, pad = case
 
     def loss(convolution):
@@ -77,7 +88,7 @@ def test_gradient_of_a_gradient_and_of_each_sample(case):
     tensor = torch.from_numpy(image)
     their_gradient = torch.func.grad(loss(theirs(pad)), 1)
     wanted = torch.func.grad(size(lambda w: their_gradient(tensor, w)))(torch.from_numpy(weight))
-    our_gradient = jax.grad(loss(ours(pad)), 1)
+    our_gradient = jax.grad(loss(ours(pad, last)), 1)
     close(jax.grad(size(lambda w: our_gradient(image, w)))(jnp.asarray(weight)), wanted)
 
     each = jax.vmap(our_gradient, (0, None))(image[:, None], weight)
