@@ -19,7 +19,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 RESULTS = Path(__file__).resolve().parent / "results" / "lane_folding_table.json"
 TABLE = Path(__file__).resolve().parents[1] / "interop" / "_lane_table.py"
 CHIPS = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:1x1x1"}
-CHANNELS = (2, 4, 8, 16, 32, 64)
+CHANNELS = (2, 4, 8, 16, 24, 32, 48, 64)
 BATCH = 8
 WORTH = 0.95
 """A fold must leave fewer cycles than this part of the plain network's."""

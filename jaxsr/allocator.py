@@ -9,8 +9,8 @@ import sys
 
 TUNABLES = {
     "glibc.malloc.hugetlb": 1,
-    "glibc.malloc.mmap_threshold": 1 << 30,
-    "glibc.malloc.trim_threshold": 1 << 30,
+    "glibc.malloc.mmap_threshold": 1 << 40,
+    "glibc.malloc.trim_threshold": 1 << 40,
     "glibc.malloc.top_pad": 1 << 28,
     # Other arenas than the first cannot hold large arrays, and would ask the system for them.
     "glibc.malloc.arena_max": 1,
