@@ -6,7 +6,7 @@ batches of tiles, already cut), and what memory the process took at its peak.
 
     python benchmarks/restore.py [--model FILE] [--sizes 320x180 1280x720] [--out FILE.json]
 
-Contenders: `jax`, and torch `eager`, `channels_last` and `compiled` (`torch.compile`'s default).
+Contenders: `jax`, `jax_mesh` (on CPUs with a device for each core, as `--mesh` has it), and torch `eager`, `channels_last` and `compiled` (`torch.compile`'s default).
 Each runs in a process of its own, so that memory peaks are its own; every round starts all of them
 anew. The first batch of each process, which compiles, stands apart. Medians over all calls of the
 rounds and the spread from least to most. A size gets fewer rounds than asked for, but at least one,
@@ -32,7 +32,8 @@ import numpy as np
 
 from jaxsr.allocator import with_tunables
 
-CONTENDERS = ("jax", "eager", "channels_last", "compiled")
+CONTENDERS = ("jax", "jax_mesh", "eager", "channels_last", "compiled")
+JAX = CONTENDERS[:2]
 SIZES = ("320x180", "1280x720", "4000x4000")
 RESULTS = Path(__file__).parent / "results" / "restore.json"
 _LONGEST_S = 20.0
@@ -57,6 +58,7 @@ def measure(
     contender: str, model_path: str | None, source: Path, size: tuple[int, int]
 ) -> dict[str, Any]:
     """One process's figures: first batch, later calls, and peak memory."""
+    from jaxsr.interop.mesh import select_platform
     from jaxsr.restoration.batch import BatchRestorer
     from jaxsr.restoration.config import RestoreConfig
     from jaxsr.restoration.files import Source
@@ -70,10 +72,13 @@ def measure(
             model=model_path,
             out=Path(folder),
             overwrite=True,
-            engine="jax" if contender == "jax" else "torch",
+            engine="jax" if contender in JAX else "torch",
+            mesh=len(os.sched_getaffinity(0)) if contender == "jax_mesh" else 1,
         )
+        if config.mesh > 1:
+            select_platform("auto", simulated_devices=config.mesh)
         model = model_of(config)
-        if contender in ("jax", "eager"):
+        if contender in (*JAX, "eager"):
             engine, batch = make_engine(model, config)
         else:
             engine = TorchEngine(
@@ -173,8 +178,8 @@ def race(options: Any, size: str, source: Path) -> dict[str, list[dict[str, Any]
             command = [sys.executable, __file__, "--one", contender, str(source), size]
             if options.model:
                 command += ["--model", options.model]
-            keeps = contender == "jax" or options.allocator == "kept"
-            environment = with_tunables(dict(os.environ)) if keeps else None
+            keeps = contender in JAX or options.allocator == "kept"
+            environment = with_tunables(dict(os.environ), lean=True) if keeps else None
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, env=environment
             )

@@ -32,7 +32,7 @@ def main() -> int:
 
 def program() -> None:
     """The installed command `jaxsr`."""
-    run_program(main)
+    run_program(main, lean=sys.argv[1:2] == ["restore"])
 
 
 if __name__ == "__main__":

@@ -11,28 +11,38 @@ TUNABLES = {
     "glibc.malloc.hugetlb": 1,
     "glibc.malloc.mmap_threshold": 1 << 40,
     "glibc.malloc.trim_threshold": 1 << 40,
-    "glibc.malloc.top_pad": 1 << 28,
+    "glibc.malloc.top_pad": 1 << 26,
     # Other arenas than the first cannot hold large arrays, and would ask the system for them.
     "glibc.malloc.arena_max": 1,
 }
+LEAN = {"glibc.malloc.mmap_threshold": 1 << 26, "glibc.malloc.trim_threshold": 1 << 28}
+"""Instead of the above where memory has to stay flat: what is larger goes back when it is freed. A
+kept heap is never whole again once something small lies in the place of something large: restoring 16
+megapixels took 2.5 GB at its peak."""
 SWITCH = "JAXSR_ALLOCATOR"
 
 
-def with_tunables(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a process that keeps freed memory; what it sets itself stays."""
+def with_tunables(environment: dict[str, str], *, lean: bool = False) -> dict[str, str]:
+    """The environment of a process that keeps freed memory; what it sets itself stays.
+
+    Args:
+      environment: of this process.
+      lean: keep only what is small.
+    """
+    tunables = TUNABLES | (LEAN if lean else {})
     given = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
     named = {part.split("=")[0] for part in given}
-    ours = [f"{name}={value}" for name, value in TUNABLES.items() if name not in named]
+    ours = [f"{name}={value}" for name, value in tunables.items() if name not in named]
     return environment | {"GLIBC_TUNABLES": ":".join(given + ours)}
 
 
-def keep_freed_memory() -> None:
-    """Starts the process again with `TUNABLES`, which glibc reads when a program is loaded.
+def keep_freed_memory(*, lean: bool = False) -> None:
+    """Starts the process again with those settings, which glibc reads when a program is loaded.
 
     Does nothing where they are set already, without glibc, or with `JAXSR_ALLOCATOR=system`. Call
     it first in a program of its own, never in somebody else's.
     """
-    wanted = with_tunables(dict(os.environ))
+    wanted = with_tunables(dict(os.environ), lean=lean)
     set_already = wanted["GLIBC_TUNABLES"] == os.environ.get("GLIBC_TUNABLES")
     if set_already or os.environ.get(SWITCH) == "system" or not _has_glibc():
         return

@@ -18,13 +18,14 @@ WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
-def run_program(main: Callable[[], int]) -> NoReturn:
+def run_program(main: Callable[[], int], *, lean: bool = False) -> NoReturn:
     """Runs `main` as the process's own program: its allocator is set up first.
 
     Args:
       main: reads `sys.argv`; returns the exit status.
+      lean: whether memory has to stay flat; see `jaxsr.allocator`.
     """
-    keep_freed_memory()
+    keep_freed_memory(lean=lean)
     sys.exit(main())
 
 
