@@ -2,11 +2,11 @@
 
 Every contender trains the same objective with the same optimiser and updates. Each lives in a
 process of its own, stopped while another has its turn: idle threads of torch.compile slow others by
-half. Every round times a few steps of each, waiting for the device inside the timed region. All have
-the allocator settings of jaxsr's commands, unless `--allocator own` leaves torch with what it gets
-when it is run as it comes. Reported are the median and spread over rounds, the ratio to the best
-torch, the time to the first finished step with an empty and with a filled compilation cache, and the
-process's peak memory.
+half. Every round times a few steps of each, waiting for the device inside the timed region. All
+have the allocator settings of jaxsr's commands, unless `--allocator own` leaves torch with what it
+gets when it is run as it comes. Reported are the median and spread over rounds, the ratio to the
+best torch, the time to the first finished step with an empty and with a filled compilation cache,
+and the process's peak memory.
 """
 
 import dataclasses

@@ -6,12 +6,13 @@ batches of tiles, already cut), and what memory the process took at its peak.
 
     python benchmarks/restore.py [--model FILE] [--sizes 320x180 1280x720] [--out FILE.json]
 
-Contenders: `jax`, `jax_mesh` (on CPUs with a device for each core, as `--mesh` has it), and torch `eager`, `channels_last` and `compiled` (`torch.compile`'s default).
-Each runs in a process of its own, so that memory peaks are its own; every round starts all of them
-anew. The first batch of each process, which compiles, stands apart. Medians over all calls of the
-rounds and the spread from least to most. A size gets fewer rounds than asked for, but at least one,
-where they would take over a quarter of an hour: the figures say how many it got. Without --model
-the network is the one that jaxsr ships.
+Contenders: `jax`, `jax_mesh` (on CPUs with a device for each core, as `--mesh` has it), and torch
+`eager`, `channels_last` and `compiled` (`torch.compile`'s default). Each runs in a process of its
+own, so that memory peaks are its own; every round starts all of them anew. The first batch of each
+process, which compiles, stands apart. Medians over all calls of the rounds and the spread from
+least to most. A size gets fewer rounds than asked for, but at least one, where they would take over
+a quarter of an hour: the figures say how many it got. Without --model the network is the one that
+jaxsr ships.
 """
 
 import argparse

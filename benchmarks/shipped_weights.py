@@ -2,15 +2,16 @@
 
     python benchmarks/shipped_weights.py --photos kodak/ [--ensemble] [--out FILE.json]
 
-Held out are the photos that the recipe in `jaxsr/weights/README.md` holds out of the same folder, and
-those of the wheels. Each is cut to a multiple of four, shrunk as MATLAB's imresize does, rounded to 8
-bits and enlarged again. PSNR and SSIM are scikit-image's, on MATLAB's Y of 8-bit pictures, 4 pixels cut
-from each border.
+Held out are the photos that the recipe in `jaxsr/weights/README.md` holds out of the same folder,
+and those of the wheels. Each is cut to a multiple of four, shrunk as MATLAB's imresize does,
+rounded to 8 bits and enlarged again. PSNR and SSIM are scikit-image's, on MATLAB's Y of 8-bit
+pictures, 4 pixels cut from each border.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _timing import surroundings
@@ -61,14 +62,14 @@ def main() -> None:
             truth = picture[:height, :width]
             small = resized(truth, (height // 4, width // 4))
             bicubic = resized(small, (height, width))
-            ours = restore(
-                small, options.weights and str(options.weights), ensemble=options.ensemble
-            )
-            row = {"photo": str(name), "folder": "wheels" if folder is None else "photos"}
+            weights = options.weights and str(options.weights)
+            ours = np.asarray(restore(small, weights, ensemble=options.ensemble))
+            where = "wheels" if folder is None else "photos"
+            row: dict[str, Any] = {"photo": str(name), "folder": where}
             for kind, image in (("bicubic", bicubic), ("ours", ours)):
                 pair = luma(truth), luma(image)
                 row[f"psnr_{kind}"] = peak_signal_noise_ratio(*pair, data_range=255)
-                row[f"ssim_{kind}"] = structural_similarity(*pair, data_range=255)
+                row[f"ssim_{kind}"] = float(structural_similarity(*pair, data_range=255))  # pyright: ignore[reportArgumentType]
             row["gain_db"] = row["psnr_ours"] - row["psnr_bicubic"]
             rows.append(row)
             print(f"{row['photo']:<16}{row['psnr_bicubic']:8.2f}{row['psnr_ours']:8.2f}"

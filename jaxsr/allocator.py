@@ -17,8 +17,8 @@ TUNABLES = {
 }
 LEAN = {"glibc.malloc.mmap_threshold": 1 << 26, "glibc.malloc.trim_threshold": 1 << 28}
 """Instead of the above where memory has to stay flat: what is larger goes back when it is freed. A
-kept heap is never whole again once something small lies in the place of something large: restoring 16
-megapixels took 2.5 GB at its peak."""
+kept heap is never whole again once something small lies in the place of something large:
+restoring 16 megapixels took 2.5 GB at its peak."""
 SWITCH = "JAXSR_ALLOCATOR"
 
 
