@@ -11,7 +11,7 @@ are a roofline and labelled as estimates.
 - `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
   local, on 8 chips of three kinds in both dtypes.
 - `folding`: a step with narrow convolutions folded into lanes (docs/lane-folding.md), and as they
-  are, on one chip, with the largest batch that fits it. Those of the other rows are folded.
+  are, on one chip, with the largest batch that fits it. Other rows have what `auto` chooses.
 - `scale`: the same on 8, 64 and 256 chips: what a device computes and sends must not grow.
 - `fsdp`: parameters and optimiser state split in two, against plain data parallelism.
 - `llama`: Llama-3.1-8B's prefill and decode, tensor-parallel over 8 chips, a cache of 8192 tokens.

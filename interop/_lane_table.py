@@ -1,7 +1,7 @@
 """Columns to fold by most channels: what fills 128 lanes, where that has been seen to pay.
 
-A start, from the estimates of whole blocks in docs/lane-folding.md and of convolutions alone;
-`benchmarks/lane_folding_table.py` writes this file anew from a search over folds on each chip.
+Made by hand. `benchmarks/lane_folding_table.py` writes this file anew from a search over folds on each
+chip; docs/lane-folding.md says how far that search has come.
 """
 
 FOLDS = {

@@ -10,8 +10,8 @@ Folded one column at a time, images lie so from layer to layer.
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
 
-Which fold a width gets is a table made from what the TPU compiler estimates
-(`benchmarks/lane_folding_table.py`).
+Which fold a width gets is a table (`_lane_table.py`): what fills a TPU's lanes, checked against what
+its compiler estimates as far as docs/lane-folding.md says.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ CHIPS = {
     "TPU v5": "v5p",
     "TPU v5p": "v5p",
 }
-"""JAX's names of the devices that the table was made for."""
+"""JAX's names of the devices that the table has."""
 _OTHERS = "v5e"
 _WIDEST = 512
 """Input lanes beyond which no convolution is folded."""

@@ -1,12 +1,17 @@
 """Every way of applying a table of taps, each against NumPy's dense product with that table."""
 
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
-from jaxsr.ops._passes import by_products, by_sums
+from jaxsr.ops import _passes
+from jaxsr.ops._passes import by_products, by_sums, on_cpu
 from jaxsr.ops._resample import by_gather, by_loop, by_matmul, by_phase, plan_phases
 from jaxsr.ops._taps_torch import torch_passes
 
@@ -121,3 +126,30 @@ def test_products_for_tpu_agree_with_sums(sizes, bad):
     gradient = jax.jit(jax.grad(lambda x: by_products(x, passes).sum()))(np.nan_to_num(x))
     other = jax.jit(jax.grad(lambda x: by_sums(x, passes).sum()))(np.nan_to_num(x))
     np.testing.assert_allclose(gradient, other, atol=1e-5, rtol=0)
+
+
+def test_a_cpu_multiplies_where_gathered_columns_would_evict_each_other(monkeypatch):
+    monkeypatch.setattr(_passes, "CACHE_BYTES", 0)
+    monkeypatch.setattr(_passes, "SAME_SET_BYTES", 4)
+    image = np.random.default_rng(0).standard_normal((2, 3, 8, 13), np.float32)
+    options: dict[str, Any] = {"mode": "bilinear", "align_corners": True}
+    passes = torch_passes(
+        image.shape, image.dtype, (2, 3), (16, 27),
+        method="bilinear", antialias=False, align_corners=True, scale=(None, None),
+    )  # fmt: skip
+    run = jax.jit(lambda x: on_cpu(x, passes))
+    assert "dot_general" in str(jax.make_jaxpr(run)(image))
+    for bad in (0.0, np.nan, np.inf):
+        image[0, 1, 3, 5] = bad
+        want = F.interpolate(torch.from_numpy(image), (16, 27), **options)
+        np.testing.assert_allclose(run(image), want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_on_a_cpu_scatters_nothing():
+    passes = torch_passes(
+        (1, 2, 8, 9), np.dtype(np.float32), (2, 3), (15, 18),
+        method="bilinear", antialias=False, align_corners=True, scale=(None, None),
+    )  # fmt: skip
+    image = jnp.ones((1, 2, 8, 9))
+    gradient = jax.grad(lambda x: on_cpu(x, passes).sum())
+    assert "scatter" not in str(jax.make_jaxpr(gradient)(image))
