@@ -251,7 +251,10 @@ def both_ways(network, shape, *, dtype="float32", train=True, remat=(), seed=0, 
     return results
 
 
-@pytest.mark.parametrize(("how", "width"), [("folded", 8), ("folded", 11), ("channels last", 11)])
+@pytest.mark.parametrize(
+    ("how", "width"),
+    [pytest.param("folded", 8, marks=pytest.mark.slow), ("folded", 11), ("channels last", 11)],
+)
 @pytest.mark.parametrize("name", BETWEEN)
 def test_every_operation_between_convolutions(name, how, width):
     torch.manual_seed(0)

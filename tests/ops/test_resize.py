@@ -212,6 +212,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     st.sampled_from([(c, m) for c in CONVENTIONS for m in METHODS[c]]),

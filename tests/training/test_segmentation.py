@@ -44,6 +44,7 @@ def test_eight_devices_equal_one():
     assert losses(dataclasses.replace(SMALL, mesh="8")) == pytest.approx(losses(SMALL), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_scenes_and_its_weights_detect(tmp_path, capsys):
     options = (
         "mshnet", "--out", tmp_path, "--steps", 4, "--warmup-epochs", 1, "--batch", 8,
