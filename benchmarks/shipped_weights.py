@@ -50,12 +50,13 @@ def main() -> None:
 
     from jaxsr import restore
     from jaxsr.data.photos import open_training_photos
+    from jaxsr.training.span import RESTORE
 
     options = tyro.cli(Options, description=(__doc__ or "").splitlines()[0])
     folders = [options.photos, None] if options.photos else [None]
     rows = []
     for folder in folders:
-        held = open_training_photos(folder, None, crop=1)[1]
+        held = open_training_photos(folder, None, crop=1, held_out=RESTORE.held_out)[1]
         for index, name in enumerate(held.names):
             picture = held.read(index)
             height, width = (n // 4 * 4 for n in picture.shape[:2])
