@@ -49,6 +49,8 @@ class RaceOptions:
     allocator: Literal["kept", "own"] = "kept"
     """Every contender keeps freed memory in huge pages (`jaxsr.allocator`), or, as when torch is
     run as it comes, only jaxsr."""
+    lane_folding: Literal["auto", "off"] = "auto"
+    """How jaxsr holds images: auto puts channels last on CPUs, off has them as torch does."""
     rounds: int = 7
     """Turns of each contender."""
     steps: int = 3
@@ -105,15 +107,21 @@ def race_steps(
         first_cold = cold.ready()["first_step_s"] if cold else None
         if cold:
             cold.stop()
-        players, starts = {}, {}
-        for name in options.contenders:
-            players[name] = _start(name, options, cache)
-            starts[name] = players[name].ready()
-        times: dict[str, list[float]] = {name: [] for name in players}
-        for _ in range(options.rounds):
-            for name, player in players.items():
-                times[name].append(player.turn())
-        ends = {name: player.stop() for name, player in players.items()}
+        players: dict[str, _Player] = {}
+        starts = {}
+        times: dict[str, list[float]] = {name: [] for name in options.contenders}
+        try:
+            for name in options.contenders:
+                players[name] = _start(name, options, cache)
+                starts[name] = players[name].ready()
+            for _ in range(options.rounds):
+                for name, player in players.items():
+                    times[name].append(player.turn())
+            ends = {name: player.stop() for name, player in players.items()}
+        finally:
+            # Who is stopped would wait for ever, with all its memory.
+            for player in players.values():
+                player.process.kill()
     rows = []
     for name in players:
         step = median(times[name])
@@ -242,7 +250,7 @@ def _jax_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
     work = workload(told)
     phase = work.objective.phase(work.phase)
     optimizers = {p.network: make_optimizer(OptimizerConfig(), 1000) for p in phase.players}
-    config = StepConfig(compute_dtype=told["dtype"])
+    config = StepConfig(compute_dtype=told["dtype"], lane_folding=told["lane_folding"])
     model = convert(work.objective, config)
     mesh = meshes.make_mesh(told["mesh"])
     state = init_state(model, optimizers, exported=work.exported, seed=0, ema=False)

@@ -5,6 +5,7 @@ lies to the right, in a kernel over whole groups; where a copy has no tap there 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,9 @@ def convolve_folded(
       dilation: rows and columns between taps.
     """
     if x.fold == 1:
-        return _one_column(x, weight, bias, stride, padding, dilation)
+        array = _one_column(x.array, weight, stride, padding, dilation)
+        array = array if bias is None else array + bias
+        return Folded(array, (weight.shape[0],), array.shape[2], 1)
     (sh, s), (dh, d), (ph, p) = stride, dilation, padding
     out_fold = x.fold // s if x.fold % s == 0 else x.fold
     step = out_fold * s // x.fold
@@ -70,25 +73,16 @@ def convolve_folded(
 
 
 def _one_column(
-    x: Folded,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Folded:
-    """`convolve_folded` of groups of one column, which are pixels with their channels last."""
+    x: jax.Array, weight: jax.Array, stride: Any, padding: Any, dilation: Any
+) -> jax.Array:
+    """Groups of one column are pixels with their channels last: an ordinary convolution, NHWC."""
     pairs = [(p, p) for p in padding]
     if tuple(stride) == tuple(dilation) == (1, 1):
-        array = convolve(x.array, weight, pairs, channels_last=True)
-    else:
-        array = lax.conv_general_dilated(
-            x.array, weight, stride, pairs,
-            rhs_dilation=dilation, dimension_numbers=("NHWC", "OIHW", "NHWC"),
-        )  # fmt: skip
-    if bias is not None:
-        array = array + bias
-    return Folded(array, (weight.shape[0],), array.shape[2], 1)
+        return convolve(x, weight, pairs, channels_last=True)
+    return lax.conv_general_dilated(
+        x, weight, stride, pairs,
+        rhs_dilation=dilation, dimension_numbers=("NHWC", "OIHW", "NHWC"),
+    )  # fmt: skip
 
 
 def folded_kernel(
