@@ -1,7 +1,7 @@
 """Columns to fold by most channels: what fills 128 lanes, where that has been seen to pay.
 
-Made by hand. `benchmarks/lane_folding_table.py` writes this file anew from a search over folds on each
-chip; docs/lane-folding.md says how far that search has come.
+Made by hand. `benchmarks/lane_folding_table.py` writes this file anew from a search over folds on
+each chip; docs/lane-folding.md says how far that search has come.
 """
 
 FOLDS = {

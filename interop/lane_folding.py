@@ -10,8 +10,8 @@ Folded one column at a time, images lie so from layer to layer.
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
 
-Which fold a width gets is a table (`_lane_table.py`): what fills a TPU's lanes, checked against what
-its compiler estimates as far as docs/lane-folding.md says.
+Which fold a width gets is a table (`_lane_table.py`): what fills a TPU's lanes, checked against
+what its compiler estimates as far as docs/lane-folding.md says.
 """
 
 import dataclasses
