@@ -12,26 +12,27 @@ own, so that memory peaks are its own; every round starts all of them anew. The 
 process, which compiles, stands apart. Medians over all calls of the rounds and the spread from
 least to most. A size gets fewer rounds than asked for, but at least one, where they would take over
 a quarter of an hour: the figures say how many it got. Without --model the network is the one that
-jaxsr ships.
+jaxsr ships. A row is written as soon as its size is done, with its own commit and load, in the place
+of the same size and contender; other rows of the file stay.
 """
 
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from _timing import surroundings
 
 from jaxsr.allocator import with_tunables
+from jaxsr.interop.weights import write_whole
 
 CONTENDERS = ("jax", "jax_mesh", "eager", "channels_last", "compiled")
 JAX = CONTENDERS[:2]
@@ -135,25 +136,25 @@ def timed(call: Any) -> list[float]:
     return seconds
 
 
-def commit() -> str | None:
-    found = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or None
-
-
 def machine() -> dict[str, Any]:
+    """What a row means nothing without."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "cpus": os.cpu_count(),
-        "gpu": gpu,
-        "load_average": os.getloadavg(),
-        "versions": {name: version(name) for name in ("jax", "torch", "numpy", "pillow")},
-        "commit": commit(),
-    }
+    return {**surroundings(), "gpu": gpu}
+
+
+def keep(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows to the file, in the place of those of the same size and contender."""
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    kept = {(row["size"], row["contender"]): row for row in (*before, *rows)}
+
+    def order(row: dict[str, Any]) -> tuple[int, int]:
+        width, height = map(int, row["size"].split("x"))
+        return width * height, CONTENDERS.index(row["contender"])
+
+    result = {"benchmark": "restore", "rows": sorted(kept.values(), key=order)}
+    write_whole(path, (json.dumps(result, indent=2) + "\n").encode())
 
 
 def summary(rows: list[dict[str, Any]], size: tuple[int, int], contender: str) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def race(options: Any, size: str, source: Path) -> dict[str, list[dict[str, Any]
             if options.model:
                 command += ["--model", options.model]
             keeps = contender in JAX or options.allocator == "kept"
-            environment = with_tunables(dict(os.environ), lean=True) if keeps else None
+            environment = with_tunables(dict(os.environ), command="restore") if keeps else None
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, env=environment
             )
@@ -213,28 +214,26 @@ def main() -> None:
         width, height = map(int, text.split("x"))
         print(json.dumps(measure(contender, options.model, Path(source), (height, width))))
         return
-    rows = []
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for text in options.sizes:
             width, height = map(int, text.split("x"))
             source = picture_file(Path(folder), (height, width))
-            found = race(options, text, source)
-            for contender, measured in found.items():
-                if not measured:
-                    continue
-                row = summary(measured, (height, width), contender)
-                rows.append(row)
+            shared = {"allocator": options.allocator, **machine()}
+            rows = [
+                {**summary(measured, (height, width), contender), **shared}
+                for contender, measured in race(options, text, source).items()
+                if measured
+            ]
+            keep(options.out, rows)
+            for row in rows:
                 print(
-                    f"{row['size']:>10} {contender:<14} network {row['network_mp_per_s']:8.3f} MP/s"
-                    f"   files {row['files_mp_per_s']:8.3f} MP/s   peak {row['peak_mb']:6.0f} MB"
-                    f"   {row['tiles']} tiles of {row['tile'][1]}×{row['tile'][0]}",
+                    f"{row['size']:>10} {row['contender']:<14} "
+                    f"network {row['network_mp_per_s']:8.3f} MP/s   "
+                    f"files {row['files_mp_per_s']:8.3f} MP/s   peak {row['peak_mb']:6.0f} MB   "
+                    f"{row['tiles']} tiles of {row['tile'][1]}×{row['tile'][0]}",
                     flush=True,
                 )
-    asked = {"rounds": options.rounds, "allocator": options.allocator}
-    result = {"benchmark": "restore", **asked, **machine(), "rows": rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ The gradient of a larger kernel correlates the input with the output's gradient.
 patches of the input and multiplies them by the output's gradient, so that the output channels fill
 the vector registers: three of them fill a fifth. The other way round, with patches of the output's
 gradient, the input channels do: 64 to 3 channels of 9×9 on 8 images of 96² take 23 ms that way,
-against 128; 64 to 256 of 3×3 at 48² take 49 against 60. Fewer outputs than inputs that fill a
-register themselves lose (96 to 32 at 128²: 123 against 39), as do narrow inputs.
+against 128 (with channels last 28 against 86). Fewer outputs than inputs that fill a register
+themselves lose (96 to 32 at 128²: 123 against 39), as do narrow inputs. With channels first the
+other way also wins for more outputs than inputs, 64 to 256 of 3×3 at 48² by 49 against 60; with
+channels last it loses there by 52 against 38.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ LANES = 16
 """float32 numbers in a vector register: fewer input channels leave some of it unused."""
 
 WIDE = 64
-"""Input channels from which on the other way round also wins where outputs are more."""
+"""Input channels from which on the other way also wins where outputs are more, channels first."""
 
 _FIRST = ("NCHW", "OIHW", "NCHW")
 _LAST = ("NHWC", "OIHW", "NHWC")
@@ -52,7 +54,7 @@ def convolve(
     if kernel == [1, 1] and form.padding == ((0, 0), (0, 0)) and x.size:
         return lax.platform_dependent(x, weight, cpu=form.product, default=form.plain)
     few = outputs < LANES <= inputs
-    own = few or outputs > inputs >= WIDE
+    own = few or (outputs > inputs >= WIDE and not channels_last)
     return _convolve(form, x, weight) if own else form.plain(x, weight)
 
 

@@ -32,7 +32,7 @@ def main() -> int:
 
 def program() -> None:
     """The installed command `jaxsr`."""
-    run_program(main, lean=sys.argv[1:2] == ["restore"])
+    run_program(main, "".join(sys.argv[1:2]))
 
 
 if __name__ == "__main__":

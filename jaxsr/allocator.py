@@ -1,7 +1,7 @@
 """glibc's allocator, told to keep the memory of freed arrays, in huge pages.
 
 An array of many megabytes is given back to the system when it is freed and comes back page by page,
-zeroed. On a CPU that is a third of a training step of MSHNet and a sixth of restoring a tile.
+zeroed, at a cost like that of computing it (docs/ops.md has figures).
 """
 
 import os
@@ -19,30 +19,31 @@ LEAN = {"glibc.malloc.mmap_threshold": 1 << 26, "glibc.malloc.trim_threshold": 1
 """Instead of the above where memory has to stay flat: what is larger goes back when it is freed. A
 kept heap is never whole again once something small lies in the place of something large:
 restoring 16 megapixels took 2.5 GB at its peak."""
+LEAN_COMMANDS = frozenset({"restore"})
 SWITCH = "JAXSR_ALLOCATOR"
 
 
-def with_tunables(environment: dict[str, str], *, lean: bool = False) -> dict[str, str]:
+def with_tunables(environment: dict[str, str], *, command: str = "") -> dict[str, str]:
     """The environment of a process that keeps freed memory; what it sets itself stays.
 
     Args:
       environment: of this process.
-      lean: keep only what is small.
+      command: of jaxsr; some of them keep only what is small.
     """
-    tunables = TUNABLES | (LEAN if lean else {})
+    tunables = TUNABLES | (LEAN if command in LEAN_COMMANDS else {})
     given = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
     named = {part.split("=")[0] for part in given}
     ours = [f"{name}={value}" for name, value in tunables.items() if name not in named]
     return environment | {"GLIBC_TUNABLES": ":".join(given + ours)}
 
 
-def keep_freed_memory(*, lean: bool = False) -> None:
+def keep_freed_memory(command: str = "") -> None:
     """Starts the process again with those settings, which glibc reads when a program is loaded.
 
     Does nothing where they are set already, without glibc, or with `JAXSR_ALLOCATOR=system`. Call
     it first in a program of its own, never in somebody else's.
     """
-    wanted = with_tunables(dict(os.environ), lean=lean)
+    wanted = with_tunables(dict(os.environ), command=command)
     set_already = wanted["GLIBC_TUNABLES"] == os.environ.get("GLIBC_TUNABLES")
     if set_already or os.environ.get(SWITCH) == "system" or not _has_glibc():
         return

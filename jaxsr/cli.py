@@ -18,14 +18,14 @@ WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
-def run_program(main: Callable[[], int], *, lean: bool = False) -> NoReturn:
+def run_program(main: Callable[[], int], command: str) -> NoReturn:
     """Runs `main` as the process's own program: its allocator is set up first.
 
     Args:
       main: reads `sys.argv`; returns the exit status.
-      lean: whether memory has to stay flat; see `jaxsr.allocator`.
+      command: the name of what it runs.
     """
-    keep_freed_memory(lean=lean)
+    keep_freed_memory(command)
     sys.exit(main())
 
 

@@ -101,4 +101,4 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 }
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, "compare")

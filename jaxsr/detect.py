@@ -40,4 +40,4 @@ def _detect(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, "detect")

@@ -111,4 +111,4 @@ def _start(platform: str) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, "doctor")

@@ -68,4 +68,4 @@ def _evaluate(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, "evaluate")

@@ -393,4 +393,4 @@ class _Session:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, "generate")

@@ -119,4 +119,4 @@ def _run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_program(main, lean=True)
+    run_program(main, "restore")

@@ -185,4 +185,4 @@ def _differences(before: Any, now: Any) -> str:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, "train")
