@@ -12,8 +12,8 @@ own, so that memory peaks are its own; every round starts all of them anew. The 
 process, which compiles, stands apart. Medians over all calls of the rounds and the spread from
 least to most. A size gets fewer rounds than asked for, but at least one, where they would take over
 a quarter of an hour: the figures say how many it got. Without --model the network is the one that
-jaxsr ships. A row is written as soon as its size is done, with its own commit and load, in the place
-of the same size and contender; other rows of the file stay.
+jaxsr ships. Rows are written as soon as their size is done, with their own commit and load, in the
+place of those of the same size and contender; others in the file stay.
 """
 
 import argparse
