@@ -4,6 +4,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,9 +74,7 @@ class Program(nn.Module):
 steps = st.lists(st.tuples(*[st.integers(0, 30)] * 4, st.integers(0, 6)), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(steps)
-def test_views_and_writes_match_torch(program):
+def check_program(program):
     x = np.random.default_rng(0).standard_normal(BASE).astype(np.float32)
     tensor = torch.tensor(x, requires_grad=True)
     try:
@@ -94,3 +93,16 @@ def test_views_and_writes_match_torch(program):
     np.testing.assert_allclose(out, want.detach().numpy(), atol=1e-5)
     assert tensor.grad is not None
     np.testing.assert_allclose(grad, tensor.grad.numpy(), atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(steps)
+def test_views_and_writes_match_torch(program):
+    check_program(program)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_many_views_and_writes_match_torch(program):
+    check_program(program)

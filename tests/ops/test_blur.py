@@ -269,15 +269,8 @@ def test_empty_image():
 
 
 # Few shapes and windows, many draws: each new pair of them compiles a program.
-@settings(max_examples=400, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    shape=st.sampled_from([(1, 9, 8, 1), (2, 5, 16, 3), (1, 23, 2, 2)]),
-    window=st.sampled_from([(3, 0.6), (5, 1.1), (9, 2.5), (13, None)]),
-    border=st.sampled_from(["reflect101", "edge"]),
-    dtype=st.sampled_from([np.float32, np.uint8]),
-)
-def test_draws_against_opencv(seed, shape, window, border, dtype):
+def check_against_opencv(drawn):
+    seed, shape, window, border, dtype = drawn
     image = draw(shape, dtype, seed)
     size, sigma = window
     got = gaussian_blur(image, sigma=sigma, kernel_size=size, border=border, convention="opencv")
@@ -286,3 +279,25 @@ def test_draws_against_opencv(seed, shape, window, border, dtype):
         np.testing.assert_array_equal(got, want)
     else:
         np.testing.assert_allclose(got, want, atol=TOLERANCE)
+
+
+IMAGES = st.tuples(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1, 9, 8, 1), (2, 5, 16, 3), (1, 23, 2, 2)]),
+    st.sampled_from([(3, 0.6), (5, 1.1), (9, 2.5), (13, None)]),
+    st.sampled_from(["reflect101", "edge"]),
+    st.sampled_from([np.float32, np.uint8]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(IMAGES)
+def test_draws_against_opencv(drawn):
+    check_against_opencv(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(IMAGES)
+def test_many_draws_against_opencv(drawn):
+    check_against_opencv(drawn)

@@ -114,14 +114,8 @@ OPTIONS = [
 ]
 
 
-@settings(max_examples=800, deadline=None)
-@given(
-    st.sampled_from([(1, 61, 97), (2, 64, 48), (1, 5, 90), (1, 33, 1)]),
-    st.sampled_from(OPTIONS),
-    st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=2),
-    st.sampled_from([np.float32, np.uint8, bool]),
-)
-def test_box_matches_the_rule_on_draws(shape, options, corners, dtype):
+def check_box(drawn):
+    shape, options, corners, dtype = drawn
     frames, height, width = shape
     boxes = []
     for u, v, s, t in corners[:frames]:
@@ -132,6 +126,27 @@ def test_box_matches_the_rule_on_draws(shape, options, corners, dtype):
     assert got == rule(masks[..., 0], **options)
     x1, y1, x2, y2 = got
     assert 0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height
+
+
+BOXES = st.tuples(
+    st.sampled_from([(1, 61, 97), (2, 64, 48), (1, 5, 90), (1, 33, 1)]),
+    st.sampled_from(OPTIONS),
+    st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=2),
+    st.sampled_from([np.float32, np.uint8, bool]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(BOXES)
+def test_box_matches_the_rule_on_draws(drawn):
+    check_box(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(BOXES)
+def test_box_matches_the_rule_on_many_draws(drawn):
+    check_box(drawn)
 
 
 def clip(shape=(3, 70, 90, 3), dtype: type = np.float32):
