@@ -11,7 +11,9 @@ are a roofline and labelled as estimates.
 - `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
   local, on 8 chips of three kinds in both dtypes.
 - `folding`: a step with narrow convolutions folded into lanes (docs/lane-folding.md), and as they
-  are, on one chip, with the largest batch that fits it. Other rows have what `auto` chooses.
+  are, on one chip, with the largest batch that fits it: found by compiling, or, where one
+  compilation takes minutes, by the memory of this one in proportion, which the row says. Other rows
+  have what `auto` chooses.
 - `scale`: the same on 8, 64 and 256 chips: what a device computes and sends must not grow.
 - `fsdp`: parameters and optimiser state split in two, against plain data parallelism.
 - `llama`: Llama-3.1-8B's prefill and decode, tensor-parallel over 8 chips, a cache of 8192 tokens.
@@ -48,6 +50,8 @@ FOLDED_STEPS = (
     ("span", "restore", "pretrain"),
     ("fast-srgan", "super-resolution", "pretrain"),
 )
+LONGEST_SEARCHED_S = 120.0
+"""A step that compiles longer is not compiled for other batches."""
 LLAMA_3_1_8B = {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -156,7 +160,11 @@ def train(
         "batch_norm": batch_norm,
         "lane_folding": lane_folding,
     }
-    if largest and ahead.compiles:
+    if largest and ahead.compiles and ahead.compile_s > LONGEST_SEARCHED_S:
+        assert ahead.memory is not None
+        part = ahead.memory.available / ahead.memory.total
+        facts |= {"largest_batch_in_proportion": int(task.config.batch * part)}
+    elif largest and ahead.compiles:
         batch, step = task.config.batch, task.config.mesh_shape.devices
         found, trials = largest_batch(
             lambda rows: steps.compile(phase, batch=rows), ahead,
