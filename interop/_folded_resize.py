@@ -123,17 +123,44 @@ def shuffle(x: Folded, factor: int) -> Folded | None:
     if x.fold * factor * channels > LANES:
         # Each column becomes a group of its own: more columns in one would only add zeros to the
         # next kernel.
+        places = tuple(int(p) for p in np.argsort(column_order(x.fold)))
         made = x.again(arrange, (factor * channels,) * factor)
-        n, height, groups, _ = made.array.shape
-        array = made.array.reshape(n, height, groups, factor, x.fold, factor * channels)
-        array = to_columns(array, 4, x.fold).transpose(0, 1, 3, 2, 4, 5)
-        array = array.reshape(n, height * factor, groups * x.fold, factor * channels)
+        # Whole stretches of lanes side by side: as one transpose XLA walks through single ones.
+        array = _spread_lanes(made.array, factor, places)
         return Folded(array[:, :, : x.width], (channels,), x.width * factor, factor)
     made = x.again(arrange, (channels,) * factor**2)
-    n, height, groups, lanes = made.array.shape
-    array = made.array.reshape(n, height, groups, factor, lanes // factor)
-    array = array.transpose(0, 1, 3, 2, 4).reshape(n, height * factor, groups, lanes // factor)
+    array = _spread_lanes(made.array, factor, (0,))
     return Folded(array, (channels,), x.width * factor, x.fold * factor)
+
+
+def _spread_lanes(array: jax.Array, rows: int, places: tuple[int, ...]) -> jax.Array:
+    """(N, H, G, rows·places·L) as (N, H·rows, G·places, L): lanes by row first, then by place.
+
+    A TPU does it quickest as one transpose, and back again as whole stretches of lanes.
+    """
+
+    @jax.custom_jvp
+    def spread(array: jax.Array) -> jax.Array:
+        n, height, groups, _ = array.shape
+        split = array.reshape(n, height, groups, rows, len(places), -1)
+        ordered = split if len(places) < 3 else split[:, :, :, :, np.asarray(places)]
+        return merged(ordered.transpose(0, 1, 3, 2, 4, 5))
+
+    def by_stretches(array: jax.Array) -> jax.Array:
+        pieces = jnp.split(array, rows * len(places), axis=3)
+        pieces = [pieces[row * len(places) + p] for row in range(rows) for p in places]
+        split = jnp.stack(pieces).reshape(rows, len(places), *array.shape[:3], -1)
+        return merged(split.transpose(2, 3, 0, 4, 1, 5))
+
+    def merged(split: jax.Array) -> jax.Array:
+        n, height, _, groups, _, lanes = split.shape
+        return split.reshape(n, height * rows, groups * len(places), lanes)
+
+    @spread.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        return spread(*primals), by_stretches(*tangents)
+
+    return spread(array)
 
 
 def pool(x: Folded, reduce: Any) -> Folded | None:

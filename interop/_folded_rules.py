@@ -3,6 +3,7 @@
 A rule returns the result, folded or not, or None where it does not apply.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch.nn import functional as F
 
 from jaxsr.interop import _torchax
 from jaxsr.interop._dispatch import OWN, PREFER_DECOMPOSITION, Trace, cast, handles_function
@@ -384,14 +386,20 @@ def _pixel_shuffle(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict,
 # ---- normalisation of each sample; that of the batch is in `_lowerings.py`
 
 
-@handles_function(torch.instance_norm)
+_INSTANCE_NORM = inspect.signature(F.instance_norm)
+
+
+@handles_function(F.instance_norm)
 def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    if kwargs or len(args) < 8:
-        return func(*args, **kwargs)
-    x, weight, bias, mean, var, from_input, _, eps = args[:8]
+    given = _INSTANCE_NORM.bind(*args, **kwargs)
+    given.apply_defaults()
+    x, weight, bias, eps = (given.arguments[n] for n in ("input", "weight", "bias", "eps"))
     image = x.folded if isinstance(x, JaxTensor) else None
-    if image is None or mean is not None or var is not None or not from_input:
+    running = any(given.arguments[n] is not None for n in ("running_mean", "running_var"))
+    if image is None or running or not given.arguments["use_input_stats"]:
         return func(*args, **kwargs)
+    if math.prod(image.shape[2:]) < 2:
+        return func(*args, **kwargs)  # torch refuses a single pixel
     tensors = [x] + [trace._ours(t) for t in (weight, bias) if t is not None]
     wide = image.array.astype(jnp.promote_types(image.dtype, jnp.float32))
     count = image.shape[2] * image.shape[3]

@@ -294,6 +294,28 @@ def test_recomputed_blocks_hand_folded_images_over():
     assert [v.aval.shape for v in block.outvars if v.aval.ndim == 4] == [(2, 6, 2, 24)]
 
 
+STAY = (
+    "batch norm", "batch norm, cumulative", "instance norm", "instance norm, affine", "prelu",
+    "silu", "gelu", "relu, in place", "log", "divided", "mean", "amax", "amin", "sums", "sum",
+    "max pool", "mean pool", "adaptive pool", "bilinear", "bilinear, corners", "bicubic",
+    "bilinear by 4", "nearest", "attention", "pixel shuffle", "pixel shuffle by 4", "stride",
+    "dropout, off",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FOLDINGS)
+@pytest.mark.parametrize("name", STAY)
+def test_no_image_is_turned_on_its_way(name, how):
+    folding = CHANNELS_LAST if how == "channels last" else LaneFolding({4: 8, 64: 2})
+    model = to_jax(Network(BETWEEN[name]), lane_folding=folding)
+    run = jax.make_jaxpr(lambda p, x: model.apply(p, model.buffers, x, train=True)[0])
+    equations = run(model.params, jnp.zeros((5, 3, 6, 16))).eqns
+    shapes = [e.outvars[0].aval.shape for e in equations if e.primitive.name == "transpose"]
+    # Not weights, nor maps of one or two channels, which are narrow folded as well.
+    turned = [s for s in shapes if len(s) == 4 and s[0] == 5 and not {1, 2} & set(s)]
+    assert len(turned) == 2  # into channels last at the start, and back at the end
+
+
 def test_channels_stay_last_from_layer_to_layer():
     network = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
