@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_columns, to_places
+from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_places
 from jaxsr.ops._taps import Taps
 
 LANES = 128
