@@ -372,7 +372,7 @@ class Trace:
                 )
             if self._replaces(target, value):
                 target.needs_grad |= value.needs_grad
-                target.cell.write(value.folded)
+                target.cell.write(value.image)
             else:
                 self.write(target, value.array(), value.needs_grad)
         if schema.is_out:
@@ -382,7 +382,7 @@ class Trace:
     def _replaces(self, target: JaxTensor, value: JaxTensor) -> bool:
         """Whether a write leaves nothing of the target, so that a folded image may stay folded."""
         return (
-            value.folded is not None
+            value.image is not None
             and target.view_of is None
             and torch.is_grad_enabled()
             and (target.shape, target.dtype) == (value.shape, value.dtype)

@@ -193,7 +193,7 @@ def spread_columns(x: jax.Array, like: Folded) -> jax.Array:
     if like.channels == 1 or like.fold == 1:
         return x
     ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=1) for c in like.parts], axis=1)
-    return _by_ones(x, ones)
+    return by_ones(x, ones)
 
 
 def sum_channels(x: jax.Array, like: Folded) -> jax.Array:
@@ -201,7 +201,7 @@ def sum_channels(x: jax.Array, like: Folded) -> jax.Array:
     if like.fold == 1:
         return jnp.sum(x.astype(jnp.promote_types(x.dtype, jnp.float32)), -1, keepdims=True)
     ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=0) for c in like.parts], axis=0)
-    return _by_ones(x, ones, jnp.promote_types(x.dtype, jnp.float32))
+    return by_ones(x, ones, jnp.promote_types(x.dtype, jnp.float32))
 
 
 def sum_columns(x: jax.Array, like: Folded) -> jax.Array:
@@ -220,7 +220,7 @@ def _over_columns(x: jax.Array, like: Folded, join: Callable[..., jax.Array]) ->
     return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
 
 
-def _by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
+def by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
     out = x.dtype if out is None else out
     # bfloat16 numbers go through one pass unchanged; float32 ones need the exact product.
     exact = jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_places
+from jaxsr.interop._shuffled import LANES, Shuffled, spread_lanes
 from jaxsr.ops._taps import Taps
 
-LANES = 128
-"""Of a TPU."""
 MOST_SHIFTS = 5
 """Neighbours that a pixel may read along one axis."""
 
@@ -95,7 +94,7 @@ def _rows(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
     return x.holding(array)
 
 
-def shuffle(x: Folded, factor: int) -> Folded | None:
+def shuffle(x: Folded, factor: int) -> Folded | Shuffled | None:
     """Pixel shuffle; None where the image does not come straight from a convolution.
 
     The convolution is made anew with its output channels in the order in which their pixels will
@@ -121,46 +120,15 @@ def shuffle(x: Folded, factor: int) -> Folded | None:
         return jnp.moveaxis(split, 0, 2).reshape(-1, *rest)
 
     if x.fold * factor * channels > LANES:
-        # Each column becomes a group of its own: more columns in one would only add zeros to the
-        # next kernel.
-        places = tuple(int(p) for p in np.argsort(column_order(x.fold)))
         made = x.again(arrange, (factor * channels,) * factor)
-        # Whole stretches of lanes side by side: as one transpose XLA walks through single ones.
-        array = _spread_lanes(made.array, factor, places)
-        return Folded(array[:, :, : x.width], (channels,), x.width * factor, factor)
+        found = Shuffled(made.array, channels, factor, x.fold)
+        if not x.padded:
+            return found
+        settled = found.settled()
+        return Folded(settled.array[:, :, : x.width], (channels,), x.width * factor, factor)
     made = x.again(arrange, (channels,) * factor**2)
-    array = _spread_lanes(made.array, factor, (0,))
+    array = spread_lanes(made.array, factor, (0,))
     return Folded(array, (channels,), x.width * factor, x.fold * factor)
-
-
-def _spread_lanes(array: jax.Array, rows: int, places: tuple[int, ...]) -> jax.Array:
-    """(N, H, G, rows·places·L) as (N, H·rows, G·places, L): lanes by row first, then by place.
-
-    A TPU does it quickest as one transpose, and back again as whole stretches of lanes.
-    """
-
-    @jax.custom_jvp
-    def spread(array: jax.Array) -> jax.Array:
-        n, height, groups, _ = array.shape
-        split = array.reshape(n, height, groups, rows, len(places), -1)
-        ordered = split if len(places) < 3 else split[:, :, :, :, np.asarray(places)]
-        return merged(ordered.transpose(0, 1, 3, 2, 4, 5))
-
-    def by_stretches(array: jax.Array) -> jax.Array:
-        pieces = jnp.split(array, rows * len(places), axis=3)
-        pieces = [pieces[row * len(places) + p] for row in range(rows) for p in places]
-        split = jnp.stack(pieces).reshape(rows, len(places), *array.shape[:3], -1)
-        return merged(split.transpose(2, 3, 0, 4, 1, 5))
-
-    def merged(split: jax.Array) -> jax.Array:
-        n, height, _, groups, _, lanes = split.shape
-        return split.reshape(n, height * rows, groups * len(places), lanes)
-
-    @spread.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        return spread(*primals), by_stretches(*tangents)
-
-    return spread(array)
 
 
 def pool(x: Folded, reduce: Any) -> Folded | None:

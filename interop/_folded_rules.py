@@ -31,6 +31,7 @@ from jaxsr.interop._folded import (
 from jaxsr.interop._folded_convolution import convolve_folded
 from jaxsr.interop._folded_resize import enlarge, pool, shuffle
 from jaxsr.interop._resampling import resize_images
+from jaxsr.interop._shuffled import Shuffled, convolve_shuffled
 from jaxsr.interop._tensor import JaxTensor
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def attempt(trace: Any, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any
     folding = trace.folding
     assert folding is not None
     tensors = [t for t in _leaves(args, kwargs) if isinstance(t, JaxTensor)]
-    if not any(t.folded is not None for t in tensors) and func not in (_ALWAYS | _ENTER):
+    if not any(t.image is not None for t in tensors) and func not in (_ALWAYS | _ENTER):
         return False, None
     found = _RULES.get(func)
     if found is None and _is_pointwise(func):
@@ -106,7 +107,7 @@ def _leaves(args: tuple, kwargs: dict) -> list[Any]:
 
 
 def _fitted(value: Any, meta: torch.Tensor, folding: "LaneFolding") -> Any:
-    if not isinstance(value, Folded):
+    if not isinstance(value, (Folded, Shuffled)):
         if callable(value):
             return value
         value = cast(value, to_jax_dtype(meta.dtype))
@@ -116,7 +117,7 @@ def _fitted(value: Any, meta: torch.Tensor, folding: "LaneFolding") -> Any:
     dtype = to_jax_dtype(meta.dtype)
     if value.dtype != dtype:
         value = value.holding(value.array.astype(dtype))
-    if folding.channels_last:
+    if folding.channels_last or isinstance(value, Shuffled):
         return value
     narrow = value.array.shape[3] < FEWEST_LANES
     return unfold(value) if value.fold == 1 or narrow else value
@@ -138,7 +139,7 @@ def _content(value: Any) -> Any:
 
 def _pointwise(
     folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
-) -> Folded | None:
+) -> Folded | Shuffled | None:
     lowered = OWN.get(func) or OWN.get(func.overloadpacket)
     if lowered is None and not (
         func in PREFER_DECOMPOSITION and _torchax.decomposition(func) is not None
@@ -146,8 +147,12 @@ def _pointwise(
         lowered = _torchax.lowering(func)
     if lowered is None or not isinstance(meta, torch.Tensor) or meta.dim() != 4:
         return None
-    values = [_content(t) for t in _leaves(args, kwargs) if isinstance(t, JaxTensor)]
+    tensors = [t for t in _leaves(args, kwargs) if isinstance(t, JaxTensor)]
     shape = tuple(meta.shape)
+    found = _on_shuffled(lowered, tensors, shape, args, kwargs)
+    if found is not None:
+        return found
+    values = [_content(t) for t in tensors]
     whole = [v for v in values if isinstance(v, Folded) and v.shape == shape]
     if not whole:
         return None
@@ -164,13 +169,39 @@ def _pointwise(
             array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
         return array
 
-    given = [lanes(v) for v in args]
+    return like.holding(_called(lowered, lanes, args, kwargs))
+
+
+def _called(lowered: Any, lanes: Callable[[Any], Any], args: tuple, kwargs: dict) -> jax.Array:
     named = {
         k: lanes(v)
         for k, v in kwargs.items()
         if k not in ("device", "layout", "pin_memory", "non_blocking", "memory_format")
     }
-    return like.holding(lowered(*given, **named))
+    return lowered(*(lanes(v) for v in args), **named)
+
+
+def _on_shuffled(
+    lowered: Any, tensors: list[JaxTensor], shape: tuple[int, ...], args: tuple, kwargs: dict
+) -> Shuffled | None:
+    """On pixels as before a pixel shuffle, if all images lie so and all else fits."""
+    whole = [t.image for t in tensors if tuple(t.shape) == shape]
+    images = [i for i in whole if isinstance(i, Shuffled)]
+    if not whole or len(images) < len(whole):
+        return None
+    like = images[0]
+    if any(i.layout != like.layout for i in images):
+        return None
+    if not all(tuple(t.shape) == shape or like.fits(t.shape) for t in tensors):
+        return None
+
+    def lanes(value: Any) -> Any:
+        if not isinstance(value, JaxTensor):
+            return value
+        image = value.image
+        return image.array if isinstance(image, Shuffled) else like.in_lanes(value.array())
+
+    return like.holding(_called(lowered, lanes, args, kwargs))
 
 
 def in_lanes(value: Any, like: Folded) -> jax.Array:
@@ -204,11 +235,16 @@ def _parted(x: Folded, like: Folded) -> Folded:
 @rule(aten.convolution.default)
 def _convolution(
     folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
-) -> Folded | None:
+) -> Folded | Shuffled | None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if transposed or groups != 1 or weight.dim() != 4 or x.dim() != 4 or min(meta.shape) < 1:
         return None
     stride, padding, dilation = ((*v, *v)[:2] for v in (stride, padding, dilation))
+    values = weight.array(), None if bias is None else bias.array()
+    if isinstance(x.image, Shuffled) and (*stride, *dilation) == (1, 1, 1, 1):
+        found = convolve_shuffled(x.image, *values, padding)
+        if found is not None:
+            return found
     image = x.content()
     held = image.fold if isinstance(image, Folded) else None
     outputs, inputs = weight.shape[:2]
@@ -221,14 +257,7 @@ def _convolution(
         image = fold(image, size)
     elif image.fold != size:
         image = refold(image, size)
-    return convolve_folded(
-        image,
-        weight.array(),
-        None if bias is None else bias.array(),
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-    )
+    return convolve_folded(image, *values, stride=stride, padding=padding, dilation=dilation)
 
 
 # ---- reductions

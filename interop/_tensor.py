@@ -23,6 +23,7 @@ from jax import lax
 
 from jaxsr.interop._dtypes import constant_to_jax
 from jaxsr.interop._folded import Folded, unfold
+from jaxsr.interop._shuffled import Shuffled
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -46,8 +47,9 @@ class Cell:
     write raises.
     """
 
-    __slots__ = ("_lazy", "_value", "const", "owner", "region", "version")
+    __slots__ = ("_folded", "_lazy", "_value", "const", "owner", "region", "version")
 
+    _folded: Any
     _lazy: Any
     _value: Any
 
@@ -66,21 +68,38 @@ class Cell:
         made = self._value
         if made is None or not Region.alive(made[0]):
             lazy = self._lazy
-            made = (Region.current(), unfold(lazy) if isinstance(lazy, Folded) else lazy())
+            made = (Region.current(), lazy() if callable(lazy) else unfold(self._settled(lazy)))
             self._value = made
         return made[1]
 
     @value.setter
     def value(self, value: Any) -> None:
         # A folded image, or a function that makes the array if anybody asks for it.
-        lazy = isinstance(value, Folded) or (callable(value) and not isinstance(value, jax.Array))
+        lazy = isinstance(value, (Folded, Shuffled)) or (
+            callable(value) and not isinstance(value, jax.Array)
+        )
         self._lazy = value if lazy else None
         self._value = None if lazy else value
+        self._folded = None
+
+    @property
+    def image(self) -> Folded | Shuffled | None:
+        """The image, where the cell holds one in a form of its own."""
+        return self._lazy if isinstance(self._lazy, (Folded, Shuffled)) else None
 
     @property
     def folded(self) -> Folded | None:
-        """The image in folded form, where that is what the cell holds."""
-        return self._lazy if isinstance(self._lazy, Folded) else None
+        """The image in folded form, where the cell holds one in a form of its own."""
+        return None if self.image is None else self._settled(self.image)
+
+    def _settled(self, image: Folded | Shuffled) -> Folded:
+        """The pixels of a pixel shuffle are moved once for all who ask."""
+        if isinstance(image, Folded):
+            return image
+        made = self._folded
+        if made is None or not Region.alive(made[0]):
+            made = self._folded = (Region.current(), image.settled())
+        return made[1]
 
     def read(self) -> jax.Array:
         """The JAX array of the root tensor."""
@@ -235,9 +254,14 @@ class JaxTensor(torch.Tensor):
         return self.cell_const if self.cell.const is not None else None
 
     @property
+    def image(self) -> Folded | Shuffled | None:
+        """The current value, where it is an image held in a form of its own."""
+        return self.cell.image if self.view_of is None and self.cell.const is None else None
+
+    @property
     def folded(self) -> Folded | None:
-        """The current value in folded form, where it is held so."""
-        return self.cell.folded if self.view_of is None and self.cell.const is None else None
+        """The current value in folded form, where it is an image held in a form of its own."""
+        return self.cell.folded if self.image is not None else None
 
     def content(self) -> Any:
         """The current value as it is held: `folded` or `array`."""
@@ -333,7 +357,7 @@ class JaxTensor(torch.Tensor):
 
 def stop_gradient(value: Any) -> Any:
     """`lax.stop_gradient` for the dtypes that have gradients."""
-    if isinstance(value, Folded):
+    if isinstance(value, (Folded, Shuffled)):
         return value.holding(stop_gradient(value.array))
     if not hasattr(value, "dtype"):
         return lambda: stop_gradient(value())

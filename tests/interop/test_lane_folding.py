@@ -276,6 +276,35 @@ def test_bfloat16_stays_within_its_rounding(name):
     assert wrong[1] <= 2 * wrong[0] + 2**-8 * float(jnp.abs(exact).max())
 
 
+@pytest.mark.parametrize(
+    ("factor", "last", "kept"),
+    [
+        (2, nn.Conv2d(32, 3, 9, padding=4), True),
+        (2, nn.Conv2d(32, 1, (1, 5), padding=(0, 2), bias=False), True),
+        (4, nn.Conv2d(32, 2, 3, padding=1), True),
+        (4, nn.Conv2d(32, 32, 3, padding=1), False),  # too many lanes for a group's outputs
+        (2, nn.Conv2d(32, 3, 3), False),  # loses columns
+        (2, nn.Conv2d(32, 3, 3, padding=1, stride=2), False),
+    ],
+)
+def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(factor, last, kept):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32 * factor**2, 3, padding=1),
+        nn.PixelShuffle(factor), nn.PReLU(32), nn.ReLU(inplace=True),
+        Do(lambda x: x * torch.rsqrt(x * x + 2)), last, nn.Tanh(),
+    )  # fmt: skip
+    folding = LaneFolding({32: 4})
+    plain, folded = both_ways(network, (2, 3, 6, 8), folded=folding)
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
+    for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(scale, 1e-2))
+    model = to_jax(network, lane_folding=folding)
+    jaxpr = jax.make_jaxpr(lambda x: model.apply(model.params, {}, x)[0])(jnp.zeros((2, 3, 6, 8)))
+    convolutions = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+    assert (convolutions[-1].invars[0].aval.shape == (2, 6, 2, 4 * 32 * factor**2)) is kept
+
+
 def test_recomputed_blocks_hand_folded_images_over():
     torch.manual_seed(0)
     network = nn.Sequential(
