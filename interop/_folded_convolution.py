@@ -12,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsr.interop._folded import Folded, column_order, spread_channels
+from jaxsr.interop._folded import Folded, by_ones, column_order, spread_channels
 from jaxsr.interop._weight_gradient import convolve
+
+FEW = 8
+"""Pairs of input and output channels up to which a folded kernel is made by a product."""
 
 
 def convolve_folded(
@@ -100,9 +103,22 @@ def folded_kernel(
     Returns:
       It, and how many groups it reaches to the left of the first.
     """
-    outputs, inputs, _, width = weight.shape
+    outputs, inputs, height, width = weight.shape
     first = -padding // fold
     last = ((out_fold - 1) * stride + (width - 1) * dilation - padding) // fold
+    if inputs * outputs <= FEW:
+        # A product with ones and zeros: there is little to move into its place afterwards.
+        columns = np.arange(first, last + 1)[:, None] * fold + column_order(fold) + padding
+        away = columns[..., None] - column_order(out_fold) * stride
+        ones = np.arange(width)[:, None, None, None] * dilation == away
+        taps = weight.transpose(2, 1, 0, 3).reshape(-1, width)
+        kernel = by_ones(taps, ones.reshape(width, -1).astype(np.float32))
+        kernel = kernel.reshape(height, inputs, outputs, *away.shape).transpose(0, 3, 1, 4, 5, 2)
+        pieces = jnp.split(kernel, np.cumsum(parts)[:-1], axis=2)
+        pieces = [
+            p.swapaxes(2, 3).reshape(height, len(away), -1, out_fold * outputs) for p in pieces
+        ]
+        return jnp.concatenate(pieces, axis=2), -first
     # A copy of every tap for each pair of columns, of which one tap or none is kept. Copies and
     # comparisons, because a TPU has no quick way to move weights about within tiles.
     taps = weight.transpose(3, 2, 1, 0)
