@@ -50,7 +50,7 @@ FOLDED_STEPS = (
     ("span", "restore", "pretrain"),
     ("fast-srgan", "super-resolution", "pretrain"),
 )
-LONGEST_SEARCHED_S = 120.0
+LONGEST_SEARCHED_S = 30.0
 """A step that compiles longer is not compiled for other batches."""
 LLAMA_3_1_8B = {
     "vocab_size": 128256,

@@ -73,7 +73,8 @@ class StepConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the players' networks compute in; parameters, losses and updates stay float32."""
     lane_folding: Literal["auto", "on", "off"] = "auto"
-    """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs alone."""
+    """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs, and channels last
+    on CPUs."""
 
     def __post_init__(self) -> None:
         if self.batch_norm not in ("global", "local"):

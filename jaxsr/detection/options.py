@@ -32,7 +32,7 @@ class DetectorOptions:
     """Devices that a batch is split over."""
     lane_folding: Literal["auto", "on", "off"] = "auto"
     """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto: on
-    TPUs alone."""
+    TPUs; CPUs hold images with their channels last."""
     compile_cache: Path | None = None
     """Where compiled programs are kept. Default: the user's cache folder."""
 

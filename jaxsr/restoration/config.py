@@ -61,7 +61,7 @@ class RestoreConfig(AheadOptions):
     """What the network computes in."""
     lane_folding: Literal["auto", "on", "off"] = "auto"
     """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto: on
-    TPUs alone."""
+    TPUs; CPUs hold images with their channels last."""
     max_pixels: int = MAX_PIXELS
     """A picture that claims more is refused before it is decoded."""
     truth: Path | None = None

@@ -387,7 +387,7 @@ def test_who_folds():
         (48, 16, 256, 1, 8, 8),
         (2, 1, 256, 1, 8, 64),  # spatial attention: its own, wider fold
         (3, 48, 32, 1, None, 2),  # SPAN
-        (3, 64, 24, 1, None, 2),
+        (3, 64, 24, 1, None, 2),  # Fast-SRGAN
         (64, 64, 24, 1, 2, 2),
         (48, 256, 48, 1, 4, 2),  # after a pixel shuffle: both sides fuller than the lanes
         (128, 128, 32, 1, None, 1),  # full already
