@@ -301,23 +301,26 @@ def write(name: str, row: dict[str, Any]) -> None:
 def table() -> Iterator[str]:
     """Lines of the results, in Markdown."""
     yield (
-        "| program | memory of HBM | GFLOP | GB moved | all-reduces | of MB | other | "
-        "estimate, ms | peak used | compiled in s |"
+        "| program | memory of HBM | GFLOP | GB moved | M cycles | all-reduces | of MB | other | "
+        "roofline, ms | peak used | largest batch | compiled in s |"
     )
-    yield "|" + "---|" * 10
+    yield "|" + "---|" * 12
     for name, row in read()["programs"].items():
         if not row["compiles"]:
-            yield f"| {name} | {row['error']} |" + " |" * 8
+            yield f"| {name} | {row['error']} |" + " |" * 10
             continue
         kinds = dict(row["collectives"])
         reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
         others = ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
         estimate = row["estimate"]
+        about = row.get("largest_batch_in_proportion", "–")
+        largest = row.get("largest_batch", about if about == "–" else f"about {about}")
         yield (
             f"| {name} | {row['memory_share']:.1%} | {row['flops_per_device'] / 1e9:.1f} | "
-            f"{row['bytes_per_device'] / 1e9:.2f} | {reduces['count']} | "
+            f"{row['bytes_per_device'] / 1e9:.2f} | {row['estimated_cycles'] / 1e6:.2f} | "
+            f"{reduces['count']} | "
             f"{reduces['bytes'] / 1e6:.2f} | {others} | {estimate['seconds'] * 1e3:.2f} | "
-            f"{estimate['utilisation']:.0%} | {row['compile_s']:.0f} |"
+            f"{estimate['utilisation']:.0%} | {largest} | {row['compile_s']:.0f} |"
         )
 
 

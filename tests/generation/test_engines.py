@@ -164,7 +164,7 @@ def test_deterministic_draws_are_the_prompts_own(kind, engines, prompts):
     [
         ("jax", "torch", GREEDY),
         ("torch", "jax", GREEDY),
-        ("jax", "jax", DRAWN),
+        pytest.param("jax", "jax", DRAWN, marks=pytest.mark.slow),
         ("torch", "jax8", DRAWN),
     ],
 )

@@ -280,11 +280,13 @@ def test_bfloat16_stays_within_its_rounding(name):
     ("factor", "last", "kept"),
     [
         (2, nn.Conv2d(32, 3, 9, padding=4), True),
-        (2, nn.Conv2d(32, 1, (1, 5), padding=(0, 2), bias=False), True),
-        (4, nn.Conv2d(32, 2, 3, padding=1), True),
+        pytest.param(
+            2, nn.Conv2d(32, 1, (1, 5), padding=(0, 2), bias=False), True, marks=pytest.mark.slow
+        ),
+        pytest.param(4, nn.Conv2d(32, 2, 3, padding=1), True, marks=pytest.mark.slow),
         (4, nn.Conv2d(32, 32, 3, padding=1), False),  # too many lanes for a group's outputs
         (2, nn.Conv2d(32, 3, 3), False),  # loses columns
-        (2, nn.Conv2d(32, 3, 3, padding=1, stride=2), False),
+        pytest.param(2, nn.Conv2d(32, 3, 3, padding=1, stride=2), False, marks=pytest.mark.slow),
     ],
 )
 def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(factor, last, kept):

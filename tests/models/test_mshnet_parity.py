@@ -78,9 +78,9 @@ def _gradients(objective, batch, phase):
 @pytest.mark.parametrize(
     ("phase", "form"),
     [
-        ("main", "paper"),
-        ("warmup", "corrected"),
-        pytest.param("main", "corrected", marks=pytest.mark.slow),
+        ("main", "corrected"),
+        pytest.param("main", "paper", marks=pytest.mark.slow),
+        pytest.param("warmup", "corrected", marks=pytest.mark.slow),
         pytest.param("warmup", "paper", marks=pytest.mark.slow),
     ],
 )
@@ -177,6 +177,7 @@ def test_global_batch_norm_gives_the_same_on_one_and_eight_devices():
         np.testing.assert_allclose(eight.params[name], value, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow  # tests/interop/test_aot.py holds the same for a TPU
 def test_local_batch_norm_takes_one_all_reduce():
     torch.manual_seed(5)
     objective = MSHNetObjective(MSHNetConfig(**THIN))

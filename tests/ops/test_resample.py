@@ -100,7 +100,7 @@ def test_no_phases_where_the_ratio_has_none():
 @pytest.mark.parametrize(
     "sizes", [((40, 36), (20, 18)), ((20, 18), (40, 54)), ((700, 9), (350, 9))]
 )
-@pytest.mark.parametrize("bad", [None, np.nan, np.inf])
+@pytest.mark.parametrize("bad", [None, np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_products_for_tpu_agree_with_sums(sizes, bad):
     """The route that only a TPU takes, run here."""
     before, after = sizes
