@@ -312,14 +312,14 @@ def _max_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta
     if not _halves(*args[1:], **kwargs):
         return None
     image = args[0].content()
-    found = pool(image, _first_largest)
+    found = pool(image, first_largest)
     if found is None:
         return None
     plain = OWN[aten.max_pool2d_with_indices.default]
     return found, lambda: plain(args[0].array(), *args[1:], **kwargs)[1]
 
 
-def _first_largest(*pixels: jax.Array) -> jax.Array:
+def first_largest(*pixels: jax.Array) -> jax.Array:
     """Ties go to the first, and NaN wins, as in torch."""
     best = pixels[0]
     for value in pixels[1:]:
