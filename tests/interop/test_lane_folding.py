@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 
 import hypothesis.strategies as st
 import jax
@@ -133,18 +132,10 @@ def test_any_convolution_and_its_gradients(drawn):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_a_thousand_convolutions_and_their_gradients():
-    draws = itertools.count(1)
-
-    @settings(DRAWN, max_examples=1000)
-    @given(convolutions())
-    def check(drawn):
-        check_convolution(drawn)
-        if next(draws) % 100 == 0:
-            # Thousands of compiled programs use up the memory maps that a process may have.
-            jax.clear_caches()
-
-    check()
+@settings(DRAWN, max_examples=1000)
+@given(convolutions())
+def test_a_thousand_convolutions_and_their_gradients(drawn):
+    check_convolution(drawn)
 
 
 class Network(nn.Module):
