@@ -300,12 +300,13 @@ def test_bfloat16_stays_within_its_rounding(name):
 )
 def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(factor, last, kept):
     torch.manual_seed(0)
+    slopes = nn.PReLU(32)
+    torch.nn.init.uniform_(slopes.weight)  # one for all, as they start, has no order
     network = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32 * factor**2, 3, padding=1),
-        nn.PixelShuffle(factor), nn.PReLU(32), nn.ReLU(inplace=True),
+        nn.PixelShuffle(factor), slopes, nn.ReLU(inplace=True),
         Do(lambda x: x * torch.rsqrt(x * x + 2)), last, nn.Tanh(),
     )  # fmt: skip
-    torch.nn.init.uniform_(network[3].weight)  # one for all, as they start, has no order
     folding = LaneFolding({32: 4})
     plain, folded = both_ways(network, (2, 3, 6, 8), folded=folding)
     scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
