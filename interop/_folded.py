@@ -20,6 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+LANES = 128
+"""Of a TPU."""
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,

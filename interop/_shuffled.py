@@ -15,10 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsr.interop._folded import Folded, by_ones, column_order
-
-LANES = 128
-"""Of a TPU."""
+from jaxsr.interop._folded import LANES, Folded, by_ones, column_order
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

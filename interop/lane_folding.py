@@ -10,14 +10,14 @@ Folded one column at a time, images lie so from layer to layer.
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
 
-Which fold a width gets is a table (`_lane_table.py`): what fills a TPU's lanes, checked against
-what its compiler estimates as far as docs/lane-folding.md says.
+Which fold a width gets is a table (`_lane_table.py`), searched with the TPU compiler's estimates.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from jaxsr.interop._folded import LANES
 from jaxsr.interop._lane_table import FOLDS
 
 Choice = Literal["auto", "on", "off"]
@@ -34,8 +34,6 @@ CHIPS = {
 _OTHERS = "v5e"
 _WIDEST = 512
 """Input lanes beyond which no convolution is folded."""
-_FULL = 128
-"""Lanes of a TPU."""
 _MOVED = 256
 """Input lanes up to which an image already folded is folded further."""
 
@@ -68,7 +66,7 @@ class LaneFolding:
             return 1
         wanted = self.fold_of(outputs) * stride
         if held is not None:
-            if held * inputs > _FULL and held * outputs > 2 * _FULL:
+            if held * inputs > LANES and held * outputs > 2 * LANES:
                 # Wider than the lanes on both sides, what is added is multiplication by zero.
                 return self._fitting(max(self.fold_of(inputs), self.fold_of(outputs)), width)
             further = wanted > held and wanted * inputs <= _MOVED

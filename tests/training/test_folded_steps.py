@@ -1,6 +1,7 @@
 """Ten training steps with lanes folded follow those of the plain networks."""
 
 import dataclasses
+import statistics
 
 import pytest
 
@@ -32,15 +33,27 @@ RUNS = {
 }  # fmt: skip
 
 
+SEEDS = range(5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RUNS)
 def test_ten_steps(family):
+    """Most runs stay together to rounding. In some, one value that enters a ReLU lies so near zero
+    that rounding decides on which side; then runs part, as those of torch and of the plain network
+    do (with seed 1, by 2e-5 at the tenth step). So the median counts, and all first losses.
+    """
     module, config = RUNS[family]
-    plain, _ = take_steps(module, dataclasses.replace(config, lane_folding="off"))
-    folded, _ = take_steps(module, dataclasses.replace(config, lane_folding="on"))
-    for step, (ours, theirs) in enumerate(zip(folded, plain, strict=True), start=1):
-        for name in theirs:
-            if name.endswith("loss"):
-                # Rounding of sums in another order, carried over ten updates.
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-5), (step, name)
-    assert plain[-1] != plain[0]
+    drifts = []
+    for seed in SEEDS:
+        seeded = dataclasses.replace(config, seed=seed)
+        plain, _ = take_steps(module, dataclasses.replace(seeded, lane_folding="off"))
+        folded, _ = take_steps(module, dataclasses.replace(seeded, lane_folding="on"))
+        drift = [
+            max(abs(ours[n] / theirs[n] - 1) for n in theirs if n.endswith("loss"))
+            for ours, theirs in zip(folded, plain, strict=True)
+        ]
+        assert max(drift[:2]) <= 1e-6, (seed, drift)
+        drifts.append(max(drift))
+        assert plain[-1] != plain[0]
+    assert statistics.median(drifts) <= 1e-5, drifts
