@@ -2,7 +2,8 @@
 
 CPU and GPU sum strided slices or gathers (`apply_taps`). A TPU is two to five times faster with
 matrix products by its compiler's estimates, but their zeros would spread a NaN or an infinity over
-whole lines; so where one turns up the products are done another way.
+whole lines; so where one turns up the products are done another way. uint8 images in fixed point
+are products as well, digit by digit.
 
 A CPU is good at sums of slices and bad at their gradient, which pads and scatters: the same linear
 map as products has a gradient of products, nine times faster from 128² to 256² on 4 images of 32
@@ -18,7 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._resample import apply_taps, by_matmul, by_matmul_of_any, gathers_pixels
+from jaxsr.ops._resample import (
+    apply_taps,
+    by_digits,
+    by_matmul,
+    by_matmul_of_any,
+    can_take_digits,
+    gathers_pixels,
+)
 from jaxsr.ops._taps import Pass, Taps
 
 CACHE_BYTES = 1 << 24
@@ -32,8 +40,14 @@ def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     passes = [step for step in passes if step.finish or not step.taps.is_identity]
     is_float = all(np.issubdtype(step.dtype, np.floating) for step in passes)
     in_order = any(step.taps.in_order for step in passes)
-    if not passes or not is_float or in_order:
+    if not passes or in_order:
         return by_sums(image, passes)
+    if not is_float:
+        return jax.lax.platform_dependent(
+            image,
+            tpu=lambda image: in_fixed_point(image, passes),
+            default=lambda image: by_sums(image, passes),
+        )
     chooses = all(step.taps.is_choice for step in passes)
     return jax.lax.platform_dependent(
         image,
@@ -82,6 +96,18 @@ def by_sums(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     for step in passes:
         # MATLAB's uint8 results hang on float64 sums, whatever the caller's setting.
         with jax.enable_x64(True) if step.dtype == np.float64 else nullcontext():
+            x = apply_taps(x.astype(step.dtype), step.taps, step.axis, step.finish)
+    return x.astype(image.dtype)
+
+
+def in_fixed_point(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
+    """`by_sums` of integers, by products where they fit."""
+    x = image
+    for step in passes:
+        if can_take_digits(x, step.taps):
+            x = by_digits(x, step.taps, step.axis)
+            x = x if step.finish is None else step.finish(x)
+        else:
             x = apply_taps(x.astype(step.dtype), step.taps, step.axis, step.finish)
     return x.astype(image.dtype)
 

@@ -1,4 +1,4 @@
-"""Applies tap tables along one axis of an array: five ways to compute the same sums.
+"""Applies tap tables along one axis of an array: six ways to compute the same sums.
 
 - `by_phase`: the outputs of a rational ratio p/q repeat every p pixels with the input shifted by q,
   so each of the p phases is a weighted sum of strided slices. Reads the unpadded input (a pad and a
@@ -9,6 +9,7 @@
   thumbnail of a large photo) compiles as quickly as a narrow one.
 - `by_matmul`: matrices, which is what a TPU is fast at; only fit for finite input, because their
   zeros meet every pixel of a band. `by_matmul_of_any` bears with the rest, for more products.
+- `by_digits`: matrices too, for levels and fixed-point weights, exactly.
 
 All of them sum in the dtype of the array they are given, and from the first tap to the last where
 the tables ask for it. The first two end in a concatenation, which XLA:CPU does not fuse into what
@@ -20,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,8 @@ LOOP_TAPS = 8
 """Taps that one turn of the loop adds."""
 BAND_OUTPUTS = 128
 """Outputs of one matrix product: the rows of a TPU's multiplier."""
+DIGIT = 256
+"""Base of the digits of fixed-point weights; from -128 to 127."""
 SAME_WEIGHT = 1e-7
 """Weights of one phase closer than this are one constant: half a unit in float32's last place."""
 
@@ -241,6 +245,33 @@ def by_matmul_of_any(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     return jnp.where(to_nan | (to_high & to_low), jnp.nan, sums)
 
 
+def can_take_digits(x: jax.Array, taps: Taps) -> bool:
+    """Whether `by_digits` computes these sums."""
+    whole = np.issubdtype(taps.weight.dtype, np.integer)
+    # float32 adds whole numbers exactly below 2²⁴.
+    most = 255 * (DIGIT // 2) * taps.index.shape[1]
+    return x.dtype == jnp.uint8 and whole and not taps.shift and most < 1 << 24
+
+
+def by_digits(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+    """int32 sums of uint8 levels by fixed-point weights, as a product for each digit of those.
+
+    Levels and digits are whole numbers of 8 bits, which bfloat16 holds and a TPU's multiplier adds
+    up in float32 without rounding. Sums of shifted slices of integers, between lanes, take it about
+    twenty times as long.
+    """
+    rest, total, place = _matrix(taps, np.int64), None, 0
+    levels = x.astype(jnp.bfloat16)
+    while rest.any():
+        digit = (rest + DIGIT // 2) % DIGIT - DIGIT // 2
+        sums = _banded_product(levels, digit.astype(jnp.bfloat16), taps, axis, out=jnp.float32)
+        term = sums.astype(jnp.int32) << place
+        total = term if total is None else total + term
+        rest, place = (rest - digit) // DIGIT, place + DIGIT.bit_length() - 1
+    assert total is not None
+    return total
+
+
 def _matrix(taps: Taps, dtype: np.dtype | type) -> np.ndarray:
     matrix = np.zeros((taps.outputs, taps.extent), dtype)
     rows = np.repeat(np.arange(taps.outputs), taps.index.shape[1])
@@ -254,13 +285,15 @@ def _banded_product(
     taps: Taps,
     axis: int,
     precision: jax.lax.Precision | None = None,
+    out: type | None = None,
 ) -> jax.Array:
+    how: dict[str, Any] = {"precision": precision, "preferred_element_type": out}
     parts = []
     for band, low, high in _bands(taps):
         piece = jax.lax.slice_in_dim(x, low, high, axis=axis)
         weights = jnp.asarray(matrix[band, low:high])
         if math.prod(x.shape[axis + 1 :]) < BAND_OUTPUTS:
-            sums = jnp.tensordot(piece, weights, ((axis,), (1,)), precision=precision)
+            sums = jnp.tensordot(piece, weights, ((axis,), (1,)), **how)
             parts.append(jnp.moveaxis(sums, -1, axis))
             continue
         # One product for each index of the leading axes leaves the result's axes in order; a TPU
@@ -268,7 +301,7 @@ def _banded_product(
         leading = tuple(range(axis))
         weights = jnp.broadcast_to(weights, (*x.shape[:axis], *weights.shape))
         dimensions = (((axis + 1,), (axis,)), (leading, leading))
-        parts.append(jax.lax.dot_general(weights, piece, dimensions, precision=precision))
+        parts.append(jax.lax.dot_general(weights, piece, dimensions, **how))
     return jax.lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
 

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
 from jaxsr.ops import _passes
-from jaxsr.ops._passes import by_products, by_sums, on_cpu
+from jaxsr.ops._passes import by_products, by_sums, in_fixed_point, on_cpu
 from jaxsr.ops._resample import by_gather, by_loop, by_matmul, by_phase, plan_phases
+from jaxsr.ops._taps_opencv import opencv_passes
+from jaxsr.ops._taps_pillow import pillow_passes
 from jaxsr.ops._taps_torch import torch_passes
 
 # extent, outputs, method, antialias
@@ -126,6 +129,43 @@ def test_products_for_tpu_agree_with_sums(sizes, bad):
     gradient = jax.jit(jax.grad(lambda x: by_products(x, passes).sum()))(np.nan_to_num(x))
     other = jax.jit(jax.grad(lambda x: by_sums(x, passes).sum()))(np.nan_to_num(x))
     np.testing.assert_allclose(gradient, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("after", [(20, 18), (90, 54), (7, 80)])
+@pytest.mark.parametrize(
+    ("library", "method"),
+    [(p, m) for p in ("pillow", "torch") for m in ("bilinear", "bicubic", "lanczos")][:-1],
+)
+def test_digits_for_tpu_give_the_libraries_levels(library, method, after):
+    """The route of uint8 images that only a TPU takes, run here; pixels at both ends of the range
+    make sums leave it, and an edge of 0 beside 255 has the largest ones."""
+    levels = np.random.default_rng(0).integers(0, 256, (40, 36), np.uint8)
+    levels[5:30, 4:20] = np.where(levels[5:30, 4:20] > 100, 255, 0)
+    if library == "pillow":
+        passes = pillow_passes(levels.shape, levels.dtype, (0, 1), after, method=method)
+        filters = Image.Resampling
+        want = Image.fromarray(levels).resize(after[::-1], filters[method.upper()])
+    else:
+        passes = torch_passes(
+            levels.shape, levels.dtype, (0, 1), after,
+            method=method, antialias=True, align_corners=False, scale=(None, None),
+        )  # fmt: skip
+        image = torch.from_numpy(levels)[None, None]
+        want = F.interpolate(image, after, mode=method, antialias=True)[0, 0]
+    run = jax.jit(lambda x: in_fixed_point(x, passes))
+    assert "dot_general" in str(jax.make_jaxpr(run)(levels))
+    np.testing.assert_array_equal(run(levels), np.asarray(want))
+
+
+def test_digits_leave_what_they_cannot_add_up():
+    """OpenCV drops bits of each product, and a filter of thousands of taps leaves float32."""
+    linear = opencv_passes((40, 36), np.dtype(np.uint8), (0, 1), (30, 50), method="bilinear")
+    long = pillow_passes((9000,), np.dtype(np.uint8), (0,), (3,), method="bicubic")
+    for passes, shape in ((linear, (40, 36)), (long, (9000,))):
+        levels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        got = jax.jit(partial(in_fixed_point, passes=passes))(levels)
+        np.testing.assert_array_equal(got, by_sums(levels, passes))
+    assert "dot_general" not in str(jax.make_jaxpr(partial(in_fixed_point, passes=long))(levels))
 
 
 def test_a_cpu_multiplies_where_gathered_columns_would_evict_each_other(monkeypatch):
