@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_places
 from jaxsr.interop._shuffled import LANES, Shuffled, spread_lanes
+from jaxsr.ops._resample import by_matmul
 from jaxsr.ops._taps import Taps
 
 MOST_SHIFTS = 5
@@ -46,7 +47,7 @@ def enlarge(
     if factors[1] > 1:
         x = _columns(x, plans[1])
     if factors[0] > 1:
-        x = _rows(x, plans[0])
+        x = x.holding(by_matmul(x.array, tables[2], 1))
     return x.holding(x.array.astype(dtype))
 
 
@@ -76,22 +77,6 @@ def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
             lanes.append(sum(terms[1:], terms[0]))
     factor = len(plan)
     return Folded(jnp.concatenate(lanes, axis=3), x.parts, x.width * factor, x.fold * factor)
-
-
-def _rows(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
-    n, height, groups, lanes = x.array.shape
-    zero = jnp.zeros((), x.dtype)
-
-    def moved(step: int) -> jax.Array:
-        none = (0, 0, 0)
-        return jax.lax.pad(x.array, zero, (none, (-step, step, 0), none, none))
-
-    rows = []
-    for phase in plan:
-        terms = [moved(step) * weight[:, None, None] for step, weight in phase.items()]
-        rows.append(sum(terms[1:], terms[0]))
-    array = jnp.stack(rows, axis=2).reshape(n, height * len(plan), groups, lanes)
-    return x.holding(array)
 
 
 def shuffle(x: Folded, factor: int) -> Folded | Shuffled | None:
