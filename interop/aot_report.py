@@ -50,6 +50,7 @@ def as_json(ahead: Ahead) -> dict[str, Any]:
         "devices": ahead.devices,
         "compiles": ahead.compiles,
         "compile_s": round(ahead.compile_s, 2),
+        "compile_cpu_s": round(ahead.compile_cpu_s, 2),
     }
     if not ahead.compiles or ahead.memory is None:
         return {**found, "error": ahead.error}
