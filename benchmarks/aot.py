@@ -3,6 +3,7 @@
     python -m benchmarks.aot                 # compiles what results/aot.json does not hold yet
     python -m benchmarks.aot --only mshnet --count 2
     python -m benchmarks.aot --table         # prints the table of what is there
+    python -m benchmarks.aot --table folding # that of docs/lane-folding.md: plain → folded
 
 Each program's figures are written as soon as it is compiled, so that nothing is lost where the
 whole takes hours. Memory, FLOPs, bytes and communication are the compiler's, for one device; times
@@ -323,15 +324,51 @@ def table() -> Iterator[str]:
         reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
         others = ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
         estimate = row["estimate"]
-        about = row.get("largest_batch_in_proportion", "–")
-        largest = row.get("largest_batch", about if about == "–" else f"about {about}")
         yield (
             f"| {name} | {row['memory_share']:.1%} | {row['flops_per_device'] / 1e9:.1f} | "
             f"{row['bytes_per_device'] / 1e9:.2f} | {row['estimated_cycles'] / 1e6:.2f} | "
             f"{reduces['count']} | "
             f"{reduces['bytes'] / 1e6:.2f} | {others} | {estimate['seconds'] * 1e3:.2f} | "
-            f"{estimate['utilisation']:.0%} | {largest} | {row['compile_cpu_s']:.0f} |"
+            f"{estimate['utilisation']:.0%} | {_largest(row)} | {row['compile_cpu_s']:.0f} |"
         )
+
+
+def folding_table() -> Iterator[str]:
+    """Lines of Markdown: every step that is compiled both plain and folded."""
+    yield (
+        "| step | chip | M cycles | HBM, MiB | traffic, GB | largest batch | "
+        "compiled in s of a core |"
+    )
+    yield "|" + "---|" * 7
+    done = read()["programs"]
+    columns = (
+        (lambda row: row["estimated_cycles"] / 1e6, ".1f"),
+        (lambda row: row["memory_bytes"]["total"] / 2**20, ".0f"),
+        (lambda row: row["bytes_per_device"] / 1e9, ".1f"),
+        (lambda row: row["compile_cpu_s"], ".0f"),
+    )
+    for name, folded in done.items():
+        kind, choice, *step, dtype, topology = name.split()
+        plain = done.get(name.replace(" on ", " off ", 1))
+        if (kind, choice) != ("folding", "on") or plain is None:
+            continue
+        cells = []
+        for figure, digits in columns:
+            before, after = figure(plain), figure(folded)
+            cells.append(f"{before:{digits}} → {after:{digits}} ({after / before:.2f})")
+        cells.insert(3, f"{_largest(plain)} → {_largest(folded)}")
+        chip = topology.split(":")[0]
+        yield f"| {' '.join(step[:-1])}, {dtype} | {chip} | " + " | ".join(cells) + " |"
+
+
+def _largest(row: dict[str, Any]) -> str:
+    if "largest_batch" in row:
+        return str(row["largest_batch"])
+    about = row.get("largest_batch_in_proportion")
+    return "–" if about is None else f"~{about}"
+
+
+TABLES = {"all": table, "folding": folding_table}
 
 
 def main() -> None:
@@ -341,10 +378,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="compile this many at most")
     parser.add_argument("--minutes", type=float, help="start none after so many minutes")
     parser.add_argument("--again", action="store_true", help="also what is compiled already")
-    parser.add_argument("--table", action="store_true", help="print the results as a table")
+    parser.add_argument(
+        "--table", nargs="?", const="all", choices=TABLES, help="print the results as a table"
+    )
     asked = parser.parse_args()
     if asked.table:
-        print("\n".join(table()))
+        print("\n".join(TABLES[asked.table]()))
         return
     from jaxsr.interop.aot_report import as_json
 
