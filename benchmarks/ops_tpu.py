@@ -6,7 +6,9 @@ Compiles each for one chip of a TPU v5e through libtpu and reads the compiled pr
 cycles of its operations, the bytes that they read from and write to main memory (without what
 stays in the chip's fast memory, for finite values), and the compiler's "bytes accessed", which
 counts both, and both ways that a NaN decides between. `ideal` is the input and the output once
-each. Prints one line of JSON; `ops.py --tpu` runs this in a process of its own.
+each. uint8 images are resized in whole levels; `jax.image`, which has no such rule, gets them as
+float32 and is rounded once. Prints one line of JSON; `ops.py --tpu` runs this in a process of its
+own.
 """
 
 import json
@@ -23,12 +25,14 @@ os.environ |= {
 }
 
 TOPOLOGY = "v5e:1x1"
-# shape (n, c, h, w), size, method, antialias
+# shape (n, c, h, w), size, method, antialias, dtype, convention
 CASES = [
-    ((1, 3, 1080, 1920), (540, 960), "bicubic", True),
-    ((8, 3, 512, 512), (256, 256), "bicubic", True),
-    ((16, 3, 96, 96), (384, 384), "bicubic", False),
-    ((1, 3, 1080, 1920), (640, 1138), "bilinear", False),
+    ((1, 3, 1080, 1920), (540, 960), "bicubic", True, "float32", "torch"),
+    ((8, 3, 512, 512), (256, 256), "bicubic", True, "float32", "torch"),
+    ((16, 3, 96, 96), (384, 384), "bicubic", False, "float32", "torch"),
+    ((1, 3, 1080, 1920), (640, 1138), "bilinear", False, "float32", "torch"),
+    ((64, 3, 256, 256), (64, 64), "bicubic", True, "uint8", "torch"),
+    ((64, 3, 256, 256), (64, 64), "bicubic", True, "uint8", "matlab"),
 ]
 
 
@@ -45,22 +49,28 @@ def main() -> None:
     chip = topologies.get_topology_desc(TOPOLOGY, "tpu").devices[:1]
     sharding = NamedSharding(Mesh(np.array(chip), ("chip",)), PartitionSpec())
 
-    def compiled(call: Any, shape: tuple[int, ...]) -> Any:
-        image = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+    def compiled(call: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        image = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         return jax.jit(call).lower(image).compile()
 
     rows = []
-    for shape, size, method, antialias in CASES:
+    for shape, size, method, antialias, dtype, convention in CASES:
         n, c, h, w = shape
-        ours = compiled(
-            partial(resize, size=size, method=method, antialias=antialias, axes=(-2, -1)), shape
-        )
+        options: dict[str, Any] = {"method": method, "antialias": antialias}
+        own = partial(resize, size=size, convention=convention, axes=(-2, -1), **options)
+        ours = compiled(own, shape, dtype)
         name = {"bilinear": "linear", "bicubic": "cubic" if antialias else "cubic-pytorch"}[method]
-        theirs = compiled(
-            partial(jax.image.resize, shape=(n, c, *size), method=name, antialias=antialias),
-            shape,
-        )
-        ideal = 4 * n * c * (h * w + size[0] * size[1])
+
+        def other(
+            image: Any, size: Any = (n, c, *size), name: str = name, antialias: bool = antialias
+        ) -> Any:
+            levels = image.dtype == np.uint8
+            image = image.astype(np.float32)
+            resized = jax.image.resize(image, size, name, antialias=antialias)
+            return jax.numpy.round(resized).clip(0, 255).astype(np.uint8) if levels else resized
+
+        theirs = compiled(other, shape, dtype)
+        ideal = np.dtype(dtype).itemsize * n * c * (h * w + size[0] * size[1])
         figures = {
             name: {
                 "kilocycles": cycles(program.as_text()) / 1e3,
@@ -72,7 +82,8 @@ def main() -> None:
         }
         row = {
             "name": f"{'x'.join(map(str, shape))} to {size[0]}x{size[1]} {method}"
-            + (" antialias" if antialias else ""),
+            + (" antialias" if antialias else "")
+            + ("" if dtype == "float32" else f" {dtype} {convention}"),
             "ideal_megabytes": ideal / 1e6,
             "estimates": figures,
         }

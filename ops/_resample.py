@@ -257,8 +257,8 @@ def by_digits(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     """int32 sums of uint8 levels by fixed-point weights, as a product for each digit of those.
 
     Levels and digits are whole numbers of 8 bits, which bfloat16 holds and a TPU's multiplier adds
-    up in float32 without rounding. Sums of shifted slices of integers, between lanes, take it about
-    twenty times as long.
+    up in float32 without rounding. Sums of shifted slices of integers, between lanes, take it up to
+    forty times as long (docs/ops.md).
     """
     rest, total, place = _matrix(taps, np.int64), None, 0
     levels = x.astype(jnp.bfloat16)
