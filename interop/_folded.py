@@ -28,7 +28,7 @@ LANES = 128
     jax.tree_util.register_dataclass,
     data_fields=["array"],
     meta_fields=["parts", "width", "fold"],
-    drop_fields=["again", "sources"],
+    drop_fields=["again"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Folded:
@@ -45,11 +45,6 @@ class Folded:
     again: Any = dataclasses.field(default=None, compare=False, repr=False)
     """What a convolution left here: called with a function that reorders the outputs of its weight,
     and with parts, it makes the same in that order. JAX's transformations drop it."""
-
-    sources: Sequence["Folded"] = dataclasses.field(default=(), compare=False, repr=False)
-    """The images of which a concatenation made this one, if each fills the lanes by itself: a
-    convolution reads those, and where nothing else reads this one it is never made. JAX's
-    transformations drop them too."""
 
     @property
     def channels(self) -> int:

@@ -4,7 +4,6 @@ Each place of an output group has its own copy of the kernel's row, moved by as 
 lies to the right, in a kernel over whole groups; where a copy has no tap there is a zero.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,17 +38,6 @@ def convolve_folded(
       padding: rows and columns of zeros at each side.
       dilation: rows and columns between taps.
     """
-    if x.sources:
-        stops = np.cumsum([source.channels for source in x.sources])[:-1]
-        options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
-        return _total(
-            [
-                convolve_folded(source, part, None if number else bias, **options)
-                for number, (source, part) in enumerate(
-                    zip(x.sources, jnp.split(weight, stops, axis=1), strict=True)
-                )
-            ]
-        )
     if x.fold == 1:
         array = _one_column(x.array, weight, stride, padding, dilation)
         array = array if bias is None else array + bias
@@ -85,15 +73,6 @@ def convolve_folded(
 
     out = run(kernel, bias, (weight.shape[0],))
     return Folded(out.array, out.parts, out.width, out.fold, again)
-
-
-def _total(images: Sequence[Folded]) -> Folded:
-    def again(arrange: Callable[[jax.Array], jax.Array], parts: tuple[int, ...]) -> Folded:
-        return _total([image.again(arrange, parts) for image in images])
-
-    first, *others = images
-    array = functools.reduce(jnp.add, [image.array for image in others], first.array)
-    return Folded(array, first.parts, first.width, first.fold, again if first.again else None)
 
 
 def _one_column(

@@ -17,7 +17,6 @@ from jaxsr.interop import _torchax
 from jaxsr.interop._dispatch import OWN, PREFER_DECOMPOSITION, Trace, cast, handles_function
 from jaxsr.interop._dtypes import to_jax_dtype
 from jaxsr.interop._folded import (
-    LANES,
     Folded,
     fold,
     largest_channel,
@@ -374,11 +373,8 @@ def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
         (c if c.fold == size else refold(c, size)) if isinstance(c, Folded) else fold(c, size)
         for c in contents
     ]
-    images = [i if i.dtype == dtype else i.holding(i.array.astype(dtype)) for i in images]
-    array = jnp.concatenate([i.array for i in images], axis=3)
-    full = not folding.channels_last and all(i.array.shape[3] % LANES == 0 for i in images)
-    parts = sum((i.parts for i in images), ())
-    return Folded(array, parts, meta.shape[3], size, sources=images if full else ())
+    array = jnp.concatenate([i.array.astype(dtype) for i in images], axis=3)
+    return Folded(array, sum((i.parts for i in images), ()), meta.shape[3], size)
 
 
 def _enlarging(method: str, aligns: bool) -> Rule:

@@ -174,7 +174,7 @@ def compile_ahead(
       Whatever tracing the function raises: such an error is the function's, not the compiler's.
     """
     lowered = function.lower(*arguments)
-    made: dict[str, Any] = {
+    made = {
         "name": name,
         "topology": topology.name,
         "devices": len(topology.devices),
@@ -184,7 +184,7 @@ def compile_ahead(
     }
     began = time.perf_counter(), time.process_time()
 
-    def spent() -> dict[str, Any]:
+    def spent() -> dict[str, float]:
         ended = time.perf_counter(), time.process_time()
         return {"compile_s": ended[0] - began[0], "compile_cpu_s": ended[1] - began[1]}
 

@@ -169,21 +169,6 @@ class Own(nn.Module):
         return (joined * joined.mean(1, keepdim=True))[:, :4] + joined.amax(1, keepdim=True)
 
 
-class Joined(nn.Module):
-    """A decoder's block: two images side by side go into two convolutions."""
-
-    def __init__(self, after: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(3, 32, 1)
-        self.body = nn.Sequential(nn.Conv2d(48, 16, 3, padding=1), after)
-        self.shortcut = nn.Conv2d(48, self.body(torch.zeros(1, 48, 4, 4)).shape[1], 1, bias=False)
-
-    def forward(self, x):
-        joined = torch.cat([self.first(x), self.second(x)], dim=1)
-        body, shortcut = self.body(joined), self.shortcut(joined)
-        return body + F.interpolate(shortcut, body.shape[2:])
-
-
 class SpatialAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -331,22 +316,6 @@ def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(fa
     jaxpr = jax.make_jaxpr(lambda x: model.apply(model.params, {}, x)[0])(jnp.zeros((2, 3, 6, 8)))
     convolutions = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
     assert (convolutions[-1].invars[0].aval.shape == (2, 6, 2, 4 * 32 * factor**2)) is kept
-
-
-@pytest.mark.parametrize("after", ["relu, in place", "pixel shuffle"])
-def test_images_that_fill_the_lanes_are_convolved_without_being_joined(after):
-    torch.manual_seed(0)
-    network = Joined(nn.PixelShuffle(2) if "shuffle" in after else BETWEEN[after])
-    folding = LaneFolding({32: 8})
-    plain, folded = both_ways(network, (2, 3, 6, 16), folded=folding)
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
-    for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(scale, 1e-2))
-    model = to_jax(network, lane_folding=folding)
-    run = jax.make_jaxpr(lambda x: model.apply(model.params, {}, x)[0])(jnp.zeros((2, 3, 6, 16)))
-    read = [e.invars[0].aval.shape for e in run.eqns if "conv_general" in e.primitive.name]
-    assert (2, 6, 2, 48 * 8) not in read
-    assert {(2, 6, 2, 16 * 8), (2, 6, 2, 32 * 8)} <= set(read)
 
 
 def test_recomputed_blocks_hand_folded_images_over():
