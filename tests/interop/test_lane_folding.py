@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 
 import hypothesis.strategies as st
 import jax
@@ -13,9 +14,11 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
+from benchmarks import lane_folding_table
 from jaxsr.interop._folded import Folded, column_order, fold, refold, shifted, unfold
 from jaxsr.interop._folded_resize import pool
 from jaxsr.interop._folded_rules import first_largest
+from jaxsr.interop._lane_table import FOLDS
 from jaxsr.interop.lane_folding import CHANNELS_LAST, LaneFolding, choose_folding
 from jaxsr.interop.module import to_jax
 
@@ -430,6 +433,13 @@ def test_choices_for_known_shapes(inputs, outputs, width, stride, held, size):
     assert folding is not None
     found = folding.choose(inputs=inputs, outputs=outputs, width=width, stride=stride, held=held)
     assert found == size
+
+
+@pytest.mark.parametrize("chip", FOLDS)
+def test_the_table_is_what_the_search_found(chip):
+    found = json.loads(lane_folding_table.RESULTS.read_text())
+    assert FOLDS[chip] == lane_folding_table.chosen(found[chip])
+    assert all(len(found[chip][str(channels)]) > 2 for channels in lane_folding_table.CHANNELS)
 
 
 def test_a_folded_image_is_a_pytree():
