@@ -42,8 +42,6 @@ aten = torch.ops.aten
 Rule = Callable[..., Any]
 _RULES: dict[Any, Rule] = {}
 
-FEWEST_LANES = 16
-"""Below, a folded image uses a TPU no better than one with its columns in lanes."""
 WIDE_LANES = 256
 _ALWAYS = {aten.convolution.default}
 _ENTER = {
@@ -119,7 +117,7 @@ def _fitted(value: Any, meta: torch.Tensor, folding: "LaneFolding") -> Any:
         value = value.holding(value.array.astype(dtype))
     if folding.channels_last or isinstance(value, Shuffled):
         return value
-    narrow = value.array.shape[3] < FEWEST_LANES
+    narrow = value.array.shape[3] < folding.fewest_lanes
     return unfold(value) if value.fold == 1 or narrow else value
 
 
