@@ -33,8 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.data.batches import HostBatch, train_batches
+from jaxsr.data.batches import train_batches
 from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
+from jaxsr.data.stream import HostBatch
 
 Row = dict[str, Any]
 

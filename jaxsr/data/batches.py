@@ -5,18 +5,13 @@ A batch is a dictionary: `sample`, int32 (b), the numbers of its samples in the 
 int32 (b, 3): photo, top row, left column. `order.py` says which crop a sample is.
 """
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
 
 from jaxsr.data.order import CropOrder
-from jaxsr.data.photos import Photos, available_cpus
-
-HostBatch = dict[str, np.ndarray]
-
-_MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
+from jaxsr.data.photos import Photos
+from jaxsr.data.stream import BatchStream, Fill, HostBatch
 
 
 def train_batches(
@@ -32,7 +27,7 @@ def train_batches(
     form: Literal["image", "window"] = "image",
     threads: int | None = None,
     prefetch: int = 4,
-) -> "BatchStream":
+) -> BatchStream:
     """This host's part of the batches of steps `start_step`, `start_step + 1`, … without end.
 
     The batch of a step depends on the photos, `global_batch`, `crop`, `seed` and `crops_per_photo`
@@ -52,107 +47,28 @@ def train_batches(
       ValueError: an argument is out of range. Reading a photo that changed since it was checked
         raises `RuntimeError`, naming the file, from the iterator.
     """
-    if hosts < 1 or not 0 <= host < hosts:
-        raise ValueError(f"host must be between 0 and hosts - 1, got host={host}, hosts={hosts}")
-    if global_batch < 1 or global_batch % hosts:
-        raise ValueError(
-            f"global_batch={global_batch} cannot be split over hosts={hosts}; "
-            f"use a positive multiple of {hosts}"
-        )
-    if start_step < 0:
-        raise ValueError(f"start_step must be 0 or more, got {start_step}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
-    if prefetch < 1:
-        raise ValueError(f"prefetch must be at least 1 batch, got {prefetch}")
     if form not in ("image", "window"):
         raise ValueError(f"form must be 'image' or 'window', got {form!r}")
-    order = CropOrder(photos.sizes, crop, seed, crops_per_photo)
-    rows = global_batch // hosts
+
+    def begin(windows: np.ndarray) -> tuple[HostBatch, Fill | None]:
+        if form == "window":
+            return {"window": windows}, None
+        image = np.empty((len(windows), crop, crop, 3), np.uint8)
+
+        def cut(rows: np.ndarray) -> None:
+            for row in rows:
+                photo, top, left = windows[row]
+                image[row] = photos.read(photo)[top : top + crop, left : left + crop]
+
+        return {"image": image}, cut
+
     return BatchStream(
-        photos,
-        order,
-        pixels=form == "image",
-        first=start_step * global_batch + host * rows,
-        rows=rows,
-        stride=global_batch,
-        threads=threads or min(available_cpus(), 16),
+        CropOrder(photos.sizes, crop, seed, crops_per_photo),
+        begin,
+        global_batch=global_batch,
+        start_step=start_step,
+        host=host,
+        hosts=hosts,
+        threads=threads,
         prefetch=prefetch,
     )
-
-
-class BatchStream:
-    """An endless iterator of batches; `close` or the end of a `with` block stops its threads."""
-
-    def __init__(
-        self,
-        photos: Photos,
-        order: CropOrder,
-        *,
-        pixels: bool,
-        first: int,
-        rows: int,
-        stride: int,
-        threads: int,
-        prefetch: int,
-    ) -> None:
-        self._photos = photos
-        self._order = order
-        self._pixels = pixels
-        self._first = first
-        self._rows = rows
-        self._stride = stride
-        self._parts = np.array_split(np.arange(rows), min(threads, rows))
-        self._pool = ThreadPoolExecutor(threads, "photos") if pixels else None
-        self._ahead: deque[tuple[HostBatch, list[Future[None]]]] = deque()
-        self._prefetch = prefetch
-
-    def __iter__(self) -> "BatchStream":
-        return self
-
-    def __next__(self) -> HostBatch:
-        while len(self._ahead) <= self._prefetch:
-            self._ahead.append(self._begin())
-        batch, work = self._ahead.popleft()
-        try:
-            for part in work:
-                part.result()
-        except BaseException:
-            self.close()
-            raise
-        return batch
-
-    def __enter__(self) -> "BatchStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stops the threads, after the photos they are decoding; no batch comes after this."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _begin(self) -> tuple[HostBatch, list[Future[None]]]:
-        """Hands the next batch to the threads."""
-        first = self._first
-        if first + self._rows > _MOST_SAMPLES:
-            raise ValueError(
-                f"sample {first} and its batch reach {_MOST_SAMPLES}, where 32-bit sample numbers "
-                f"end; start a new run from these weights"
-            )
-        self._first += self._stride
-        windows = self._order.windows(first, self._rows)
-        sample = np.arange(first, first + self._rows, dtype=np.int32)
-        if self._pool is None:
-            return {"window": windows, "sample": sample}, []
-        side = self._order.crop
-        image = np.empty((self._rows, side, side, 3), np.uint8)
-        work = [self._pool.submit(self._cut, image, windows, part) for part in self._parts]
-        return {"image": image, "sample": sample}, work
-
-    def _cut(self, image: np.ndarray, windows: np.ndarray, rows: np.ndarray) -> None:
-        side = self._order.crop
-        for row in rows:
-            photo, top, left = windows[row]
-            image[row] = self._photos.read(photo)[top : top + side, left : left + side]

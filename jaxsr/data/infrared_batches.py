@@ -9,8 +9,7 @@ Every image stands once in each epoch, in a fresh order; a batch that reaches th
 goes on in the next, so that none is dropped. `order.py` keeps the order.
 """
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,12 +17,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32, UInt8
 
-from jaxsr.data.batches import HostBatch
 from jaxsr.data.infrared import Infrared, to_gray
 from jaxsr.data.order import CropOrder
 from jaxsr.data.photos import available_cpus
-
-_MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
+from jaxsr.data.stream import BatchStream, Fill, HostBatch
 
 
 def infrared_batches(
@@ -38,7 +35,7 @@ def infrared_batches(
     form: Literal["image", "index"] = "image",
     threads: int | None = None,
     prefetch: int = 4,
-) -> "InfraredStream":
+) -> BatchStream:
     """This host's part of the batches of steps `start_step`, `start_step + 1`, … without end.
 
     The batch of a step depends on the data, `global_batch` and `seed` only. Host h of n has rows
@@ -56,105 +53,33 @@ def infrared_batches(
     Raises:
       ValueError: an argument is out of range.
     """
-    if hosts < 1 or not 0 <= host < hosts:
-        raise ValueError(f"host must be between 0 and hosts - 1, got host={host}, hosts={hosts}")
-    if global_batch < 1 or global_batch % hosts:
-        raise ValueError(
-            f"global_batch={global_batch} cannot be split over hosts={hosts}; "
-            f"use a positive multiple of {hosts}"
-        )
-    if start_step < 0 or prefetch < 1 or (threads is not None and threads < 1):
-        raise ValueError(
-            f"start_step must be 0 or more, prefetch and threads 1 or more; got "
-            f"start_step={start_step}, prefetch={prefetch}, threads={threads}"
-        )
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
     if form not in ("image", "index"):
         raise ValueError(f"form must be 'image' or 'index', got {form!r}")
-    rows = global_batch // hosts
-    return InfraredStream(
-        data,
-        CropOrder(data.sizes, 1, seed),
-        pixels=form == "image",
-        channels=channels,
-        first=start_step * global_batch + host * rows,
-        rows=rows,
-        stride=global_batch,
-        threads=threads or min(available_cpus(), 16),
-        prefetch=prefetch,
-    )
 
-
-class InfraredStream:
-    """An endless iterator of batches; `close`, or leaving a `with` block, stops its threads."""
-
-    def __init__(
-        self,
-        data: Infrared,
-        order: CropOrder,
-        *,
-        pixels: bool,
-        channels: int,
-        first: int,
-        rows: int,
-        stride: int,
-        threads: int,
-        prefetch: int,
-    ) -> None:
-        self._data, self._order, self._channels = data, order, channels
-        self._first, self._rows, self._stride = first, rows, stride
-        self._parts = np.array_split(np.arange(rows), min(threads, rows))
-        self._pool = ThreadPoolExecutor(threads, "infrared") if pixels else None
-        self._ahead: deque[tuple[HostBatch, list[Future[None]]]] = deque()
-        self._prefetch = prefetch
-
-    def __iter__(self) -> "InfraredStream":
-        return self
-
-    def __next__(self) -> HostBatch:
-        while len(self._ahead) <= self._prefetch:
-            self._ahead.append(self._begin())
-        batch, work = self._ahead.popleft()
-        try:
-            for part in work:
-                part.result()
-        except BaseException:
-            self.close()
-            raise
-        return batch
-
-    def __enter__(self) -> "InfraredStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stops the threads; no batch comes after this."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _begin(self) -> tuple[HostBatch, list[Future[None]]]:
-        first = self._first
-        if first + self._rows > _MOST_SAMPLES:
-            raise ValueError(
-                f"sample {first} and its batch reach {_MOST_SAMPLES}, where 32-bit sample numbers "
-                f"end; start a new run from these weights"
-            )
-        self._first += self._stride
-        index = self._order.windows(first, self._rows)[:, 0]
-        sample = np.arange(first, first + self._rows, dtype=np.int32)
-        if self._pool is None:
-            return {"index": index, "sample": sample}, []
-        batch = _canvases(self._rows, self._data, self._channels)
+    def begin(windows: np.ndarray) -> tuple[HostBatch, Fill | None]:
+        index = windows[:, 0]
+        if form == "index":
+            return {"index": index}, None
+        batch = _canvases(len(index), data, channels)
 
         def fill(rows: np.ndarray) -> None:
             for row in rows:
-                _fill(batch, row, self._data, int(index[row]))
+                _fill(batch, row, data, int(index[row]))
 
-        work = [self._pool.submit(fill, part) for part in self._parts]
-        return {**batch, "sample": sample}, work
+        return batch, fill
+
+    return BatchStream(
+        CropOrder(data.sizes, 1, seed),
+        begin,
+        global_batch=global_batch,
+        start_step=start_step,
+        host=host,
+        hosts=hosts,
+        threads=threads,
+        prefetch=prefetch,
+    )
 
 
 @jax.tree_util.register_dataclass
