@@ -23,6 +23,7 @@ are a roofline and labelled as estimates.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -82,15 +83,13 @@ def programs() -> Programs:
             for family, preset, phase in STEPS:
                 name = f"train {family} {phase} {dtype} {topology}"
                 found[name] = partial(train, family, preset, phase, topology, dtype)
-    for row, (family, preset, phase, options) in FOLDED_STEPS.items():
-        for topology in ("v5e:1x1", "v6e:1x1"):
-            for dtype in DTYPES:
-                for choice in ("on", "off"):
-                    name = f"folding {choice} {row} {dtype} {topology}"
-                    found[name] = partial(
-                        train, family, preset, phase, topology, dtype, lane_folding=choice,
-                        largest=True, options=options,
-                    )  # fmt: skip
+    for row, topology, dtype in folded_steps():
+        family, preset, phase, options = FOLDED_STEPS[row]
+        for choice in ("on", "off"):
+            found[f"folding {choice} {row} {dtype} {topology}"] = partial(
+                train, family, preset, phase, topology, dtype, lane_folding=choice,
+                largest=True, options=options,
+            )  # fmt: skip
     for scheme in (None, "int8"):
         for kind in ("prefill", "decode"):
             name = f"llama 3.1-8b {scheme or 'bfloat16'} {kind} v5e:2x4"
@@ -113,6 +112,11 @@ def programs() -> Programs:
         for name, (call, shapes) in kernels().items():
             found[f"ops {name} {topology}"] = partial(kernel, name, call, shapes, topology)
     return found
+
+
+def folded_steps() -> Iterator[tuple[str, str, str]]:
+    """Name, topology and dtype of every step that is compiled plain and folded."""
+    return itertools.product(FOLDED_STEPS, ("v5e:1x1", "v6e:1x1"), DTYPES)
 
 
 def train(
@@ -329,7 +333,7 @@ def table() -> Iterator[str]:
             f"{row['bytes_per_device'] / 1e9:.2f} | {row['estimated_cycles'] / 1e6:.2f} | "
             f"{reduces['count']} | "
             f"{reduces['bytes'] / 1e6:.2f} | {others} | {estimate['seconds'] * 1e3:.2f} | "
-            f"{estimate['utilisation']:.0%} | {_largest(row)} | {row['compile_cpu_s']:.0f} |"
+            f"{estimate['utilisation']:.0%} | {_largest(row)} | {row.get('compile_cpu_s', '–')} |"
         )
 
 
@@ -345,20 +349,21 @@ def folding_table() -> Iterator[str]:
         (lambda row: row["estimated_cycles"] / 1e6, ".1f"),
         (lambda row: row["memory_bytes"]["total"] / 2**20, ".0f"),
         (lambda row: row["bytes_per_device"] / 1e9, ".1f"),
-        (lambda row: row["compile_cpu_s"], ".0f"),
+        (lambda row: row.get("compile_cpu_s"), ".0f"),  # rows before it was noted lack it
     )
-    for name, folded in done.items():
-        kind, choice, *step, dtype, topology = name.split()
-        plain = done.get(name.replace(" on ", " off ", 1))
-        if (kind, choice) != ("folding", "on") or plain is None:
+    for name, topology, dtype in folded_steps():
+        plain, folded = (done.get(f"folding {c} {name} {dtype} {topology}") for c in ("off", "on"))
+        if plain is None or folded is None:
             continue
         cells = []
         for figure, digits in columns:
             before, after = figure(plain), figure(folded)
-            cells.append(f"{before:{digits}} → {after:{digits}} ({after / before:.2f})")
+            known = None not in (before, after)
+            cells.append(
+                f"{before:{digits}} → {after:{digits}} ({after / before:.2f})" if known else "–"
+            )
         cells.insert(3, f"{_largest(plain)} → {_largest(folded)}")
-        chip = topology.split(":")[0]
-        yield f"| {' '.join(step[:-1])}, {dtype} | {chip} | " + " | ".join(cells) + " |"
+        yield f"| {name}, {dtype} | {topology.split(':')[0]} | " + " | ".join(cells) + " |"
 
 
 def _largest(row: dict[str, Any]) -> str:
