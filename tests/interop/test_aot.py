@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from torch import nn
 from torch.nn import functional as F
 
+from jaxsr.data.degrade import make_preparation
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot import abstract, compile_ahead, readable
 from jaxsr.interop.aot_batch import largest_batch
@@ -253,6 +254,24 @@ def test_local_steps_send_the_gradients_once_in_float32(four, dtype):
     assert 4 * learned <= size <= 4 * (learned + statistics + losses)
     assert set(ahead.by_kind) == {"all-reduce"}  # nothing is gathered
     assert {c.dtypes for c in ahead.collectives} == {("f32",)}
+
+
+@pytest.mark.parametrize("bicubic", ["torch", "matlab"])
+def test_preparing_a_batch_sends_nothing_and_multiplies_levels(four, bicubic):
+    topology, mesh = four
+    prepare = make_preparation(crop=32, scale=4, bicubic=bicubic)
+    batch = {
+        "image": jax.ShapeDtypeStruct((16, 32, 32, 3), jnp.uint8),
+        "sample": jax.ShapeDtypeStruct((16,), jnp.int32),
+    }
+    split = abstract(batch, meshes.batch_sharding(mesh))
+    run = jax.jit(
+        lambda batch: prepare(batch, jax.random.key(0)), out_shardings=meshes.batch_sharding(mesh)
+    )
+    ahead = compile_ahead(run, [split], topology, name="preparation")
+    assert ahead.compiles, ahead.error
+    assert not ahead.collectives
+    assert ahead.products == {"bf16": 4}  # two axes, two digits each
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
