@@ -184,7 +184,7 @@ def compile_ahead(
     }
     began = time.perf_counter(), time.process_time()
 
-    def spent() -> dict[str, float]:
+    def spent() -> dict[str, Any]:
         ended = time.perf_counter(), time.process_time()
         return {"compile_s": ended[0] - began[0], "compile_cpu_s": ended[1] - began[1]}
 
