@@ -45,7 +45,7 @@ def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     if not is_float:
         return jax.lax.platform_dependent(
             image,
-            tpu=lambda image: in_fixed_point(image, passes),
+            tpu=lambda image: by_sums(image, passes, digits=True),
             default=lambda image: by_sums(image, passes),
         )
     chooses = all(step.taps.is_choice for step in passes)
@@ -90,24 +90,15 @@ def _gathers_badly(image: jax.Array, passes: Sequence[Pass]) -> bool:
     return False
 
 
-def by_sums(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
-    """Weighted sums of slices or gathers, pass by pass."""
+def by_sums(image: jax.Array, passes: Sequence[Pass], *, digits: bool = False) -> jax.Array:
+    """Weighted sums of slices or gathers, pass by pass; `digits`: as products, where they fit."""
     x = image
     for step in passes:
+        if digits and can_take_digits(x, step.taps):
+            x = by_digits(x, step.taps, step.axis, step.finish)
+            continue
         # MATLAB's uint8 results hang on float64 sums, whatever the caller's setting.
         with jax.enable_x64(True) if step.dtype == np.float64 else nullcontext():
-            x = apply_taps(x.astype(step.dtype), step.taps, step.axis, step.finish)
-    return x.astype(image.dtype)
-
-
-def in_fixed_point(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
-    """`by_sums` of integers, by products where they fit."""
-    x = image
-    for step in passes:
-        if can_take_digits(x, step.taps):
-            x = by_digits(x, step.taps, step.axis)
-            x = x if step.finish is None else step.finish(x)
-        else:
             x = apply_taps(x.astype(step.dtype), step.taps, step.axis, step.finish)
     return x.astype(image.dtype)
 

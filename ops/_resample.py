@@ -253,7 +253,7 @@ def can_take_digits(x: jax.Array, taps: Taps) -> bool:
     return x.dtype == jnp.uint8 and whole and not taps.shift and most < 1 << 24
 
 
-def by_digits(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+def by_digits(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None) -> jax.Array:
     """int32 sums of uint8 levels by fixed-point weights, as a product for each digit of those.
 
     Levels and digits are whole numbers of 8 bits, which bfloat16 holds and a TPU's multiplier adds
@@ -269,7 +269,8 @@ def by_digits(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
             term = sums.astype(jnp.int32) << place
             total = term if total is None else total + term
         rest, place = (rest - digit) // DIGIT, place + DIGIT.bit_length() - 1
-    return jnp.zeros((), jnp.int32) if total is None else total
+    assert total is not None
+    return total if finish is None else finish(total)
 
 
 def _matrix(taps: Taps, dtype: np.dtype | type) -> np.ndarray:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from jaxsr.ops import _passes
-from jaxsr.ops._passes import by_products, by_sums, in_fixed_point, on_cpu
+from jaxsr.ops._passes import by_products, by_sums, on_cpu
 from jaxsr.ops._resample import by_gather, by_loop, by_matmul, by_phase, plan_phases
 from jaxsr.ops._taps_opencv import opencv_passes
 from jaxsr.ops._taps_pillow import pillow_passes
@@ -152,7 +152,7 @@ def test_digits_for_tpu_give_the_libraries_levels(library, method, after):
         )  # fmt: skip
         image = torch.from_numpy(levels)[None, None]
         want = F.interpolate(image, after, mode=method, antialias=True)[0, 0]
-    run = jax.jit(lambda x: in_fixed_point(x, passes))
+    run = jax.jit(lambda x: by_sums(x, passes, digits=True))
     assert "dot_general" in str(jax.make_jaxpr(run)(levels))
     np.testing.assert_array_equal(run(levels), np.asarray(want))
 
@@ -163,9 +163,10 @@ def test_digits_leave_what_they_cannot_add_up():
     long = pillow_passes((9000,), np.dtype(np.uint8), (0,), (3,), method="bicubic")
     for passes, shape in ((linear, (40, 36)), (long, (9000,))):
         levels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-        got = jax.jit(partial(in_fixed_point, passes=passes))(levels)
+        got = jax.jit(partial(by_sums, passes=passes, digits=True))(levels)
         np.testing.assert_array_equal(got, by_sums(jnp.asarray(levels), passes))
-    assert "dot_general" not in str(jax.make_jaxpr(partial(in_fixed_point, passes=long))(levels))
+    run = partial(by_sums, passes=long, digits=True)
+    assert "dot_general" not in str(jax.make_jaxpr(run)(levels))
 
 
 def test_a_cpu_multiplies_where_gathered_columns_would_evict_each_other(monkeypatch):
