@@ -54,7 +54,12 @@ LARGER = {"batch": 64, "crop": 256}
 FOLDED_STEPS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "mshnet main": ("mshnet", "mshnet-toolbox", "main", {}),
     "span pretrain": ("span", "restore", "pretrain", LARGER),
-    "span of 28 channels pretrain": ("span", "restore", "pretrain", LARGER | {"width": 28}),
+    "span of 28 channels pretrain": (
+        "span",
+        "restore",
+        "pretrain",
+        LARGER | {"model": {"width": 28}},
+    ),
     "fast-srgan pretrain": ("fast-srgan", "super-resolution", "pretrain", {}),
 }
 LONGEST_SEARCHED_S = 30.0
@@ -132,8 +137,8 @@ def train(
     largest: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """One phase's step with the preset's batch on every device; `options` are the run's own, and
-    the width of its network."""
+    """One phase's step with the preset's batch on every device, and what `options` change of its
+    run and (under "model") of its network."""
     from jaxsr.interop.aot_batch import largest_batch
     from jaxsr.interop.aot_topology import load_topology
     from jaxsr.training.ahead import AheadSteps
@@ -142,10 +147,9 @@ def train(
     topology = load_topology(topology_name)
     devices = len(topology.devices)
     module = load_family(family)
-    preset_run = module.PRESET_RUNS[preset]
-    own = dict(options)
-    model = dataclasses.replace(preset_run.model, **{k: own.pop(k) for k in {"width"} & own.keys()})
-    chosen = dataclasses.replace(preset_run, model=model, **own)
+    chosen = module.PRESET_RUNS[preset]
+    model = dataclasses.replace(chosen.model, **options.get("model", {}))
+    chosen = dataclasses.replace(chosen, **{**options, "model": model})
     task = module.build(
         dataclasses.replace(
             chosen,
@@ -333,7 +337,7 @@ def table() -> Iterator[str]:
             f"{row['bytes_per_device'] / 1e9:.2f} | {row['estimated_cycles'] / 1e6:.2f} | "
             f"{reduces['count']} | "
             f"{reduces['bytes'] / 1e6:.2f} | {others} | {estimate['seconds'] * 1e3:.2f} | "
-            f"{estimate['utilisation']:.0%} | {_largest(row)} | {row.get('compile_cpu_s', '–')} |"
+            f"{estimate['utilisation']:.0%} | {_largest(row)} | {_cpu(row)} |"
         )
 
 
@@ -364,6 +368,10 @@ def folding_table() -> Iterator[str]:
             )
         cells.insert(3, f"{_largest(plain)} → {_largest(folded)}")
         yield f"| {name}, {dtype} | {topology.split(':')[0]} | " + " | ".join(cells) + " |"
+
+
+def _cpu(row: dict[str, Any]) -> str:
+    return f"{row['compile_cpu_s']:.0f}" if "compile_cpu_s" in row else "–"
 
 
 def _largest(row: dict[str, Any]) -> str:

@@ -225,15 +225,18 @@ def _over_columns(x: jax.Array, like: Folded, join: Callable[..., jax.Array]) ->
 
 def by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
     out = x.dtype if out is None else out
-    # bfloat16 numbers go through one pass unchanged; float32 ones need the exact product.
-    exact = jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
     return jax.lax.dot_general(
         x,
         jnp.asarray(ones, x.dtype),
         (((x.ndim - 1,), (0,)), ((), ())),
-        precision=exact,
+        precision=_exact(x.dtype),
         preferred_element_type=out,
     )
+
+
+def _exact(dtype: Any) -> jax.lax.Precision:
+    """With which a product with ones and zeros moves numbers unchanged: bfloat16's in one pass."""
+    return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
 
 
 def largest_channel(x: Folded) -> jax.Array:
@@ -301,18 +304,16 @@ def shifted(x: Folded, by: int) -> jax.Array:
     order = column_order(x.fold)
     moves, sources = np.divmod(order + by, x.fold)
     least, most = int(moves.min()), int(moves.max())
-    reach = (-least, most)
     chosen = np.zeros((1, most - least + 1, x.fold, x.fold), np.float32)
     chosen[0, moves - least, np.argsort(order)[sources], np.arange(x.fold)] = 1
-    exact = jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
     lanes = [
         jax.lax.conv_general_dilated(
             piece,
             jnp.asarray(np.kron(chosen, np.eye(channels)), x.dtype),
             (1, 1),
-            [(0, 0), reach],
+            [(0, 0), (-least, most)],
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            precision=exact,
+            precision=_exact(x.dtype),
         )
         for piece, channels in zip(x.holding(x.cleaned()).pieces(), x.parts, strict=True)
     ]

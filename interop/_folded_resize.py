@@ -1,8 +1,8 @@
 """Enlargement by powers of two, and pixel shuffle, of folded images.
 
-What the pixels of an enlargement read and how much of it is `jaxsr.ops`' own table; here the pixels
-that lie alike between two columns of the image are computed together, from the image moved by one
-column and another.
+What the pixels of an enlargement read and how much of it is `jaxsr.ops`' own table. Rows are its
+own products; the pixels that lie alike between two columns of the image are computed together, from
+the image moved by one column and another.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.interop._folded import Folded, column_order, columns, shifted, to_places
-from jaxsr.interop._shuffled import LANES, Shuffled, spread_lanes
+from jaxsr.interop._folded import LANES, Folded, column_order, columns, shifted, to_places
+from jaxsr.interop._shuffled import Shuffled, spread_lanes
 from jaxsr.ops._resample import by_matmul
 from jaxsr.ops._taps import Taps
 
 MOST_SHIFTS = 5
-"""Neighbours that a pixel may read along one axis."""
+"""Neighbours in its row that a pixel may read."""
 
 
 def enlarge(
@@ -39,13 +39,13 @@ def enlarge(
     )  # fmt: skip
     tables: dict[int, Taps] = {step.axis: step.taps for step in passes}
     dtype = x.dtype
-    plans = [_phases(tables[axis], f) for axis, f in zip((2, 3), factors, strict=True)]
-    if any(len(phase) > MOST_SHIFTS for plan in plans for phase in plan):
+    plan = _phases(tables[3], factors[1])
+    if any(len(phase) > MOST_SHIFTS for phase in plan):
         return None
     x = x.holding(x.cleaned().astype(jnp.promote_types(dtype, jnp.float32)))
     # Columns first: there is less to move about before the rows are more.
     if factors[1] > 1:
-        x = _columns(x, plans[1])
+        x = _columns(x, plan)
     if factors[0] > 1:
         x = x.holding(by_matmul(x.array, tables[2], 1))
     return x.holding(x.array.astype(dtype))
