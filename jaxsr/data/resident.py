@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32, UInt8
 
@@ -31,7 +32,9 @@ class ResidentPhotos:
         corner = self.origin[window[:, 0]] + window[:, 1:]
 
         def cut(place: Array) -> Array:
-            return jax.lax.dynamic_slice(self.canvas, (0, place[0], place[1]), (3, crop, crop))
+            # One integer type for all three: a bare 0 would be int64 where JAX has 64 bits.
+            start = (jnp.zeros_like(place[0]), place[0], place[1])
+            return jax.lax.dynamic_slice(self.canvas, start, (3, crop, crop))
 
         return jax.vmap(cut)(corner)
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 import statistics
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
@@ -33,27 +36,57 @@ RUNS = {
 }  # fmt: skip
 
 
-SEEDS = range(5)
+Steps = list[dict[str, float]]
+
+
+def drift(ours: Steps, theirs: Steps) -> list[float]:
+    """The largest relative difference of a loss, step by step."""
+    return [
+        max(abs(folded[n] / plain[n] - 1) for n in plain if n.endswith("loss"))
+        for folded, plain in zip(ours, theirs, strict=True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize("family", RUNS)
+def test_ten_steps_in_float64(family, seed):
+    """With rounding out of the way: MSHNet's loss itself is float32, hence its bound."""
+    module, config = RUNS[family]
+
+    def in_float64(config):
+        task = module.build(config)
+        task.objective.double()
+        prepare = task.prepare
+        task.prepare = lambda batch, key: {
+            name: x.astype("float64") if x.dtype == "float32" else x
+            for name, x in prepare(batch, key).items()
+        }
+        return task
+
+    family64 = SimpleNamespace(build=in_float64)
+    config = dataclasses.replace(config, seed=seed)
+    with jax.enable_x64(True):
+        plain, weights = take_steps(family64, dataclasses.replace(config, lane_folding="off"))
+        folded, _ = take_steps(family64, dataclasses.replace(config, lane_folding="on"))
+    assert {w.dtype for w in weights.values() if w.dtype.kind == "f"} == {np.dtype("float64")}
+    assert max(drift(folded, plain)) <= (2.5e-7 if family == "mshnet" else 1e-14)
+    assert plain[-1] != plain[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RUNS)
-def test_ten_steps(family):
+def test_ten_steps_in_float32(family):
     """Most runs stay together to rounding. In some, one value that enters a ReLU lies so near zero
     that rounding decides on which side; then runs part, as those of torch and of the plain network
     do (with seed 1, by 2e-5 at the tenth step). So the median counts, and all first losses.
     """
     module, config = RUNS[family]
     drifts = []
-    for seed in SEEDS:
+    for seed in range(5):
         seeded = dataclasses.replace(config, seed=seed)
         plain, _ = take_steps(module, dataclasses.replace(seeded, lane_folding="off"))
         folded, _ = take_steps(module, dataclasses.replace(seeded, lane_folding="on"))
-        drift = [
-            max(abs(ours[n] / theirs[n] - 1) for n in theirs if n.endswith("loss"))
-            for ours, theirs in zip(folded, plain, strict=True)
-        ]
-        assert max(drift[:2]) <= 1e-6, (seed, drift)
-        drifts.append(max(drift))
-        assert plain[-1] != plain[0]
-    assert statistics.median(drifts) <= 1e-5, drifts
+        drifts.append(drift(folded, plain))
+        assert max(drifts[-1][:2]) <= 1e-6, (seed, drifts[-1])
+    assert statistics.median(map(max, drifts)) <= 1e-5, drifts
