@@ -6,6 +6,7 @@ compiler allows a program; link rates are Google Cloud's published ones.
 """
 
 import contextlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -101,6 +102,8 @@ def load_topology(name: str) -> Topology:
 
 def _why_no_topology(name: str, known: str, error: Exception) -> str:
     text = " ".join(str(error).split())
+    if importlib.util.find_spec("libtpu") is None:
+        return f"compiling for {name} needs libtpu, which is not installed; pip install -e '.[aot]'"
     if "libtpu" in text.lower() and "layout" not in text:
         return (
             f"compiling for {name} needs libtpu, which does not load here ({text[:200]}); "

@@ -5,6 +5,7 @@ Needs libtpu (`pip install -e '.[aot]'`), but no TPU.
 
 import importlib.util
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from torch import nn
 from torch.nn import functional as F
@@ -76,6 +78,20 @@ def test_topologies_and_the_compilers_own_memory_limit(name, chips, devices):
 def test_unknown_topologies(name, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         load_topology(name)
+
+
+def test_libtpu_is_missing(monkeypatch):
+    """What JAX says then does not name libtpu."""
+
+    def refuse(*_, **__):
+        raise RuntimeError("JAX TPU support not installed; cannot generate TPU topology.")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(
+        ValueError, match=r"needs libtpu, .* not installed; pip install -e '.\[aot\]'"
+    ):
+        load_topology("v5e:2x4")
 
 
 def test_report_of_a_product_against_arithmetic(four):
