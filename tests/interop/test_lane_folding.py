@@ -374,13 +374,27 @@ def test_no_image_is_turned_on_its_way(name, how):
     folding = (
         CHANNELS_LAST if how == "channels last" else LaneFolding({4: 8, 64: 2}, fewest_lanes=16)
     )
-    model = to_jax(Network(BETWEEN[name]), lane_folding=folding)
+    # Into channels last at the start, and back at the end.
+    assert turns(Network(BETWEEN[name]), folding) == 2
+
+
+def turns(network, folding):
+    """How often images are moved between torch's order and channels last."""
+    model = to_jax(network, lane_folding=folding)
     run = jax.make_jaxpr(lambda p, x: model.apply(p, model.buffers, x, train=True)[0])
     equations = run(model.params, jnp.zeros((5, 3, 6, 16))).eqns
     shapes = [e.outvars[0].aval.shape for e in equations if e.primitive.name == "transpose"]
     # Not weights, nor maps of one or two channels, which are narrow folded as well.
-    turned = [s for s in shapes if len(s) == 4 and s[0] == 5 and not {1, 2} & set(s)]
-    assert len(turned) == 2  # into channels last at the start, and back at the end
+    return len([s for s in shapes if len(s) == 4 and s[0] == 5 and not {1, 2} & set(s)])
+
+
+@pytest.mark.parametrize(("fewest", "moves"), [(64, 2), (65, 4)])
+def test_an_image_left_with_few_lanes_is_unfolded(fewest, moves):
+    """Pooling halves 32 channels of 4 columns to 64 lanes."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3, padding=1)
+    )
+    assert turns(network, LaneFolding({32: 4}, fewest_lanes=fewest)) == moves
 
 
 def test_channels_stay_last_from_layer_to_layer():
