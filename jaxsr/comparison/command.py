@@ -29,7 +29,8 @@ class TraceOptions(SubjectOptions):
     dtype: Dtype = "float32"
     """Of weights, activations and cache."""
     precision: Precision = "highest"
-    """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32."""
+    """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, `bfloat16`
+    (JAX) does on any platform what TPUs do."""
     granularity: Literal["module", "operation"] = "operation"
     """Record every torch function, or what every module returns."""
     alone: bool = False
@@ -43,7 +44,9 @@ class TraceOptions(SubjectOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.side()
+        side = self.side()
+        if self.alone:
+            side.check_operations_alone()
 
     def side(self) -> Side:
         """Engine, place, dtype and precision."""
@@ -76,7 +79,7 @@ class EnginesOptions(SubjectOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Side.parse(self.a)
+        Side.parse(self.a).check_operations_alone()
         Side.parse(self.b)
 
 

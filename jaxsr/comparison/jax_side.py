@@ -17,6 +17,7 @@ import torch
 
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.listening import Ear, Granularity, Listener, call_again
+from jaxsr.comparison.narrow_products import with_narrow_products
 from jaxsr.comparison.recording import FiguresEar, Record, wanted
 from jaxsr.comparison.sides import Side
 from jaxsr.comparison.statistics import describe
@@ -57,6 +58,7 @@ class JaxSide:
         with jax.default_device(self.device):
             self._module = to_jax(network, compute_dtype=compute_dtype)
         self._state = jax.device_put((self._module.params, self._module.buffers), self.device)
+        self._narrow = side.precision == "bfloat16"
         self._programs: dict[Any, list[tuple[Any, _TracedEar]]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self.uneven = False
@@ -71,9 +73,17 @@ class JaxSide:
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
-        precision = None if self.side.precision == "default" else self.side.precision
+        precision = (
+            None if self._narrow or self.side.precision == "default" else self.side.precision
+        )
         with jax.default_device(self.device), jax.default_matmul_precision(precision):
             yield
+
+    def _rounding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return with_narrow_products(function) if self._narrow else function
+
+    def _jit(self, function: Callable[..., Any]) -> Any:
+        return jax.jit(self._rounding(function))
 
     def _apply(self, state: Any, inputs: Inputs) -> Any:
         args, kwargs = inputs
@@ -89,7 +99,7 @@ class JaxSide:
     def run(self, inputs: Inputs) -> Any:
         """One step as one program without anybody listening; host arrays."""
         inputs = self._cast(inputs)
-        program = self._calls.setdefault("run", jax.jit(self._apply))
+        program = self._calls.setdefault("run", self._jit(self._apply))
         with self._settings():
             return jax.device_get(program(self._state, inputs))
 
@@ -144,13 +154,18 @@ class JaxSide:
                 with watched(listener):
                     return self._apply(state, inputs), ear.taken
 
-            programs.append((jax.jit(program).lower(self._state, inputs).compile(), ear))
+            programs.append((self._jit(program).lower(self._state, inputs).compile(), ear))
         return programs
 
     def listen(
         self, inputs: Inputs, ear: Ear, *, step: int, granularity: Granularity = "operation"
     ) -> Any:
-        """One step operation by operation, with an ear on every one."""
+        """One step operation by operation, with an ear on every one.
+
+        Raises:
+          ValueError: see `Side.check_operations_alone`.
+        """
+        self.side.check_operations_alone()
         listener = Listener(ear, step=step, granularity=granularity, constant_of=constant_of)
         with self._settings(), watched(listener):
             outputs = self._apply(self._state, jax.device_put(self._cast(inputs), self.device))
@@ -190,16 +205,16 @@ class JaxSide:
 
         with self._settings():
             if constant:
-                return [np.asarray(x) for x in run(*values)]
+                return [np.asarray(x) for x in self._rounding(lambda: run(*values))()]
             shapes = tuple((v.shape, str(v.dtype)) for v in values)
             key = (program.function, repr(program.tree), repr(program.leaves), shapes)
-            compiled = self._calls.setdefault(key, jax.jit(run))
+            compiled = self._calls.setdefault(key, self._jit(run))
             try:
                 return [np.asarray(x) for x in compiled(*values)]
             except UnsupportedTorchError:
                 # Some functions need the values of what was a constant of the program.
                 known = [_constant(v) for v in values]
-                return [np.asarray(x) for x in run(*known)]
+                return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
 
 
 class _TracedEar:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 Engine = Literal["jax", "torch"]
 Platform = Literal["auto", "tpu", "cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float64"]
-Precision = Literal["default", "high", "highest"]
+Precision = Literal["default", "high", "highest", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Side:
     """Of weights, activations and cache. float64 is torch's alone, as a reference."""
     precision: Precision = "highest"
     """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, the
-    likeliest reason why two platforms differ."""
+    likeliest reason why two platforms differ. `bfloat16` does on any platform what TPUs do."""
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -30,8 +30,22 @@ class Side:
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value}")
         if self.engine == "torch" and self.platform == "tpu":
             raise ValueError("the torch engine runs on cpu or cuda; use engine=jax for a TPU")
+        if self.engine == "torch" and self.precision == "bfloat16":
+            raise ValueError("precision bfloat16 is for engine=jax; torch has default and highest")
         if self.engine == "jax" and self.dtype == "float64":
             raise ValueError("dtype float64 is for engine=torch; JAX runs without 64-bit numbers")
+
+    def check_operations_alone(self) -> None:
+        """That operations can run one by one.
+
+        Raises:
+          ValueError: operands are to be rounded, which is done to whole programs.
+        """
+        if self.precision == "bfloat16":
+            raise ValueError(
+                "precision=bfloat16 takes whole programs: give it to the second side, --b, and "
+                "leave --alone out"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Side":

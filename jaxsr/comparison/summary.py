@@ -62,6 +62,11 @@ def notes(comparison: Comparison) -> list[str]:
                 f"{name}: float32 products at default precision, which on {platform} are computed "
                 "in a narrower dtype: the likeliest reason for a difference; use precision=highest"
             )
+        if "precision=bfloat16" in header["side"]:
+            said.append(
+                f"{name}: operands of float32 products are rounded to bfloat16, as a TPU does by "
+                "default"
+            )
     if comparison.live and comparison.outputs_above and not comparison.findings:
         said.append(
             "the results differ by more than the runs' rounding should add up to, and no operation "

@@ -1,8 +1,5 @@
 """Faults are found where they were planted, and none is found where there is none."""
 
-import importlib
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -61,28 +58,9 @@ def test_found_from_jax_to_torch(subject):
     assert_found(comparison, fault)
 
 
-@pytest.fixture
-def products_in_bfloat16(monkeypatch):
-    """What a TPU does to float32 convolutions by default: operands rounded to bfloat16."""
-    dispatch = importlib.import_module("jaxsr.interop._dispatch")
-    importlib.import_module("jaxsr.interop._skeleton").load_lowerings()
-    torchax = importlib.import_module("jaxsr.interop._torchax")
-    func = torch.ops.aten.convolution.default
-    lowering = (
-        dispatch.OWN.get(func) or dispatch.OWN.get(func.overloadpacket) or torchax.lowering(func)
-    )
-
-    def narrowed(x, weight, *rest):
-        x, weight = (v.astype(jnp.bfloat16).astype(v.dtype) for v in (x, weight))
-        return lowering(x, weight, *rest)
-
-    monkeypatch.setitem(dispatch.OWN, func, narrowed)
-
-
-def test_default_precision_of_a_tpu_is_found_at_the_first_convolution(
-    subject, products_in_bfloat16
-):
-    comparison, *_ = compare_sides(subject("span"), TORCH, JAX)
+def test_default_precision_of_a_tpu_is_found_at_the_first_convolution(subject):
+    narrow = Side(engine="jax", platform="cpu", precision="bfloat16")
+    comparison, *_ = compare_sides(subject("span"), TORCH, narrow)
     assert not comparison.agree
     assert {f.row.call.operation for f in comparison.findings} == {"conv2d"}
     convolutions = [r for r in comparison.rows if r.call.operation == "conv2d"]

@@ -1,0 +1,115 @@
+"""A TPU's default precision on any device: float32 products of operands rounded to bfloat16.
+
+What a TPU does by default to the operands of matrix products and convolutions, and to nothing else;
+products of 8-bit numbers are exact, and their sums are float32 on both. So a CPU tells beforehand
+which operations of a network will differ on a TPU, and by how much.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import primitives as known
+
+PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p)
+_CALLS = {
+    known.jit_p: "jaxpr",
+    known.closed_call_p: "call_jaxpr",
+    known.custom_jvp_call_p: "call_jaxpr",
+    known.custom_vjp_call_p: "call_jaxpr",
+    known.remat_p: "jaxpr",
+}
+"""Primitives that only run a program of theirs, and the parameter that holds it."""
+_LOOPS = (known.scan_p, known.while_p, known.cond_p)
+
+
+def with_narrow_products(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the operands of float32 products rounded to bfloat16, ties to even.
+
+    Args:
+      function: of pytrees of arrays; traced once more for each call, so best used under `jax.jit`.
+        Derivatives of what it returns are those of the products, not of the rounding.
+
+    Raises:
+      NotImplementedError: the function holds an operation of JAX with a program of its own that
+        this module does not know.
+    """
+
+    def run(*args: Any) -> Any:
+        traced, result = jax.make_jaxpr(function, return_shape=True)(*args)
+        found = _run(traced.jaxpr, traced.consts, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(result), found)
+
+    return run
+
+
+def _run(program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(program.constvars, consts, strict=True))
+    values |= zip(program.invars, args, strict=True)
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    for equation in program.eqns:
+        results = _run_one(equation, [read(v) for v in equation.invars])
+        values |= zip(equation.outvars, results, strict=True)
+    return [read(v) for v in program.outvars]
+
+
+def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    primitive, params = equation.primitive, dict(equation.params)
+    if primitive in _CALLS:
+        inner = params[_CALLS[primitive]]
+        if isinstance(inner, ClosedJaxpr):
+            return _run(inner.jaxpr, inner.consts, operands)
+        return _run(inner, (), operands)
+    if primitive in PRODUCTS and _takes_one_pass(params["precision"]):
+        operands = [_rounded(x) for x in operands]
+    for name, value in params.items():
+        programs = [p for p in _several(value) if isinstance(p, (Jaxpr, ClosedJaxpr))]
+        if not any(_has_products(program) for program in programs):
+            continue
+        closed = [program for program in programs if isinstance(program, ClosedJaxpr)]
+        if primitive not in _LOOPS or len(closed) < len(programs):
+            raise NotImplementedError(
+                f"products inside {primitive.name} cannot be rounded; use precision=highest"
+            )
+        narrowed = tuple(_narrowed(program) for program in closed)
+        params[name] = narrowed if isinstance(value, (tuple, list)) else narrowed[0]
+    with equation.ctx.manager:  # whether JAX had 64 bits there, say
+        results = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return results if primitive.multiple_results else [results]
+
+
+def _takes_one_pass(precision: Any) -> bool:
+    """Whether a TPU would round: a program may ask for more in places, and gets it."""
+    return all(p in (None, jax.lax.Precision.DEFAULT) for p in _several(precision))
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else [value]
+
+
+def _has_products(program: Jaxpr | ClosedJaxpr) -> bool:
+    program = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    return any(
+        equation.primitive in PRODUCTS
+        or any(
+            _has_products(inner)
+            for value in equation.params.values()
+            for inner in _several(value)
+            if isinstance(inner, (Jaxpr, ClosedJaxpr))
+        )
+        for equation in program.eqns
+    )
+
+
+def _narrowed(program: ClosedJaxpr) -> ClosedJaxpr:
+    return jax.make_jaxpr(with_narrow_products(jaxpr_as_fun(program)))(*program.in_avals)
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    # A cast there and back is what compilers leave out.
+    return jax.lax.reduce_precision(x, 8, 7) if x.dtype == jnp.float32 else x
