@@ -50,17 +50,18 @@ STEPS = (
 )
 # The preset is for a CPU: its batch of small crops would leave most of an accelerator idle.
 LARGER = {"batch": 64, "crop": 256}
-# Name of the row: family, preset, phase, options other than the preset's.
-FOLDED_STEPS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "mshnet main": ("mshnet", "mshnet-toolbox", "main", {}),
-    "span pretrain": ("span", "restore", "pretrain", LARGER),
+# Name of the row: title, family, preset, phase, options other than the preset's.
+FOLDED_STEPS: dict[str, tuple[str, str, str, str, dict[str, Any]]] = {
+    "mshnet main": ("MSHNet", "mshnet", "mshnet-toolbox", "main", {}),
+    "span pretrain": ("SPAN, 48 channels", "span", "restore", "pretrain", LARGER),
     "span of 28 channels pretrain": (
+        "SPAN, 28 channels",
         "span",
         "restore",
         "pretrain",
         LARGER | {"model": {"width": 28}},
     ),
-    "fast-srgan pretrain": ("fast-srgan", "super-resolution", "pretrain", {}),
+    "fast-srgan pretrain": ("Fast-SRGAN", "fast-srgan", "super-resolution", "pretrain", {}),
 }
 LONGEST_SEARCHED_S = 30.0
 """A step that compiles longer is not compiled for other batches."""
@@ -89,7 +90,7 @@ def programs() -> Programs:
                 name = f"train {family} {phase} {dtype} {topology}"
                 found[name] = partial(train, family, preset, phase, topology, dtype)
     for row, topology, dtype in folded_steps():
-        family, preset, phase, options = FOLDED_STEPS[row]
+        _, family, preset, phase, options = FOLDED_STEPS[row]
         for choice in ("on", "off"):
             found[f"folding {choice} {row} {dtype} {topology}"] = partial(
                 train, family, preset, phase, topology, dtype, lane_folding=choice,
@@ -366,7 +367,8 @@ def folding_table() -> Iterator[str]:
                 f"{before:{digits}} → {after:{digits}} ({after / before:.2f})" if known else "–"
             )
         cells.insert(3, f"{_largest(plain)} → {_largest(folded)}")
-        yield f"| {name}, {dtype} | {topology.split(':')[0]} | " + " | ".join(cells) + " |"
+        title = FOLDED_STEPS[name][0]
+        yield f"| {title}, {dtype} | {topology.split(':')[0]} | " + " | ".join(cells) + " |"
 
 
 def _cpu(row: dict[str, Any]) -> str:

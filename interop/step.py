@@ -28,7 +28,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsr.interop import mesh as meshes
@@ -416,7 +415,7 @@ def _accumulate(
 
 
 def _per_device(update: Callable[..., Any], mesh: Mesh, *, alone: bool) -> Callable[..., Any]:
-    """Runs `update` on each device's rows, averaging with one all-reduce a call of `reduce`.
+    """Runs `update` on each device's rows, averaging in each call of `reduce`.
 
     Args:
       update: takes `reduce` first, then the state's parts, the batch and the key.
@@ -425,11 +424,14 @@ def _per_device(update: Callable[..., Any], mesh: Mesh, *, alone: bool) -> Calla
     """
 
     def reduce(tree: Any) -> Any:
+        # A tree, not one vector of all: compilers join the sums of a tree into one all-reduce, and
+        # a TPU pays dearly for reshaping kernels to rows (14 of 38 M cycles of a GAN's step).
         leaves, structure = jax.tree.flatten(tree)
         # Counters are equal on every device already.
         is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
-        flat, unravel = ravel_pytree([x for x, f in zip(leaves, is_float, strict=True) if f])
-        averaged = iter(unravel(jax.lax.pmean(flat, meshes.DATA_AXES)))
+        averaged = iter(
+            jax.lax.pmean([x for x, f in zip(leaves, is_float, strict=True) if f], meshes.DATA_AXES)
+        )
         merged = [next(averaged) if f else x for x, f in zip(leaves, is_float, strict=True)]
         return jax.tree.unflatten(structure, merged)
 
