@@ -341,6 +341,30 @@ def table() -> Iterator[str]:
         )
 
 
+def steps_table() -> Iterator[str]:
+    """Lines of Markdown: training steps on 8 chips and more."""
+    yield (
+        "| step | chips | of HBM | GFLOP a chip | GB moved | M cycles | all-reduces | of MB "
+        "(gradients) | other | roofline, ms | compiled in s of a core |"
+    )
+    yield "|" + "---|" * 11
+    for name, row in read()["programs"].items():
+        kind, _, step = name.partition(" ")
+        if kind not in ("train", "scale", "fsdp"):
+            continue
+        step, _, chips = step.rpartition(" ")
+        kinds = dict(row["collectives"])
+        reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
+        others = ", ".join(f"{v['count']} {k}s" for k, v in kinds.items()) or "–"
+        yield (
+            f"| {step} | {chips} | {row['memory_share']:.1%} | "
+            f"{row['flops_per_device'] / 1e9:.0f} | {row['bytes_per_device'] / 1e9:.1f} | "
+            f"{row['estimated_cycles'] / 1e6:.1f} | {reduces['count']} | "
+            f"{reduces['bytes'] / 1e6:.2f} ({row['gradient_bytes'] / 1e6:.2f}) | {others} | "
+            f"{row['estimate']['seconds'] * 1e3:.1f} | {_cpu(row)} |"
+        )
+
+
 def folding_table() -> Iterator[str]:
     """Lines of Markdown: every step that is compiled both plain and folded."""
     yield (
@@ -382,7 +406,7 @@ def _largest(row: dict[str, Any]) -> str:
     return "–" if about is None else f"~{about}"
 
 
-TABLES = {"all": table, "folding": folding_table}
+TABLES = {"all": table, "steps": steps_table, "folding": folding_table}
 
 
 def main() -> None:

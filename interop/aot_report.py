@@ -29,7 +29,9 @@ def advice(ahead: Ahead) -> list[str]:
             "narrow channels or rows leave them empty; use wider layers or fold pixels into lanes"
         )
     reduces = ahead.by_kind.get("all-reduce", (0, 0))[0]
-    if ahead.training and reduces > _MANY_REDUCES:
+    # Parameters split over `fsdp` are gathered, and take part in sums of their own.
+    is_split = "all-gather" in ahead.by_kind
+    if ahead.training and reduces > _MANY_REDUCES and not is_split:
         said.append(
             f"{reduces} all-reduces a step: BatchNorm over the whole batch communicates in every "
             "layer; --batch-norm local has one a network"

@@ -388,13 +388,15 @@ def turns(network, folding):
     return len([s for s in shapes if len(s) == 4 and s[0] == 5 and not {1, 2} & set(s)])
 
 
-@pytest.mark.parametrize(("fewest", "moves"), [(64, 2), (65, 4)])
-def test_an_image_left_with_few_lanes_is_unfolded(fewest, moves):
-    """Pooling halves 32 channels of 4 columns to 64 lanes."""
+@pytest.mark.parametrize(("channels", "moves"), [(32, 2), (16, 4)])
+def test_an_image_left_with_few_lanes_is_unfolded(channels, moves):
+    """Pooling halves what four columns take to 64 or 32 lanes."""
     network = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3, padding=1)
+        nn.Conv2d(3, channels, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 3, padding=1),
     )
-    assert turns(network, LaneFolding({32: 4}, fewest_lanes=fewest)) == moves
+    assert turns(network, LaneFolding({channels: 4})) == moves
 
 
 def test_channels_stay_last_from_layer_to_layer():

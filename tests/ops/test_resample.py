@@ -13,7 +13,14 @@ from torch.nn import functional as F
 
 from jaxsr.ops import _passes
 from jaxsr.ops._passes import by_products, by_sums, on_cpu
-from jaxsr.ops._resample import by_gather, by_loop, by_matmul, by_phase, plan_phases
+from jaxsr.ops._resample import (
+    by_gather,
+    by_loop,
+    by_matmul,
+    by_phase,
+    can_take_digits,
+    plan_phases,
+)
 from jaxsr.ops._taps_opencv import opencv_passes
 from jaxsr.ops._taps_pillow import pillow_passes
 from jaxsr.ops._taps_torch import torch_passes
@@ -165,6 +172,7 @@ def test_digits_leave_what_they_cannot_add_up():
         levels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         got = jax.jit(partial(by_sums, passes=passes, digits=True))(levels)
         np.testing.assert_array_equal(got, by_sums(jnp.asarray(levels), passes))
+    assert not can_take_digits(jnp.zeros((40, 36), jnp.uint8), linear[1].taps)
     run = partial(by_sums, passes=long, digits=True)
     assert "dot_general" not in str(jax.make_jaxpr(run)(levels))
 
