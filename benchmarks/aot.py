@@ -63,8 +63,6 @@ FOLDED_STEPS: dict[str, tuple[str, str, str, str, dict[str, Any]]] = {
     ),
     "fast-srgan pretrain": ("Fast-SRGAN", "fast-srgan", "super-resolution", "pretrain", {}),
 }
-LONGEST_SEARCHED_S = 30.0
-"""A step that compiles longer is not compiled for other batches."""
 LLAMA_3_1_8B = {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -94,7 +92,7 @@ def programs() -> Programs:
         for choice in ("on", "off"):
             found[f"folding {choice} {row} {dtype} {topology}"] = partial(
                 train, family, preset, phase, topology, dtype, lane_folding=choice,
-                largest=True, options=options,
+                options=options,
             )  # fmt: skip
     for scheme in (None, "int8"):
         for kind in ("prefill", "decode"):
@@ -134,12 +132,10 @@ def train(
     mesh: str | None = None,
     batch_norm: str = "local",
     lane_folding: str = "auto",
-    largest: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """One phase's step with the preset's batch on every device, and what `options` change of its
     run and (under "model") of its network."""
-    from jaxsr.interop.aot_batch import largest_batch
     from jaxsr.interop.aot_topology import load_topology
     from jaxsr.training.ahead import AheadSteps
     from jaxsr.training.family import load_family
@@ -179,17 +175,6 @@ def train(
         "batch_norm": batch_norm,
         "lane_folding": lane_folding,
     }
-    if largest and ahead.compiles and ahead.compile_cpu_s > LONGEST_SEARCHED_S:
-        assert ahead.memory is not None
-        part = ahead.memory.available / ahead.memory.total
-        facts |= {"largest_batch_in_proportion": int(task.config.batch * part)}
-    elif largest and ahead.compiles:
-        batch, step = task.config.batch, task.config.mesh_shape.devices
-        found, trials = largest_batch(
-            lambda rows: steps.compile(phase, batch=rows), ahead,
-            batch=batch, step=step, precision=0.1,
-        )  # fmt: skip
-        facts |= {"largest_batch": found, "largest_batch_trials": trials}
     return ahead, facts
 
 
@@ -368,14 +353,15 @@ def steps_table() -> Iterator[str]:
 def folding_table() -> Iterator[str]:
     """Lines of Markdown: every step that is compiled both plain and folded."""
     yield (
-        "| step | chip | M cycles | HBM, MiB | traffic, GB | largest batch | "
+        "| step | chip | M cycles | HBM, MiB | temporaries in it | traffic, GB | largest batch | "
         "compiled in s of a core |"
     )
-    yield "|" + "---|" * 7
+    yield "|" + "---|" * 8
     done = read()["programs"]
     columns = (
         (lambda row: row["estimated_cycles"] / 1e6, ".1f"),
         (lambda row: row["memory_bytes"]["total"] / 2**20, ".0f"),
+        (lambda row: row["memory_bytes"]["temporaries"] / 2**20, ".0f"),
         (lambda row: row["bytes_per_device"] / 1e9, ".1f"),
         (lambda row: row.get("compile_cpu_s"), ".0f"),  # rows before it was noted lack it
     )
@@ -390,7 +376,7 @@ def folding_table() -> Iterator[str]:
             cells.append(
                 f"{before:{digits}} → {after:{digits}} ({after / before:.2f})" if known else "–"
             )
-        cells.insert(3, f"{_largest(plain)} → {_largest(folded)}")
+        cells.insert(-1, f"{_largest(plain)} → {_largest(folded)}")
         title = FOLDED_STEPS[name][0]
         yield f"| {title}, {dtype} | {topology.split(':')[0]} | " + " | ".join(cells) + " |"
 
@@ -400,10 +386,12 @@ def _cpu(row: dict[str, Any]) -> str:
 
 
 def _largest(row: dict[str, Any]) -> str:
-    if "largest_batch" in row:
-        return str(row["largest_batch"])
-    about = row.get("largest_batch_in_proportion")
-    return "–" if about is None else f"~{about}"
+    """The batch at which a training step's temporaries would fill what else leaves free."""
+    if "gradient_bytes" not in row:
+        return "–"
+    memory = row["memory_bytes"]
+    free = memory["available"] - (memory["total"] - memory["temporaries"])
+    return f"~{row['batch'] * free // memory['temporaries']}"
 
 
 TABLES = {"all": table, "steps": steps_table, "folding": folding_table}
