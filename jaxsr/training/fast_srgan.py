@@ -119,7 +119,10 @@ def _networks(config: FastSRGANRun) -> Networks:
     phases = [name for name, _ in config.phases]
     try:
         objective = build_objective(
-            config.model, phases=phases, perceptual_weights=config.perceptual_weights
+            config.model,
+            phases=phases,
+            perceptual_weights=config.perceptual_weights,
+            untrained=config.aot is not None,
         )
     except FileNotFoundError as error:
         raise FileNotFoundError(

