@@ -1,15 +1,14 @@
 """The steps of a run without its loop."""
 
 import itertools
-from types import ModuleType
 from typing import Any
 
 from jaxsr.training.engines import make_engine
 from jaxsr.training.family import phase_at
 
 
-def take_steps(family: ModuleType, config: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Metrics of every step of the configuration, and the exported weights after the last."""
+def take_steps(family: Any, config: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """Metrics of every step of what `family.build` makes, and the exported weights at the end."""
     task = family.build(config)
     engine = make_engine(task)
     found = []

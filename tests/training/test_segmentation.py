@@ -24,6 +24,7 @@ def losses(config):
     return [step["network/loss"] for step in metrics]
 
 
+@pytest.mark.slow
 def test_jax_equals_torch_through_both_phases():
     assert SMALL.phases(16) == (("warmup", 4), ("main", 4))
     ours = losses(SMALL)
@@ -31,6 +32,7 @@ def test_jax_equals_torch_through_both_phases():
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_run_follows_one_in_float32():
     """The network is called with words besides images; only images are cast."""
     short = dataclasses.replace(SMALL, steps=2, warmup_epochs=0)

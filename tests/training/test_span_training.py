@@ -28,7 +28,11 @@ def losses(config):
 
 @pytest.mark.parametrize(
     "change",
-    [{"block": "attention"}, {"block": "attention", "expansion": 2}, {"block": "residual"}],
+    [
+        {"block": "attention"},
+        pytest.param({"block": "attention", "expansion": 2}, marks=pytest.mark.slow),
+        pytest.param({"block": "residual"}, marks=pytest.mark.slow),
+    ],
 )
 def test_jax_equals_torch(change):
     # Not with l1: in flat sky the error is 0 but for rounding, and its sign is all that l1 takes.
