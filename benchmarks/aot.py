@@ -313,9 +313,7 @@ def table() -> Iterator[str]:
         if not row["compiles"]:
             yield f"| {name} | {row['error']} |" + " |" * 10
             continue
-        kinds = dict(row["collectives"])
-        reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
-        others = ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
+        reduces, others = _communication(row)
         estimate = row["estimate"]
         yield (
             f"| {name} | {row['memory_share']:.1%} | {row['flops_per_device'] / 1e9:.1f} | "
@@ -338,9 +336,7 @@ def steps_table() -> Iterator[str]:
         if kind not in ("train", "scale", "fsdp"):
             continue
         step, _, chips = step.rpartition(" ")
-        kinds = dict(row["collectives"])
-        reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
-        others = ", ".join(f"{v['count']} {k}s" for k, v in kinds.items()) or "–"
+        reduces, others = _communication(row)
         yield (
             f"| {step} | {chips} | {row['memory_share']:.1%} | "
             f"{row['flops_per_device'] / 1e9:.0f} | {row['bytes_per_device'] / 1e9:.1f} | "
@@ -379,6 +375,13 @@ def folding_table() -> Iterator[str]:
         cells.insert(-1, f"{_largest(plain)} → {_largest(folded)}")
         title = FOLDED_STEPS[name][0]
         yield f"| {title}, {dtype} | {topology.split(':')[0]} | " + " | ".join(cells) + " |"
+
+
+def _communication(row: dict[str, Any]) -> tuple[dict[str, int], str]:
+    """All-reduces, and how many there are of each other kind."""
+    kinds = dict(row["collectives"])
+    reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
+    return reduces, ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
 
 
 def _cpu(row: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 What a TPU does by default to the operands of matrix products and convolutions, and to nothing else;
 products of 8-bit numbers are exact, and their sums are float32 on both. So a CPU tells beforehand
-which operations of a network will differ on a TPU, and by how much.
+which operations of a network will differ on a TPU, and by how much. Source: the documentation of
+`jax.lax.Precision`, whose DEFAULT is one pass in bfloat16 on a TPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ def with_narrow_products(function: Callable[..., Any]) -> Callable[..., Any]:
         Derivatives of what it returns are those of the products, not of the rounding.
 
     Raises:
-      NotImplementedError: the function holds an operation of JAX with a program of its own that
+      ValueError: the function holds an operation of JAX with a program of its own that
         this module does not know.
     """
 
@@ -73,7 +74,7 @@ def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
             continue
         closed = [program for program in programs if isinstance(program, ClosedJaxpr)]
         if primitive not in _LOOPS or len(closed) < len(programs):
-            raise NotImplementedError(
+            raise ValueError(
                 f"products inside {primitive.name} cannot be rounded; use precision=highest"
             )
         narrowed = tuple(_narrowed(program) for program in closed)

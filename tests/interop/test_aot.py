@@ -3,6 +3,7 @@
 Needs libtpu (`pip install -e '.[aot]'`), but no TPU.
 """
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -24,7 +25,7 @@ from jaxsr.data.degrade import make_preparation
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot import abstract, compile_ahead, readable
 from jaxsr.interop.aot_batch import largest_batch
-from jaxsr.interop.aot_hlo import main_memory_bytes
+from jaxsr.interop.aot_hlo import Collective, main_memory_bytes
 from jaxsr.interop.aot_options import AheadOptions
 from jaxsr.interop.aot_report import advice, as_json, show
 from jaxsr.interop.aot_topology import load_topology
@@ -145,6 +146,18 @@ def test_padding_is_seen(four):
     ahead = compile_ahead(jax.jit(convolve), (narrow, kernel), topology, name="narrow")
     assert ahead.padding.factor > 1.5
     assert any("128 lanes" in line for line in advice(ahead))
+
+
+def test_batch_norm_is_not_blamed_where_parameters_are_split(four):
+    topology, _ = four
+    one = SingleDeviceSharding(topology.devices[0])
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=one)
+    ahead = compile_ahead(jax.jit(lambda x: x + 1), (x,), topology, name="step", training=True)
+    reduces = [Collective("all-reduce", 4, ("f32",), 4)] * 12
+    gathers = [Collective("all-gather", 4, ("f32",), 4)]
+    for found, blamed in ((reduces, True), (reduces + gathers, False)):
+        said = advice(dataclasses.replace(ahead, collectives=found))
+        assert any("--batch-norm local" in line for line in said) is blamed
 
 
 def test_collectives_against_arithmetic(four):

@@ -24,7 +24,6 @@ def losses(config):
     return [step["network/loss"] for step in metrics]
 
 
-@pytest.mark.slow
 def test_jax_equals_torch_through_both_phases():
     assert SMALL.phases(16) == (("warmup", 4), ("main", 4))
     ours = losses(SMALL)
