@@ -25,7 +25,6 @@ from jaxsr.interop.module import to_jax
 # Compiling is most of the time here, and nothing is computed twice.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 EVERYTHING = LaneFolding({2: 8, 4: 6, 8: 4, 64: 2}, fewest_lanes=16)
-FOLDINGS = {"folded": EVERYTHING, "channels last": CHANNELS_LAST}
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -247,12 +246,12 @@ BETWEEN = {
 }  # fmt: skip
 
 
-def both_ways(network, shape, *, dtype="float32", train=True, remat=(), seed=0, folded=EVERYTHING):
-    """Outputs, buffers and gradients, plain and folded."""
+def each_way(network, shape, *foldings, dtype="float32", train=True, remat=(), seed=0):
+    """Outputs, buffers and gradients, plain and with each of `foldings`."""
     random = np.random.default_rng(seed)
     x = jnp.asarray(random.standard_normal(shape, dtype=np.float32))
     results = []
-    for folding in (None, folded):
+    for folding in (None, *foldings):
         compute = None if dtype == "float32" else jnp.dtype(dtype)
         model = to_jax(network, lane_folding=folding, remat=remat, compute_dtype=compute)
 
@@ -265,27 +264,36 @@ def both_ways(network, shape, *, dtype="float32", train=True, remat=(), seed=0, 
     return results
 
 
+def same(results):
+    """Sums in another order: some tens of float32 roundings of the largest number about."""
+    plain, *folded = results
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
+    for each in folded:
+        assert jax.tree.structure(plain) == jax.tree.structure(each)
+        for got, want in zip(jax.tree.leaves(each), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(scale, 1e-2))
+
+
 @pytest.mark.parametrize(
-    ("how", "width"),
-    [pytest.param("folded", 8, marks=pytest.mark.slow), ("folded", 11), ("channels last", 11)],
+    ("width", "foldings"),
+    [
+        pytest.param(8, [EVERYTHING], marks=pytest.mark.slow, id="8"),
+        pytest.param(11, [EVERYTHING, CHANNELS_LAST], id="11"),
+    ],
 )
 @pytest.mark.parametrize("name", BETWEEN)
-def test_every_operation_between_convolutions(name, how, width):
+def test_every_operation_between_convolutions(name, width, foldings):
     torch.manual_seed(0)
-    plain, folded = both_ways(Network(BETWEEN[name]), (2, 3, 6, width), folded=FOLDINGS[how])
-    assert jax.tree.structure(plain) == jax.tree.structure(folded)
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
-    for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
-        # Sums in another order: some tens of float32 roundings of the largest number about.
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(scale, 1e-2))
+    same(each_way(Network(BETWEEN[name]), (2, 3, 6, width), *foldings))
 
 
 @pytest.mark.parametrize("name", ["batch norm", "amax", "bilinear", "parts"])
 def test_bfloat16_stays_within_its_rounding(name):
     torch.manual_seed(0)
     network = Network(BETWEEN[name])
-    (_, (exact, _)), _ = both_ways(network, (2, 3, 6, 8))[0]
-    plain, folded = (r[0][1][0] for r in both_ways(network, (2, 3, 6, 8), dtype="bfloat16"))
+    (_, (exact, _)), _ = each_way(network, (2, 3, 6, 8))[0]
+    results = each_way(network, (2, 3, 6, 8), EVERYTHING, dtype="bfloat16")
+    plain, folded = (result[0][1][0] for result in results)
     wrong = [float(jnp.abs(y.astype(jnp.float32) - exact).max()) for y in (plain, folded)]
     assert wrong[1] <= 2 * wrong[0] + 2**-8 * float(jnp.abs(exact).max())
 
@@ -313,10 +321,7 @@ def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(fa
         Do(lambda x: x * torch.rsqrt(x * x + 2)), last, nn.Tanh(),
     )  # fmt: skip
     folding = LaneFolding({32: 4})
-    plain, folded = both_ways(network, (2, 3, 6, 8), folded=folding)
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain[1]))
-    for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(scale, 1e-2))
+    same(each_way(network, (2, 3, 6, 8), folding))
     model = to_jax(network, lane_folding=folding)
     jaxpr = jax.make_jaxpr(lambda x: model.apply(model.params, {}, x)[0])(jnp.zeros((2, 3, 6, 8)))
     convolutions = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
@@ -330,7 +335,7 @@ def test_recomputed_blocks_hand_folded_images_over():
         nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
         nn.Conv2d(4, 3, 3, padding=1),
     )
-    plain, folded = both_ways(network, (2, 3, 6, 8), remat=("1",))
+    plain, folded = each_way(network, (2, 3, 6, 8), EVERYTHING, remat=("1",))
     for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
     model = to_jax(network, lane_folding=EVERYTHING, remat=("1",))
@@ -368,12 +373,13 @@ STAY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("how", FOLDINGS)
+@pytest.mark.parametrize(
+    "folding",
+    [LaneFolding({4: 8, 64: 2}, fewest_lanes=16), CHANNELS_LAST],
+    ids=["folded", "channels last"],
+)
 @pytest.mark.parametrize("name", STAY)
-def test_no_image_is_turned_on_its_way(name, how):
-    folding = (
-        CHANNELS_LAST if how == "channels last" else LaneFolding({4: 8, 64: 2}, fewest_lanes=16)
-    )
+def test_no_image_is_turned_on_its_way(name, folding):
     # Into channels last at the start, and back at the end.
     assert turns(Network(BETWEEN[name]), folding) == 2
 

@@ -1,6 +1,5 @@
 """JAX computes what torch computes: every configuration, both losses, and the public checkpoint."""
 
-import itertools
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jaxsr.models.lpips import LPIPS
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import load_file
 from jaxsr.models.vgg import VGG16
+from tests.covering import every_pair
 
 ATOL = 1e-5  # the promise for images in [-1, 1]; a hundredth of a uint8 level is 8e-5
 
@@ -58,12 +58,10 @@ class ThinVGG(VGG16):
         return [self.features(image_BCHW)]
 
 
-CASES = list(
-    itertools.product((1, 2, 4), ("residual", "mobile"), ("instance", "batch", "none"), (1, 3))
+@pytest.mark.parametrize(
+    ("scale", "block", "norm", "channels"),
+    every_pair((1, 2, 4), ("residual", "mobile"), ("instance", "batch", "none"), (1, 3)),
 )
-
-
-@pytest.mark.parametrize(("scale", "block", "norm", "channels"), CASES)
 def test_generator(scale, block, norm, channels):
     torch.manual_seed(0)
     # One predicts the image, the next what the enlargement lacks, so that both are everywhere.

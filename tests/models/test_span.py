@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxsr.interop import to_jax
 from jaxsr.models.span import Span, SpanConfig, build_span_objective, merge
 from jaxsr.models.span.generator import FactoredConv
+from tests.covering import every_pair
 
 
 def make(**fields):
@@ -45,10 +46,10 @@ def test_gradients_pass_through_the_merging():
     torch.autograd.gradcheck(lambda *_: conv(x), parameters)
 
 
-@pytest.mark.parametrize("scale", [1, 2, 4])
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("expansion", [2, None])
-@pytest.mark.parametrize("block", ["attention", "residual"])
+@pytest.mark.parametrize(
+    ("scale", "channels", "expansion", "block"),
+    every_pair([1, 2, 4], [1, 3], [2, None], ["attention", "residual"]),
+)
 def test_jax_equals_torch(scale, channels, expansion, block):
     span = make(scale=scale, channels=channels, expansion=expansion, block=block)
     low = np.random.default_rng(0).uniform(-1, 1, (2, channels, 9, 7)).astype(np.float32)

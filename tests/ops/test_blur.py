@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import ndimage
 
 from jaxsr.ops.blur import gaussian_blur
+from tests.covering import every_pair
 
 SHAPES = [(1, 7, 9, 1), (2, 32, 17, 3), (1, 1, 13, 3), (3, 64, 5, 4)]
 OPENCV_BORDERS = {
@@ -85,10 +86,12 @@ def test_float_matches_opencv(shape, border):
     np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("border", OPENCV_BORDERS)
-@pytest.mark.parametrize(("size", "sigma"), [((5, 9), (1.4, 0.8)), ((31, 3), (5.0, 0.4))])
-def test_uint8_is_bit_equal_to_opencv(shape, border, size, sigma):
+@pytest.mark.parametrize(
+    ("shape", "border", "window"),
+    every_pair(SHAPES, list(OPENCV_BORDERS), [((5, 9), (1.4, 0.8)), ((31, 3), (5.0, 0.4))]),
+)
+def test_uint8_is_bit_equal_to_opencv(shape, border, window):
+    size, sigma = window
     image = draw(shape, np.uint8)
     got = gaussian_blur(image, sigma=sigma, kernel_size=size, border=border, convention="opencv")
     np.testing.assert_array_equal(got, by_opencv(image, size, sigma, border))
@@ -290,7 +293,7 @@ IMAGES = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(IMAGES)
 def test_draws_against_opencv(drawn):
     check_against_opencv(drawn)

@@ -136,7 +136,7 @@ BOXES = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BOXES)
 def test_box_matches_the_rule_on_draws(drawn):
     check_box(drawn)

@@ -24,6 +24,7 @@ from jaxsr.ops._resample import (
 from jaxsr.ops._taps_opencv import opencv_passes
 from jaxsr.ops._taps_pillow import pillow_passes
 from jaxsr.ops._taps_torch import torch_passes
+from tests.covering import every_pair
 
 # extent, outputs, method, antialias
 AXES = [
@@ -73,9 +74,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", AXES)
+@pytest.mark.parametrize(("case", "way", "axis"), every_pair(AXES, list(WAYS), [0, 1, 2]))
 def test_every_way_computes_the_same_sums(case, way, axis):
     taps = table(*case)
     shape = [3, 4, 5]
