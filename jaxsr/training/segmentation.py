@@ -70,9 +70,11 @@ class SegmentationRun(RunConfig):
 
     def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
         """Both phases in steps, an epoch being of `samples` images."""
-        warmup = round(self.warmup_epochs * samples / self.batch)
-        phases = (("warmup", warmup), ("main", self.total_steps - warmup))
-        return phases[1:] if self.warmup_epochs == 0 else phases
+        if self.warmup_epochs == 0:
+            return (("main", self.total_steps),)
+        # At least one, where a batch holds more than these epochs' images.
+        warmup = max(round(self.warmup_epochs * samples / self.batch), 1)
+        return (("warmup", warmup), ("main", self.total_steps - warmup))
 
 
 CONFIG = SegmentationRun

@@ -24,6 +24,11 @@ def losses(config):
     return [step["network/loss"] for step in metrics]
 
 
+def test_a_warm_up_has_a_step_where_a_batch_is_more_than_its_epochs():
+    assert dataclasses.replace(SMALL, batch=64).phases(16) == (("warmup", 1), ("main", 7))
+    assert dataclasses.replace(SMALL, warmup_epochs=0).phases(16) == (("main", 8),)
+
+
 def test_jax_equals_torch_through_both_phases():
     assert SMALL.phases(16) == (("warmup", 4), ("main", 4))
     ours = losses(SMALL)
