@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import torch
-from jax import lax
 
+from jaxsr.interop._any_convolution import convolve_any
 from jaxsr.interop._dispatch import lowers
 from jaxsr.interop._weight_gradient import convolve
 
@@ -46,27 +46,27 @@ def convolution(
         w = jnp.swapaxes(w, 1, 2).reshape(groups * per_group, inputs // groups, *kernel)
         w = jnp.flip(w, tuple(range(2, n + 2)))
         reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        out = lax.conv_general_dilated(
+        out = convolve_any(
             x,
             w,
-            window_strides=(1,) * n,
-            padding=[(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)],
+            (1,) * n,
+            [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)],
+            layout=layout,
             lhs_dilation=stride,
             rhs_dilation=dilation,
-            dimension_numbers=layout,
-            feature_group_count=groups,
+            groups=groups,
         )
     elif n == 2 and groups == 1 and stride == dilation == (1, 1):
         out = convolve(x, weight, [(p, p) for p in padding])
     else:
-        out = lax.conv_general_dilated(
+        out = convolve_any(
             x,
             weight,
-            window_strides=stride,
-            padding=[(p, p) for p in padding],
+            stride,
+            [(p, p) for p in padding],
+            layout=layout,
             rhs_dilation=dilation,
-            dimension_numbers=layout,
-            feature_group_count=groups,
+            groups=groups,
         )
     if bias is not None:
         out = out + bias.reshape(-1, *(1,) * n)

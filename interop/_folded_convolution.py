@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from jaxsr.interop._any_convolution import convolve_any
 from jaxsr.interop._folded import Folded, by_ones, column_order, spread_channels
 from jaxsr.interop._weight_gradient import convolve
 
@@ -51,13 +51,13 @@ def convolve_folded(
     right = (groups - 1) * step + kernel.shape[1] - x.groups - left
 
     def run(kernel: jax.Array, bias: jax.Array | None, parts: tuple[int, ...]) -> Folded:
-        array = lax.conv_general_dilated(
+        array = convolve_any(
             x.cleaned(),
             kernel,
             (sh, step),
             [(ph, ph), (left, right)],
             rhs_dilation=(dh, 1),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            layout=("NHWC", "HWIO", "NHWC"),
         )
         out = Folded(array, parts, width, out_fold)
         return out if bias is None else out.holding(array + spread_channels(bias, out))
@@ -82,10 +82,9 @@ def _one_column(
     pairs = [(p, p) for p in padding]
     if tuple(stride) == tuple(dilation) == (1, 1):
         return convolve(x, weight, pairs, channels_last=True)
-    return lax.conv_general_dilated(
-        x, weight, stride, pairs,
-        rhs_dilation=dilation, dimension_numbers=("NHWC", "OIHW", "NHWC"),
-    )  # fmt: skip
+    return convolve_any(
+        x, weight, stride, pairs, rhs_dilation=dilation, layout=("NHWC", "OIHW", "NHWC")
+    )
 
 
 def folded_kernel(
