@@ -18,13 +18,23 @@ def convolve_any(
     rhs_dilation: Sequence[int] | None = None,
     groups: int = 1,
 ) -> jax.Array:
-    """`lax.conv_general_dilated` with the same arguments and the same sums.
+    """`lax.conv_general_dilated`: the same sums, in a form that compiles.
 
     XLA's algebraic simplifier (`SwapConvOperands`, jaxlib 0.10.2) takes an axis for a group where
     the input is dilated by two, the kernel has two taps and nothing is padded. If it then exchanges
     input and kernel, because another axis has more taps than pixels, it makes an invalid program
     and ends the process. The input gradient of a 3 × 2 kernel of stride 2 with padding 1 over 4 × 4
     pixels is such a program. Padding on such axes is done beside the convolution instead.
+
+    Args:
+      x: the input, its axes as `layout[0]` says.
+      weight: the kernel, as `layout[1]` says.
+      stride: of the window, in pixels, for each spatial axis.
+      padding: zeros before and after, for each spatial axis.
+      layout: of input, kernel and output, as ("NCHW", "OIHW", "NCHW").
+      lhs_dilation: distance between pixels of the input. Default: 1.
+      rhs_dilation: distance between taps of the kernel. Default: 1.
+      groups: of channels that are convolved by themselves.
     """
     spatial = [layout[0].index(letter) for letter in layout[1] if letter not in "OI"]
     taps = [weight.shape[i] for i, letter in enumerate(layout[1]) if letter not in "OI"]
