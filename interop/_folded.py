@@ -8,6 +8,11 @@ enlargement by 2 two arrays side by side. After a concatenation there are severa
 
 Where f does not divide W the last group is filled up with columns that hold anything finite;
 `cleaned` makes them zero before they could reach a real one.
+
+The first group may begin with such columns too: `offset` of them. A 3 × 3 kernel over groups of
+two columns reads four columns for a group of results. Where results are grouped like the input,
+these lie in three groups, and half of what is multiplied is zeros; where they are grouped one
+column further left or right, they fill two.
 """
 
 import dataclasses
@@ -20,6 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.interop._nesting import Region
+
 LANES = 128
 """Of a TPU."""
 
@@ -27,8 +34,8 @@ LANES = 128
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["array"],
-    meta_fields=["parts", "width", "fold"],
-    drop_fields=["again"],
+    meta_fields=["parts", "width", "fold", "offset"],
+    drop_fields=["maker"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Folded:
@@ -42,9 +49,10 @@ class Folded:
     """Columns of the image itself."""
     fold: int
     """Columns in a group."""
-    again: Any = dataclasses.field(default=None, compare=False, repr=False)
-    """What a convolution left here: called with a function that reorders the outputs of its weight,
-    and with parts, it makes the same in that order. JAX's transformations drop it."""
+    offset: int = 0
+    """Columns before the image's first in its group."""
+    maker: "Maker | None" = dataclasses.field(default=None, compare=False, repr=False)
+    """How it was made, for what needs it made otherwise. JAX's transformations drop it."""
 
     @property
     def channels(self) -> int:
@@ -61,20 +69,20 @@ class Folded:
 
     @property
     def groups(self) -> int:
-        return -(-self.width // self.fold)
+        return groups_of(self.width, self.fold, self.offset)
 
     @property
     def padded(self) -> bool:
-        """Whether the last group holds columns that are no part of the image."""
-        return self.width % self.fold != 0
+        """Whether groups hold columns that are no part of the image."""
+        return self.offset > 0 or self.width % self.fold != 0
 
     @property
-    def layout(self) -> tuple[tuple[int, ...], int, int]:
-        return (self.parts, self.width, self.fold)
+    def layout(self) -> tuple[tuple[int, ...], int, int, int]:
+        return (self.parts, self.width, self.fold, self.offset)
 
     def holding(self, array: jax.Array) -> "Folded":
         """Another array in the same layout."""
-        return Folded(array, self.parts, self.width, self.fold)
+        return Folded(array, self.parts, self.width, self.fold, self.offset)
 
     def pieces(self) -> list[jax.Array]:
         """The array of each part."""
@@ -90,8 +98,58 @@ class Folded:
         return jnp.where(self._inside(), self.array, jnp.asarray(fill, self.dtype))
 
     def _inside(self) -> np.ndarray:
-        inside = columns(self.groups, self.fold) < self.width
+        column = columns(self.groups, self.fold) - self.offset
+        inside = (column >= 0) & (column < self.width)
         return np.concatenate([np.repeat(inside, c, axis=1) for c in self.parts], axis=1)
+
+
+class Maker:
+    """How an image was made.
+
+    Args:
+      aligned: makes it without offset, moving nothing.
+      arranged: what a convolution leaves here. Called with a function that reorders the outputs of
+        its weight, and with parts, it makes the same in that order, without offset. Returns it
+        without the bias, and the bias in that order, or None.
+      sources: of the images it was made of, pixel by pixel.
+    """
+
+    def __init__(
+        self,
+        aligned: Callable[[], Folded],
+        arranged: Callable[..., tuple[Folded, jax.Array | None]] | None = None,
+        sources: Sequence["Maker"] = (),
+    ) -> None:
+        self.arranged = arranged
+        self._make = aligned
+        self._sources = sources
+        self._made: tuple[Region | None, Folded] | None = None
+        self._read = False
+
+    def read(self) -> None:
+        """A convolution reads the image as it is: making it otherwise would make it twice."""
+        if not self._read:
+            self._read = True
+            for source in self._sources:
+                source.read()
+
+    def aligned(self, image: Folded) -> Folded:
+        """The image without offset, one for all who ask."""
+        if self._made is None or not Region.alive(self._made[0]):
+            found = shifted(image, 0, offset=0) if self._read else self._make()
+            self._made = (Region.current(), found)
+        return self._made[1]
+
+
+def aligned(x: Folded) -> Folded:
+    """The image without offset: made anew, or moved where a convolution also reads it as it is."""
+    if x.offset == 0:
+        return x
+    return shifted(x, 0, offset=0) if x.maker is None else x.maker.aligned(x)
+
+
+def groups_of(width: int, fold: int, offset: int) -> int:
+    return -(-(width + offset) // fold)
 
 
 def column_order(fold: int) -> np.ndarray:
@@ -133,48 +191,56 @@ def _turned(x: jax.Array, axis: int, digits: tuple[int, ...]) -> jax.Array:
     return split.transpose(order).reshape(x.shape)
 
 
-def fold(x: jax.Array, size: int, parts: Sequence[int] | None = None) -> Folded:
-    """(N, C, H, W) in folded form; columns that fill the last group are zero."""
-    n, channels, height, width = x.shape
-    parts = (channels,) if parts is None else tuple(parts)
-    groups = -(-width // size)
-    x = x.transpose(0, 2, 3, 1)
-    if width % size:
-        x = jnp.pad(x, ((0, 0), (0, 0), (0, groups * size - width), (0, 0)))
-    x = to_places(x.reshape(n, height, groups, size, channels), 3, size)
-    stops = np.cumsum(parts)[:-1]
-    pieces = [x] if len(parts) == 1 else jnp.split(x, stops, axis=4)
+def fold(x: jax.Array, size: int, parts: Sequence[int] | None = None, *, offset: int = 0) -> Folded:
+    """(N, C, H, W) in folded form; columns that fill the first and the last group are zero."""
+    channels, width = x.shape[1], x.shape[3]
+    return _grouped(
+        x.transpose(0, 2, 3, 1), width, size, (channels,) if parts is None else tuple(parts), offset
+    )
+
+
+def _grouped(
+    pixels: jax.Array, width: int, size: int, parts: tuple[int, ...], offset: int
+) -> Folded:
+    """Of (N, H, at least `width`, C), where what comes after `width` is finite."""
+    n, height, held, channels = pixels.shape
+    groups = groups_of(width, size, offset)
+    spare = groups * size - offset - held
+    if offset or spare > 0:
+        pixels = jnp.pad(pixels, ((0, 0), (0, 0), (offset, max(spare, 0)), (0, 0)))
+    pixels = pixels[:, :, : groups * size].reshape(n, height, groups, size, channels)
+    pixels = to_places(pixels, 3, size)
+    pieces = [pixels] if len(parts) == 1 else jnp.split(pixels, np.cumsum(parts)[:-1], axis=4)
     pieces = [p.reshape(n, height, groups, -1) for p in pieces]
     array = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=3)
-    return Folded(array, parts, width, size)
+    return Folded(array, parts, width, size, offset)
+
+
+def _pixels(x: Folded) -> jax.Array:
+    """(N, H, columns of all groups, C)."""
+    n, channels, height, _ = x.shape
+    split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
+    whole = split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
+    return to_columns(whole, 3, x.fold).reshape(n, height, x.groups * x.fold, channels)
 
 
 def unfold(x: Folded) -> jax.Array:
     """(N, C, H, W) again."""
-    n, channels, height, width = x.shape
-    split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
-    whole = split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
-    whole = to_columns(whole, 3, x.fold).reshape(n, height, x.groups * x.fold, channels)
-    return whole[:, :, :width].transpose(0, 3, 1, 2)
+    return _pixels(x)[:, :, x.offset : x.offset + x.width].transpose(0, 3, 1, 2)
 
 
-def refold(x: Folded, size: int) -> Folded:
-    """The same image with another fold, in one part."""
+def refold(x: Folded, size: int, *, offset: int = 0) -> Folded:
+    """The same image with another fold and offset, in one part."""
+    if x.fold == size and x.offset != offset:
+        x = shifted(x, 0, offset=offset) if offset else aligned(x)
     if x.fold == size and len(x.parts) == 1:
         return x
-    n, channels, height, width = x.shape
-    split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
-    whole = split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
-    if x.fold != size:
-        whole = to_columns(whole, 3, x.fold).reshape(n, height, x.groups * x.fold, channels)
-        groups = -(-width // size)
-        spare = groups * size - whole.shape[2]
-        if spare > 0:
-            whole = jnp.pad(whole, ((0, 0), (0, 0), (0, spare), (0, 0)))
-        whole = whole[:, :, : groups * size].reshape(n, height, groups, size, channels)
-        whole = to_places(whole, 3, size)
-    array = whole.reshape(n, height, whole.shape[2], size * channels)
-    return Folded(array, (channels,), width, size)
+    if x.fold == size:
+        n, channels, height, _ = x.shape
+        split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
+        array = jnp.concatenate(split, axis=4).reshape(n, height, x.groups, size * channels)
+        return Folded(array, (channels,), x.width, size, offset)
+    return _grouped(_pixels(aligned(x)), x.width, size, (x.channels,), offset)
 
 
 def spread_channels(x: jax.Array, like: Folded) -> jax.Array:
@@ -293,17 +359,24 @@ def _lowest(dtype: Any) -> Any:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
-def shifted(x: Folded, by: int) -> jax.Array:
-    """The array whose column m holds column m + `by`; zero where there is none.
+def shifted(x: Folded, by: int, *, offset: int | None = None) -> Folded:
+    """The image whose column m is column m + `by`; zero where there is none.
 
     A convolution over groups with ones and zeros, which is exact: pieces of lanes cut out and put
     elsewhere would fill no tile of a TPU, neither here nor in the gradient.
+
+    Args:
+      x: the image.
+      by: columns.
+      offset: of the result. Default: the image's.
     """
-    if by == 0:
-        return x.array
+    offset = x.offset if offset is None else offset
+    if by == 0 and offset == x.offset:
+        return x
     order = column_order(x.fold)
-    moves, sources = np.divmod(order + by, x.fold)
+    moves, sources = np.divmod(order + by + x.offset - offset, x.fold)
     least, most = int(moves.min()), int(moves.max())
+    groups = groups_of(x.width, x.fold, offset)
     chosen = np.zeros((1, most - least + 1, x.fold, x.fold), np.float32)
     chosen[0, moves - least, np.argsort(order)[sources], np.arange(x.fold)] = 1
     lanes = [
@@ -311,10 +384,11 @@ def shifted(x: Folded, by: int) -> jax.Array:
             piece,
             jnp.asarray(np.kron(chosen, np.eye(channels)), x.dtype),
             (1, 1),
-            [(0, 0), (-least, most)],
+            [(0, 0), (-least, groups - x.groups + most)],
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             precision=_exact(x.dtype),
         )
         for piece, channels in zip(x.holding(x.cleaned()).pieces(), x.parts, strict=True)
     ]
-    return lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=3)
+    array = lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=3)
+    return Folded(array, x.parts, x.width, x.fold, offset)

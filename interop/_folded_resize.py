@@ -12,8 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.interop._folded import LANES, Folded, column_order, columns, shifted, to_places
-from jaxsr.interop._shuffled import Shuffled, spread_lanes
+from jaxsr.interop._folded import (
+    LANES,
+    Folded,
+    aligned,
+    column_order,
+    columns,
+    shifted,
+    spread_channels,
+    to_columns,
+    to_places,
+    unfold,
+)
+from jaxsr.interop._shuffled import Shuffled
 from jaxsr.ops._resample import by_matmul
 from jaxsr.ops._taps import Taps
 
@@ -42,6 +53,7 @@ def enlarge(
     plan = _phases(tables[3], factors[1])
     if any(len(phase) > MOST_SHIFTS for phase in plan):
         return None
+    x = aligned(x)
     x = x.holding(x.cleaned().astype(jnp.promote_types(dtype, jnp.float32)))
     # Columns first: there is less to move about before the rows are more.
     if factors[1] > 1:
@@ -66,7 +78,7 @@ def _phases(taps: Taps, factor: int) -> list[dict[int, np.ndarray]]:
 
 def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
     where = np.minimum(columns(x.groups, x.fold), x.width - 1)
-    moved = {step: x.holding(shifted(x, step)).pieces() for phase in plan for step in phase}
+    moved = {step: shifted(x, step).pieces() for phase in plan for step in phase}
     lanes = []
     for part, channels in enumerate(x.parts):
         for phase in column_order(len(plan)):
@@ -79,11 +91,12 @@ def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
     return Folded(jnp.concatenate(lanes, axis=3), x.parts, x.width * factor, x.fold * factor)
 
 
-def shuffle(x: Folded, factor: int) -> Folded | Shuffled | None:
+def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled | jax.Array | None:
     """Pixel shuffle; None where the image does not come straight from a convolution.
 
     The convolution is made anew with its output channels in the order in which their pixels will
-    lie, so that nothing moves but whole rows.
+    lie, so that nothing moves but whole rows. What would have fewer lanes than `fewest_lanes` is
+    returned as (N, C, H, W).
     """
     channels, rest = divmod(x.channels, factor**2)
     if x.fold == 1 and len(x.parts) == 1 and not rest:
@@ -96,7 +109,7 @@ def shuffle(x: Folded, factor: int) -> Folded | Shuffled | None:
             width * factor,
             1,
         )
-    if x.again is None or factor & (factor - 1) or rest:
+    if x.maker is None or x.maker.arranged is None or factor & (factor - 1) or rest:
         return None
 
     def arrange(outputs: jax.Array) -> jax.Array:
@@ -104,16 +117,48 @@ def shuffle(x: Folded, factor: int) -> Folded | Shuffled | None:
         split = to_places(outputs.reshape(channels, factor, factor, *rest), 2, factor)
         return jnp.moveaxis(split, 0, 2).reshape(-1, *rest)
 
-    if x.fold * factor * channels > LANES:
-        made = x.again(arrange, (factor * channels,) * factor)
-        found = Shuffled(made.array, channels, factor, x.fold)
+    lanes = x.fold * factor * channels
+    wide = lanes > LANES
+    parts = (factor * channels,) * factor if wide else (channels,) * factor**2
+    made, bias = x.maker.arranged(arrange, parts)
+
+    def biased(made: Folded, bias: jax.Array | None) -> jax.Array:
+        return made.array if bias is None else made.array + spread_channels(bias, made)
+
+    if wide:
+        found = Shuffled(biased(made, bias), channels, factor, x.fold)
         if not x.padded:
             return found
-        settled = found.settled()
-        return Folded(settled.array[:, :, : x.width], (channels,), x.width * factor, factor)
-    made = x.again(arrange, (channels,) * factor**2)
-    array = spread_lanes(made.array, factor, (0,))
-    return Folded(array, (channels,), x.width * factor, x.fold * factor)
+        whole = found.settled()
+        return Folded(whole.array[:, :, : x.width], (channels,), x.width * factor, factor)
+
+    def rows(array: jax.Array) -> Folded:
+        n, height, groups, _ = array.shape
+        split = array.reshape(n, height, groups, factor, lanes).swapaxes(2, 3)
+        array = split.reshape(n, height * factor, groups, lanes)
+        return Folded(array, (channels,), x.width * factor, x.fold * factor)
+
+    if lanes >= fewest_lanes:
+        return rows(biased(made, bias))
+    if bias is None:
+        return unfold(rows(made.array))
+
+    # The gradient of the bias is summed where pixels lie in rows: of the convolution's result it
+    # would be a reduction of arrays on their way between layouts, at several times the price.
+    @jax.custom_jvp
+    def settled(array: jax.Array, bias: jax.Array) -> jax.Array:
+        return unfold(rows(biased(made.holding(array), bias)))
+
+    @settled.defjvp
+    def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        moved, turned = tangents
+        out = settled(*primals)
+        each = to_columns(jnp.moveaxis(turned.reshape(factor, factor, channels), 2, 0), 2, factor)
+        _, _, height, width = out.shape
+        tiled = jnp.tile(each, (1, height // factor, width // factor))
+        return out, unfold(rows(moved)) + tiled
+
+    return settled(made.array, bias)
 
 
 def pool(x: Folded, reduce: Any) -> Folded | None:
@@ -126,6 +171,7 @@ def pool(x: Folded, reduce: Any) -> Folded | None:
         rows = [x.array[:, row : 2 * height : 2] for row in range(2)]
         pairs = [r[:, :, column : x.width // 2 * 2 : 2] for r in rows for column in range(2)]
         return Folded(reduce(*pairs), x.parts, x.width // 2, 1)
+    x = aligned(x)
     if x.fold % 2 or (x.width % 2 and x.padded):
         return None
     pairs = []

@@ -3,6 +3,7 @@
 A rule returns the result, folded or not, or None where it does not apply.
 """
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from jaxsr.interop._dispatch import OWN, PREFER_DECOMPOSITION, Trace, cast, hand
 from jaxsr.interop._dtypes import to_jax_dtype
 from jaxsr.interop._folded import (
     Folded,
+    Maker,
+    aligned,
     fold,
     largest_channel,
     largest_pixel,
@@ -128,10 +131,6 @@ def _is_pointwise(func: Any) -> bool:
     return torch.Tag.pointwise in func.tags and not seeded and not func._schema.is_mutable
 
 
-def _content(value: Any) -> Any:
-    return value.content() if isinstance(value, JaxTensor) else value
-
-
 # ---- one element at a time
 
 
@@ -150,24 +149,34 @@ def _pointwise(
     found = _on_shuffled(lowered, tensors, shape, args, kwargs)
     if found is not None:
         return found
-    values = [_content(t) for t in tensors]
-    whole = [v for v in values if isinstance(v, Folded) and v.shape == shape]
+    # What is held now: a write may replace it before anybody asks for it without offset.
+    contents = {id(t): t.content() for t in tensors}
+    whole = [v for v in contents.values() if isinstance(v, Folded) and v.shape == shape]
     if not whole:
         return None
-    like = whole[0]
-    if any(v.layout != like.layout for v in whole[1:]):
-        like = refold(like, like.fold)
-    guard = like.padded and func.overloadpacket.__name__ not in _FINITE
+    like = next((v for v in whole if not v.offset), whole[0])
+    if any(v.offset != like.offset for v in whole):
+        like = aligned(like)
+    if any(v.parts != like.parts or v.fold != like.fold for v in whole):
+        like = refold(like, like.fold, offset=like.offset)
+    guards = func.overloadpacket.__name__ not in _FINITE
 
-    def lanes(value: Any) -> Any:
-        if not isinstance(value, JaxTensor):
-            return value
-        array = in_lanes(value.content(), like)
-        if guard and array.ndim == 4 and array.shape[2] == like.groups:
-            array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
-        return array
+    def made(like: Folded) -> Folded:
+        def lanes(value: Any) -> Any:
+            if not isinstance(value, JaxTensor):
+                return value
+            array = in_lanes(contents[id(value)], like)
+            if guards and like.padded and array.ndim == 4 and array.shape[2] == like.groups:
+                array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
+            return array
 
-    return like.holding(_called(lowered, lanes, args, kwargs))
+        return like.holding(_called(lowered, lanes, args, kwargs))
+
+    found = made(like)
+    if not like.offset:
+        return found
+    sources = [v.maker for v in whole if v.maker is not None]
+    return dataclasses.replace(found, maker=Maker(lambda: made(aligned(like)), sources=sources))
 
 
 def _called(lowered: Any, lanes: Callable[[Any], Any], args: tuple, kwargs: dict) -> jax.Array:
@@ -208,8 +217,8 @@ def in_lanes(value: Any, like: Folded) -> jax.Array:
         if value.layout == like.layout:
             return value.array
         if value.channels == like.channels:
-            return _parted(refold(value, like.fold), like).array
-        return spread_columns(refold(value, like.fold).array, like)
+            return _parted(refold(value, like.fold, offset=like.offset), like).array
+        return spread_columns(refold(value, like.fold, offset=like.offset).array, like)
     if value.ndim == 0:
         return value
     value = value.reshape((1,) * (4 - value.ndim) + value.shape)
@@ -217,14 +226,14 @@ def in_lanes(value: Any, like: Folded) -> jax.Array:
         value = value.transpose(0, 2, 3, 1)
         return value if value.shape[3] == 1 else spread_channels(value, like)
     if value.shape[1] == 1:
-        return spread_columns(fold(value, like.fold).array, like)
-    return fold(value, like.fold, like.parts).array
+        return spread_columns(fold(value, like.fold, offset=like.offset).array, like)
+    return fold(value, like.fold, like.parts, offset=like.offset).array
 
 
 def _parted(x: Folded, like: Folded) -> Folded:
     if x.parts == like.parts:
         return x
-    return fold(unfold(x), like.fold, like.parts)
+    return fold(unfold(x), like.fold, like.parts, offset=like.offset)
 
 
 # ---- convolution
@@ -255,7 +264,14 @@ def _convolution(
         image = fold(image, size)
     elif image.fold != size:
         image = refold(image, size)
-    return convolve_folded(image, *values, stride=stride, padding=padding, dilation=dilation)
+    return convolve_folded(
+        image,
+        *values,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        offsets=image.dtype.itemsize <= folding.offset_bytes,
+    )
 
 
 # ---- reductions
@@ -281,7 +297,7 @@ def _reduce(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: 
             found = largest_channel(image)
         else:
             found = sum_channels(image.array, image) / (image.channels if name == "mean" else 1)
-        return Folded(sign * found, (1,), image.width, image.fold)
+        return Folded(sign * found, (1,), image.width, image.fold, image.offset)
     if not {2, 3} <= axes or (1 in axes and name == "amax"):
         return None
     if name == "amax":
@@ -367,12 +383,16 @@ def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
     dtype = to_jax_dtype(meta.dtype)
     # The fold of the most lanes: the least has to move.
     size = max((c for c in contents if isinstance(c, Folded)), key=lambda c: c.array.size).fold
+    held = {c.offset if isinstance(c, Folded) and c.fold == size else 0 for c in contents}
+    offset = held.pop() if len(held) == 1 else 0
     images = [
-        (c if c.fold == size else refold(c, size)) if isinstance(c, Folded) else fold(c, size)
+        (refold(c, size) if c.fold != size else c if offset else aligned(c))
+        if isinstance(c, Folded)
+        else fold(c, size)
         for c in contents
     ]
     array = jnp.concatenate([i.array.astype(dtype) for i in images], axis=3)
-    return Folded(array, sum((i.parts for i in images), ()), meta.shape[3], size)
+    return Folded(array, sum((i.parts for i in images), ()), meta.shape[3], size, offset)
 
 
 def _enlarging(method: str, aligns: bool) -> Rule:
@@ -407,7 +427,7 @@ rule(aten.upsample_nearest2d.default)(_enlarging("nearest", False))
 
 @rule(aten.pixel_shuffle.default)
 def _pixel_shuffle(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
-    return shuffle(args[0].content(), args[1])
+    return shuffle(args[0].content(), args[1], fewest_lanes=folding.fewest_lanes)
 
 
 # ---- normalisation of each sample; that of the batch is in `_lowerings.py`

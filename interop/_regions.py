@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._dispatch import Trace, cast, is_differentiable
 from jaxsr.interop._dtypes import to_jax_dtype
-from jaxsr.interop._tensor import Cell, JaxTensor, Region
+from jaxsr.interop._nesting import Region
+from jaxsr.interop._tensor import Cell, JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
 
 

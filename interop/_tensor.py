@@ -12,8 +12,7 @@ inside their cell, evaluated by torch itself; that is what keeps `.item()`, `if 
 data-dependent shapes working on constants.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from jax import lax
 
 from jaxsr.interop._dtypes import constant_to_jax
 from jaxsr.interop._folded import Folded, unfold
+from jaxsr.interop._nesting import Region
 from jaxsr.interop._shuffled import Shuffled
 from jaxsr.interop.errors import UnsupportedTorchError
 
@@ -120,61 +120,6 @@ class Cell:
                 "register it as a buffer (`register_buffer`), or write into a clone"
             )
         Region.log_write(self)
-
-
-class Region:
-    """A stretch of the trace that runs inside another JAX transformation (checkpoint, custom_vjp).
-
-    Values made there may not be seen outside except as its outputs, so a region records the cells
-    from outside that it writes, and cached views made inside are dropped when it ends.
-    """
-
-    _stack: list["Region"] = []  # noqa: RUF012  (guarded by the environment's lock)
-
-    def __init__(self, writable: bool) -> None:
-        self.writable = writable
-        self.written: dict[Cell, tuple[Any, torch.Tensor | None, torch.Tensor | None]] = {}
-
-    def roll_back(self) -> None:
-        """Gives the cells written here their values from before."""
-        for cell, (value, const, copy) in self.written.items():
-            if const is not None and copy is not None:
-                # In place: the const views of the cell look into this very tensor.
-                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                    const.copy_(copy)
-            cell.value, cell.const = value, const
-            cell.version += 1
-
-    @classmethod
-    def current(cls) -> "Region | None":
-        return cls._stack[-1] if cls._stack else None
-
-    @classmethod
-    def alive(cls, region: "Region | None") -> bool:
-        return region is None or region in cls._stack
-
-    @classmethod
-    def log_write(cls, cell: Cell) -> None:
-        start = cls._stack.index(cell.region) + 1 if cell.region in cls._stack else 0
-        for region in cls._stack[start:]:
-            if not region.writable:
-                raise UnsupportedTorchError(
-                    "torch.autograd.Function writes in place into a tensor from outside; "
-                    "return the new value instead"
-                )
-            if cell not in region.written:
-                const = cell.const
-                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                    copy = None if const is None else const.clone()
-                region.written[cell] = (cell.value, const, copy)
-
-    @contextmanager
-    def entered(self) -> Iterator["Region"]:
-        self._stack.append(self)
-        try:
-            yield self
-        finally:
-            self._stack.pop()
 
 
 class View:

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from jaxsr.interop._dtypes import constant_to_jax
-from jaxsr.interop._tensor import JaxTensor, Region
+from jaxsr.interop._nesting import Region
+from jaxsr.interop._tensor import JaxTensor
 
 Watch = Callable[[nn.Module, tuple, dict], AbstractContextManager[Any]]
 """Gets the module that runs and its arguments; what it returns is entered around the run."""

@@ -24,7 +24,7 @@ from jaxsr.interop.module import to_jax
 
 # Compiling is most of the time here, and nothing is computed twice.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-EVERYTHING = LaneFolding({2: 8, 4: 6, 8: 4, 64: 2}, fewest_lanes=16)
+EVERYTHING = LaneFolding({2: 8, 4: 6, 8: 4, 64: 2}, fewest_lanes=16, offset_bytes=4)
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -63,7 +63,7 @@ def test_folding_moves_pixels_and_changes_none(width, size):
         kept = slice(max(-by, 0), width - max(by, 0))
         if kept.start < kept.stop:
             want[..., kept] = x[..., kept.start + by : kept.stop + by]
-        np.testing.assert_array_equal(unfold(folded.holding(shifted(folded, by))), want)
+        np.testing.assert_array_equal(unfold(shifted(folded, by)), want)
 
 
 @st.composite
@@ -206,7 +206,7 @@ BETWEEN = {
     "relu, in place": nn.ReLU(inplace=True),
     "writes": Do(_write),
     "log": Do(lambda x: torch.log(x.abs() + 1e-3)),
-    "divided": Do(lambda x: 1 / (1e-2 + x * x) + x.exp()),
+    "divided": Do(lambda x: 1 / (1e-1 + x * x) + x.exp()),
     "mean": Do(lambda x: x * x.mean((2, 3), keepdim=True) + x.mean(1, keepdim=True) - x.mean()),
     "amax": Do(lambda x: x * x.amax((2, 3), keepdim=True) + x.amax(1, keepdim=True)),
     "amin": Do(lambda x: x * x.amin((2, 3), keepdim=True) + x.amin(1, keepdim=True)),
