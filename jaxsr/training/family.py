@@ -138,7 +138,7 @@ def check_phases(phases: Sequence[tuple[str, int]], steps: int) -> None:
         if length < 1:
             raise ValueError(
                 f"the {name} phase would get {length} of steps={steps} ({listed}); "
-                "give the run more steps, or set that phase's steps to 0"
+                "give the run more steps, or the other phases fewer"
             )
     total = sum(length for _, length in phases)
     if total != steps:

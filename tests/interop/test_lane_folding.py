@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 
 import hypothesis.strategies as st
 import jax
@@ -12,10 +13,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
+from jax.interpreters import partial_eval as pe
 from torch import nn
 
 from benchmarks import lane_folding_table
 from jaxsr.interop._folded import Folded, column_order, fold, refold, shifted, unfold
+from jaxsr.interop._folded_convolution import _Convolution
 from jaxsr.interop._folded_resize import pool
 from jaxsr.interop._folded_rules import first_largest
 from jaxsr.interop._lane_table import FOLDS
@@ -43,21 +46,25 @@ def close(got, want, dtype, size):
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 12, 13])
-@pytest.mark.parametrize("size", [1, 2, 3, 6, 8])
-def test_folding_moves_pixels_and_changes_none(width, size):
+@pytest.mark.parametrize(
+    ("size", "offset"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 2), (6, 0), (6, 5), (8, 0), (8, 3)]
+)
+def test_folding_moves_pixels_and_changes_none(width, size, offset):
     x = np.arange(2 * 5 * 3 * width, dtype=np.float32).reshape(2, 5, 3, width)
-    folded = fold(jnp.asarray(x), size, (2, 3))
-    assert folded.array.shape == (2, 3, -(-width // size), 5 * size)
+    folded = fold(jnp.asarray(x), size, (2, 3), offset=offset)
+    assert folded.array.shape == (2, 3, -(-(width + offset) // size), 5 * size)
     # Lane by lane, as the module's text says.
     order = column_order(size)
     for group, place in np.ndindex(folded.groups, size):
-        column = group * size + order[place]
+        column = group * size + order[place] - offset
         for channel in range(5):
             lane = place * 2 + channel if channel < 2 else 2 * size + place * 3 + channel - 2
-            want = x[:, channel, :, column] if column < width else 0
+            want = x[:, channel, :, column] if 0 <= column < width else 0
             np.testing.assert_array_equal(folded.array[:, :, group, lane], want)
     np.testing.assert_array_equal(unfold(folded), x)
-    np.testing.assert_array_equal(unfold(refold(folded, 4)), x)
+    for other in ({}, {"offset": 1}):
+        np.testing.assert_array_equal(unfold(refold(folded, 4, **other)), x)
+        np.testing.assert_array_equal(unfold(refold(folded, size, offset=size // 2)), x)
     for by in (-3, 1):
         want = np.zeros_like(x)
         kept = slice(max(-by, 0), width - max(by, 0))
@@ -142,6 +149,59 @@ def test_a_thousand_convolutions_and_their_gradients(drawn):
     check_convolution(drawn)
 
 
+def check_offsets(seed):
+    """A convolution of an image with any offset, in several parts, to a result with any."""
+    random = np.random.default_rng(seed)
+    size, taps = (int(n) for n in random.integers((2, 1), (7, 8)))
+    options = {
+        "stride": (1, int(random.choice([1, 1, 2]))),
+        "dilation": (1, int(random.integers(1, 3))),
+        "padding": (0, int(random.integers(0, 4))),
+    }
+    parts = tuple(int(n) for n in random.integers(1, 4, random.integers(1, 5)))
+    width = int(random.integers(options["dilation"][1] * (taps - 1) + 1, 30))
+    x = random.standard_normal((2, sum(parts), 2, width), dtype=np.float32)
+    weight = random.standard_normal((3, sum(parts), 1, taps), dtype=np.float32)
+    tensors = [torch.from_numpy(a).requires_grad_() for a in (x, weight)]
+    want = F.conv2d(*tensors, **options)
+    cotangent = random.standard_normal(want.shape, dtype=np.float32)
+    want.backward(torch.from_numpy(cotangent))
+    held = int(random.integers(size))
+    offset = int(random.integers(size // math.gcd(size, options["stride"][1])))
+
+    def run(x, weight, cotangent):
+        def convolved(x, weight):
+            image = fold(x, size, parts, offset=held)
+            # Whatever fills the groups: it must not be read.
+            filled = image.holding(image.cleaned(7.0))
+            call = _Convolution(filled, weight, None, **options)
+            return unfold(call.biased(offset % call.fold))
+
+        y, pullback = jax.vjp(convolved, x, weight)
+        return y, *pullback(cotangent)
+
+    found = compiled(run, x, weight, cotangent)
+    grads = [t.grad for t in tensors]
+    for got, expected in zip(found, (want.detach(), *grads), strict=True):
+        assert expected is not None
+        scale = float(expected.abs().max()) + 1
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * scale)
+
+
+@settings(DRAWN, max_examples=20)
+@given(st.integers(0, 2**31))
+def test_any_offset_before_and_after_a_convolution(seed):
+    check_offsets(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@settings(DRAWN, max_examples=500)
+@given(st.integers(0, 2**31))
+def test_five_hundred_offsets_before_and_after_a_convolution(seed):
+    check_offsets(seed)
+
+
 class Network(nn.Module):
     """Convolutions with one operation between them that has a rule of its own."""
 
@@ -180,6 +240,31 @@ class SpatialAttention(nn.Module):
 
     def forward(self, x):
         return x * torch.sigmoid(self.conv(torch.cat([x.mean(1, True), x.amax(1, True)], 1)))
+
+
+class Plus(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Residual(nn.Module):
+    """Three convolutions, what two of them make being read twice."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(channels, channels, 3, padding=1) for _ in range(3)
+        )
+
+    def forward(self, x):
+        one, two, three = self.convolutions
+        first = F.silu(one(x))
+        third = three(F.relu(two(first)))
+        return (third + x) * (torch.sigmoid(third) - 0.5) + first
 
 
 def _write(x):
@@ -227,6 +312,10 @@ BETWEEN = {
     "cat, then convolution": nn.Sequential(
         Do(lambda x: torch.cat([x, x[:, :2], F.relu(x)], dim=1)), nn.Conv2d(10, 4, 3, padding=1)
     ),
+    "cat, then 1 × 1": nn.Sequential(
+        Do(lambda x: torch.cat([x, F.relu(x[:, :2]), x * x, x], dim=1)), nn.Conv2d(14, 4, 1)
+    ),
+    "residual": Residual(4),
     "parts": Own(),
     "attention": SpatialAttention(),
     "pixel shuffle": nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.PixelShuffle(2)),
@@ -328,6 +417,22 @@ def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(fa
     assert (convolutions[-1].invars[0].aval.shape == (2, 6, 2, 4 * 32 * factor**2)) is kept
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("factor", "channels", "size"), [(2, 8, 8), (4, 16, 4)])
+@pytest.mark.parametrize("width", [16, 13])
+def test_an_image_shuffled_to_few_lanes_is_settled_at_once(factor, channels, size, width, bias):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1),
+        nn.Conv2d(channels, 3 * factor**2, 3, padding=1, bias=bias),
+        nn.PixelShuffle(factor),
+        nn.PReLU(3),
+    )
+    folding = LaneFolding({48: size})
+    same(each_way(network, (2, 3, 6, width), folding))
+    assert turns(network, folding) <= 2
+
+
 def test_recomputed_blocks_hand_folded_images_over():
     torch.manual_seed(0)
     network = nn.Sequential(
@@ -362,6 +467,40 @@ def test_the_first_of_equal_pixels_gets_the_gradient_of_a_pooling(size):
 
     assert image.grad is not None
     np.testing.assert_array_equal(jax.grad(loss)(jnp.asarray(x)), image.grad)
+
+
+def convolutions_of(network, shape, dtype, folding):
+    """Columns of each kernel, and of each result the groups, of all convolutions that count."""
+    model = to_jax(network, lane_folding=folding, compute_dtype=jnp.dtype(dtype))
+    run = jax.make_jaxpr(lambda p, x: model.apply(p, model.buffers, x)[0])
+    jaxpr = run(model.params, jnp.zeros(shape)).jaxpr
+    jaxpr, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    found = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+    return [(e.invars[1].aval.shape[1], e.outvars[0].aval.shape[2]) for e in found]
+
+
+@pytest.mark.parametrize(
+    ("network", "taps", "width", "dtype", "found"),
+    [
+        # From the first on every other result begins with a column that is no part of the image.
+        ("two", 3, 64, "bfloat16", [(2, 33), (2, 32), (2, 33)]),
+        ("two", 3, 64, "float32", [(3, 32), (3, 32), (3, 32)]),
+        ("two", 3, 24, "bfloat16", [(3, 12), (3, 12), (3, 12)]),
+        # The third is made as its sum with the input wants it; the first activation, which the
+        # second convolution reads as it is, is moved by a product with ones.
+        ("three", 1, 64, "bfloat16", [(1, 32), (2, 33), (2, 32), (3, 32), (2, 32)]),
+    ],
+)
+def test_kernels_read_two_groups_where_the_result_may_begin_between_two(
+    network, taps, width, dtype, found
+):
+    two = nn.Sequential(
+        nn.Conv2d(48, 48, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(48, 48, 3, padding=1)
+    )
+    block = {"two": Plus(two), "three": Residual(48)}[network]
+    model = nn.Sequential(nn.Conv2d(3, 48, taps, padding=taps // 2), block)
+    made = convolutions_of(model, (1, 3, 4, width), dtype, LaneFolding({48: 2}))
+    assert sorted(made) == sorted(found)
 
 
 STAY = (
