@@ -155,8 +155,6 @@ def _pointwise(
     if not whole:
         return None
     like = next((v for v in whole if not v.offset), whole[0])
-    if any(v.offset != like.offset for v in whole):
-        like = aligned(like)
     if any(v.parts != like.parts or v.fold != like.fold for v in whole):
         like = refold(like, like.fold, offset=like.offset)
     guards = func.overloadpacket.__name__ not in _FINITE
