@@ -30,8 +30,6 @@ of an image of 16 groups, less of wider ones. At 26 of 36, of 12 groups, Fast-SR
 more cycles on v5e and 16 % more on v6e."""
 FEW = 8
 """Pairs of input and output channels up to which a folded kernel is made by a product."""
-
-
 PIECES = 3
 """Parts from which on the gradients of a kernel of one pixel are made part by part. Of SPAN's four
 that saves 0.9 of 20 M cycles; MSHNet joins two, for another convolution to read as well, and would
@@ -162,7 +160,7 @@ class _Convolution:
         groups = groups_of(self.width, fold, offset)
         right = (groups - 1) * step + kernel.shape[1] - x.groups - left
 
-        def convolve(lanes: jax.Array, kernel: jax.Array) -> jax.Array:
+        def run(lanes: jax.Array, kernel: jax.Array) -> jax.Array:
             return convolve_any(
                 lanes,
                 kernel,
@@ -174,18 +172,18 @@ class _Convolution:
 
         clean = x.holding(x.cleaned())
         if len(x.parts) >= PIECES and kernel.shape[:2] == (1, 1):
-            array = _joined(convolve, clean.pieces(), kernel)
+            array = _joined(run, clean.pieces(), kernel)
         else:
-            array = convolve(clean.array, kernel)
+            array = run(clean.array, kernel)
         return Folded(array, tuple(w.shape[0] for w in weights), self.width, fold, offset)
 
 
 def _joined(
-    convolve: Callable[[jax.Array, jax.Array], jax.Array],
+    run: Callable[[jax.Array, jax.Array], jax.Array],
     pieces: Sequence[jax.Array],
     kernel: jax.Array,
 ) -> jax.Array:
-    """`convolve(pieces side by side, kernel)`, whose gradients are made piece by piece.
+    """`run(pieces side by side, kernel)`, whose gradients are made piece by piece.
 
     A kernel of one pixel computes little for what it moves: the gradient of the whole would be
     written side by side and cut apart again.
@@ -193,20 +191,20 @@ def _joined(
     stops = np.cumsum([piece.shape[3] for piece in pieces])[:-1]
 
     @jax.custom_jvp
-    def run(pieces: Sequence[jax.Array], kernel: jax.Array) -> jax.Array:
-        return convolve(jnp.concatenate(pieces, axis=3), kernel)
+    def whole(pieces: Sequence[jax.Array], kernel: jax.Array) -> jax.Array:
+        return run(jnp.concatenate(pieces, axis=3), kernel)
 
-    @run.defjvp
+    @whole.defjvp
     def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         (pieces, kernel), (moved, turned) = primals, tangents
         kernels, turns = (jnp.split(k, stops, axis=2) for k in (kernel, turned))
         terms = [
-            convolve(dx, k) + convolve(x, dk)
+            run(dx, k) + run(x, dk)
             for x, dx, k, dk in zip(pieces, moved, kernels, turns, strict=True)
         ]
-        return run(pieces, kernel), functools.reduce(jnp.add, terms)
+        return whole(pieces, kernel), functools.reduce(jnp.add, terms)
 
-    return run(pieces, kernel)
+    return whole(pieces, kernel)
 
 
 def _one_column(

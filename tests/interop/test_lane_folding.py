@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import math
+from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -162,8 +163,8 @@ def check_offsets(seed):
     width = int(random.integers(options["dilation"][1] * (taps - 1) + 1, 30))
     x = random.standard_normal((2, sum(parts), 2, width), dtype=np.float32)
     weight = random.standard_normal((3, sum(parts), 1, taps), dtype=np.float32)
-    tensors = [torch.from_numpy(a).requires_grad_() for a in (x, weight)]
-    want = F.conv2d(*tensors, **options)
+    image, kernel = (torch.from_numpy(a).requires_grad_() for a in (x, weight))
+    want = F.conv2d(image, kernel, **options)
     cotangent = random.standard_normal(want.shape, dtype=np.float32)
     want.backward(torch.from_numpy(cotangent))
     held = int(random.integers(size))
@@ -171,10 +172,10 @@ def check_offsets(seed):
 
     def run(x, weight, cotangent):
         def convolved(x, weight):
-            image = fold(x, size, parts, offset=held)
+            folded = fold(x, size, parts, offset=held)
             # What fills the groups must not be read.
             filler = 1 - fold(jnp.ones_like(x), size, parts, offset=held).array
-            filled = image.holding(image.array + 7 * filler)
+            filled = folded.holding(folded.array + 7 * filler)
             call = _Convolution(filled, weight, None, **options)
             return unfold(call.biased(offset % call.fold))
 
@@ -182,8 +183,7 @@ def check_offsets(seed):
         return y, *pullback(cotangent)
 
     found = compiled(run, x, weight, cotangent)
-    grads = [t.grad for t in tensors]
-    for got, expected in zip(found, (want.detach(), *grads), strict=True):
+    for got, expected in zip(found, (want.detach(), image.grad, kernel.grad), strict=True):
         assert expected is not None
         scale = float(expected.abs().max()) + 1
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * scale)
@@ -476,7 +476,7 @@ def convolutions_of(network, shape, dtype, folding):
     run = jax.make_jaxpr(lambda p, x: model.apply(p, model.buffers, x)[0])
     jaxpr = run(model.params, jnp.zeros(shape)).jaxpr
     jaxpr, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    found = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+    found: list[Any] = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
     return [(e.invars[1].aval.shape[1], e.outvars[0].aval.shape[2]) for e in found]
 
 
