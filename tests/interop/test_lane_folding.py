@@ -154,7 +154,7 @@ def check_offsets(seed):
     """A convolution of an image with any offset, in several parts, to a result with any."""
     random = np.random.default_rng(seed)
     size, taps = (int(n) for n in random.integers((2, 1), (7, 8)))
-    options = {
+    options: dict[str, Any] = {
         "stride": (1, int(random.choice([1, 1, 2]))),
         "dilation": (1, int(random.integers(1, 3))),
         "padding": (0, int(random.integers(0, 4))),
