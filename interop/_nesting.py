@@ -2,14 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from jaxsr.interop.errors import UnsupportedTorchError
 
-if TYPE_CHECKING:
-    from jaxsr.interop._tensor import Cell
+
+class Written(Protocol):
+    """What a region knows of a cell (`_tensor.py`)."""
+
+    region: "Region | None"
+    value: Any
+    const: torch.Tensor | None
+    version: int
 
 
 class Region:
@@ -23,7 +29,7 @@ class Region:
 
     def __init__(self, writable: bool) -> None:
         self.writable = writable
-        self.written: dict[Cell, tuple[Any, torch.Tensor | None, torch.Tensor | None]] = {}
+        self.written: dict[Written, tuple[Any, torch.Tensor | None, torch.Tensor | None]] = {}
 
     def roll_back(self) -> None:
         """Gives the cells written here their values from before."""
@@ -44,7 +50,7 @@ class Region:
         return region is None or region in cls._stack
 
     @classmethod
-    def log_write(cls, cell: "Cell") -> None:
+    def log_write(cls, cell: Written) -> None:
         start = cls._stack.index(cell.region) + 1 if cell.region in cls._stack else 0
         for region in cls._stack[start:]:
             if not region.writable:
