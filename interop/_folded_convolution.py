@@ -24,10 +24,10 @@ from jaxsr.interop._folded import (
 )
 from jaxsr.interop._weight_gradient import convolve
 
-WORTH = 0.71
-"""What part of the groups a result with an offset may leave to be read, to be given one: 34 of 48
-of an image of 16 groups, less of wider ones. At 26 of 36, of 12 groups, Fast-SRGAN's step takes 1 %
-more cycles on v5e and 16 % more on v6e."""
+WORTH = 0.69
+"""What part of the groups a result with an offset may leave to be read, to be given one: 66 of 96
+of an image of 32 groups, less of wider ones. At 50 of 72, of 24 groups, Fast-SRGAN's pretraining
+takes 7 % more cycles on v5e; at 34 of 48, of 16, SPAN's step of 28 channels takes 17 % fewer."""
 FEW = 8
 """Pairs of input and output channels up to which a folded kernel is made by a product."""
 PIECES = 3
