@@ -133,10 +133,22 @@ class Maker:
             for source in self._sources:
                 source.read()
 
+    def _fixed(self) -> bool:
+        """Whether a convolution reads it, or an image that it is made of."""
+        seen, pending = set[int](), [self]
+        while pending:
+            maker = pending.pop()
+            if maker._read:
+                return True
+            if id(maker) not in seen:
+                seen.add(id(maker))
+                pending += maker._sources
+        return False
+
     def aligned(self, image: Folded) -> Folded:
         """The image without offset, one for all who ask."""
         if self._made is None or not Region.alive(self._made[0]):
-            found = shifted(image, 0, offset=0) if self._read else self._make()
+            found = shifted(image, 0, offset=0) if self._fixed() else self._make()
             self._made = (Region.current(), found)
         return self._made[1]
 
@@ -226,6 +238,8 @@ def _pixels(x: Folded) -> jax.Array:
 
 def unfold(x: Folded) -> jax.Array:
     """(N, C, H, W) again."""
+    if x.maker is not None:  # To cut columns off is dearer than anything before it.
+        x = aligned(x)
     return _pixels(x)[:, :, x.offset : x.offset + x.width].transpose(0, 3, 1, 2)
 
 

@@ -127,7 +127,7 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
 
     if wide:
         found = Shuffled(biased(made, bias), channels, factor, x.fold)
-        if not x.padded:
+        if not made.padded:
             return found
         whole = found.settled()
         return Folded(whole.array[:, :, : x.width], (channels,), x.width * factor, factor)

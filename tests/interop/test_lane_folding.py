@@ -418,6 +418,19 @@ def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(fa
     assert (convolutions[-1].invars[0].aval.shape == (2, 6, 2, 4 * 32 * factor**2)) is kept
 
 
+def test_pixels_stay_in_a_shuffle_whatever_the_offset_of_the_image_before_it():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1),
+        nn.Conv2d(32, 128, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(32, 3, 3, padding=1),
+    )  # fmt: skip
+    folding = LaneFolding({128: 4}, offset_bytes=4)
+    same(each_way(network, (2, 3, 6, 64), folding))
+    # The last computes two rows and eight columns of three channels at once.
+    assert convolutions_of(network, (2, 3, 6, 64), "float32", folding)[-1] == (3, 16)
+    assert turns(network, folding, width=64) == 2
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("factor", "channels", "size"), [(2, 8, 8), (4, 16, 4)])
 @pytest.mark.parametrize("width", [16, 13])
@@ -484,9 +497,12 @@ def convolutions_of(network, shape, dtype, folding):
     ("network", "taps", "width", "dtype", "found"),
     [
         # From the first on every other result begins with a column that is no part of the image.
-        ("two", 3, 64, "bfloat16", [(2, 33), (2, 32), (2, 33)]),
+        # The sum at the end, of images that have one, is moved by a product to be unfolded.
+        ("two", 3, 64, "bfloat16", [(2, 33), (2, 32), (2, 33), (2, 32)]),
         ("two", 3, 64, "float32", [(3, 32), (3, 32), (3, 32)]),
-        ("two", 3, 24, "bfloat16", [(3, 12), (3, 12), (3, 12)]),
+        ("two", 3, 8, "bfloat16", [(3, 4), (3, 4), (3, 4)]),
+        # A convolution at the end is made as unfolding wants it, its input moved.
+        ("none", 3, 64, "bfloat16", [(2, 33), (2, 32), (3, 32)]),
         # The third is made as its sum with the input wants it; the first activation, which the
         # second convolution reads as it is, is moved by a product with ones.
         ("three", 1, 64, "bfloat16", [(1, 32), (2, 33), (2, 32), (3, 32), (2, 32)]),
@@ -498,7 +514,7 @@ def test_kernels_read_two_groups_where_the_result_may_begin_between_two(
     two = nn.Sequential(
         nn.Conv2d(48, 48, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(48, 48, 3, padding=1)
     )
-    block = {"two": Plus(two), "three": Residual(48)}[network]
+    block = {"two": Plus(two), "three": Residual(48), "none": two}[network]
     model = nn.Sequential(nn.Conv2d(3, 48, taps, padding=taps // 2), block)
     made = convolutions_of(model, (1, 3, 4, width), dtype, LaneFolding({48: 2}))
     assert sorted(made) == sorted(found)
@@ -524,11 +540,11 @@ def test_no_image_is_turned_on_its_way(name, folding):
     assert turns(Network(BETWEEN[name]), folding) == 2
 
 
-def turns(network, folding):
+def turns(network, folding, width=16):
     """How often images are moved between torch's order and channels last."""
     model = to_jax(network, lane_folding=folding)
     run = jax.make_jaxpr(lambda p, x: model.apply(p, model.buffers, x, train=True)[0])
-    equations = run(model.params, jnp.zeros((5, 3, 6, 16))).eqns
+    equations = run(model.params, jnp.zeros((5, 3, 6, width))).eqns
     shapes = [e.outvars[0].aval.shape for e in equations if e.primitive.name == "transpose"]
     # Not weights, nor maps of one or two channels, which are narrow folded as well.
     return len([s for s in shapes if len(s) == 4 and s[0] == 5 and not {1, 2} & set(s)])
