@@ -161,6 +161,7 @@ def aligned(x: Folded) -> Folded:
 
 
 def groups_of(width: int, fold: int, offset: int) -> int:
+    """Groups of an image: the last may be filled up, the first begins with the offset."""
     return -(-(width + offset) // fold)
 
 
@@ -228,12 +229,17 @@ def _grouped(
     return Folded(array, parts, width, size, offset)
 
 
+def _in_places(x: Folded) -> jax.Array:
+    """(N, H, groups, fold, C): the columns of a group in its own order, the parts joined."""
+    split = [p.reshape(*x.array.shape[:3], x.fold, -1) for p in x.pieces()]
+    return split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
+
+
 def _pixels(x: Folded) -> jax.Array:
     """(N, H, columns of all groups, C)."""
-    n, channels, height, _ = x.shape
-    split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
-    whole = split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
-    return to_columns(whole, 3, x.fold).reshape(n, height, x.groups * x.fold, channels)
+    places = _in_places(x)
+    n, height, groups, fold, channels = places.shape
+    return to_columns(places, 3, fold).reshape(n, height, groups * fold, channels)
 
 
 def unfold(x: Folded) -> jax.Array:
@@ -250,10 +256,8 @@ def refold(x: Folded, size: int, *, offset: int = 0) -> Folded:
     if x.fold == size and len(x.parts) == 1:
         return x
     if x.fold == size:
-        n, channels, height, _ = x.shape
-        split = [p.reshape(n, height, x.groups, x.fold, -1) for p in x.pieces()]
-        array = jnp.concatenate(split, axis=4).reshape(n, height, x.groups, size * channels)
-        return Folded(array, (channels,), x.width, size, offset)
+        array = _in_places(x).reshape(x.array.shape)
+        return Folded(array, (x.channels,), x.width, size, offset)
     return _grouped(_pixels(aligned(x)), x.width, size, (x.channels,), offset)
 
 

@@ -123,7 +123,7 @@ class _Convolution:
 
     def biased(self, offset: int = 0) -> Folded:
         """The result."""
-        out = self._run([self.weight], offset)
+        out = self._convolved([self.weight], offset)
         bias = self.bias
         return out if bias is None else out.holding(out.array + spread_channels(bias, out))
 
@@ -133,13 +133,13 @@ class _Convolution:
         """The result with its outputs reordered by `arrange` and cut into parts, without offset;
         the bias, arranged, is yet to be added."""
         weights = jnp.split(arrange(self.weight), np.cumsum(parts)[:-1])
-        return self._run(weights, 0), None if self.bias is None else arrange(self.bias)
+        return self._convolved(weights, 0), None if self.bias is None else arrange(self.bias)
 
     def _padding(self, offset: int) -> int:
         """Columns of zeros before the first group, as a result with that offset sees them."""
         return self.padding[1] + self.stride[1] * offset - self.x.offset
 
-    def _run(self, weights: Sequence[jax.Array], offset: int) -> Folded:
+    def _convolved(self, weights: Sequence[jax.Array], offset: int) -> Folded:
         """Without the bias; each weight makes a part."""
         x, fold = self.x, self.fold
         made = [

@@ -383,12 +383,15 @@ def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
     size = max((c for c in contents if isinstance(c, Folded)), key=lambda c: c.array.size).fold
     held = {c.offset if isinstance(c, Folded) and c.fold == size else 0 for c in contents}
     offset = held.pop() if len(held) == 1 else 0
-    images = [
-        (refold(c, size) if c.fold != size else c if offset else aligned(c))
-        if isinstance(c, Folded)
-        else fold(c, size)
-        for c in contents
-    ]
+
+    def alike(content: Folded | jax.Array) -> Folded:
+        if not isinstance(content, Folded):
+            return fold(content, size)
+        if content.fold != size:
+            return refold(content, size)
+        return content if offset else aligned(content)
+
+    images = [alike(c) for c in contents]
     array = jnp.concatenate([i.array.astype(dtype) for i in images], axis=3)
     return Folded(array, sum((i.parts for i in images), ()), meta.shape[3], size, offset)
 
