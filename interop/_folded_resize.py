@@ -16,6 +16,7 @@ from jaxsr.interop._folded import (
     LANES,
     Folded,
     aligned,
+    by_ones,
     column_order,
     columns,
     shifted,
@@ -112,14 +113,19 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
     if x.maker is None or x.maker.arranged is None or factor & (factor - 1) or rest:
         return None
 
+    lanes = x.fold * factor * channels
+    wide, few = lanes > LANES, lanes < fewest_lanes
+    # Two float32 columns in a group are unfolded at less by way of whole rows; four columns, and
+    # bfloat16 ones, are not.
+    natural = few and x.fold == 2 and x.dtype.itemsize > 2
+
     def arrange(outputs: jax.Array) -> jax.Array:
         rest = outputs.shape[1:]
-        split = to_places(outputs.reshape(channels, factor, factor, *rest), 2, factor)
+        split = outputs.reshape(channels, factor, factor, *rest)
+        split = split if natural else to_places(split, 2, factor)
         return jnp.moveaxis(split, 0, 2).reshape(-1, *rest)
 
-    lanes = x.fold * factor * channels
-    wide = lanes > LANES
-    parts = (factor * channels,) * factor if wide else (channels,) * factor**2
+    parts = (factor * channels,) * factor if wide or natural else (channels,) * factor**2
     made, bias = x.maker.arranged(arrange, parts)
 
     def biased(made: Folded, bias: jax.Array | None) -> jax.Array:
@@ -138,25 +144,36 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
         array = split.reshape(n, height * factor, groups, lanes)
         return Folded(array, (channels,), x.width * factor, x.fold * factor)
 
-    if lanes >= fewest_lanes:
+    def pixels(array: jax.Array) -> jax.Array:
+        if not natural:
+            return unfold(rows(array))
+        n, height, groups, _ = array.shape
+        split = array.reshape(n, height, groups, factor, x.fold * factor, channels)
+        found = split.transpose(0, 1, 3, 5, 2, 4).reshape(n, height, factor, channels, -1)
+        found = found.transpose(0, 3, 1, 2, 4).reshape(n, channels, height * factor, -1)
+        return found[..., : x.width * factor]
+
+    if not few:
         return rows(biased(made, bias))
     if bias is None:
-        return unfold(rows(made.array))
+        return pixels(made.array)
 
     # The gradient of the bias is summed where pixels lie in rows: of the convolution's result it
-    # would be a reduction of arrays on their way between layouts, at several times the price.
+    # would be a reduction of arrays on their way between layouts, at several times the price. Its
+    # values are put in place by products with ones, for XLA to sum over images first.
     @jax.custom_jvp
     def settled(array: jax.Array, bias: jax.Array) -> jax.Array:
-        return unfold(rows(biased(made.holding(array), bias)))
+        return pixels(biased(made.holding(array), bias))
 
     @settled.defjvp
     def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         moved, turned = tangents
         out = settled(*primals)
-        each = to_columns(jnp.moveaxis(turned.reshape(factor, factor, channels), 2, 0), 2, factor)
-        _, _, height, width = out.shape
-        tiled = jnp.tile(each, (1, height // factor, width // factor))
-        return out, unfold(rows(moved)) + tiled
+        each = jnp.moveaxis(turned.reshape(factor, factor, channels), 2, 0)
+        each = each if natural else to_columns(each, 2, factor)
+        down, right = (np.tile(np.eye(factor), side // factor) for side in out.shape[2:])
+        tiled = by_ones(by_ones(each, right).swapaxes(1, 2), down).swapaxes(1, 2)
+        return out, pixels(moved) + tiled
 
     return settled(made.array, bias)
 

@@ -209,7 +209,7 @@ def test_pixels_stay_in_a_shuffle_whatever_the_offset_of_the_image_before_it():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("factor", "channels", "size"), [(2, 8, 8), (4, 16, 4)])
+@pytest.mark.parametrize(("factor", "channels", "size"), [(2, 8, 8), (4, 16, 4), (4, 32, 2)])
 @pytest.mark.parametrize("width", [16, 13])
 def test_an_image_shuffled_to_few_lanes_is_settled_at_once(factor, channels, size, width, bias):
     torch.manual_seed(0)
