@@ -197,7 +197,9 @@ def test_five_hundred_offsets_before_and_after_a_convolution(seed):
         # The sum at the end, of images that have one, is moved by a product to be unfolded.
         ("two", 3, 64, "bfloat16", [(2, 33), (2, 32), (2, 33), (2, 32)]),
         ("two", 3, 64, "float32", [(3, 32), (3, 32), (3, 32)]),
-        ("two", 3, 8, "bfloat16", [(3, 4), (3, 4), (3, 4)]),
+        # Eight groups are the fewest.
+        ("two", 3, 16, "bfloat16", [(2, 9), (2, 8), (2, 9), (2, 8)]),
+        ("two", 3, 14, "bfloat16", [(3, 7), (3, 7), (3, 7)]),
         # A convolution at the end is made as unfolding wants it, its input moved.
         ("none", 3, 64, "bfloat16", [(2, 33), (2, 32), (3, 32)]),
         # The third is made as its sum with the input wants it; the first activation, which the
