@@ -67,10 +67,14 @@ class Cell:
             return self._value
         made = self._value
         if made is None or not Region.alive(made[0]):
-            lazy = self._lazy
-            made = (Region.current(), lazy() if callable(lazy) else unfold(self._settled(lazy)))
-            self._value = made
+            made = self._value = (Region.current(), self._array_of(self._lazy))
         return made[1]
+
+    def _array_of(self, lazy: Any) -> jax.Array:
+        if callable(lazy):
+            return lazy()
+        settled = isinstance(lazy, Folded) or self._folded is not None
+        return unfold(self._settled(lazy)) if settled else lazy.unfolded()
 
     @value.setter
     def value(self, value: Any) -> None:

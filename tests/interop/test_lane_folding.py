@@ -22,6 +22,7 @@ from tests.interop.folding import (
     EVERYTHING,
     Plus,
     Residual,
+    compiled,
     convolutions_of,
     each_way,
     same,
@@ -193,6 +194,11 @@ def test_few_channels_after_a_pixel_shuffle_are_computed_where_the_pixels_lie(fa
     jaxpr = jax.make_jaxpr(lambda x: model.apply(model.params, {}, x)[0])(jnp.zeros((2, 3, 6, 8)))
     convolutions = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
     assert (convolutions[-1].invars[0].aval.shape == (2, 6, 2, 4 * 32 * factor**2)) is kept
+    # Without a gradient the result takes another way to its pixels.
+    x = torch.randn(2, 3, 6, 8)
+    got = compiled(lambda x: model.apply(model.params, {}, x)[0], jnp.asarray(x.numpy()))
+    want = network(x).detach().numpy()
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_pixels_stay_in_a_shuffle_whatever_the_offset_of_the_image_before_it():
