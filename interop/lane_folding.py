@@ -46,13 +46,11 @@ class LaneFolding:
     """By most channels: the columns folded into their lanes; more channels are not folded."""
     fewest_lanes: int = 64
     """An image that an operation leaves with fewer is unfolded: with its columns in lanes it uses a
-    TPU better. Before there were offsets SPAN's step of 28 channels took 13.1 M cycles with 64, and
-    14.5 M with 16 or 32."""
+    TPU better."""
     offset_bytes: int = 2
     """Images of numbers no wider than this may be grouped with an offset, which saves up to a third
-    of a convolution's multiplications: SPAN's step of 48 channels takes 18.3 M cycles in bfloat16
-    on v5e, and 22.7 M without. In float32 it is memory that limits, and the chips part: 23.4 M
-    instead of 25.0 on v5e, but 16.1 M instead of 14.9 on v6e."""
+    of a convolution's multiplications. In float32 it is memory that limits: some steps take a tenth
+    fewer cycles with offsets, SPAN's of 48 channels on v6e takes more."""
     channels_last: bool = False
     """Nothing is folded, and images are held with their channels last: one column in a group."""
 
