@@ -73,6 +73,7 @@ class Cell:
     def _array_of(self, lazy: Any) -> jax.Array:
         if callable(lazy):
             return lazy()
+        # Pixels that somebody has asked for already are not moved another way as well.
         settled = isinstance(lazy, Folded) or self._folded is not None
         return unfold(self._settled(lazy)) if settled else lazy.unfolded()
 
