@@ -60,11 +60,11 @@ def convolutions_of(network, shape, dtype, folding):
     return [(e.invars[1].aval.shape[1], e.outvars[0].aval.shape[2]) for e in found]
 
 
-def turns(network, folding, width=16):
+def turns(network, folding):
     """How often images are moved between torch's order and channels last."""
     model = to_jax(network, lane_folding=folding)
     run = jax.make_jaxpr(lambda p, x: model.apply(p, model.buffers, x, train=True)[0])
-    equations = run(model.params, jnp.zeros((5, 3, 6, width))).eqns
+    equations = run(model.params, jnp.zeros((5, 3, 6, 16))).eqns
     shapes = [e.outvars[0].aval.shape for e in equations if e.primitive.name == "transpose"]
     # Not weights, nor maps of one or two channels, which are narrow folded as well.
     return len([s for s in shapes if len(s) == 4 and s[0] == 5 and not {1, 2} & set(s)])
