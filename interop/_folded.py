@@ -135,14 +135,15 @@ class Maker:
 
     def _fixed(self) -> bool:
         """Whether a convolution reads it, or an image that it is made of."""
-        seen, pending = set[int](), [self]
+        seen: set[int] = set()
+        pending: list[Maker] = [self]
         while pending:
             maker = pending.pop()
             if maker._read:
                 return True
             if id(maker) not in seen:
                 seen.add(id(maker))
-                pending += maker._sources
+                pending.extend(maker._sources)
         return False
 
     def aligned(self, image: Folded) -> Folded:

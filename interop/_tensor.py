@@ -71,11 +71,10 @@ class Cell:
         return made[1]
 
     def _array_of(self, lazy: Any) -> jax.Array:
-        if callable(lazy):
-            return lazy()
+        if isinstance(lazy, Shuffled) and self._folded is None:
+            return lazy.unfolded()
         # Pixels that somebody has asked for already are not moved another way as well.
-        settled = isinstance(lazy, Folded) or self._folded is not None
-        return unfold(self._settled(lazy)) if settled else lazy.unfolded()
+        return unfold(self._settled(lazy)) if isinstance(lazy, (Folded, Shuffled)) else lazy()
 
     @value.setter
     def value(self, value: Any) -> None:
