@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -160,15 +160,19 @@ def _pointwise(
     guards = func.overloadpacket.__name__ not in _FINITE
 
     def made(like: Folded) -> Folded:
-        def lanes(value: Any) -> Any:
-            if not isinstance(value, JaxTensor):
-                return value
-            array = in_lanes(contents[id(value)], like)
-            if guards and like.padded and array.ndim == 4 and array.shape[2] == like.groups:
-                array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
-            return array
+        def run(values: dict[int, jax.Array]) -> jax.Array:
+            def lanes(value: Any) -> Any:
+                if not isinstance(value, JaxTensor):
+                    return value
+                array = values[id(value)]
+                if guards and like.padded and array.ndim == 4 and array.shape[2] == like.groups:
+                    array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
+                return array
 
-        return like.holding(_called(lowered, lanes, args, kwargs))
+            return _called(lowered, lanes, args, kwargs)
+
+        values = {key: in_lanes(value, like) for key, value in contents.items()}
+        return like.holding(_with_maps(run, values, like))
 
     found = made(like)
     if not like.offset:
@@ -209,14 +213,30 @@ def _on_shuffled(
     return like.holding(_called(lowered, lanes, args, kwargs))
 
 
-def in_lanes(value: Any, like: Folded) -> jax.Array:
+class Map(NamedTuple):
+    """One value for each pixel, which meets all channels of an image."""
+
+    content: Folded | jax.Array
+    """Of one channel; an array is (N or 1, 1, H or 1, W)."""
+
+    def in_lanes(self, like: Folded) -> jax.Array:
+        if isinstance(self.content, Folded):
+            image = refold(self.content, like.fold, offset=like.offset)
+        else:
+            image = fold(self.content, like.fold, offset=like.offset)
+        return spread_columns(image.array, like)
+
+
+def in_lanes(value: Any, like: Folded) -> jax.Array | Map:
     """A value that broadcasts against an image, as one that does against the folded array."""
     if isinstance(value, Folded):
         if value.layout == like.layout:
             return value.array
         if value.channels == like.channels:
             return _parted(refold(value, like.fold, offset=like.offset), like).array
-        return spread_columns(refold(value, like.fold, offset=like.offset).array, like)
+        # What made it is known here alone.
+        held = (value.fold, value.offset) == (like.fold, like.offset)
+        return Map(value if held else aligned(value))
     if value.ndim == 0:
         return value
     value = value.reshape((1,) * (4 - value.ndim) + value.shape)
@@ -224,8 +244,26 @@ def in_lanes(value: Any, like: Folded) -> jax.Array:
         value = value.transpose(0, 2, 3, 1)
         return value if value.shape[3] == 1 else spread_channels(value, like)
     if value.shape[1] == 1:
-        return spread_columns(fold(value, like.fold, offset=like.offset).array, like)
+        return Map(value)
     return fold(value, like.fold, like.parts, offset=like.offset).array
+
+
+def _with_maps(
+    run: Callable[[dict[int, jax.Array]], jax.Array],
+    values: dict[int, jax.Array | Map],
+    like: Folded,
+) -> jax.Array:
+    """`run`, with maps repeated for each channel.
+
+    A gradient repeats them anew: kept as they are here, they would be as large as the image.
+    """
+
+    def repeated(values: dict[int, jax.Array | Map]) -> jax.Array:
+        return run({k: v.in_lanes(like) if isinstance(v, Map) else v for k, v in values.items()})
+
+    if like.fold == 1 or not any(isinstance(value, Map) for value in values.values()):
+        return repeated(values)
+    return jax.checkpoint(repeated)(values)
 
 
 def _parted(x: Folded, like: Folded) -> Folded:
@@ -321,9 +359,9 @@ def _reduce_all(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, me
 
 @rule(aten.max_pool2d_with_indices.default)
 def _max_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
-    if not _halves(*args[1:], **kwargs):
-        return None
     image = args[0].content()
+    if not _halves(*args[1:], **kwargs) or not jnp.issubdtype(image.dtype, jnp.floating):
+        return None
     found = pool(image, first_largest)
     if found is None:
         return None
@@ -331,12 +369,31 @@ def _max_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta
     return found, lambda: plain(args[0].array(), *args[1:], **kwargs)[1]
 
 
+@jax.custom_jvp
 def first_largest(*pixels: jax.Array) -> jax.Array:
     """Ties go to the first, and NaN wins, as in torch."""
-    best = pixels[0]
-    for value in pixels[1:]:
-        best = jnp.where((value > best) | jnp.isnan(value) & ~jnp.isnan(best), value, best)
-    return best
+    return _first_largest(pixels)[0]
+
+
+def _first_largest(pixels: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The largest, and which it is."""
+    best, index = pixels[0], jnp.zeros(pixels[0].shape, jnp.uint8)
+    for k, value in enumerate(pixels[1:], 1):
+        larger = (value > best) | jnp.isnan(value) & ~jnp.isnan(best)
+        best = jnp.where(larger, value, best)
+        index = jnp.where(larger, jnp.uint8(k), index)
+    return best, index
+
+
+@first_largest.defjvp
+def _first_largest_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    best, index = _first_largest(primals)
+    # XLA would keep what the comparisons gave, a byte for each, instead of one.
+    index = jax.lax.optimization_barrier(index)
+    moved = tangents[0]
+    for k, tangent in enumerate(tangents[1:], 1):
+        moved = jnp.where(index == k, tangent, moved)
+    return best, moved
 
 
 @rule(aten.avg_pool2d.default)

@@ -102,6 +102,7 @@ BETWEEN = {
     "sums": Do(lambda x: x * torch.tanh(x.sum((0, 2, 3), keepdim=True)) - x.sum(1, keepdim=True)),
     "sum": Do(lambda x: x * torch.tanh(x.sum())),
     "max pool": nn.MaxPool2d(2),
+    "max pool, whole numbers": Do(lambda x: F.max_pool2d((x > 0).int(), 2) * F.max_pool2d(x, 2)),
     "max pool, 3": nn.MaxPool2d(3, stride=2, padding=1),
     "mean pool": nn.AvgPool2d(2),
     "adaptive pool": Do(lambda x: x * F.adaptive_avg_pool2d(x, 1)),
@@ -227,6 +228,20 @@ def test_an_image_shuffled_to_few_lanes_is_settled_at_once(factor, channels, siz
     folding = LaneFolding({48: size})
     same(each_way(network, (2, 3, 6, width), folding))
     assert turns(network, folding) <= 2
+
+
+def test_a_gradient_keeps_maps_of_one_channel_as_they_are():
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), Do(lambda x: x * torch.sigmoid(x[:, :1]) / x[:, :1].exp())
+    )
+    model = to_jax(network, lane_folding=EVERYTHING)
+
+    def gradient(x):
+        return jax.vjp(lambda x: model.apply(model.params, model.buffers, x)[0], x)[1]
+
+    kept = jax.tree.leaves(jax.eval_shape(gradient, jnp.zeros((2, 3, 8, 16))))
+    # What each map meets, in three groups of six columns of four channels.
+    assert sum(a.shape == (2, 8, 3, 24) for a in kept) == 2
 
 
 def test_recomputed_blocks_hand_folded_images_over():
