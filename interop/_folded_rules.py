@@ -359,9 +359,9 @@ def _reduce_all(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, me
 
 @rule(aten.max_pool2d_with_indices.default)
 def _max_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
-    image = args[0].content()
-    if not _halves(*args[1:], **kwargs) or not jnp.issubdtype(image.dtype, jnp.floating):
+    if not _halves(*args[1:], **kwargs):
         return None
+    image = args[0].content()
     found = pool(image, first_largest)
     if found is None:
         return None
