@@ -19,13 +19,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.interop._nesting import Region
+from jaxsr.interop._ties import sharing
 
 LANES = 128
 """Of a TPU."""
@@ -35,7 +36,7 @@ LANES = 128
     jax.tree_util.register_dataclass,
     data_fields=["array"],
     meta_fields=["parts", "width", "fold", "offset"],
-    drop_fields=["maker"],
+    drop_fields=["maker", "recipe"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Folded:
@@ -53,6 +54,8 @@ class Folded:
     """Columns before the image's first in its group."""
     maker: "Maker | None" = dataclasses.field(default=None, compare=False, repr=False)
     """How it was made, for what needs it made otherwise. JAX's transformations drop it."""
+    recipe: "Recipe | None" = dataclasses.field(default=None, compare=False, repr=False)
+    """For a gradient that makes it anew instead of keeping it. Dropped likewise."""
 
     @property
     def channels(self) -> int:
@@ -84,6 +87,18 @@ class Folded:
         """Another array in the same layout."""
         return Folded(array, self.parts, self.width, self.fold, self.offset)
 
+    def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> "Folded":
+        """`array`, which is `make(self.array, *values)`, in the same layout.
+
+        Of small values and element by element: a gradient may rather make it again than keep it.
+        """
+        first, held = self.recipe or Recipe(lambda array: array, (self.array,))
+
+        def again(held: tuple, *values: Any) -> jax.Array:
+            return make(first(*held), *values)
+
+        return dataclasses.replace(self.holding(array), recipe=Recipe(again, (held, *values)))
+
     def pieces(self) -> list[jax.Array]:
         """The array of each part."""
         if len(self.parts) == 1:
@@ -101,6 +116,13 @@ class Folded:
         column = columns(self.groups, self.fold) - self.offset
         inside = (column >= 0) & (column < self.width)
         return np.concatenate([np.repeat(inside, c, axis=1) for c in self.parts], axis=1)
+
+
+class Recipe(NamedTuple):
+    """How to make an array again, of one that gradients keep in any case and of small ones."""
+
+    make: Callable[..., jax.Array]
+    values: tuple[Any, ...]
 
 
 class Maker:
@@ -340,7 +362,12 @@ def largest_channel(x: Folded) -> jax.Array:
         assert found is not None
         return found
 
-    return _shared(x.array, largest, lambda m: spread_columns(m, x), lambda a: sum_channels(a, x))
+    return sharing(
+        x.array,
+        largest,
+        spread=lambda most: spread_columns(most, x),
+        total=lambda values: sum_channels(values, x),
+    )
 
 
 def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
@@ -355,24 +382,7 @@ def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
         return sum_columns(jnp.sum(wide, axes, keepdims=True), x)
 
     filled = x.cleaned(-math.inf)
-    return _shared(filled, largest, lambda m: spread_channels(m, x), total)
-
-
-def _shared(array: jax.Array, largest: Any, spread: Any, total: Any) -> jax.Array:
-    """`largest(array)`, whose gradient equal elements share, as `jnp.max` has it."""
-
-    @jax.custom_jvp
-    def run(array: jax.Array) -> jax.Array:
-        return largest(array)
-
-    @run.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        (x,), (dx,) = primals, tangents
-        most = run(x)
-        equal = (x == spread(most)).astype(x.dtype)
-        return most, (total(equal * dx) / total(equal)).astype(x.dtype)
-
-    return run(array)
+    return sharing(filled, largest, spread=lambda most: spread_channels(most, x), total=total)
 
 
 def _lowest(dtype: Any) -> Any:

@@ -171,8 +171,18 @@ def _pointwise(
 
             return _called(lowered, lanes, args, kwargs)
 
-        values = {key: in_lanes(value, like) for key, value in contents.items()}
-        return like.holding(_with_maps(run, values, like))
+        images = {
+            key: laid_out(value, like)
+            for key, value in contents.items()
+            if isinstance(value, Folded) and value.channels == like.channels
+        }
+        values = {k: in_lanes(images.get(k, value), like) for k, value in contents.items()}
+        found = _with_maps(run, values, images, like)
+        small = {key: value for key, value in values.items() if _is_small(value)}
+        if len(images) != 1 or len(images) + len(small) < len(values):
+            return like.holding(found)
+        ((key, image),) = images.items()
+        return image.made_into(found, lambda array, small: run({key: array, **small}), small)
 
     found = made(like)
     if not like.offset:
@@ -227,13 +237,18 @@ class Map(NamedTuple):
         return spread_columns(image.array, like)
 
 
+def laid_out(image: Folded, like: Folded) -> Folded:
+    """An image of as many channels, in the layout of `like`."""
+    if image.layout == like.layout:
+        return image
+    return _parted(refold(image, like.fold, offset=like.offset), like)
+
+
 def in_lanes(value: Any, like: Folded) -> jax.Array | Map:
     """A value that broadcasts against an image, as one that does against the folded array."""
     if isinstance(value, Folded):
-        if value.layout == like.layout:
-            return value.array
         if value.channels == like.channels:
-            return _parted(refold(value, like.fold, offset=like.offset), like).array
+            return laid_out(value, like).array
         # What made it is known here alone.
         held = (value.fold, value.offset) == (like.fold, like.offset)
         return Map(value if held else aligned(value))
@@ -248,22 +263,44 @@ def in_lanes(value: Any, like: Folded) -> jax.Array | Map:
     return fold(value, like.fold, like.parts, offset=like.offset).array
 
 
+def _is_small(value: jax.Array | Map) -> bool:
+    """Whether it is at most a value for each channel of each image."""
+    return not isinstance(value, Map) and (value.ndim == 0 or value.shape[1:3] == (1, 1))
+
+
 def _with_maps(
     run: Callable[[dict[int, jax.Array]], jax.Array],
     values: dict[int, jax.Array | Map],
+    images: dict[int, Folded],
     like: Folded,
 ) -> jax.Array:
     """`run`, with maps repeated for each channel.
 
-    A gradient repeats them anew: kept as they are here, they would be as large as the image.
+    A gradient repeats them anew: kept as they are here, they would be as large as the image. So it
+    makes those of the `images` which have a recipe.
     """
 
-    def repeated(values: dict[int, jax.Array | Map]) -> jax.Array:
-        return run({k: v.in_lanes(like) if isinstance(v, Map) else v for k, v in values.items()})
+    recipes = {k: image.recipe for k, image in images.items() if image.recipe is not None}
+
+    def repeated(values: dict[int, jax.Array | Map], held: dict[int, tuple]) -> jax.Array:
+        lanes = {k: v.in_lanes(like) if isinstance(v, Map) else v for k, v in values.items()}
+        anew = {k: _same(lanes[k], recipes[k].make(*v)) for k, v in held.items()}
+        return run({**lanes, **anew})
 
     if like.fold == 1 or not any(isinstance(value, Map) for value in values.values()):
-        return repeated(values)
-    return jax.checkpoint(repeated)(values)
+        return repeated(values, {})
+    return jax.checkpoint(repeated)(values, {k: recipe.values for k, recipe in recipes.items()})
+
+
+@jax.custom_jvp
+def _same(array: jax.Array, again: jax.Array) -> jax.Array:
+    """`again`, with the derivative of `array`, its equal, which need not be kept then."""
+    return again
+
+
+@_same.defjvp
+def _same_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return primals[1], tangents[0]
 
 
 def _parted(x: Folded, like: Folded) -> Folded:

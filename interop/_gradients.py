@@ -1,6 +1,6 @@
 """Functions whose derivative torch defines where calculus does not: ties, poles, zero arguments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax import lax
 from jaxsr.interop._dispatch import REFUSED, lowers
 from jaxsr.interop._dtypes import is_nan
 from jaxsr.interop._tensor import straight_through
+from jaxsr.interop._ties import equal, is_narrow, sharing
 from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
@@ -128,9 +129,38 @@ def _even_median(x: jax.Array, value: jax.Array) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return value
     value = lax.stop_gradient(value)
-    equal = jnp.where(is_nan(value), is_nan(x), x == value)
-    share = jnp.sum(jnp.where(equal, x, 0)) / jnp.maximum(equal.sum(), 1).astype(x.dtype)
+    ties = jnp.where(is_nan(value), is_nan(x), equal(x, value))
+    share = jnp.sum(jnp.where(ties, x, 0)) / jnp.maximum(ties.sum(), 1).astype(x.dtype)
     return straight_through(share, value)
+
+
+def _extreme(func: Any, reduction: Callable[..., jax.Array]) -> None:
+    """`func`, sharing the gradient among what is equal in its own dtype; JAX does so in float32."""
+
+    @lowers(func)
+    def run(x: jax.Array, dim: Sequence[int] = (), keepdim: bool = False) -> jax.Array:
+        from jaxsr.interop import _torchax
+
+        if not is_narrow(x) or x.size == 0:
+            general = _torchax.lowering(func)
+            assert general is not None
+            return general(x, dim or None, keepdim)
+        axes = tuple(d % max(x.ndim, 1) for d in dim)[: x.ndim] or tuple(range(x.ndim))
+
+        def total(values: jax.Array) -> jax.Array:
+            return jnp.sum(values.astype(jnp.float32), axes, keepdims=True)
+
+        def largest(x: jax.Array) -> jax.Array:
+            return reduction(x, axes, keepdims=True)
+
+        out = sharing(x, largest, spread=lambda most: most, total=total)
+        return out if keepdim else out.squeeze(axes)
+
+
+_extreme(aten.amax.default, jnp.max)
+_extreme(aten.amin.default, jnp.min)
+_extreme(aten.max.default, jnp.max)
+_extreme(aten.min.default, jnp.min)
 
 
 @lowers(aten.median.default)
@@ -251,12 +281,12 @@ def scatter_reduce(
     where[dim] = index
     place = tuple(where)
     reached = jnp.zeros(x.shape, x.dtype).at[place].add(1)
-    equal = source == out[place]
+    ties, held = equal(source, out[place]), equal(x, out)
     # torch counts the tensor's own element even where include_self=False leaves it out.
-    own = (x == out) & (jnp.asarray(include_self) | (reached == 0))
-    count = (x == out).astype(x.dtype).at[place].add(equal.astype(x.dtype))
+    own = held & (jnp.asarray(include_self) | (reached == 0))
+    count = held.astype(x.dtype).at[place].add(ties.astype(x.dtype))
     share = jnp.where(own, x / jnp.maximum(count, 1), 0)
-    share = share.at[place].add(jnp.where(equal, source / jnp.maximum(count[place], 1), 0))
+    share = share.at[place].add(jnp.where(ties, source / jnp.maximum(count[place], 1), 0))
     return straight_through(share, out)
 
 

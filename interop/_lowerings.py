@@ -77,15 +77,25 @@ def batch_norm(
         centred = value.astype(wide) - spread(mu)
     inverse = lax.rsqrt(sigma2 + eps)
     scale = inverse if weight is None else inverse * weight.array().astype(wide)
-    out = centred * spread(scale)
-    if bias is not None:
-        out = out + spread(bias.array().astype(wide))
+    shift = [] if bias is None else [bias.array().astype(wide)]
+
+    def normalised(centred: jax.Array, scale: jax.Array, *shift: jax.Array) -> jax.Array:
+        out = centred * spread(scale)
+        for moved in shift:
+            out = out + spread(moved)
+        return out.astype(value.dtype)
+
+    def again(value: jax.Array, mu: jax.Array, *rest: jax.Array) -> jax.Array:
+        return normalised(value.astype(wide) - spread(mu), *rest)
+
+    out: Any = normalised(centred, scale, *shift)
+    if folded is not None:
+        out = folded.made_into(out, again, mu, scale, *shift)
     with torch._C._DisableTorchDispatch():
         meta = torch.empty_like(x.meta)
         stats = torch.empty(mu.shape, dtype=x.meta.dtype, device="meta")
     needs = any(t is not None and t.needs_grad for t in (x, weight, bias))
-    out = out.astype(value.dtype)
-    results = trace.wrap_like(out if folded is None else folded.holding(out), meta, needs)
+    results = trace.wrap_like(out, meta, needs)
     saved = trace.wrap_like(cast(mu, value.dtype), stats, needs)
     saved_inverse = trace.wrap_like(cast(inverse, value.dtype), stats, needs)
     return results, saved, saved_inverse

@@ -230,18 +230,54 @@ def test_an_image_shuffled_to_few_lanes_is_settled_at_once(factor, channels, siz
     assert turns(network, folding) <= 2
 
 
-def test_a_gradient_keeps_maps_of_one_channel_as_they_are():
+def attended():
+    """Images weighted by channel, by pixel, and by pixel again."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        Do(lambda x: x * torch.sigmoid(2 * x.mean((2, 3), keepdim=True))),
+        Do(lambda x: x * torch.sigmoid(x[:, :1]) / x[:, 1:2].exp()),
+    )
+
+
+def test_a_gradient_keeps_neither_maps_repeated_nor_what_is_made_value_by_value():
     network = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), Do(lambda x: x * torch.sigmoid(x[:, :1]) / x[:, :1].exp())
+        nn.Conv2d(3, 4, 3, padding=1),
+        Do(lambda x: x * x[:, :, :1, :1]),
+        Do(lambda x: x * torch.sigmoid(x[:, :1]) / x[:, 1:2].exp()),
     )
     model = to_jax(network, lane_folding=EVERYTHING)
 
     def gradient(x):
         return jax.vjp(lambda x: model.apply(model.params, model.buffers, x)[0], x)[1]
 
-    kept = jax.tree.leaves(jax.eval_shape(gradient, jnp.zeros((2, 3, 8, 16))))
-    # What each map meets, in three groups of six columns of four channels.
-    assert sum(a.shape == (2, 8, 3, 24) for a in kept) == 2
+    kept = jax.tree.leaves(jax.eval_shape(gradient, jnp.zeros((2, 3, 8, 12))))
+    # In two groups of six columns of four channels: what the convolution leaves, from which that is
+    # made again which the first map meets, and what the second meets.
+    assert sum(a.shape == (2, 8, 2, 24) for a in kept) == 2
+
+
+@pytest.mark.parametrize("width", [12, 16])  # without and with an offset
+def test_derivatives_of_any_kind_pass_what_gradients_make_again(width):
+    random = np.random.default_rng(0)
+    x, dx = (jnp.asarray(random.standard_normal((2, 3, 6, width)), jnp.float32) for _ in range(2))
+
+    def derivatives(folding):
+        model = to_jax(attended(), lane_folding=folding)
+
+        def loss(x):
+            y = model.apply(model.params, model.buffers, x, train=True)[0]
+            return jnp.sin(3 * y).sum()
+
+        def length(x):
+            return jnp.square(jax.grad(loss)(x)).sum()
+
+        return jax.jvp(loss, (x,), (dx,)), jax.grad(length)(x), jax.jvp(length, (x,), (dx,))
+
+    plain, folded = (compiled(lambda x, f=f: derivatives(f), x) for f in (None, EVERYTHING))
+    for got, want in zip(jax.tree.leaves(folded), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * float(jnp.abs(want).max()))
 
 
 def test_recomputed_blocks_hand_folded_images_over():
