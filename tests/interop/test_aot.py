@@ -29,6 +29,8 @@ from jaxsr.interop.aot_hlo import Collective, main_memory_bytes
 from jaxsr.interop.aot_options import AheadOptions
 from jaxsr.interop.aot_report import advice, as_json, show
 from jaxsr.interop.aot_topology import load_topology
+from jaxsr.interop.lane_folding import LaneFolding
+from jaxsr.interop.module import to_jax
 from jaxsr.interop.step import StepConfig, convert, init_state, make_train_step
 from jaxsr.models.objective import Objective, Phase, Player
 
@@ -331,3 +333,40 @@ def test_sharded_state_is_smaller_on_every_device(four):
 def test_options_need_a_topology():
     with pytest.raises(ValueError, match="aot_largest needs aot, the topology"):
         AheadOptions(aot_largest=True)
+
+
+class Peaks(nn.Module):
+    """Of a product, which bfloat16 has fewer digits for than the float32 it is computed in."""
+
+    def __init__(self, dims) -> None:
+        super().__init__()
+        self.conv, self.dims = nn.Conv2d(8, 8, 3, padding=1, bias=False), dims
+
+    def forward(self, x):
+        scale = x[:, :, :1, :1]
+        return (self.conv(x) * scale).amax(self.dims, keepdim=True)
+
+
+@pytest.mark.parametrize("dims", [1, (2, 3)])
+@pytest.mark.parametrize("folding", [None, LaneFolding({8: 8}, fewest_lanes=16)])
+def test_the_gradient_of_a_maximum_compares_rounded_values(four, dims, folding):
+    # A maximum is rounded when it is written. Where the product is made again for the comparison,
+    # it is not, by default: none would be the largest, and the gradient divided by zero.
+    model = to_jax(Peaks(dims), lane_folding=folding, compute_dtype=jnp.bfloat16)
+    one = SingleDeviceSharding(four[0].devices[0])
+
+    def loss(x):
+        return model.apply(model.params, model.buffers, x)[0].astype(jnp.float32).sum()
+
+    x = jax.ShapeDtypeStruct((8, 8, 256, 256), jnp.bfloat16, sharding=one)
+    text = jax.jit(jax.grad(loss)).lower(x).compile().as_text()
+    made = {m[1]: (m[2], m[3]) for m in re.finditer(r"%([\w.-]+) = \S+ ([\w-]+)\(%([\w.-]+)", text)}
+
+    def origin(name):
+        operation, source = made.get(name, ("parameter", ""))
+        return origin(source) if operation in ("bitcast", "copy", "transpose") else operation
+
+    compared = re.findall(r"compare\(%([\w.-]+), %([\w.-]+)\), direction=EQ.*amax", text)
+    assert compared and text.count(" reduce-precision(") >= 2
+    for sides in compared:
+        assert "multiply" not in map(origin, sides), sides
