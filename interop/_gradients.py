@@ -11,7 +11,7 @@ from jax import lax
 from jaxsr.interop._dispatch import REFUSED, lowers
 from jaxsr.interop._dtypes import is_nan
 from jaxsr.interop._tensor import straight_through
-from jaxsr.interop._ties import equal, is_narrow, sharing
+from jaxsr.interop._ties import equal, extreme, is_narrow, rounded
 from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
@@ -81,6 +81,29 @@ def fmin(x: jax.Array, y: jax.Array) -> jax.Array:
     return _pick(x, y, (x <= y) | is_nan(y))
 
 
+def _larger(func: Any, value: Callable[..., jax.Array], less: Callable) -> None:
+    """`func`, the larger of two or the smaller, with its gradient halved between equals.
+
+    JAX asks which of the two equals the result. Neither does where the result was rounded and they
+    are computed again, and both get zero.
+    """
+
+    def partial(own: jax.Array, other: jax.Array) -> jax.Array:
+        own, other = rounded(own), rounded(other)
+        return jnp.where(own == other, 0.5, jnp.where(less(own, other), 0.0, 1.0))
+
+    chosen = _with_partials(value, lambda x, y, _: partial(x, y), lambda x, y, _: partial(y, x))
+
+    @lowers(func)
+    def run(x: jax.Array, y: jax.Array) -> jax.Array:
+        x, y = _common(x, y)
+        return chosen(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else value(x, y)
+
+
+_larger(aten.maximum.default, jnp.maximum, lambda own, other: own < other)
+_larger(aten.minimum.default, jnp.minimum, lambda own, other: own > other)
+
+
 def _running(x: jax.Array, dim: int, better: Callable) -> tuple[jax.Array, jax.Array]:
     """Running extreme and its index; among equals the latest, as in torch."""
     if x.ndim == 0:
@@ -146,15 +169,7 @@ def _extreme(func: Any, reduction: Callable[..., jax.Array]) -> None:
             assert general is not None
             return general(x, dim or None, keepdim)
         axes = tuple(d % max(x.ndim, 1) for d in dim)[: x.ndim] or tuple(range(x.ndim))
-
-        def total(values: jax.Array) -> jax.Array:
-            return jnp.sum(values.astype(jnp.float32), axes, keepdims=True)
-
-        def largest(x: jax.Array) -> jax.Array:
-            return reduction(x, axes, keepdims=True)
-
-        out = sharing(x, largest, spread=lambda most: most, total=total)
-        return out if keepdim else out.squeeze(axes)
+        return extreme(x, reduction, axes, keepdim)
 
 
 _extreme(aten.amax.default, jnp.max)

@@ -15,6 +15,7 @@ from jax import lax
 from jaxsr.interop._dispatch import lowers
 from jaxsr.interop._dtypes import is_nan
 from jaxsr.interop._tensor import straight_through
+from jaxsr.interop._ties import extreme
 
 aten = torch.ops.aten
 
@@ -139,9 +140,9 @@ def vector_norm(
     wide = size.astype(jnp.promote_types(size.dtype, jnp.float32))
     order = float(order)
     if order == float("inf"):
-        out = jnp.max(wide, axes, keepdims=keepdim)
+        out = extreme(size, jnp.max, axes, keepdim)
     elif order == float("-inf"):
-        out = jnp.min(wide, axes, keepdims=keepdim)
+        out = extreme(size, jnp.min, axes, keepdim)
     elif order == 0:
         out = jnp.sum((wide != 0).astype(wide.dtype), axes, keepdims=keepdim)
     elif order == 1:

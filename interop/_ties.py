@@ -15,10 +15,11 @@ def equal(x: jax.Array, y: jax.Array) -> jax.Array:
     written is equal to none of the products that it was found among, where these are made again:
     its gradient would be divided by a count of zero.
     """
-    return _rounded(x) == _rounded(y)
+    return rounded(x) == rounded(y)
 
 
-def _rounded(x: jax.Array) -> jax.Array:
+def rounded(x: jax.Array) -> jax.Array:
+    """What `x` is in its own dtype, for comparisons: narrow ones are in float32."""
     if not is_narrow(x):
         return x
     kind = jnp.finfo(x.dtype)
@@ -58,3 +59,21 @@ def sharing(
         return most, (total(ties * dx) / total(ties)).astype(x.dtype)
 
     return run(array)
+
+
+def extreme(
+    array: jax.Array, reduction: Callable[..., jax.Array], axes: tuple[int, ...], keepdims: bool
+) -> jax.Array:
+    """`reduction(array, axes)`, a maximum or minimum with its gradient shared in any dtype."""
+    if not is_narrow(array) or array.size == 0:
+        # What JAX does by itself: it compares in float32.
+        return reduction(array, axes, keepdims=keepdims)
+
+    def total(values: jax.Array) -> jax.Array:
+        return jnp.sum(values.astype(jnp.float32), axes, keepdims=True)
+
+    def found(array: jax.Array) -> jax.Array:
+        return reduction(array, axes, keepdims=True)
+
+    out = sharing(array, found, spread=lambda most: most, total=total)
+    return out if keepdims else out.squeeze(axes)

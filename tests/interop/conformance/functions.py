@@ -267,7 +267,26 @@ fn(
 fn("reduction", "logcumsumexp", lambda x: x.logcumsumexp(1), X)
 fn("reduction", "max with indices, ties", lambda x: x.max(1), K)
 fn("reduction", "max of everything, ties", lambda x: x.max(), K)
-fn("reduction", "maximum of two, ties", torch.maximum, kinks(4, 6), kinks(4, 6))
+fn("reduction", "maximum of two, ties", torch.maximum, kinks(4, 6), kinks(4, 6), bfloat16=True)
+fn(
+    "reduction",
+    "minimum of two, ties, NaN",
+    torch.minimum,
+    fixed([0.0, -0.0, 2.0, torch.nan, 1.0, torch.nan, torch.inf]),
+    fixed([0.0, 0.0, 1.0, 1.0, torch.nan, torch.nan, torch.inf]),
+    bfloat16=True,
+)
+fn(
+    "reduction",
+    "aminmax and norms of order ±inf, ties",
+    lambda x: (
+        x.aminmax(dim=1),
+        torch.linalg.vector_norm(x, torch.inf, 1),
+        torch.linalg.vector_norm(x + 4, -torch.inf, 1),
+    ),
+    K,
+    bfloat16=True,
+)
 fn("reduction", "cummax, ties", lambda x: x.cummax(1), K)
 fn("reduction", "median of everything, ties", lambda x: x.median(), K)
 fn(
