@@ -22,7 +22,7 @@ from jaxsr.data.scenes import open_scenes
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.presets import PRESETS, Preset
 from jaxsr.training.config import RunConfig
-from jaxsr.training.family import Found, HostBatches, Network, check_phases
+from jaxsr.training.family import Found, HostBatches, Network
 
 _PICTURED = 4  # validation images that the picture shows
 _PICTURED_PX = 192
@@ -69,11 +69,21 @@ class SegmentationRun(RunConfig):
             raise ValueError(f"scenes must be at least 4, got {self.scenes}")
 
     def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
-        """Both phases in steps, an epoch being of `samples` images."""
+        """Both phases in steps, an epoch being of `samples` images.
+
+        Raises:
+          ValueError: the warm-up leaves no step to the main phase.
+        """
         if self.warmup_epochs == 0:
             return (("main", self.total_steps),)
         # At least one, where a batch holds more than these epochs' images.
         warmup = max(round(self.warmup_epochs * samples / self.batch), 1)
+        if warmup >= self.total_steps:
+            raise ValueError(
+                f"warmup_epochs={self.warmup_epochs:g} takes {warmup} steps for {samples} images "
+                f"and leaves none of steps={self.total_steps} to the main phase; give the run "
+                "more steps, or a smaller warmup_epochs (0: no warm-up)"
+            )
         return (("warmup", warmup), ("main", self.total_steps - warmup))
 
 
@@ -140,7 +150,6 @@ class Segmentation:
         self.data, self.held_out = _open(config)
         config = config.in_steps(len(self.data))
         self.phases = config.phases(len(self.data))
-        check_phases(self.phases, config.total_steps)
         self.config = config
         import torch
 
