@@ -11,7 +11,7 @@ from jax import lax
 from jaxsr.interop._dispatch import REFUSED, lowers
 from jaxsr.interop._dtypes import is_nan
 from jaxsr.interop._tensor import straight_through
-from jaxsr.interop._ties import equal, extreme, is_narrow, rounded
+from jaxsr.interop._ties import equal, extreme, rounded
 from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
@@ -158,16 +158,8 @@ def _even_median(x: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def _extreme(func: Any, reduction: Callable[..., jax.Array]) -> None:
-    """`func`, sharing the gradient among what is equal in its own dtype; JAX does so in float32."""
-
     @lowers(func)
     def run(x: jax.Array, dim: Sequence[int] = (), keepdim: bool = False) -> jax.Array:
-        from jaxsr.interop import _torchax
-
-        if not is_narrow(x) or x.size == 0:
-            general = _torchax.lowering(func)
-            assert general is not None
-            return general(x, dim or None, keepdim)
         axes = tuple(d % max(x.ndim, 1) for d in dim)[: x.ndim] or tuple(range(x.ndim))
         return extreme(x, reduction, axes, keepdim)
 

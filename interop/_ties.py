@@ -20,13 +20,13 @@ def equal(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def rounded(x: jax.Array) -> jax.Array:
     """What `x` is in its own dtype, for comparisons: narrow ones are in float32."""
-    if not is_narrow(x):
+    if not _is_narrow(x):
         return x
     kind = jnp.finfo(x.dtype)
     return lax.reduce_precision(x.astype(jnp.float32), kind.nexp, kind.nmant)
 
 
-def is_narrow(x: jax.Array) -> bool:
+def _is_narrow(x: jax.Array) -> bool:
     """Whether XLA may compute with more digits than `x` has."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
 
@@ -65,8 +65,8 @@ def extreme(
     array: jax.Array, reduction: Callable[..., jax.Array], axes: tuple[int, ...], keepdims: bool
 ) -> jax.Array:
     """`reduction(array, axes)`, a maximum or minimum with its gradient shared in any dtype."""
-    if not is_narrow(array) or array.size == 0:
-        # What JAX does by itself: it compares in float32.
+    if not _is_narrow(array):
+        # Compared in its own dtype, as JAX does by itself.
         return reduction(array, axes, keepdims=keepdims)
 
     def total(values: jax.Array) -> jax.Array:
