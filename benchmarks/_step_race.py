@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from _timing import surroundings
 
-from jaxsr.allocator import with_tunables
+from jaxsr.runtime.allocator import with_tunables
 
 CONTENDERS = ("jaxsr", "torch eager", "torch channels_last", "torch.compile")
 
@@ -47,8 +47,8 @@ class RaceOptions:
     mesh: int = 1
     """Devices that jaxsr's step is split over; a CPU simulates them, best one for each core."""
     allocator: Literal["kept", "own"] = "kept"
-    """Every contender keeps freed memory in huge pages (`jaxsr.allocator`), or, as when torch is
-    run as it comes, only jaxsr."""
+    """Every contender keeps freed memory in huge pages (`jaxsr.runtime.allocator`), or,
+    as when torch is run as it comes, only jaxsr."""
     lane_folding: Literal["auto", "off"] = "auto"
     """How jaxsr holds images: auto puts channels last on CPUs, off has them as torch does."""
     rounds: int = 7
@@ -239,8 +239,8 @@ def _jax_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
     import jax
 
     from jaxsr.interop import mesh as meshes
-    from jaxsr.interop.optimizers import OptimizerConfig, make_optimizer
-    from jaxsr.interop.step import StepConfig, convert, init_state, make_train_step
+    from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
+    from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
 
     jax.config.update("jax_platforms", told["platform"])
     if told["platform"] == "cpu":
@@ -274,9 +274,9 @@ def _jax_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
 def _torch_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
     import torch
 
-    from jaxsr.interop.optimizers import OptimizerConfig
-    from jaxsr.interop.step import StepConfig
-    from jaxsr.interop.torch_engine import TorchStep
+    from jaxsr.interop.train.optimizers import OptimizerConfig
+    from jaxsr.interop.train.step import StepConfig
+    from jaxsr.interop.train.torch_step import TorchStep
 
     work = workload(told)
     networks = [player.network for player in work.objective.phase(work.phase).players]

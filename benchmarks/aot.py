@@ -136,9 +136,9 @@ def train(
 ) -> Any:
     """One phase's step with the preset's batch on every device, and what `options` change of its
     run and (under "model") of its network."""
-    from jaxsr.interop.aot_topology import load_topology
-    from jaxsr.training.ahead import AheadSteps
-    from jaxsr.training.family import load_family
+    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.training.aot import AheadSteps
+    from jaxsr.training.task import load_family
 
     topology = load_topology(topology_name)
     devices = len(topology.devices)
@@ -180,9 +180,9 @@ def train(
 
 def llama(scheme: Any, kind: str, topology_name: str) -> Any:
     """Prefill of 2048 tokens, or the decode loop's step, with a cache of 8192."""
-    from jaxsr.generation.ahead import AheadEngine, shapes_of
+    from jaxsr.generation.aot import AheadEngine, shapes_of
     from jaxsr.generation.options import SamplingOptions
-    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.interop.aot.chips import load_topology
     from jaxsr.models.llama.config import Llama3Scaling, LlamaConfig
 
     scaling = Llama3Scaling(
@@ -204,10 +204,10 @@ def tiles(topology_name: str, dtype: str) -> Any:
     """Tiles of a published generator, eight a device."""
     import torch
 
-    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.interop.aot.chips import load_topology
     from jaxsr.models.fast_srgan.generator import Generator
     from jaxsr.models.fast_srgan.presets import PRESETS
-    from jaxsr.restoration.ahead import compile_tiles
+    from jaxsr.restoration.aot import compile_tiles
     from jaxsr.restoration.models import RestorationModel
 
     torch.manual_seed(0)
@@ -227,8 +227,8 @@ def pictures(topology_name: str) -> Any:
     """A detector's pictures, eight a device."""
     import torch
 
-    from jaxsr.detection.ahead import compile_batch
-    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.detection.aot import compile_batch
+    from jaxsr.interop.aot.chips import load_topology
     from jaxsr.models.mshnet.config import MSHNetConfig
     from jaxsr.models.mshnet.network import MSHNet
 
@@ -277,8 +277,8 @@ def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Any:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    from jaxsr.interop.aot import compile_ahead
-    from jaxsr.interop.aot_topology import load_topology
+    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.compile import compile_ahead
 
     topology = load_topology(topology_name)
     one = SingleDeviceSharding(topology.devices[0])
@@ -414,7 +414,7 @@ def main() -> None:
     if asked.table:
         print("\n".join(TABLES[asked.table]()))
         return
-    from jaxsr.interop.aot_report import as_json
+    from jaxsr.interop.aot.report import as_json
 
     done = {} if asked.again else read()["programs"]
     missing = [name for name in programs() if asked.only in name and name not in done]

@@ -98,8 +98,8 @@ CONTENDERS = {
 
 def build(names: list[str], path: Path, network: Any) -> dict[str, Contender]:
     """The contenders asked for, by what rows call them."""
-    from jaxsr.generation.jax_engine import JaxEngine
-    from jaxsr.generation.torch_engine import TorchEngine
+    from jaxsr.generation.jax_decoder import JaxEngine
+    from jaxsr.generation.torch_decoder import TorchEngine
     from jaxsr.models.llama.loading import load_model
 
     found: dict[str, Contender] = {}
@@ -131,7 +131,7 @@ def shipped_model() -> Path:
 
 
 def engine_contender(engine: Any, *, deterministic: bool = False) -> Contender:
-    from jaxsr.generation.completion import complete
+    from jaxsr.generation.generate_loop import complete
     from jaxsr.generation.options import SamplingOptions
 
     def run(prompts: list[list[int]], new: int) -> tuple[float, float]:

@@ -35,7 +35,7 @@ import numpy as np
 
 from jaxsr.data.batches import train_batches
 from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
-from jaxsr.data.stream import HostBatch
+from jaxsr.data.prefetch import HostBatch
 
 Row = dict[str, Any]
 
@@ -132,7 +132,7 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
 def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
     """What is left of the rate of a preset's training step, by each way photos reach the device."""
     from jaxsr.training.engines import JaxEngine
-    from jaxsr.training.family import load_family
+    from jaxsr.training.task import load_family
 
     family = load_family("fast-srgan")
     run = dataclasses.replace(family.PRESET_RUNS[preset], data=folder)

@@ -1,4 +1,4 @@
-"""Which fold the images of a width get on which chip: makes `interop/_lane_table.py`.
+"""Which fold the images of a width get on which chip: makes `interop/folding/table.py`.
 
     python -m benchmarks.lane_folding_table            # compiles what the results do not hold yet
     python -m benchmarks.lane_folding_table --only v6e
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results" / "lane_folding_table.json"
-TABLE = Path(__file__).resolve().parents[1] / "interop" / "_lane_table.py"
+TABLE = Path(__file__).resolve().parents[1] / "interop" / "folding" / "table.py"
 CHIPS = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:1x1x1"}
 CHANNELS = (2, 4, 8, 16, 24, 28, 32, 48, 64)
 BATCH = 8
@@ -39,9 +39,9 @@ def cycles(chip: str, channels: int, size: int) -> int:
     from jax.sharding import SingleDeviceSharding
     from torch import nn
 
-    from jaxsr.interop.aot import abstract, compile_ahead
-    from jaxsr.interop.aot_topology import load_topology
-    from jaxsr.interop.lane_folding import LaneFolding
+    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.compile import abstract, compile_ahead
+    from jaxsr.interop.folding.policy import LaneFolding
     from jaxsr.interop.module import to_jax
 
     def block(inputs: int) -> list[nn.Module]:

@@ -11,8 +11,8 @@ waiting for its own result (see `_timing.py`). Every library gets the layout it 
 OpenCV channels last, Pillow one channel after the other over all threads, torch and jaxsr both. The
 largest difference from jaxsr's values stands beside each contender, and `same` says whether it does
 the same mathematics: only those are in the race. The allocator keeps freed memory, for all of them
-(`jaxsr.allocator`). Compile time and temporary memory are those of one shape, cold. dm_pix has no
-resize of its own.
+(`jaxsr.runtime.allocator`). Compile time and temporary memory are those of one shape, cold. dm_pix
+has no resize of its own.
 """
 
 import json
@@ -28,7 +28,7 @@ import _ops_resize
 from _ops_race import measure, show
 from _timing import Contender, quiet_idle_threads, surroundings, take_turns
 
-from jaxsr.allocator import keep_freed_memory
+from jaxsr.runtime.allocator import keep_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,9 @@ def main() -> None:
     from jax.experimental import topologies
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from jaxsr.interop.aot_hlo import cycles, main_memory_bytes
-    from jaxsr.ops import _passes, resize
+    from jaxsr.interop.aot.hlo import cycles, main_memory_bytes
+    from jaxsr.ops import resize
+    from jaxsr.ops._resize import dispatch as _passes
 
     chip = topologies.get_topology_desc(TOPOLOGY, "tpu").devices[:1]
     sharding = NamedSharding(Mesh(np.array(chip), ("chip",)), PartitionSpec())

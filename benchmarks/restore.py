@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 from _timing import surroundings
 
-from jaxsr.allocator import with_tunables
 from jaxsr.interop.weights import write_whole
+from jaxsr.runtime.allocator import with_tunables
 
 CONTENDERS = ("jax", "jax_mesh", "eager", "channels_last", "compiled")
 JAX = CONTENDERS[:2]
@@ -60,10 +60,10 @@ def measure(
     contender: str, model_path: str | None, source: Path, size: tuple[int, int]
 ) -> dict[str, Any]:
     """One process's figures: first batch, later calls, and peak memory."""
+    from jaxsr.data.sources import Source
     from jaxsr.interop.mesh import select_platform
     from jaxsr.restoration.batch import BatchRestorer
     from jaxsr.restoration.config import RestoreConfig
-    from jaxsr.restoration.files import Source
     from jaxsr.restoration.pipeline import Restorer
     from jaxsr.restoration.session import make_engine, model_of
     from jaxsr.restoration.tiling import Tiler

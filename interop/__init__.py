@@ -15,13 +15,15 @@ _HOME = {
     "make_mesh": "mesh",
     "place": "mesh",
     "place_batch": "mesh",
-    "OptimizerConfig": "optimizers",
-    "make_optimizer": "optimizers",
-    "StepConfig": "step",
-    "TrainState": "step",
-    "init_state": "step",
-    "make_train_step": "step",
+    "OptimizerConfig": "train.optimizers",
+    "make_optimizer": "train.optimizers",
+    "StepConfig": "train.step",
+    "TrainState": "train.step",
+    "init_state": "train.step",
+    "make_train_step": "train.step",
     "Checkpoints": "checkpoint",
+    "LaneFolding": "folding.policy",
+    "choose_folding": "folding.policy",
 }
 
 __all__ = [*_HOME]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from torch import nn
 
-from jaxsr.interop._skeleton import Skeleton, array_of, build_skeleton
-from jaxsr.interop.lane_folding import LaneFolding
+from jaxsr.interop._core.functionalize import Skeleton, array_of, build_skeleton
+from jaxsr.interop.folding.policy import LaneFolding
 
 Arrays = dict[str, jax.Array]
 
@@ -106,7 +106,7 @@ def to_jax(
       sync_axis: mesh axes over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
         Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
       lane_folding: how to fold narrow convolutions into a TPU's lanes: `choose_folding("auto",
-        device)` of `jaxsr.interop.lane_folding`. Default: not at all.
+        device)` of `jaxsr.interop.folding.policy`. Default: not at all.
 
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
@@ -144,6 +144,6 @@ def register_lowering(func: Any, lowering: Callable[..., Any]) -> None:
       lowering: takes JAX arrays where the operator takes tensors, and returns arrays; shape and
         dtype are held against what torch's meta device says.
     """
-    from jaxsr.interop._dispatch import OWN
+    from jaxsr.interop._core.dispatch import OWN
 
     OWN[func] = lowering

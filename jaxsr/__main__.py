@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from jaxsr.cli import run_program
+from jaxsr.runtime.cli import run_program
 
 COMMANDS = {
     "train": "train a model family",

@@ -9,7 +9,7 @@ status of the last two is 0 where rounding explains every difference, 1 where no
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxsr.cli import parse_options, run_command, run_program
+from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: list[str]) -> int | None:
-    from jaxsr.comparison.command import compare_folders
+    from jaxsr.comparison.commands import compare_folders
 
     if compare_folders(arguments):
         arguments = ["traces", *arguments]
@@ -43,9 +43,9 @@ def _ops(arguments: list[str]) -> None:
     import json
     import logging
 
-    from jaxsr.comparison.ops import Options, against_published, as_json, compare_ops
-    from jaxsr.comparison.picture import draw_comparison
-    from jaxsr.comparison.table import print_tables
+    from jaxsr.comparison.compare_ops import Options, against_published, as_json, compare_ops
+    from jaxsr.comparison.difference_figure import draw_comparison
+    from jaxsr.comparison.ops_report import print_tables
     from jaxsr.data.photos import open_photos
     from jaxsr.interop.mesh import select_platform
     from jaxsr.interop.weights import write_whole
@@ -74,21 +74,21 @@ def _ops(arguments: list[str]) -> None:
 
 def _trace(arguments: list[str]) -> int:
     """Record a run of a model, operation by operation."""
-    from jaxsr.comparison.command import trace
+    from jaxsr.comparison.commands import trace
 
     return trace(arguments)
 
 
 def _traces(arguments: list[str]) -> int:
     """Compare two recorded runs: where they part."""
-    from jaxsr.comparison.command import traces
+    from jaxsr.comparison.commands import traces
 
     return traces(arguments)
 
 
 def _engines(arguments: list[str]) -> int:
     """Run a model on two engines: the first operation that errs, its local and total error."""
-    from jaxsr.comparison.command import engines
+    from jaxsr.comparison.commands import engines
 
     return engines(arguments)
 

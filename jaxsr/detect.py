@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-from jaxsr.cli import parse_options, run_command, run_program
+from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _detect(arguments: list[str]) -> int:
     import tyro
 
-    from jaxsr.detection.command import DetectConfig, run
+    from jaxsr.detection.detect_files import DetectConfig, run
 
     def command(
         inputs: tyro.conf.Positional[tuple[str, ...]],
@@ -32,7 +32,7 @@ def _detect(arguments: list[str]) -> int:
         description="Marks small targets in infrared pictures, folders of them, and videos.",
     )
     if config.aot is not None:
-        from jaxsr.detection.ahead import run as compile_ahead
+        from jaxsr.detection.aot import run as compile_ahead
 
         return compile_ahead(config)
     config.select_platform()

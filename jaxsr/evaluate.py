@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from jaxsr.cli import parse_options, run_command, run_program
 from jaxsr.detection.options import DetectorOptions
+from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
 @dataclass(frozen=True, kw_only=True)

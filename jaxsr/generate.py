@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.cli import cache_folder, parse_options, run_command, run_program
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.interop.aot_options import AheadOptions
+from jaxsr.interop.aot.options import AheadOptions
+from jaxsr.runtime.cli import cache_folder, parse_options, run_command, run_program
 
 if TYPE_CHECKING:
-    from jaxsr.generation.completion import Completion, Run
+    from jaxsr.generation.generate_loop import Completion, Run
     from jaxsr.generation.prompts import Prompt
 
 
@@ -118,7 +118,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], GenerateConfig]:
 
 def _generate(texts: list[str], config: GenerateConfig) -> int | None:
     if config.aot is not None:
-        from jaxsr.generation.ahead import run
+        from jaxsr.generation.aot import run
 
         return run(texts, config)
     from jaxsr.generation.prompts import Prompt, check_rows_path, read_prompts
@@ -231,10 +231,10 @@ class _Session:
 
     def _engine(self, platform: str) -> Any:
         if self.config.engine == "torch":
-            from jaxsr.generation.torch_engine import TorchEngine
+            from jaxsr.generation.torch_decoder import TorchEngine
 
             return TorchEngine(self.model.network, device=platform)
-        from jaxsr.generation.jax_engine import JaxEngine
+        from jaxsr.generation.jax_decoder import JaxEngine
         from jaxsr.generation.sharding import tensor_mesh
 
         return JaxEngine(
@@ -260,7 +260,7 @@ class _Session:
 
     def run(self, prompts: "Sequence[Prompt]", batch_size: int) -> None:
         """Generates from all the prompts at one batch size."""
-        from jaxsr.generation.completion import complete
+        from jaxsr.generation.generate_loop import complete
 
         ids = [self._ids(prompt) for prompt in prompts]
         run = complete(
@@ -280,7 +280,7 @@ class _Session:
     def resume(self) -> None:
         """Goes on from the saved batch."""
         from jaxsr.generation.cache_file import load_snapshot
-        from jaxsr.generation.completion import continue_from
+        from jaxsr.generation.generate_loop import continue_from
         from jaxsr.models.llama.loading import fingerprint
 
         mark = fingerprint(self.model.network)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.cli import parse_options, run_command, run_program
+from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,8 +64,8 @@ def restore(
       ValueError: a picture or the model is not usable; the message says which and why.
     """
     from jaxsr.restoration.config import RestoreConfig
-    from jaxsr.restoration.memory import as_picture, restore_arrays
     from jaxsr.restoration.models import find_model
+    from jaxsr.restoration.restore_arrays import as_picture, restore_arrays
 
     config = RestoreConfig(
         outscale=outscale,
@@ -102,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from jaxsr.restoration.command import run
     from jaxsr.restoration.config import RestoreConfig
+    from jaxsr.restoration.restore_files import run
 
     config = parse_options(
         RestoreConfig,
@@ -112,7 +112,7 @@ def _run(arguments: list[str]) -> int:
         description="Restores pictures and videos with a torch network, on JAX or on torch.",
     )
     if config.aot is not None:
-        from jaxsr.restoration.ahead import run as compile_ahead
+        from jaxsr.restoration.aot import run as compile_ahead
 
         return compile_ahead(config)
     return run(config)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxsr.cli import cache_folder, parse_options, run_command, run_program
+from jaxsr.runtime.cli import cache_folder, parse_options, run_command, run_program
 
 RUNS = Path("runs")
 
@@ -24,13 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: list[str]) -> int | None:
-    from jaxsr.training.family import load_family
+    from jaxsr.training.task import load_family
 
     family_name, arguments = _take_family(arguments)
     family = load_family(family_name)
     config = parse(family, family_name, arguments)
     if config.aot is not None:
-        from jaxsr.training.ahead import run
+        from jaxsr.training.aot import run
 
         return run(family, config)
     host, hosts = _prepare_jax(config)
@@ -84,7 +84,7 @@ def _with_length(default: Any, kind: str) -> Any:
 
 
 def _take_family(arguments: list[str]) -> tuple[str, list[str]]:
-    from jaxsr.training.family import FAMILIES
+    from jaxsr.training.task import FAMILIES
 
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]

@@ -1,6 +1,6 @@
 """Image kernels: jitted, differentiable, and exact in the convention that they name."""
 
-from jaxsr.ops._taps_matlab import matlab_size
+from jaxsr.ops._resize.conventions.matlab import matlab_size
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.frames import (

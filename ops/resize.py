@@ -16,10 +16,13 @@ import jax
 import numpy as np
 from jaxtyping import Array, Num
 
-from jaxsr.ops import _taps_matlab, _taps_opencv, _taps_pillow, _taps_torch
 from jaxsr.ops._arguments import ImageLike, image_array, normal_axis, one_of
-from jaxsr.ops._passes import run_passes
-from jaxsr.ops._taps import Pass
+from jaxsr.ops._resize.conventions import matlab as _taps_matlab
+from jaxsr.ops._resize.conventions import opencv as _taps_opencv
+from jaxsr.ops._resize.conventions import pillow as _taps_pillow
+from jaxsr.ops._resize.conventions import torch as _taps_torch
+from jaxsr.ops._resize.dispatch import run_passes
+from jaxsr.ops._resize.weights import Pass
 
 LARGEST_EXTENT = 1 << 24
 """Pixels along one axis, beyond which float32 no longer numbers them one by one."""

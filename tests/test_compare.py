@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from jaxsr.compare import main
-from jaxsr.comparison.differences import difference_on
-from jaxsr.comparison.resizers import DTYPES, METHODS, make_resizers
+from jaxsr.comparison.picture_metrics import difference_on
+from jaxsr.comparison.resize_backends import DTYPES, METHODS, make_resizers
 
 
 def photo(height=60, width=44, seed=0):

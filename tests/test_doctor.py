@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxsr import doctor
-from jaxsr.diagnosis import adapter, arithmetic, devices, findings, installation, models, storage
+from jaxsr.doctor import adapter, arithmetic, checks, devices, installation, models, storage
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -83,9 +83,9 @@ def test_a_check_that_breaks_does_not_stop_the_others():
         yield
 
     def fine():
-        yield findings.Finding("x", "ok", "y")
+        yield checks.Finding("x", "ok", "y")
 
-    listed = list(findings.run_checks({"a": broken, "b": fine}))
+    listed = list(checks.run_checks({"a": broken, "b": fine}))
     assert [(name, f.status) for name, f in listed] == [("a", "fail"), ("b", "ok")]
     assert "no such thing" in listed[0][1].detail
 
@@ -111,7 +111,7 @@ def test_an_unwritable_cache_is_named(tmp_path, monkeypatch):
 
 
 def test_exit_status_and_lines(monkeypatch, capsys):
-    lines = {"some section": lambda: iter([findings.Finding("disk", "fail", "is full", "buy one")])}
+    lines = {"some section": lambda: iter([checks.Finding("disk", "fail", "is full", "buy one")])}
     monkeypatch.setattr(doctor, "_checks", lambda config: lines)
     assert doctor.main([]) == 1
     shown = capsys.readouterr().out

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.mesh import make_mesh, place, place_batch, select_platform, tree_shardings
-from jaxsr.interop.optimizers import OptimizerConfig, make_optimizer
-from jaxsr.interop.step import StepConfig, convert, init_state, make_train_step
+from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
+from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
 from jaxsr.interop.weights import export_weights
 from jaxsr.models.objective import Objective, Phase, Player
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxsr.comparison.calls import ROOT
-from jaxsr.comparison.outcome import Comparison, Finding, Row
+from jaxsr.comparison.result import Comparison, Finding, Row
 from jaxsr.comparison.statistics import SAMPLE
 from jaxsr.comparison.tokens import in_words
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxsr.comparison.calls import Call
-from jaxsr.comparison.recording import Record
 from jaxsr.comparison.statistics import Figures
-from jaxsr.comparison.tracing import FORMAT, Trace
+from jaxsr.comparison.trace import FORMAT, Trace
+from jaxsr.comparison.trace_records import Record
 
 JSON, TENSORS = "trace.json", "tensors.safetensors"
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from jaxsr.data.order import CropOrder
 from jaxsr.data.photos import Photos
-from jaxsr.data.stream import BatchStream, Fill, HostBatch
+from jaxsr.data.prefetch import BatchStream, Fill, HostBatch
+from jaxsr.data.sampler import CropOrder
 
 
 def train_batches(

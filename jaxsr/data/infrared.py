@@ -26,8 +26,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from jaxsr.data.decode import PICTURE_ENDINGS, UnreadablePicture, decode_rgb
+from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import decode_mask
-from jaxsr.data.memory import PixelCache
 from jaxsr.data.photos import available_cpus
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Array, Int32, UInt8
 
 from jaxsr.data.infrared import Infrared, to_gray
-from jaxsr.data.order import CropOrder
 from jaxsr.data.photos import available_cpus
-from jaxsr.data.stream import BatchStream, Fill, HostBatch
+from jaxsr.data.prefetch import BatchStream, Fill, HostBatch
+from jaxsr.data.sampler import CropOrder
 
 
 def infrared_batches(

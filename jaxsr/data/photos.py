@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from jaxsr.data.decode import UnreadablePicture, claims_to_be_picture, decode_rgb, picture_size
-from jaxsr.data.memory import PixelCache
+from jaxsr.data.host_cache import PixelCache
 
 BUILT_IN_TRAINING = (
     "skimage/data/astronaut.png",

@@ -77,7 +77,7 @@ def _pair(name: str, photo: np.ndarray, scale: int, channels: int, factor: int) 
     # Imported here so that folders can be searched and checked before JAX is loaded.
     import jax
 
-    from jaxsr.data.degrade import enlarge, shrink, to_levels, to_model_range
+    from jaxsr.data.transforms import enlarge, shrink, to_levels, to_model_range
 
     high = to_levels(jax.numpy.asarray(photo.transpose(2, 0, 1)[None]), channels=channels)
     if scale > 1:

@@ -126,7 +126,7 @@ class Detector:
           batch: pictures at once, a multiple of `mesh`.
           shared: whether a function takes `size_B2` as `MSHNet.forward` does, so that pictures of
             several sizes go together. Of a module that is known.
-          lane_folding: see `jaxsr.interop.lane_folding.choose_folding`.
+          lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
 
         Raises:
           ValueError: the batch cannot be split over the mesh.
@@ -304,7 +304,7 @@ def _jax_runner(
     import jax
 
     from jaxsr.interop import mesh as meshes
-    from jaxsr.interop.lane_folding import choose_folding
+    from jaxsr.interop.folding.policy import choose_folding
     from jaxsr.interop.module import to_jax
 
     devices = meshes.make_mesh(mesh)

@@ -95,7 +95,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
     Raises:
       OSError: it cannot be written.
     """
-    from jaxsr.detection.curves import draw_curves
+    from jaxsr.detection.roc_plot import draw_curves
     from jaxsr.interop.weights import write_whole
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -51,8 +51,8 @@ class DetectorOptions:
         if self.engine == "jax":
             import jax
 
-            from jaxsr.cli import cache_folder
             from jaxsr.interop.mesh import select_platform
+            from jaxsr.runtime.cli import cache_folder
 
             cache = self.compile_cache or cache_folder() / "compiled"
             jax.config.update("jax_compilation_cache_dir", str(cache))

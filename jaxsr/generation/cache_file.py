@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxsr.generation.engine import Snapshot
+from jaxsr.generation.decoder import Snapshot
 from jaxsr.interop.weights import export_weights, read_weights
 
 FORMAT = "jaxsr-kv-cache-1"
@@ -70,7 +70,7 @@ def load_snapshot(path: Path, *, fingerprint: str, model: str) -> tuple[Snapshot
 
 def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Several batches' snapshots as one; shorter caches and outputs are padded."""
-    from jaxsr.generation.engine import UNFILLED
+    from jaxsr.generation.decoder import UNFILLED
 
     slots = max(s.keys[0].shape[2] for s in snapshots)
     count = max(s.outputs.shape[1] for s in snapshots)

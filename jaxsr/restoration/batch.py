@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxsr.data.sources import Source, target_path
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.encode import ENDING, PictureWriter, check_holdable, open_writer
-from jaxsr.restoration.files import Source, target_path
 from jaxsr.restoration.pictures import (
     CHANNELS,
     Picture,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxsr.interop.aot_options import AheadOptions
+from jaxsr.interop.aot.options import AheadOptions
 from jaxsr.restoration.pictures import MAX_PIXELS
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Shaped
 from PIL import Image
 
+from jaxsr.restoration.atomic_write import WholeFile
 from jaxsr.restoration.pictures import CHANNELS, Kind, Notes, PictureError
 from jaxsr.restoration.png import PngWriter
 from jaxsr.restoration.tiff import TiffWriter
-from jaxsr.restoration.whole_file import WholeFile
 
 ENDING = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "TIFF": ".tif"}
 """File ending of each format that is written."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.interop import mesh as meshes
-from jaxsr.interop.lane_folding import Choice, LaneFolding, choose_folding
+from jaxsr.interop.folding.policy import Choice, LaneFolding, choose_folding
 from jaxsr.interop.module import to_jax
 from jaxsr.restoration.torch_engine import Collect
 
@@ -22,7 +22,7 @@ class JaxEngine:
       mesh: devices that a batch is split over.
       ensemble: average over the eight flips and turns, inside the program.
       dtype: of the computation, `float32` or `bfloat16`.
-      lane_folding: see `jaxsr.interop.lane_folding.choose_folding`.
+      lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
 
     Raises:
       UnsupportedTorchError: the network does something that JAX would compute differently.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from jaxsr.models.weight_files import load_weights, read_weights
 from jaxsr.restoration.families import build_known
-from jaxsr.restoration.receptive import Reach, measure_reach
+from jaxsr.restoration.receptive_field import Reach, measure_reach
 
 SHIPPED = "restore_x4.safetensors"
 """Name of the default weights in the package's `weights` folder."""

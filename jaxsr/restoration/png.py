@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from jaxsr.restoration.atomic_write import WholeFile
 from jaxsr.restoration.pictures import Kind, Notes
-from jaxsr.restoration.whole_file import WholeFile
 
 # Level 4 takes a quarter to a third of level 6's time for files 3 to 6 % larger: Kodak's
 # photos and one of them enlarged fourfold.

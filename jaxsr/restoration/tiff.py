@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
+from jaxsr.restoration.atomic_write import WholeFile
 from jaxsr.restoration.pictures import Kind, Notes
 from jaxsr.restoration.png import DEFLATE_LEVEL
-from jaxsr.restoration.whole_file import WholeFile
 
 
 class TiffWriter:

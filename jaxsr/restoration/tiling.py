@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxsr.restoration.receptive import Reach
+from jaxsr.restoration.receptive_field import Reach
 
 Size = tuple[int, int]
 """(height, width)."""

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jaxsr.interop import mesh as meshes
-from jaxsr.interop.optimizers import OptimizerConfig, make_optimizer
-from jaxsr.interop.step import convert, init_state, make_train_step, of_network
-from jaxsr.training.family import Network, Task
+from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
+from jaxsr.interop.train.step import convert, init_state, make_train_step, of_network
+from jaxsr.training.task import Network, Task
 
 
 class Engine(Protocol):
@@ -190,7 +190,7 @@ class TorchEngine:
     """Plain PyTorch on one device; batches are prepared by the very kernels of the JAX engine."""
 
     def __init__(self, task: Task) -> None:
-        from jaxsr.interop.torch_engine import TorchStep
+        from jaxsr.interop.train.torch_step import TorchStep
 
         config = task.config
         self._task = task

@@ -9,8 +9,8 @@ from pathlib import Path
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.objective import build_objective
 from jaxsr.models.fast_srgan.presets import PRESETS, Preset
-from jaxsr.training.family import check_phases
 from jaxsr.training.super_resolution import Networks, PhotoRun, SuperResolution
+from jaxsr.training.task import check_phases
 
 
 @dataclass(frozen=True, kw_only=True)

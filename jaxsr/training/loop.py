@@ -18,8 +18,8 @@ import jax
 from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.weights import export_weights, read_weights, write_whole
 from jaxsr.training.engines import Engine, make_engine
-from jaxsr.training.family import Task, phase_at
-from jaxsr.training.records import NoRecords, Records
+from jaxsr.training.metrics_logger import NoRecords, Records
+from jaxsr.training.task import Task, phase_at
 
 log = logging.getLogger(__name__)
 

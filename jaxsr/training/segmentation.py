@@ -22,7 +22,7 @@ from jaxsr.data.scenes import open_scenes
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.presets import PRESETS, Preset
 from jaxsr.training.config import RunConfig
-from jaxsr.training.family import Found, HostBatches, Network
+from jaxsr.training.task import Found, HostBatches, Network
 
 _PICTURED = 4  # validation images that the picture shows
 _PICTURED_PX = 192

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.data.batches import train_batches
-from jaxsr.data.degrade import DetailLoss, enlarge, make_preparation
+from jaxsr.data.device_cache import resident_bytes, resident_photos
 from jaxsr.data.photos import open_training_photos
-from jaxsr.data.resident import resident_bytes, resident_photos
+from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.training.config import RunConfig
-from jaxsr.training.family import Found, HostBatches, Network
+from jaxsr.training.task import Found, HostBatches, Network
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4

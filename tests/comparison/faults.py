@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxsr.comparison.opening import random_network
-from jaxsr.comparison.subjects import ImageSubject, LanguageSubject, Subject
+from jaxsr.comparison.workload import ImageSubject, LanguageSubject, Subject
+from jaxsr.comparison.workload_loader import random_network
 
 
 def _mshnet() -> nn.Module:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from jaxsr.comparison.live import compare_sides
-from jaxsr.comparison.parting import compare_traces
-from jaxsr.comparison.sides import Side
+from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.compare_engines import compare_sides
+from jaxsr.comparison.compare_traces import compare_traces
 from jaxsr.comparison.summary import headline
-from jaxsr.comparison.tracing import make_trace, open_side
+from jaxsr.comparison.trace import make_trace, open_side
 from tests.comparison.faults import FAMILIES, FAULTS, make_subject
 
 TORCH = Side(engine="torch", platform="cpu")

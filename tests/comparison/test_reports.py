@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from jaxsr.comparison.live import compare_sides
-from jaxsr.comparison.page import page
-from jaxsr.comparison.report import as_json, print_report
-from jaxsr.comparison.sides import Side
+from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.compare_engines import compare_sides
+from jaxsr.comparison.html_report import page
 from jaxsr.comparison.summary import block_of, headline, notes, token_lines
+from jaxsr.comparison.text_report import as_json, print_report
 from tests.comparison.faults import FAULTS
 
 TORCH = Side(engine="torch", platform="cpu")

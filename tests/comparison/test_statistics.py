@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxsr.comparison.apart import apart
-from jaxsr.comparison.parting import figures_apart
+from jaxsr.comparison.compare_traces import figures_apart
+from jaxsr.comparison.metrics import apart
 from jaxsr.comparison.statistics import SAMPLE, describe, sample_places
 
 

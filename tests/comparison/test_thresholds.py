@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.comparison.alignment import Pair, align
-from jaxsr.comparison.apart import apart
 from jaxsr.comparison.calls import Call, Operand, Result
-from jaxsr.comparison.listening import Listener
-from jaxsr.comparison.recording import FiguresEar
+from jaxsr.comparison.metrics import apart
+from jaxsr.comparison.op_recorder import Listener
 from jaxsr.comparison.thresholds import local_threshold, pair_roundoff, reduction_length
-from jaxsr.comparison.torch_side import to_numpy
+from jaxsr.comparison.torch_backend import to_numpy
+from jaxsr.comparison.trace_records import FiguresEar
 
 SINGLE, HALF = 2.0**-24, 2.0**-8
 

@@ -10,9 +10,9 @@ import pytest
 from safetensors import safe_open
 
 from jaxsr.compare import main
-from jaxsr.comparison.sides import Side
+from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.trace import make_trace, open_side
 from jaxsr.comparison.trace_file import load_trace, save_trace
-from jaxsr.comparison.tracing import make_trace, open_side
 
 TORCH = Side(engine="torch", platform="cpu")
 
@@ -218,7 +218,7 @@ def test_a_fault_is_status_1_and_its_tensors_are_kept(tmp_path, capsys):
     """Two weights files of one family, one with a single wrong number."""
     from safetensors.torch import save_file
 
-    from jaxsr.comparison.opening import random_network
+    from jaxsr.comparison.workload_loader import random_network
 
     network = random_network("span")
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}

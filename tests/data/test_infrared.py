@@ -223,7 +223,7 @@ def test_names_once_each_and_in_order(tmp_path):
 
 
 def test_a_file_that_goes_away_is_named(data_set):
-    from jaxsr.data.memory import PixelCache
+    from jaxsr.data.host_cache import PixelCache
 
     test = open_split(data_set, "test", cache=PixelCache(0))
     (data_set / "images" / "Misc_10.png").unlink()

@@ -15,7 +15,7 @@ from jaxsr.data.scenes import open_scenes
 from jaxsr.detect import main
 from jaxsr.detection.detector import Detector, InputForm, load_detector
 from jaxsr.detection.evaluation import evaluate, write_report
-from jaxsr.detection.findings import find_targets, overlay
+from jaxsr.detection.targets import find_targets, overlay
 from jaxsr.models.mshnet import MSHNet, MSHNetConfig
 
 PLAIN = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, base=64)

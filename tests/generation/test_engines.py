@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
-from jaxsr.generation.completion import complete, continue_from
-from jaxsr.generation.jax_engine import JaxEngine
+from jaxsr.generation.generate_loop import complete, continue_from
+from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
-from jaxsr.generation.torch_engine import TorchEngine
+from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.llama.loading import fingerprint
 
 LENGTHS = (3, 17, 30, 16)

@@ -52,8 +52,8 @@ def ours(gguf_path):
 @pytest.mark.timeout(3600)  # two cores of a busy machine
 def test_sixty_four_greedy_tokens_of_twenty_prompts(ours, gguf_path):
     transformers = pytest.importorskip("transformers")
-    from jaxsr.generation.completion import complete
-    from jaxsr.generation.jax_engine import JaxEngine
+    from jaxsr.generation.generate_loop import complete
+    from jaxsr.generation.jax_decoder import JaxEngine
     from jaxsr.generation.options import SamplingOptions
     from jaxsr.models.llama.tokenizer import load_tokenizer
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxsr.generation import stored_programs
-from jaxsr.generation.completion import complete
-from jaxsr.generation.jax_engine import JaxEngine
+from jaxsr.generation.generate_loop import complete
+from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.options import SamplingOptions
 
 PROMPTS = [[5, 7, 11], [20, 21, 22, 23]]

@@ -12,7 +12,7 @@ import pytest
 
 from jaxsr.interop.checkpoint import CheckpointError, Checkpoints
 from jaxsr.interop.mesh import MeshShape, make_mesh, place, tree_shardings
-from jaxsr.interop.step import TrainState
+from jaxsr.interop.train.step import TrainState
 
 
 def make_state(seed: int = 0, width: int = 32, mesh: MeshShape | None = None) -> TrainState:

@@ -11,8 +11,8 @@ import torch
 
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop import to_jax
-from jaxsr.interop.optimizers import OptimizerConfig, make_optimizer
-from jaxsr.interop.step import StepConfig, init_state, make_train_step
+from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
+from jaxsr.interop.train.step import StepConfig, init_state, make_train_step
 from jaxsr.models.mshnet import MSHNet, MSHNetConfig, MSHNetObjective
 
 THIN: Any = {"widths": (8, 12, 16), "blocks": (1, 1, 1), "attention_ratio": 4}
@@ -177,7 +177,7 @@ def test_global_batch_norm_gives_the_same_on_one_and_eight_devices():
         np.testing.assert_allclose(eight.params[name], value, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.slow  # tests/interop/test_aot.py holds the same for a TPU
+@pytest.mark.slow  # tests/interop/aot/test_compile.py holds the same for a TPU
 def test_local_batch_norm_takes_one_all_reduce():
     torch.manual_seed(5)
     objective = MSHNetObjective(MSHNetConfig(**THIN))

@@ -9,9 +9,9 @@ from torch import nn
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
-from jaxsr.restoration.memory import ArraySink
 from jaxsr.restoration.pipeline import Restorer, Work
-from jaxsr.restoration.receptive import Reach, measure_reach
+from jaxsr.restoration.receptive_field import Reach, measure_reach
+from jaxsr.restoration.restore_arrays import ArraySink
 from jaxsr.restoration.tiling import MOST_PROGRAMS, Tiler, WholePictureTooLarge, programs
 from jaxsr.restoration.torch_engine import TorchEngine
 from tests.restoration import networks

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from jaxsr.training.engines import make_engine
-from jaxsr.training.family import phase_at
+from jaxsr.training.task import phase_at
 
 
 def take_steps(family: Any, config: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:

@@ -1,0 +1,269 @@
+"""Parts of a trace that run inside another JAX transformation.
+
+`torch.utils.checkpoint` becomes `jax.checkpoint`; a `torch.autograd.Function` becomes a
+`jax.custom_vjp` with the same backward. In-place writes made inside (BatchNorm statistics, say) are
+carried out as additional results.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torch.utils.checkpoint
+from torch.autograd.function import Function
+from torch.utils import _pytree as pytree
+
+from jaxsr.interop._core.dispatch import Trace, cast, is_differentiable
+from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.tensor import Cell, JaxTensor
+from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.errors import UnsupportedTorchError
+
+
+def _root(array: Any, like: JaxTensor) -> JaxTensor:
+    """A tensor of its own with the shape and strides of `like`."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        meta = torch.empty_strided(
+            like.meta.size(), like.meta.stride(), dtype=like.dtype, device="meta"
+        )
+    return JaxTensor(meta, Cell(array, None), None, like.needs_grad)
+
+
+def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with its activations recomputed in the backward pass instead of kept."""
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        # Constants need no recomputation, and stay readable in Python.
+        places = [i for i, v in enumerate(leaves) if isinstance(v, JaxTensor) and v.const is None]
+        region = Region(writable=True)
+        kept: dict[str, Any] = {}
+
+        def pure(arrays: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            with region.entered():
+                inner = list(leaves)
+                for i, array in zip(places, arrays, strict=True):
+                    inner[i] = _root(array, leaves[i])
+                handed_in = {inner[i].cell: i for i in places}
+                a, k = pytree.tree_unflatten(inner, tree)
+                flat, kept["tree"] = pytree.tree_flatten(fn(*a, **k))
+                kept["leaves"] = flat
+                kept["returned"] = [
+                    handed_in.get(t.cell) if isinstance(t, JaxTensor) else None for t in flat
+                ]
+                if any(cell.version for cell in handed_in):
+                    raise UnsupportedTorchError(
+                        "a checkpointed function writes into its argument; write into a clone"
+                    )
+                results = [t.content() for t in flat if isinstance(t, JaxTensor)]
+                written = [cell.read() for cell in region.written]
+            region.roll_back()
+            return results, written
+
+        results, written = jax.checkpoint(pure)([leaves[i].content() for i in places])
+        for cell, value in zip(list(region.written), written, strict=True):
+            cell.write(value)
+        remaining = iter(results)
+        flat = [
+            _root(next(remaining), t) if isinstance(t, JaxTensor) else t for t in kept["leaves"]
+        ]
+        # An argument handed back is the same tensor outside as well.
+        flat = [
+            leaves[i] if i is not None and flat[j].shape == leaves[i].shape else flat[j]
+            for j, i in enumerate(kept["returned"])
+        ]
+        return pytree.tree_unflatten(flat, kept["tree"])
+
+    return wrapped
+
+
+# ---- torch.autograd.Function
+
+
+class _Context:
+    """What `forward` and `backward` of a torch.autograd.Function see as `ctx`."""
+
+    def __init__(self, needs: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs
+        self.saved_tensors: tuple = ()
+        self.undifferentiable: set[int] = set()
+        self.materialize = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    save_for_forward = save_for_backward
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.undifferentiable.update(id(t) for t in tensors)
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize = value
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        raise UnsupportedTorchError(
+            "torch.autograd.Function with ctx.mark_dirty writes in place; return a new tensor"
+        )
+
+
+def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict) -> Any:
+    """`cls.apply(*args)` with `cls.backward` as its derivative."""
+    own_setup = cls.setup_context is not Function.setup_context
+    if kwargs:
+        raise UnsupportedTorchError(
+            f"{cls.__name__}.apply takes keyword arguments here; pass them by position"
+        )
+    args = tuple(
+        trace.adopt(a) if isinstance(a, torch.Tensor) and not isinstance(a, JaxTensor) else a
+        for a in args
+    )
+    places = [i for i, a in enumerate(args) if isinstance(a, JaxTensor)]
+    needs = tuple(isinstance(a, JaxTensor) and is_differentiable(a.meta) for a in args)
+    if cls.vjp is not Function.vjp or cls.backward is Function.backward:
+        raise UnsupportedTorchError(f"{cls.__name__} has no backward method; define one")
+    kept: dict[str, Any] = {}
+
+    def forward(*arrays: jax.Array) -> tuple[list[jax.Array], _Context]:
+        with Region(writable=False).entered(), torch.no_grad():
+            inner = list(args)
+            for i, array in zip(places, arrays, strict=True):
+                inner[i] = _root(array, args[i])
+            ctx = _Context(needs)
+            if own_setup:
+                out = cls.forward(*inner)
+                cls.setup_context(ctx, tuple(inner), out)
+            else:
+                out = cls.forward(ctx, *inner)
+            if any(inner[i].cell.version for i in places):
+                raise UnsupportedTorchError(
+                    f"{cls.__name__}.forward writes into its argument; write into a clone"
+                )
+            kept["single"] = not isinstance(out, tuple)
+            flat = list(out) if isinstance(out, tuple) else [out]
+            kept["outputs"] = flat
+            kept["undifferentiable"] = [id(t) in ctx.undifferentiable for t in flat]
+            results = [t.array() for t in flat if isinstance(t, JaxTensor)]
+        return results, ctx
+
+    @jax.custom_vjp
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        return forward(*arrays)[0]
+
+    def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], Any]:
+        results, ctx = forward(*arrays)
+        state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
+        leaves, kept["tree"] = pytree.tree_flatten(state)
+        kept["state"] = leaves
+        return results, [t.array() for t in leaves if isinstance(t, JaxTensor)]
+
+    def run_backward(residuals: list[jax.Array], cotangents: list[Any]) -> tuple:
+        # The backward pass is traced later, when apply has long returned.
+        from jaxsr.interop._core.trace_context import session
+
+        with session(trace), Region(writable=False).entered():
+            saved = iter(residuals)
+            leaves = [
+                _root(next(saved), t) if isinstance(t, JaxTensor) else t for t in kept["state"]
+            ]
+            ctx = _Context(needs)
+            vars(ctx).update(pytree.tree_unflatten(leaves, kept["tree"]))
+            given = iter(cotangents)
+            outputs = []
+            for tensor in kept["outputs"]:
+                cotangent = next(given) if isinstance(tensor, JaxTensor) else None
+                if cotangent is None or cotangent.dtype == jax.dtypes.float0:
+                    outputs.append(None)
+                else:
+                    outputs.append(_root(cotangent, tensor))
+            grads = cls.backward(ctx, *outputs)
+            grads = grads if isinstance(grads, tuple) else (grads,)
+            if len(grads) < len(args):
+                raise ValueError(
+                    f"{cls.__name__}.backward returns {len(grads)} gradients for {len(args)} inputs"
+                )
+            result = []
+            for i in places:
+                dtype = to_jax_dtype(args[i].dtype)
+                if not is_differentiable(args[i].meta):
+                    result.append(np.zeros(tuple(args[i].shape), jax.dtypes.float0))
+                elif grads[i] is None:
+                    result.append(jnp.zeros(tuple(args[i].shape), dtype))
+                else:
+                    grad = trace._ours(grads[i])
+                    result.append(cast(grad.array(), dtype))
+            return tuple(result)
+
+    run.defvjp(run_forward, run_backward)
+    results = iter(run(*(args[i].array() for i in places)))
+    differentiable = any(args[i].needs_grad for i in places) and torch.is_grad_enabled()
+    out = []
+    for tensor, constant in zip(kept["outputs"], kept["undifferentiable"], strict=True):
+        if not isinstance(tensor, JaxTensor):
+            out.append(tensor)
+            continue
+        value = next(results)
+        if constant or not torch.is_grad_enabled():
+            value = jax.lax.stop_gradient(value)
+        root = _root(value, tensor)
+        root.needs_grad = differentiable and not constant and is_differentiable(tensor.meta)
+        out.append(root)
+    return out[0] if kept["single"] else tuple(out)
+
+
+_CHECKPOINT_OPTIONS = (
+    "use_reentrant",
+    "preserve_rng_state",
+    "determinism_check",
+    "debug",
+    "early_stop",
+)
+
+
+@contextmanager
+def patched(trace: Trace) -> Iterator[None]:
+    """Redirects the two torch entry points that its dispatchers do not show us.
+
+    Other threads pass through to torch's own.
+    """
+    checkpoint, apply = torch.utils.checkpoint.checkpoint, Function.__dict__["apply"]
+    plain = getattr(checkpoint, "__wrapped__", checkpoint)
+
+    def our_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not trace.mine():
+            return plain(function, *args, **kwargs)
+        if kwargs.pop("context_fn", None) is not None:
+            raise UnsupportedTorchError(
+                "torch.utils.checkpoint with context_fn (selective recomputation); drop it, or use "
+                "to_jax(remat=...)"
+            )
+        kwargs = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
+        return checkpointed(function)(*args, **kwargs)
+
+    def our_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if not trace.mine():
+            return apply.__func__(cls, *args, **kwargs)
+        return apply_function(trace, cls, args, kwargs)
+
+    # torch wraps the function so as to hide it from its compiler, and keeps what it really calls
+    # in this attribute: replacing it there reaches those who imported the name before, too.
+    hidden = "__dynamo_disable"
+    before = getattr(plain, hidden, None)
+    setattr(plain, hidden, our_checkpoint)
+    if plain is checkpoint:
+        torch.utils.checkpoint.checkpoint = our_checkpoint
+    Function.apply = classmethod(our_apply)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Function.apply = apply  # type: ignore[method-assign]
+        torch.utils.checkpoint.checkpoint = checkpoint
+        if before is None:
+            delattr(plain, hidden)
+        else:
+            setattr(plain, hidden, before)

@@ -1,0 +1,492 @@
+"""Runs aten operations on `JaxTensor`s: aliasing, `no_grad`, random keys, results checked.
+
+Torch itself decomposes its functions into aten operations (the same ones that its CPU backend runs)
+and works out shapes, strides and dtypes on the meta device; a lowering only has to give the values.
+A lowering whose result has another shape than torch's raises, one with another dtype is cast, so
+that neither can go unnoticed.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jaxsr.interop._core import torchax as _torchax
+from jaxsr.interop._core.dtypes import to_jax_dtype, to_torch_dtype
+from jaxsr.interop._core.schema import Schema, functional_of, is_composite, name_of, schema_of
+from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
+from jaxsr.interop._core.views import make_views, without_grad
+from jaxsr.interop.errors import UnsupportedTorchError
+
+# Constants up to this many elements are evaluated by torch while tracing; larger ones are built by
+# the compiled program, so that no large array is baked into it.
+CONST_LIMIT = 1 << 16
+
+# What placement options say means nothing to a JAX lowering.
+_PLACEMENT = ("device", "layout", "pin_memory", "non_blocking", "memory_format", "generator")
+
+OWN: dict[Any, Callable[..., Any]] = {}
+"""aten overload → our JAX lowering (arrays in, arrays out), preferred over torchax's."""
+
+SPECIAL: dict[Any, Callable[..., Any]] = {}
+"""aten overload → handler `(trace, func, args, kwargs)` on tensors, for what is not a function."""
+
+REFUSED: dict[Any, str] = {}
+"""aten overload packet → why it is refused and the way out."""
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+"""torch function → handler `(trace, args, kwargs)`, ahead of torch's own implementation."""
+
+
+def lowers(*funcs: Any) -> Callable[[Callable], Callable]:
+    def register(fn: Callable) -> Callable:
+        OWN.update(dict.fromkeys(funcs, fn))
+        return fn
+
+    return register
+
+
+def handles(*funcs: Any) -> Callable[[Callable], Callable]:
+    def register(fn: Callable) -> Callable:
+        SPECIAL.update(dict.fromkeys(funcs, fn))
+        return fn
+
+    return register
+
+
+def handles_function(*funcs: Any) -> Callable[[Callable], Callable]:
+    def register(fn: Callable) -> Callable:
+        _FUNCTIONS.update(dict.fromkeys(funcs, fn))
+        return fn
+
+    return register
+
+
+class Trace:
+    """One run of `apply`: its random key, and the plain torch tensors that it met."""
+
+    def __init__(self, rng: jax.Array | None, folding: Any = None) -> None:
+        self.rng = rng
+        self.folding = folding  # a `LaneFolding`, or None
+        self.draws = 0
+        self.thread: int | None = None
+        self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
+        self.dispatch_mode = _DispatchMode(self)
+        self.function_mode = _FunctionMode(self)
+
+    def mine(self) -> bool:
+        """Whether the calling thread is the one being traced."""
+        return self.thread == threading.get_ident()
+
+    def next_key(self) -> jax.Array:
+        """A fresh key for each draw, the same for the same place in the program."""
+        if self.rng is None:
+            raise UnsupportedTorchError(
+                "the module draws random numbers but apply got no key; pass rng=jax.random.key(...)"
+                " (a new one each step), or train=False where that turns dropout off"
+            )
+        self.draws += 1
+        return jax.random.fold_in(self.rng, self.draws)
+
+    def wrap(self, array: Any, dtype: torch.dtype | None = None, owner: str = "") -> JaxTensor:
+        """A new root tensor around a JAX array."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            meta = torch.empty(
+                tuple(array.shape), dtype=dtype or to_torch_dtype(array.dtype), device="meta"
+            )
+        return JaxTensor(meta, Cell(array, None, owner))
+
+    def wrap_like(self, array: Any, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
+        """A new tensor around an array, a folded image, or a function that makes the array."""
+        if not torch.is_grad_enabled():
+            array, needs_grad = stop_gradient(array), False
+        return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
+
+    def wrap_const(self, value: torch.Tensor, owner: str = "") -> JaxTensor:
+        value = value.detach()
+        tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
+        return tensor.set_const(value)
+
+    def adopt(self, plain: torch.Tensor) -> JaxTensor:
+        """An ordinary torch tensor met in the module's code: a constant of the program."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            return self._adopt(plain)
+
+    def _adopt(self, plain: torch.Tensor) -> JaxTensor:
+        known = self.adopted.get(id(plain))
+        if known is None:
+            if plain.device.type == "meta":
+                raise UnsupportedTorchError(
+                    "a tensor on the meta device that is neither parameter nor buffer has no "
+                    "values; register it as a buffer, or build the module on the CPU"
+                )
+            value = plain.detach().cpu()
+            if value.is_sparse or value.is_quantized or value.layout != torch.strided:
+                raise UnsupportedTorchError(
+                    f"a {value.layout} or quantised tensor; convert it with .to_dense() first"
+                )
+            to_jax_dtype(value.dtype)
+            tensor = JaxTensor(
+                torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"),
+                Cell(None, value, "a torch tensor that is neither parameter nor buffer"),
+            ).set_const(value)
+            # The plain tensor is kept alive, so that its id stays its own.
+            known = self.adopted[id(plain)] = (plain, tensor)
+        return known[1]
+
+    # ---- the dispatcher
+
+    def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+        if func.namespace == "prim" or (func.namespace == "prims" and func not in OWN):
+            return func(*args, **kwargs)
+        if func.overloadpacket in REFUSED:
+            raise UnsupportedTorchError(REFUSED[func.overloadpacket])
+        if func in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default):
+            value = args[0]
+            return value if isinstance(value, JaxTensor) else self.wrap_const(value.clone())
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._ours, (args, kwargs))
+        if kwargs.get("generator") is not None:
+            raise UnsupportedTorchError(
+                "a torch.Generator has no JAX counterpart; draw without generator= and pass rng="
+            )
+        if self.folding is not None:
+            from jaxsr.interop.folding.rules import attempt
+
+            done, result = attempt(self, func, args, kwargs)
+            if done:
+                return result
+        special = SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        if func not in OWN and is_composite(func):
+            # Reached directly from a Python decomposition; torch splits it up itself elsewhere.
+            with self.dispatch_mode:
+                return func.decompose(*args, **kwargs)
+        schema = schema_of(func)
+        leaves = pytree.tree_leaves((args, kwargs))
+        tensors = [t for t in leaves if isinstance(t, JaxTensor)]
+        if not schema.random and all(t.const is not None for t in tensors):
+            done, result = self._constant(func, schema, args, kwargs, tensors)
+            if done:
+                return result
+        if schema.needs_value and tensors:
+            raise UnsupportedTorchError(_needs_value(func))
+        if schema.mutated:
+            return self._mutate(func, schema, args, kwargs, tensors)
+        metas = self._shadow(func, args, kwargs)
+        if schema.is_view:
+            return self._view(func, args, kwargs, metas)
+        return self._functional(func, args, kwargs, metas, tensors)
+
+    def _ours(self, tensor: torch.Tensor) -> JaxTensor:
+        return tensor if isinstance(tensor, JaxTensor) else self.adopt(tensor)
+
+    def _shadow(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What torch says about shapes and dtypes; its errors are the user's errors."""
+        margs, mkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.meta, (args, kwargs))
+        if "device" in mkwargs:
+            mkwargs = {**mkwargs, "device": torch.device("meta")}
+        try:
+            return func(*margs, **mkwargs)
+        except (
+            NotImplementedError,
+            torch._subclasses.fake_tensor.DynamicOutputShapeException,
+        ) as e:
+            raise UnsupportedTorchError(
+                f"{name_of(func)}: the result's shape depends on values, or torch does not know it "
+                "beforehand; use torch.where or a fixed size instead"
+            ) from e
+
+    def _constant(
+        self, func: Any, schema: Schema, args: tuple, kwargs: dict, tensors: list[JaxTensor]
+    ) -> tuple[bool, Any]:
+        try:
+            size = sum(
+                t.numel()
+                for t in pytree.tree_leaves(self._shadow(func, args, kwargs))
+                if isinstance(t, torch.Tensor)
+            )
+        except UnsupportedTorchError:
+            size = sum(t.numel() for t in tensors)
+        if size > CONST_LIMIT and not schema.is_view:
+            return False, None
+        for index, name, _ in schema.mutated:
+            target = args[index] if index < len(args) else kwargs[name]
+            for t in target if isinstance(target, (list, tuple)) else [target]:
+                t.cell.before_write()
+        cargs, ckwargs = pytree.tree_map_only(JaxTensor, lambda t: t.const, (args, kwargs))
+        result = func(*cargs, **ckwargs)
+        known = {id(t.const): t for t in tensors}
+        parent = tensors[0] if schema.is_view and tensors else None
+
+        def back(value: torch.Tensor) -> JaxTensor:
+            if id(value) in known:
+                known[id(value)].cell.version += 1
+                return known[id(value)]
+            if parent is None:
+                return self.wrap_const(value)
+            return None  # type: ignore[return-value]
+
+        if parent is not None:
+            return True, self._view(func, args, kwargs, self._shadow(func, args, kwargs), result)
+        return True, pytree.tree_map_only(torch.Tensor, back, result)
+
+    def _view(self, func: Any, args: tuple, kwargs: dict, metas: Any, consts: Any = None) -> Any:
+        parent: JaxTensor = args[0]
+        if func in _LAZY:
+            # The value is conjugated or negated at once; torch's lazy mark must not stay.
+            metas = torch.ops.aten.alias.default(parent.meta)
+        storage = parent.meta.untyped_storage()._cdata
+        flat = list(metas) if isinstance(metas, (list, tuple)) else [metas]
+        if any(m.untyped_storage()._cdata != storage for m in flat):
+            raise AssertionError(f"{name_of(func)} is no view of its first argument")
+        try:
+            views = make_views(func, parent, args, kwargs, flat)
+        except NotImplementedError as e:
+            raise UnsupportedTorchError(
+                f"{name_of(func)} reinterprets memory in a way that JAX arrays cannot; use a copy"
+            ) from e
+        parent.viewed = True
+        if not torch.is_grad_enabled():
+            views = [without_grad(v) for v in views]
+        needs = (
+            parent.needs_grad
+            and torch.is_grad_enabled()
+            and func.overloadpacket.__name__ != "detach"
+        )
+        out = [
+            JaxTensor(m, parent.cell, v, needs and is_differentiable(m))
+            for m, v in zip(flat, views, strict=True)
+        ]
+        if consts is not None:
+            real = list(consts) if isinstance(consts, (list, tuple)) else [consts]
+            for tensor, const in zip(out, real, strict=True):
+                tensor.set_const(const)
+        return out if isinstance(metas, (list, tuple)) else out[0]
+
+    def _functional(
+        self, func: Any, args: tuple, kwargs: dict, metas: Any, tensors: list[JaxTensor]
+    ) -> Any:
+        needs = any(t.needs_grad for t in tensors)
+        lowered = OWN.get(func) or OWN.get(func.overloadpacket)
+        ours = lowered is not None
+        if lowered is None:
+            decomposed = _torchax.decomposition(func)
+            lowered = (
+                None if func in PREFER_DECOMPOSITION and decomposed else _torchax.lowering(func)
+            )
+            if lowered is None:
+                if decomposed is None:
+                    raise UnsupportedTorchError(
+                        f"{name_of(func)} has no JAX lowering; express it with other "
+                        "operations, or register one with jaxsr.interop.register_lowering"
+                    )
+                with self.dispatch_mode:
+                    if func in COMPUTED_IN_FLOAT32:
+                        args, kwargs = pytree.tree_map_only(JaxTensor, _widened, (args, kwargs))
+                    result = decomposed(*args, **kwargs)
+                return self._fit_tensors(func, result, metas)
+        jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
+        jkwargs = {k: v for k, v in jkwargs.items() if k not in _PLACEMENT}
+        if not ours:
+            _check_scalars(func, jargs)
+        with jax.named_scope(name_of(func)):
+            try:
+                result = lowered(*jargs, **jkwargs)
+            except UnsupportedTorchError:
+                raise
+            except Exception as e:
+                raise UnsupportedTorchError(
+                    f"{name_of(func)} failed to lower to JAX: {type(e).__name__}: {e}"
+                ) from e
+        return self._fit(func, result, metas, needs)
+
+    def _fit(self, func: Any, result: Any, metas: Any, needs_grad: bool) -> Any:
+        many = isinstance(metas, (list, tuple))
+        flat = list(metas) if many else [metas]
+        got = list(result) if isinstance(result, (list, tuple)) else [result]
+        out = []
+        if len(got) < len(flat):
+            raise UnsupportedTorchError(f"{name_of(func)} gave {len(got)} results, not {len(flat)}")
+        for value, meta in zip(got, flat, strict=False):
+            if not isinstance(meta, torch.Tensor):
+                out.append(value)
+                continue
+            out.append(self.wrap_like(fit(func, value, meta), meta, needs_grad))
+        if not many:
+            return out[0]
+        return type(metas)(out) if type(metas) in (list, tuple) else tuple(out)
+
+    def _fit_tensors(self, func: Any, result: Any, metas: Any) -> Any:
+        """Casts what a decomposition returns; its strides may differ, values come from ours."""
+        flat = list(metas) if isinstance(metas, (list, tuple)) else [metas]
+        got = list(result) if isinstance(result, (list, tuple)) else [result]
+        out = []
+        for value, meta in zip(got, flat, strict=False):
+            if isinstance(meta, torch.Tensor) and isinstance(value, JaxTensor):
+                fitted = fit(func, value.array(), meta)
+                tensor = self.wrap_like(fitted, meta, value.needs_grad)
+                out.append(tensor)
+            else:
+                out.append(value)
+        return (
+            type(metas)(out)
+            if type(metas) in (list, tuple)
+            else (tuple(out) if isinstance(metas, (list, tuple)) else out[0])
+        )
+
+    def _mutate(
+        self, func: Any, schema: Schema, args: tuple, kwargs: dict, tensors: list[JaxTensor]
+    ) -> Any:
+        functional = functional_of(func)
+        if functional is None:
+            raise UnsupportedTorchError(
+                f"{name_of(func)} changes its argument and has no functional form; "
+                "assign the result of the out-of-place function instead"
+            )
+        names = {name for _, name, _ in schema.mutated}
+        targets = [args[i] if i < len(args) else kwargs[name] for i, name, _ in schema.mutated]
+        if schema.is_out:
+            kwargs = {k: v for k, v in kwargs.items() if k not in names}
+        else:
+            self._shadow(func, args, kwargs)
+        with self.dispatch_mode:
+            result = functional(*args, **kwargs)
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        for target, value in zip(targets, results, strict=False):
+            if isinstance(target, (list, tuple)):
+                raise UnsupportedTorchError(f"{name_of(func)} writes into a list; use a loop")
+            if schema.is_out and tuple(target.shape) != tuple(value.shape):
+                raise UnsupportedTorchError(
+                    f"{name_of(func)}: out has shape {tuple(target.shape)}, the result "
+                    f"{tuple(value.shape)}; make them equal"
+                )
+            if self._replaces(target, value):
+                target.needs_grad |= value.needs_grad
+                target.cell.write(value.image)
+            else:
+                self.write(target, value.array(), value.needs_grad)
+        if schema.is_out:
+            return targets[0] if len(targets) == 1 else tuple(targets)
+        return targets[0]
+
+    def _replaces(self, target: JaxTensor, value: JaxTensor) -> bool:
+        """Whether a write leaves nothing of the target, so that a folded image may stay folded."""
+        return (
+            value.image is not None
+            and target.view_of is None
+            and torch.is_grad_enabled()
+            and (target.shape, target.dtype) == (value.shape, value.dtype)
+        )
+
+    def write(self, target: JaxTensor, value: jax.Array, needs_grad: bool) -> None:
+        """`target[...] = value`, as the current grad mode means it."""
+        old = target.array()
+        value = jnp.broadcast_to(cast(value, old.dtype), old.shape)
+        if not torch.is_grad_enabled():
+            value = straight_through(old, value) if is_differentiable(target.meta) else value
+        elif needs_grad and is_differentiable(target.meta):
+            target.needs_grad = True
+            view = target.view_of
+            while view is not None:
+                view.parent.needs_grad = True
+                view = view.parent.view_of
+        target.assign(value)
+
+
+def is_differentiable(meta: torch.Tensor) -> bool:
+    return meta.dtype.is_floating_point or meta.dtype.is_complex
+
+
+def cast(value: Any, dtype: Any) -> jax.Array:
+    value = jnp.asarray(value)
+    if value.dtype == dtype:
+        return value
+    if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(
+        dtype, jnp.complexfloating
+    ):
+        value = value.real
+    return value.astype(dtype)
+
+
+def fit(func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
+    """A lowering's result as torch has it: same shape or an error, same dtype by a cast."""
+    value = jnp.asarray(value)
+    if tuple(value.shape) != tuple(meta.shape):
+        raise UnsupportedTorchError(
+            f"{name_of(func)}: the lowering gives shape {tuple(value.shape)}, torch "
+            f"{tuple(meta.shape)}; please report it"
+        )
+    dtype = to_jax_dtype(meta.dtype)
+    if jnp.issubdtype(value.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.inexact):
+        raise UnsupportedTorchError(
+            f"{name_of(func)}: the lowering computes {value.dtype} where torch computes "
+            f"{meta.dtype}; convert the input with .float() first"
+        )
+    return cast(value, dtype)
+
+
+def _check_scalars(func: Any, args: tuple) -> None:
+    for value in args:
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63:
+            raise UnsupportedTorchError(f"{name_of(func)}: {value} does not fit an integer")
+
+
+def _needs_value(func: Any) -> str:
+    return (
+        f"{name_of(func)} needs the value of a traced tensor (.item(), bool(), a Python branch or "
+        "size); use torch.where, or make it a Python number before apply"
+    )
+
+
+_LAZY = {torch.ops.aten._conj.default, torch.ops.aten._neg_view.default}
+
+PREFER_DECOMPOSITION: set[Any] = set()
+
+# torch's kernels work out coordinates in float32 even for bfloat16 images.
+COMPUTED_IN_FLOAT32 = {torch.ops.aten.grid_sampler_2d.default}
+
+
+def _widened(tensor: JaxTensor) -> torch.Tensor:
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.to(torch.float32) if half else tensor
+
+
+class _DispatchMode(TorchDispatchMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunction():
+            return self.trace.dispatch(func, args, kwargs or {})
+
+
+class _FunctionMode(TorchFunctionMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+        self.constructors = _device_constructors()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UnsupportedTorchError(
+                "torch.func (vmap, grad, jvp …) inside forward; apply the jax transformation to "
+                "a JaxModule of the inner module instead"
+            )
+        handler = _FUNCTIONS.get(func)
+        if handler is not None:
+            return handler(self.trace, func, args, kwargs)
+        if func in self.constructors or kwargs.get("device") is not None:
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)

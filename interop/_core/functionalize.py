@@ -1,0 +1,489 @@
+"""The private, value-free copy of a module that `apply` traces.
+
+Parameters and buffers of the copy live on the meta device and are swapped for traced tensors during
+a run; everything else that the module owns is copied, so that the user's module is never touched.
+"""
+
+import copy
+import dataclasses
+import fnmatch
+import functools
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from jaxsr.interop._core import torchax as _torchax
+from jaxsr.interop._core.autograd_function import checkpointed
+from jaxsr.interop._core.dispatch import Trace, cast
+from jaxsr.interop._core.dtypes import check_range, constant_to_numpy, to_jax_dtype, x64
+from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace_context import session
+from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.hooks import watching
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One parameter or buffer: where it sits in the module, under all its names."""
+
+    places: tuple[tuple[str, str, str], ...]
+    """(path of the submodule, "_parameters" or "_buffers", key) for each alias."""
+    trainable: bool
+    is_parameter: bool
+    dtype: torch.dtype
+    statistics: bool
+    """A normalisation layer's running statistics, kept in float32 whatever the compute dtype."""
+
+    def source(self, module: nn.Module) -> torch.Tensor:
+        path, kind, key = self.places[0]
+        return getattr(module.get_submodule(path), kind)[key]
+
+
+def array_of(tensor: torch.Tensor, name: str) -> Any:
+    """A parameter or buffer as a JAX array, or as its shape if it has no values."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise UnsupportedTorchError(f"{name} is {tensor.layout} or quantised; densify it first")
+    try:
+        dtype = to_jax_dtype(tensor.dtype)
+        if tensor.device.type == "meta":
+            return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
+        return jnp.asarray(constant_to_numpy(tensor.detach().cpu(), name))
+    except UnsupportedTorchError as e:
+        raise UnsupportedTorchError(f"{name}: {e}") from e
+
+
+_BATCH_NORM_FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def load_lowerings() -> None:
+    """Imports torchax and our own lowerings, which register themselves; outside any trace."""
+    _torchax.prepare()
+    for name in (
+        "lowerings.convolution",
+        "lowerings.batch_norm",
+        "lowerings.attention",
+        "lowerings.pooling",
+        "lowerings.resample",
+        "lowerings.elementwise",
+        "lowerings.fft",
+        "lowerings.gradients",
+        "lowerings.torch_functions",
+        "lowerings.indexing",
+        "folding.rules",
+    ):
+        importlib.import_module(f"jaxsr.interop.{name}")
+
+
+def build_skeleton(
+    module: nn.Module, remat: tuple[str, ...], sync_axis: str | tuple[str, ...] | None = None
+) -> "Skeleton":
+    load_lowerings()
+    from jaxsr.interop.lowerings.torch_functions import batch_norm_forward
+
+    _refuse_wrappers(module)
+    slots, aliases, non_persistent = _slots(module)
+    memo: dict[int, Any] = {}
+    for slot in slots.values():
+        tensor = slot.source(module)
+        meta = torch.empty_like(tensor.detach(), device="meta")
+        if slot.is_parameter:
+            meta = nn.Parameter(meta, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = meta
+    for sub in module.modules():
+        for value in vars(sub).values():
+            # Copying a tensor with a graph behind it is refused by torch (old-style weight_norm).
+            if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    twin = copy.deepcopy(module, memo)
+    for sub in twin.modules():
+        if type(sub).forward not in _BATCH_NORM_FORWARDS:
+            continue
+        axis = sync_axis if isinstance(sub, nn.SyncBatchNorm) else None
+        if axis is not None or (sub.momentum is None and sub.track_running_stats):
+            sub.forward = functools.partial(batch_norm_forward, sub, axis)
+    skeleton = Skeleton(twin, slots, aliases, non_persistent)
+    skeleton.wrap_remat(remat)
+    return skeleton
+
+
+def _refuse_wrappers(module: nn.Module) -> None:
+    for name, sub in module.named_modules():
+        where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__
+        if isinstance(sub, torch.jit.ScriptModule):
+            raise UnsupportedTorchError(f"{where} is TorchScript; convert the Python module itself")
+        if hasattr(sub, "_orig_mod") and type(sub).__name__ == "OptimizedModule":
+            raise UnsupportedTorchError(f"{where} is compiled; convert its `_orig_mod`")
+        if isinstance(sub, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise UnsupportedTorchError(f"{where}: convert its `.module`; the mesh replaces it")
+        if sub._backward_hooks or sub._backward_pre_hooks:
+            raise UnsupportedTorchError(
+                f"{where} has a backward hook, which JAX would not call; remove it, or write a "
+                "torch.autograd.Function with that backward"
+            )
+        if isinstance(sub, LazyModuleMixin) and LazyModuleMixin.has_uninitialized_params(sub):
+            raise UnsupportedTorchError(f"{where} is lazy; run it once in torch first")
+
+
+def _slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], frozenset[str]]:
+    found: dict[int, str] = {}
+    places: dict[str, list[tuple[str, str, str]]] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    non_persistent = set()
+    for path, sub in module.named_modules(remove_duplicate=False):
+        for kind in ("_parameters", "_buffers"):
+            for key, tensor in getattr(sub, kind).items():
+                if tensor is None:
+                    continue
+                name = f"{path}.{key}" if path else key
+                first = found.setdefault(id(tensor), name)
+                places.setdefault(first, []).append((path, kind, key))
+                tensors.setdefault(first, tensor)
+                if first != name:
+                    aliases[name] = first
+                elif kind == "_buffers" and key in sub._non_persistent_buffers_set:
+                    non_persistent.add(name)
+    slots = {}
+    for name, tensor in tensors.items():
+        path, _, _ = places[name][0]
+        owner = module.get_submodule(path)
+        parameter = isinstance(tensor, nn.Parameter)
+        slots[name] = Slot(
+            places=tuple(places[name]),
+            trainable=parameter and tensor.requires_grad,
+            is_parameter=parameter,
+            dtype=tensor.dtype,
+            statistics=isinstance(owner, nn.modules.batchnorm._NormBase) and not parameter,
+        )
+    _refuse_shared_storage(tensors)
+    return slots, aliases, frozenset(non_persistent)
+
+
+def _refuse_shared_storage(tensors: dict[str, torch.Tensor]) -> None:
+    """Two registered tensors that overlap in memory would drift apart as separate arrays."""
+    seen: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
+            continue
+        start = tensor.data_ptr()
+        if start in seen:
+            raise UnsupportedTorchError(
+                f"{name} and {seen[start]} are different tensors over the same memory; tie them by "
+                "assigning the same Parameter to both, or clone one"
+            )
+        seen[start] = name
+
+
+class Skeleton:
+    """The copy and the rules for running it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        slots: dict[str, Slot],
+        aliases: dict[str, str],
+        non_persistent: frozenset[str],
+    ) -> None:
+        self.module = module
+        self.slots = slots
+        self.aliases = aliases
+        self.non_persistent = non_persistent
+        self.names = {id(sub): name for name, sub in module.named_modules()}
+        self.meta_names = {id(slot.source(module)): name for name, slot in slots.items()}
+        # Lists and attributes that mention registered tensors a second time (nn.LSTM keeps one).
+        self.mentions = [
+            (sub, key, value)
+            for sub in module.modules()
+            for key, value in vars(sub).items()
+            if key not in ("_parameters", "_buffers", "_modules")
+            and _mentions(value, self.meta_names)
+        ]
+
+    def wrap_remat(self, patterns: tuple[str, ...]) -> None:
+        names = [n for n in self.names.values() if n]
+        for pattern in patterns:
+            matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
+            if not matches:
+                raise ValueError(
+                    f"remat pattern {pattern!r} matches no submodule; there are "
+                    + ", ".join(names[:12])
+                    + (" …" if len(names) > 12 else "")
+                )
+            for name in matches:
+                sub = self.module.get_submodule(name)
+                sub.forward = checkpointed(sub.forward)
+
+    def run(
+        self,
+        params: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple,
+        kwargs: dict[str, Any],
+        rng: jax.Array | None,
+        train: bool | None,
+        method: str,
+        compute_dtype: Any,
+        lane_folding: Any = None,
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        self._check_names(params, buffers)
+        trace = Trace(rng, lane_folding)
+        with session(trace):
+            held = {
+                name: self._hold(
+                    trace, name, slot, params if slot.trainable else buffers, compute_dtype
+                )
+                for name, slot in self.slots.items()
+            }
+            with self._swapped(held, train):
+                before = self._attributes()
+                with _wrong_results_refused(self):
+                    args, kw = jax.tree.map(
+                        lambda x: _present(trace, x, compute_dtype),
+                        (inputs, kwargs),
+                        is_leaf=lambda x: x is None,
+                    )
+                    with watching(self.module, args, kw):
+                        result = getattr(self.module, method)(*args, **kw)
+                    outputs = _absent(trace, result)
+                    self._check_attributes(before, trace, held)
+                    after = self._collect(trace, held, buffers)
+        return outputs, after
+
+    def _check_names(self, params: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+        for what, given, trainable in (("params", params, True), ("buffers", buffers, False)):
+            wanted = {n for n, s in self.slots.items() if s.trainable is trainable}
+            if wanted != set(given):
+                missing, extra = sorted(wanted - set(given)), sorted(set(given) - wanted)
+                raise ValueError(
+                    f"{what} must have the module's names; missing {missing[:4]}, "
+                    f"unknown {extra[:4]}"
+                )
+
+    def _hold(
+        self, trace: Trace, name: str, slot: Slot, arrays: Mapping[str, Any], compute: Any
+    ) -> JaxTensor:
+        array = jnp.asarray(arrays[name])
+        dtype = slot.dtype
+        if compute is not None and slot.dtype.is_floating_point and not slot.statistics:
+            array, dtype = cast(array, compute), _torch_dtype(compute)
+        elif array.dtype != to_jax_dtype(dtype):
+            # Parameters may be handed over in another precision than the module was built with.
+            from jaxsr.interop._core.dtypes import to_torch_dtype
+
+            dtype = to_torch_dtype(array.dtype)
+        owner = f"the parameter {name}" if slot.is_parameter and slot.trainable else ""
+        tensor = trace.wrap(array, dtype, owner)
+        tensor.needs_grad = slot.trainable
+        if slot.is_parameter:
+            tensor._is_param = True
+        return tensor
+
+    @contextmanager
+    def _swapped(self, held: dict[str, JaxTensor], train: bool | None) -> Iterator[None]:
+        modules = list(self.module.modules())
+        kinds = ("_parameters", "_buffers", "_modules")
+        saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in kinds}) for m in modules]
+        try:
+            for name, slot in self.slots.items():
+                for path, kind, key in slot.places:
+                    getattr(self.module.get_submodule(path), kind)[key] = held[name]
+            for m, key, value in self.mentions:
+                vars(m)[key] = _replaced(value, {t: held[n] for t, n in self.meta_names.items()})
+            if train is not None:
+                self.module.train(train)
+            yield
+        finally:
+            for m, attributes, tables in saved:
+                for kind, table in tables.items():
+                    attributes[kind].clear()
+                    attributes[kind].update(table)
+                vars(m).clear()
+                vars(m).update(attributes)
+
+    def _attributes(self) -> dict[int, dict[str, Any]]:
+        return {id(m): dict(vars(m)) for m in self.module.modules()}
+
+    def _check_attributes(
+        self, before: dict[int, dict[str, Any]], trace: Trace, held: dict[str, JaxTensor]
+    ) -> None:
+        for name, sub in self.module.named_modules():
+            old = before.get(id(sub))
+            if old is None:
+                continue
+            for key, value in vars(sub).items():
+                was = old.get(key)
+                if value is was and not isinstance(value, (list, dict)):
+                    continue
+                if key in ("_parameters", "_modules", "_non_persistent_buffers_set"):
+                    continue
+                if key == "_buffers":
+                    continue
+                where = f"{name}.{key}" if name else key
+                if _holds_traced(value, set(map(id, held.values()))):
+                    # Recomputed before each use (old-style weight_norm): nothing leaks.
+                    recomputed = isinstance(was, torch.Tensor) and id(was) not in trace.adopted
+                    if not recomputed:
+                        raise UnsupportedTorchError(
+                            f"forward keeps a tensor in `{where}`; a pure function cannot: return "
+                            "it, or register it as a buffer of fixed shape"
+                        )
+                elif isinstance(value, (bool, int, float)) and value is not was and value != was:
+                    raise UnsupportedTorchError(
+                        f"forward changes `{where}` from {was!r} to {value!r}, which a compiled "
+                        "function would do only once; make it a buffer, or an argument"
+                    )
+
+    def _collect(
+        self, trace: Trace, held: dict[str, JaxTensor], given: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        after: dict[str, jax.Array] = {}
+        for path, sub in self.module.named_modules(remove_duplicate=False):
+            for key, tensor in sub._buffers.items():
+                name = f"{path}.{key}" if path else key
+                if tensor is not None and name not in self.slots and name not in self.aliases:
+                    raise UnsupportedTorchError(
+                        f"forward registers a new buffer {name}; register it in __init__"
+                    )
+        for name, slot in self.slots.items():
+            if slot.trainable:
+                continue
+            path, kind, key = slot.places[0]
+            now = getattr(self.module.get_submodule(path), kind).get(key)
+            original = jnp.asarray(given[name])
+            if now is held[name] and now.cell.version == 0:
+                after[name] = original
+                continue
+            if not isinstance(now, torch.Tensor) or tuple(now.shape) != original.shape:
+                got = tuple(now.shape) if isinstance(now, torch.Tensor) else now
+                raise UnsupportedTorchError(
+                    f"forward replaces the buffer {name} of shape {original.shape} by {got}; "
+                    "keep the shape"
+                )
+            ours = now if isinstance(now, JaxTensor) else trace.adopt(now)
+            after[name] = cast(ours.array(), original.dtype)
+        return after
+
+    def path_of(self, error: BaseException) -> str:
+        """The innermost submodule that was running when `error` was raised."""
+        path, tb = "", error.__traceback__
+        while tb is not None:
+            owner = tb.tb_frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in self.names:
+                path = f"submodule {self.names[id(owner)]!r} ({type(owner).__name__})"
+                if not self.names[id(owner)]:
+                    path = type(owner).__name__
+            tb = tb.tb_next
+        return path
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    from jaxsr.interop._core.dtypes import to_torch_dtype
+
+    return to_torch_dtype(dtype)
+
+
+@contextmanager
+def _wrong_results_refused(skeleton: Skeleton) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:
+        where = skeleton.path_of(e) or type(skeleton.module).__name__
+        if getattr(e, "located", False):
+            raise
+        text = str(e) if isinstance(e, UnsupportedTorchError) else f"{type(e).__name__}: {e}"
+        kind = UnsupportedTorchError if isinstance(e, NotImplementedError) else type(e)
+        try:
+            error = kind(f"{where}: {text}")
+        except Exception:
+            error = RuntimeError(f"{where}: {text}")
+        error.located = True
+        raise error from e
+
+
+def _holds_traced(value: Any, registered: set[int], depth: int = 3) -> bool:
+    if isinstance(value, JaxTensor):
+        return id(value) not in registered
+    if depth and isinstance(value, (list, tuple, set)):
+        return any(_holds_traced(v, registered, depth - 1) for v in value)
+    if depth and isinstance(value, dict):
+        return any(_holds_traced(v, registered, depth - 1) for v in value.values())
+    return False
+
+
+def _mentions(value: Any, known: Mapping[int, Any]) -> bool:
+    if isinstance(value, torch.Tensor):
+        return id(value) in known
+    if isinstance(value, (list, tuple)):
+        return any(_mentions(v, known) for v in value)
+    if type(value) is dict:
+        return any(_mentions(v, known) for v in value.values())
+    return False
+
+
+def _replaced(value: Any, new: Mapping[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return new.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(v, new) for v in value)
+    if type(value) is dict:
+        return {k: _replaced(v, new) for k, v in value.items()}
+    return value
+
+
+def _present(trace: Trace, x: Any, compute: Any) -> Any:
+    """An argument as the module's code sees it."""
+    if isinstance(x, torch.Tensor):
+        raise TypeError(
+            "apply takes JAX or NumPy arrays, got a torch.Tensor; convert it with .numpy()"
+        )
+    if isinstance(x, (np.ndarray, np.generic)):
+        if x.dtype in (np.float64, np.complex128) and not x64():
+            raise UnsupportedTorchError(
+                f"an input is {x.dtype} while x64 is off; convert it with .astype(np.float32)"
+            )
+        if x.dtype in (np.int64, np.uint64):
+            check_range(np.asarray(x), "an input")
+        x = jnp.asarray(x)
+    if not isinstance(x, jax.Array):
+        return x
+    if compute is not None and jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(compute)
+    return trace.wrap(x)
+
+
+def _absent(trace: Trace, result: Any) -> Any:
+    """The method's result with arrays for tensors, whatever containers hold them."""
+    if isinstance(result, torch.Tensor):
+        return (result if isinstance(result, JaxTensor) else trace.adopt(result)).array()
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*(_absent(trace, v) for v in result))
+    if isinstance(result, (torch.Size,)):
+        return tuple(result)
+    if isinstance(result, tuple):
+        return tuple(_absent(trace, v) for v in result)
+    if isinstance(result, list):
+        return [_absent(trace, v) for v in result]
+    if isinstance(result, Mapping):
+        items = {k: _absent(trace, v) for k, v in result.items()}
+        return items if type(result) is dict else _rebuilt(result, items)
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        fields = {
+            f.name: _absent(trace, getattr(result, f.name)) for f in dataclasses.fields(result)
+        }
+        return dataclasses.replace(result, **fields)
+    return result
+
+
+def _rebuilt(result: Any, items: dict) -> Any:
+    try:
+        return type(result)(items)
+    except TypeError:
+        return items

@@ -1,0 +1,314 @@
+"""The torch tensor that carries a JAX array, with torch's aliasing.
+
+Torch code writes into views; JAX arrays cannot be written. So several `JaxTensor`s may share one
+`Cell`: the cell owns the value, a view knows its parent and the aten operation that made it. A
+read replays that operation when the cell has moved on; a write goes back through it to the cell.
+
+Each `JaxTensor` also has a shadow on torch's meta device (`meta`), made by running every operation
+there too. The shadow gives exact shapes, strides, dtypes and error messages: torch's own.
+
+Values that no input reaches (masks, position tables, counters) stay ordinary torch CPU tensors
+inside their cell, evaluated by torch itself; that is what keeps `.item()`, `if mask.any():` and
+data-dependent shapes working on constants.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+
+from jaxsr.interop._core.dtypes import constant_to_jax
+from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.folding.layout import Folded, unfold
+from jaxsr.interop.folding.pixel_shuffle import Shuffled
+
+
+@jax.custom_jvp
+def straight_through(old: jax.Array, new: jax.Array) -> jax.Array:
+    """`new`, with the gradient going to `old`: what a write under `no_grad` means in torch."""
+    del old
+    return new
+
+
+@straight_through.defjvp
+def _straight_through_jvp(primals, tangents):
+    return primals[1], tangents[0]
+
+
+class Cell:
+    """The storage that a tensor and all its views share.
+
+    `value` is the JAX array of the root tensor, or None while `const`, a real torch tensor, holds
+    it. `owner` says who else sees the storage: "" for nobody, otherwise words for the error that a
+    write raises.
+    """
+
+    __slots__ = ("_folded", "_lazy", "_value", "const", "owner", "region", "version")
+
+    _folded: Any
+    _lazy: Any
+    _value: Any
+
+    def __init__(self, value: Any, const: torch.Tensor | None, owner: str = "") -> None:
+        self.value = value
+        self.const = const
+        self.owner = owner
+        self.version = 0
+        self.region = Region.current()
+
+    @property
+    def value(self) -> Any:
+        """The JAX array; a folded image is unfolded, and what is a function is called, once."""
+        if self._lazy is None:
+            return self._value
+        made = self._value
+        if made is None or not Region.alive(made[0]):
+            made = self._value = (Region.current(), self._array_of(self._lazy))
+        return made[1]
+
+    def _array_of(self, lazy: Any) -> jax.Array:
+        if isinstance(lazy, Shuffled) and self._folded is None:
+            return lazy.unfolded()
+        # Pixels that somebody has asked for already are not moved another way as well.
+        return unfold(self._settled(lazy)) if isinstance(lazy, (Folded, Shuffled)) else lazy()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        # A folded image, or a function that makes the array if anybody asks for it.
+        lazy = isinstance(value, (Folded, Shuffled)) or (
+            callable(value) and not isinstance(value, jax.Array)
+        )
+        self._lazy = value if lazy else None
+        self._value = None if lazy else value
+        self._folded = None
+
+    @property
+    def image(self) -> Folded | Shuffled | None:
+        """The image, where the cell holds one in a form of its own."""
+        return self._lazy if isinstance(self._lazy, (Folded, Shuffled)) else None
+
+    @property
+    def folded(self) -> Folded | None:
+        """The image in folded form, where the cell holds one in a form of its own."""
+        return None if self.image is None else self._settled(self.image)
+
+    def _settled(self, image: Folded | Shuffled) -> Folded:
+        """The pixels of a pixel shuffle are moved once for all who ask."""
+        if isinstance(image, Folded):
+            return image
+        made = self._folded
+        if made is None or not Region.alive(made[0]):
+            made = self._folded = (Region.current(), image.settled())
+        return made[1]
+
+    def read(self) -> jax.Array:
+        """The JAX array of the root tensor."""
+        if self.const is not None:
+            return constant_to_jax(self.const)
+        return self.value
+
+    def write(self, value: jax.Array) -> None:
+        """Replaces the root's value; every view sees it at its next read."""
+        self.before_write()
+        self.value, self.const = value, None
+        self.version += 1
+
+    def before_write(self) -> None:
+        if self.owner:
+            raise UnsupportedTorchError(
+                f"writes into {self.owner}, which would keep the value in torch and lose it here; "
+                "register it as a buffer (`register_buffer`), or write into a clone"
+            )
+        Region.log_write(self)
+
+
+class View:
+    """How a view reads from its parent and writes back to it."""
+
+    __slots__ = ("detached", "dynamic", "parent", "read", "write")
+
+    def __init__(
+        self,
+        parent: "JaxTensor",
+        read: Callable[[jax.Array], jax.Array],
+        write: Callable[[jax.Array, jax.Array], jax.Array] | None,
+        detached: bool = False,
+    ) -> None:
+        self.detached = detached
+        self.dynamic = False  # its place depends on a traced index
+        self.parent = parent
+        self.read = read
+        self.write = write
+
+
+class JaxTensor(torch.Tensor):
+    """A torch tensor whose value is a JAX array; it lives only inside `JaxModule.apply`."""
+
+    meta: torch.Tensor
+    cell: Cell
+    view_of: View | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+
+    @staticmethod
+    def __new__(cls, meta: torch.Tensor, *_args: Any) -> "JaxTensor":
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            meta.size(),
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
+            device=torch.device("cpu"),
+            requires_grad=False,
+        )
+
+    def __init__(
+        self, meta: torch.Tensor, cell: Cell, view_of: View | None = None, needs_grad: bool = False
+    ) -> None:
+        self.meta = meta
+        self.cell = cell
+        self.view_of = view_of
+        self.needs_grad = needs_grad
+        self.cache: tuple[int, Region | None, jax.Array] | None = None
+        self.cell_const: torch.Tensor | None = None
+        self.viewed = False
+
+    def twin(self) -> "JaxTensor":
+        """Another tensor object for the same memory and shape."""
+        twin = JaxTensor(self.meta, self.cell, self.view_of, self.needs_grad)
+        twin.cell_const = self.cell_const
+        return twin
+
+    def become(self, other: "JaxTensor") -> None:
+        """Takes over what `other` stands for; the caller has given both the same shape."""
+        self.meta, self.cell, self.view_of = other.meta, other.cell, other.view_of
+        self.cell_const, self.cache = other.cell_const, None
+
+    @classmethod
+    def __torch_dispatch__(  # pyright: ignore
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise UnsupportedTorchError(
+            f"{func} met a tensor of a traced module outside JaxModule.apply; "
+            "it was kept from a trace that has ended (a closure, a global, a hook's list)"
+        )
+
+    @property
+    def const(self) -> torch.Tensor | None:
+        """The real torch tensor, where the value depends on no input; an alias of the cell's."""
+        return self.cell_const if self.cell.const is not None else None
+
+    @property
+    def image(self) -> Folded | Shuffled | None:
+        """The current value, where it is an image held in a form of its own."""
+        return self.cell.image if self.view_of is None and self.cell.const is None else None
+
+    @property
+    def folded(self) -> Folded | None:
+        """The current value in folded form, where it is an image held in a form of its own."""
+        return self.cell.folded if self.image is not None else None
+
+    def content(self) -> Any:
+        """The current value as it is held: `folded` or `array`."""
+        folded = self.folded
+        return self.array() if folded is None else folded
+
+    def array(self) -> jax.Array:
+        """The current value."""
+        const = self.const
+        if const is not None:
+            return constant_to_jax(const)
+        if self.view_of is None:
+            return self.cell.value
+        cache = self.cache
+        if cache is not None and cache[0] == self.cell.version and Region.alive(cache[1]):
+            return cache[2]
+        value = self.view_of.read(self.view_of.parent.array())
+        self.cache = (self.cell.version, Region.current(), value)
+        return value
+
+    def assign(self, value: jax.Array) -> None:
+        """Writes `value` (same shape and dtype) into this tensor and all that share its storage."""
+        if self.view_of is None:
+            self.cell.write(value)
+            return
+        if self.view_of.write is None:
+            raise UnsupportedTorchError(
+                f"an in-place write into a view of shape {tuple(self.shape)} in which several "
+                "elements share memory (expand, unfold); write into a clone"
+            )
+        parent = self.view_of.parent
+        parent.assign(self.view_of.write(parent.array(), value))
+        self.cache = (self.cell.version, Region.current(), value)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        del tensor_contents
+        return f"JaxTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __format__(self, spec: str) -> str:
+        if self.const is not None and self.dim() == 0 and spec:
+            return format(self.const.item(), spec)
+        return repr(self)
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self.needs_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.needs_grad = bool(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> "JaxTensor":
+        self.needs_grad = requires_grad
+        return self
+
+    @property
+    def grad(self) -> None:  # type: ignore[override]
+        return None
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        return not self.needs_grad
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if tuple(new.shape) != tuple(self.shape) or new.dtype != self.dtype:
+            raise UnsupportedTorchError(
+                f".data was set to shape {tuple(new.shape)} {new.dtype} on a tensor of shape "
+                f"{tuple(self.shape)} {self.dtype}; keep shape and dtype, or make a new tensor"
+            )
+        with torch.no_grad():
+            self.copy_(new)
+
+    def register_hook(self, hook: Callable) -> None:  # type: ignore[override]
+        raise UnsupportedTorchError(
+            "Tensor.register_hook changes gradients behind JAX's back; "
+            "write a torch.autograd.Function with that backward"
+        )
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        raise UnsupportedTorchError(
+            ".backward() inside forward; differentiate `apply` with jax.grad instead"
+        )
+
+    def set_const(self, const: torch.Tensor) -> "JaxTensor":
+        self.cell_const = const
+        return self
+
+
+def stop_gradient(value: Any) -> Any:
+    """`lax.stop_gradient` for the dtypes that have gradients."""
+    if isinstance(value, (Folded, Shuffled)):
+        return value.holding(stop_gradient(value.array))
+    if not hasattr(value, "dtype"):
+        return lambda: stop_gradient(value())
+    floating = np.issubdtype(value.dtype, np.inexact) or value.dtype == jax.numpy.bfloat16
+    return lax.stop_gradient(value) if floating else value

@@ -1,0 +1,78 @@
+"""The only file that touches torchax: its table of aten lowerings, without its global state.
+
+torchax lowers some 430 aten operations to JAX. Its tensor type, its modes and its environment are
+not used: they lose in-place writes through views, ignore `no_grad` and draw random numbers from a
+baked-in key. `dispatch.py` runs the lowerings instead and checks every result against torch.
+"""
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LOCK = threading.Lock()
+
+# Lowered by torchax with a key of its own, or with semantics that the conformance suite found
+# wrong; what `lowerings` does not replace goes to torch's own decompositions.
+_REFUSED_PACKETS = frozenset({
+    "bernoulli", "geometric", "normal", "uniform", "randn", "rand", "randint", "randn_like",
+    "randint_like", "randperm", "multinomial", "cauchy_", "exponential_", "embedding_renorm_",
+})  # fmt: skip
+
+
+@functools.cache
+def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """torchax's aten lowerings and torch decompositions; imports torchax on first use.
+
+    Importing it switches off torch's fused attention path for the whole process, sets a telemetry
+    variable and names a JAX client option: all three are put back. It also gives torch a device
+    called `jax` that says it is available, at which `nn.DataParallel` and plain torch checkpoints
+    then stumble: it stays, saying that it is not.
+    """
+    import jax
+
+    with _LOCK:
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        telemetry = os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
+        ours = "torchax" not in sys.modules
+        client = getattr(jax.config, "jax_pjrt_client_create_options", None)
+        try:
+            from torchax.ops import jaten, ops_registry  # noqa: F401
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+            if ours and hasattr(torch, "jax"):
+                torch.jax.is_available = lambda: False
+            if telemetry is None:
+                os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
+            if client is not None:
+                jax.config.update("jax_pjrt_client_create_options", client)
+        from torch._decomp import decomposition_table
+
+        lowerings = {
+            op: entry.func
+            for op, entry in ops_registry.all_aten_ops.items()
+            if entry.is_jax_function and not entry.needs_env
+        }
+        return lowerings, dict(decomposition_table)
+
+
+def lowering(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """torchax's JAX function for an aten overload, or None."""
+    table, _ = _tables()
+    if func.overloadpacket.__name__ in _REFUSED_PACKETS:
+        return None
+    return table.get(func) or table.get(func.overloadpacket)
+
+
+def decomposition(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """torch's own decomposition of an aten overload into simpler ones, or None."""
+    return _tables()[1].get(func)
+
+
+def prepare() -> None:
+    """Imports torchax now, outside any trace."""
+    _tables()

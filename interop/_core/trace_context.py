@@ -1,0 +1,45 @@
+"""What surrounds a trace: one at a time, torch's process-wide switches known, then put back."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from jaxsr.interop._core.autograd_function import patched
+from jaxsr.interop._core.dispatch import Trace
+
+# Tracing swaps tensors into a skeleton and sets the switches below, which all threads share.
+_LOCK = threading.RLock()
+_STACK: list[Trace] = []
+
+
+def running_trace() -> Trace:
+    """The trace that the calling code runs in."""
+    return _STACK[-1]
+
+
+@contextmanager
+def session(trace: Trace) -> Iterator[None]:
+    """Makes torch code in this block run on JAX; the host's torch settings do not matter in it."""
+    with _LOCK, ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch.set_default_dtype(torch.float32)
+        # Fused CPU kernels that torch would pick from Python or C++ have no aten lowering.
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch._C._set_mkldnn_enabled(False)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(patched(trace))
+        stack.callback(setattr, trace, "thread", trace.thread)
+        trace.thread = threading.get_ident()
+        _STACK.append(trace)
+        stack.callback(_STACK.pop)
+        stack.enter_context(trace.dispatch_mode)
+        stack.enter_context(trace.function_mode)
+        yield

@@ -1,0 +1,247 @@
+"""Compiles a jitted function for a TPU that is not there, and reports what the compiler says.
+
+    topology = load_topology("v5e:2x4")
+    mesh = make_mesh(8, topology.devices)
+    arguments = abstract(tree, shardings)             # shapes only; nothing is allocated
+    ahead = compile_ahead(jax.jit(step), arguments, topology, name="step")
+    print(ahead.memory.share, ahead.collectives, ahead.roofline.seconds)
+
+The real TPU compiler runs, out of libtpu, so "does it compile, does it fit, what does it
+communicate" are facts. Times are a roofline: what peak rates would allow, an estimate and no
+measurement.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxsr.interop.aot.chips import Device, Topology, quiet_libtpu
+from jaxsr.interop.aot.hlo import Collective, Padding, collectives, cycles, padding, products
+
+# Passes of bfloat16 products that the TPU makes for one float32 product, by JAX's precision.
+_PASSES = {"f32 highest": 6, "f32 high": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one device, layout padding included."""
+
+    arguments: int
+    outputs: int
+    aliased: int
+    """Of the outputs, what takes the place of arguments."""
+    temporaries: int
+    program: int
+    """The compiled code itself."""
+    available: int
+    """What the compiler allows on this device."""
+
+    @property
+    def total(self) -> int:
+        kept = self.arguments + self.outputs - self.aliased
+        return kept + self.temporaries + self.program
+
+    @property
+    def share(self) -> float:
+        return self.total / self.available
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """Least seconds on one device at peak rates: an estimate, never a measurement."""
+
+    compute_s: float
+    memory_s: float
+    links_s: float
+
+    @property
+    def seconds(self) -> float:
+        """As if arithmetic, memory and links ran side by side."""
+        return max(self.compute_s, self.memory_s, self.links_s)
+
+    @property
+    def bound(self) -> str:
+        named = {"compute": self.compute_s, "memory": self.memory_s, "links": self.links_s}
+        return max(named, key=lambda name: named[name])
+
+    @property
+    def utilisation(self) -> float:
+        """Part of the device's peak arithmetic that this time would use."""
+        return self.compute_s / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ahead:
+    """What the compiler made of one program for one topology."""
+
+    name: str
+    topology: str
+    devices: int
+    device: Device
+    training: bool = False
+    """Whether it is a training step."""
+    error: str | None = None
+    """Why it does not compile, in one line."""
+    memory: Memory | None = None
+    flops: float = 0.0
+    """Of one device, as the compiler counts them; a loop's body counts once."""
+    bytes: float = 0.0
+    """Read and written by one device."""
+    collectives: Sequence[Collective] = ()
+    products: Mapping[str, int] = field(default_factory=dict)
+    """Convolutions and matrix products by input type, before compilation."""
+    padding: Padding = field(default_factory=lambda: Padding(0, 0))
+    cycles: int = 0
+    """The compiler's estimate of the main computation; for comparing programs only."""
+    compile_s: float = 0.0
+    compile_cpu_s: float = 0.0
+    """Of processors; unlike `compile_s` it is about the same beside other work."""
+    compiled: Any = None
+    """JAX's compiled program, to be saved; it cannot run here."""
+    text: str = field(default="", repr=False)
+    """The optimised program."""
+
+    @property
+    def compiles(self) -> bool:
+        return self.error is None
+
+    @property
+    def by_kind(self) -> dict[str, tuple[int, int]]:
+        """Number and bytes of each kind of communication."""
+        found: dict[str, tuple[int, int]] = {}
+        for one in self.collectives:
+            count, size = found.get(one.kind, (0, 0))
+            found[one.kind] = (count + 1, size + one.bytes)
+        return found
+
+    @property
+    def roofline(self) -> Roofline:
+        kinds = self.products
+        total = sum(kinds.values()) or 1
+        passes = sum(count * _PASSES.get(kind, 1) for kind, count in kinds.items()) / total
+        return Roofline(
+            compute_s=self.flops * passes / self.device.flops_per_s,
+            memory_s=self.bytes / self.device.hbm_bytes_per_s,
+            links_s=sum(_sent(one, self.devices) for one in self.collectives)
+            / (self.device.link_bytes_per_s / 2),
+        )
+
+
+def abstract(tree: Any, shardings: Any) -> Any:
+    """Shapes and dtypes of a tree, living where `shardings` says: arguments without values.
+
+    Args:
+      tree: arrays, or anything with a shape and a dtype.
+      shardings: a tree of shardings, or one for every leaf.
+    """
+    if isinstance(shardings, jax.sharding.Sharding):
+        one = shardings
+        shardings = jax.tree.map(lambda _: one, tree)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
+def compile_ahead(
+    function: Any,
+    arguments: Sequence[Any],
+    topology: Topology,
+    *,
+    name: str,
+    training: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Ahead:
+    """Compiles for the topology's devices.
+
+    Args:
+      function: what `jax.jit` returned.
+      arguments: for it, as `abstract` makes them, on the topology's devices.
+      topology: where to.
+      name: what the report calls it.
+      training: whether it is a training step, for the advice.
+      options: for the compiler, beside those the function was jitted with.
+
+    Returns:
+      The report; one whose `error` is set where the compiler refused.
+
+    Raises:
+      Whatever tracing the function raises: such an error is the function's, not the compiler's.
+    """
+    lowered = function.lower(*arguments)
+    made = {
+        "name": name,
+        "topology": topology.name,
+        "devices": len(topology.devices),
+        "device": topology.device,
+        "training": training,
+        "products": products(lowered.as_text()),
+    }
+    began = time.perf_counter(), time.process_time()
+
+    def spent() -> dict[str, Any]:
+        ended = time.perf_counter(), time.process_time()
+        return {"compile_s": ended[0] - began[0], "compile_cpu_s": ended[1] - began[1]}
+
+    try:
+        with quiet_libtpu():
+            compiled = lowered.compile(compiler_options=dict(options) if options else None)
+    except jax.errors.JaxRuntimeError as error:
+        return Ahead(**made, error=readable(error), **spent())
+    made |= spent()
+    sizes, costs, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
+    return Ahead(
+        **made,
+        memory=Memory(
+            arguments=sizes.argument_size_in_bytes,
+            outputs=sizes.output_size_in_bytes,
+            aliased=sizes.alias_size_in_bytes,
+            temporaries=sizes.temp_size_in_bytes,
+            program=sizes.generated_code_size_in_bytes,
+            available=topology.device.hbm_bytes,
+        ),
+        flops=costs.get("flops", 0.0),
+        bytes=costs.get("bytes accessed", 0.0),
+        collectives=collectives(text),
+        padding=padding(text),
+        cycles=cycles(text),
+        compiled=compiled,
+        text=text,
+    )
+
+
+def readable(error: BaseException) -> str:
+    """A compiler's error as one sentence: what, how much, and the way out where it is plain."""
+    text = " ".join(str(error).split())
+    found = re.search(r"total memory required for ([\w ]+) \((.*?)\) exceeds available HBM", text)
+    limit = re.search(r"available HBM \((.*?)\)", text)
+    if found and limit:
+        return (
+            f"out of memory: its {found[1]} need {found[2]} of the device's {limit[1]}; use a "
+            "smaller batch, --accumulate, --remat, bfloat16, or more devices"
+        )
+    found = re.search(r"Used ([\d.]+\w) of ([\d.]+\w) (\w+)", text)
+    if "RESOURCE_EXHAUSTED" in text and found:
+        return (
+            f"out of memory: it needs {found[1]} of the device's {found[2]} of {found[3]}; use a "
+            "smaller batch, --accumulate, --remat, bfloat16, or more devices"
+        )
+    if "No such compile option" in text:
+        return f"this libtpu does not know a compiler option ({text[:200]}); install another"
+    # The rest of the compiler's text is its own source lines and a dump of the program.
+    text = re.split(r"=== Source Location Trace|See https?://|HLO module:", text)[0]
+    return f"the compiler refuses it: {text[:400].strip()}"
+
+
+def _sent(one: Collective, devices: int) -> float:
+    """Bytes that a device sends in a ring of the group (Thakur et al. 2005)."""
+    group = one.devices or devices
+    if one.kind == "collective-permute":
+        return one.bytes
+    once = one.bytes * (group - 1) / group
+    return 2 * once if one.kind == "all-reduce" else once

@@ -1,0 +1,276 @@
+"""Convolution of folded images: one of the same values on wider channels.
+
+Each place of an output group has its own copy of the kernel's row, moved by as many columns as it
+lies to the right, in a kernel over whole groups; where a copy has no tap there is a zero.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.interop.folding.layout import (
+    Folded,
+    Maker,
+    by_ones,
+    column_order,
+    groups_of,
+    spread_channels,
+)
+from jaxsr.interop.lowerings.any_convolution import convolve_any
+from jaxsr.interop.lowerings.weight_gradient import convolve
+
+WORTH = 0.75
+"""What part of the groups a result with an offset may leave to be read, to be given one: 18 of 24
+of an image of 8 groups, less of wider ones. It has columns to mask, and is to be made or moved
+again where one without is needed."""
+FEW = 8
+"""Pairs of input and output channels up to which a folded kernel is made by a product."""
+PIECES = 3
+"""Parts from which on the gradients of a kernel of one pixel are made part by part. Of SPAN's four
+that saves 0.9 of 20 M cycles; MSHNet joins two, for another convolution to read as well, and would
+take 2 of 64 M more, and 220 MiB."""
+
+
+def convolve_folded(
+    x: Folded,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    offsets: bool = False,
+) -> Folded:
+    """Two-dimensional convolution with zeros around the image, as torch has it.
+
+    Args:
+      x: the image; its fold must divide by the stride, or the result is folded as the image is.
+      weight: (outputs, inputs, height, width).
+      bias: a value for each output, or None.
+      stride: rows and columns.
+      padding: rows and columns of zeros at each side.
+      dilation: rows and columns between taps.
+      offsets: whether the result may have one where that saves multiplications.
+    """
+    if x.fold == 1:
+        array = _one_column(x.array, weight, stride, padding, dilation)
+        array = array if bias is None else array + bias
+        return Folded(array, (weight.shape[0],), array.shape[2], 1)
+    if x.offset and x.maker is not None:
+        x.maker.read()
+    call = _Convolution(
+        dataclasses.replace(x, maker=None),
+        weight,
+        bias,
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+    )
+    maker = Maker(call.biased, call.arranged)
+    return dataclasses.replace(call.biased(call.best_offset() if offsets else 0), maker=maker)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Convolution:
+    """What `convolve_folded` is given; its result in any grouping."""
+
+    x: Folded
+    weight: jax.Array
+    bias: jax.Array | None
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def fold(self) -> int:
+        """Of the result."""
+        stride = self.stride[1]
+        return self.x.fold // stride if self.x.fold % stride == 0 else self.x.fold
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        reach = self.dilation[1] * (self.weight.shape[3] - 1) + 1
+        return (self.x.width + 2 * self.padding[1] - reach) // self.stride[1] + 1
+
+    def best_offset(self) -> int:
+        """The offset of the result for which it reads the fewest groups.
+
+        None, unless that leaves at most `WORTH` of them: an image with an offset has columns to
+        mask.
+        """
+        if self.stride[1] != 1:
+            return 0
+
+        def read(offset: int) -> int:
+            first, last = _reach(
+                self.fold,
+                self.fold,
+                self.weight.shape[3],
+                stride=1,
+                dilation=self.dilation[1],
+                padding=self._padding(offset),
+            )
+            return (last - first + 1) * groups_of(self.width, self.fold, offset)
+
+        best = min(range(self.fold), key=read)
+        return best if read(best) <= WORTH * read(0) else 0
+
+    def biased(self, offset: int = 0) -> Folded:
+        """The result."""
+        out = self._convolved([self.weight], offset)
+        bias = self.bias
+        return out if bias is None else out.holding(out.array + spread_channels(bias, out))
+
+    def arranged(
+        self, arrange: Callable[[jax.Array], jax.Array], parts: tuple[int, ...]
+    ) -> tuple[Folded, jax.Array | None]:
+        """The result with its outputs reordered by `arrange` and cut into parts, without offset;
+        the bias, arranged, is yet to be added."""
+        weights = jnp.split(arrange(self.weight), np.cumsum(parts)[:-1])
+        return self._convolved(weights, 0), None if self.bias is None else arrange(self.bias)
+
+    def _padding(self, offset: int) -> int:
+        """Columns of zeros before the first group, as a result with that offset sees them."""
+        return self.padding[1] + self.stride[1] * offset - self.x.offset
+
+    def _convolved(self, weights: Sequence[jax.Array], offset: int) -> Folded:
+        """Without the bias; each weight makes a part."""
+        x, fold = self.x, self.fold
+        made = [
+            folded_kernel(
+                weight,
+                x.parts,
+                x.fold,
+                fold,
+                stride=self.stride[1],
+                dilation=self.dilation[1],
+                padding=self._padding(offset),
+            )
+            for weight in weights
+        ]
+        left = made[0][1]
+        kernel = made[0][0] if len(made) == 1 else jnp.concatenate([k for k, _ in made], axis=3)
+        step = fold * self.stride[1] // x.fold
+        groups = groups_of(self.width, fold, offset)
+        right = (groups - 1) * step + kernel.shape[1] - x.groups - left
+
+        def run(lanes: jax.Array, kernel: jax.Array) -> jax.Array:
+            return convolve_any(
+                lanes,
+                kernel,
+                (self.stride[0], step),
+                [(self.padding[0], self.padding[0]), (left, right)],
+                rhs_dilation=(self.dilation[0], 1),
+                layout=("NHWC", "HWIO", "NHWC"),
+            )
+
+        clean = x.holding(x.cleaned())
+        if len(x.parts) >= PIECES and kernel.shape[:2] == (1, 1):
+            array = _joined(run, clean.pieces(), kernel)
+        else:
+            array = run(clean.array, kernel)
+        return Folded(array, tuple(w.shape[0] for w in weights), self.width, fold, offset)
+
+
+def _joined(
+    run: Callable[[jax.Array, jax.Array], jax.Array],
+    pieces: Sequence[jax.Array],
+    kernel: jax.Array,
+) -> jax.Array:
+    """`run(pieces side by side, kernel)`, whose gradients are made piece by piece.
+
+    A kernel of one pixel computes little for what it moves: the gradient of the whole would be
+    written side by side and cut apart again.
+    """
+    stops = np.cumsum([piece.shape[3] for piece in pieces])[:-1]
+
+    @jax.custom_jvp
+    def whole(pieces: Sequence[jax.Array], kernel: jax.Array) -> jax.Array:
+        return run(jnp.concatenate(pieces, axis=3), kernel)
+
+    @whole.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        (pieces, kernel), (moved, turned) = primals, tangents
+        kernels, turns = (jnp.split(k, stops, axis=2) for k in (kernel, turned))
+        terms = [
+            run(dx, k) + run(x, dk)
+            for x, dx, k, dk in zip(pieces, moved, kernels, turns, strict=True)
+        ]
+        return whole(pieces, kernel), functools.reduce(jnp.add, terms)
+
+    return whole(pieces, kernel)
+
+
+def _one_column(
+    x: jax.Array, weight: jax.Array, stride: Any, padding: Any, dilation: Any
+) -> jax.Array:
+    """Groups of one column are pixels with their channels last: an ordinary convolution, NHWC."""
+    pairs = [(p, p) for p in padding]
+    if tuple(stride) == tuple(dilation) == (1, 1):
+        return convolve(x, weight, pairs, channels_last=True)
+    return convolve_any(
+        x, weight, stride, pairs, rhs_dilation=dilation, layout=("NHWC", "OIHW", "NHWC")
+    )
+
+
+def folded_kernel(
+    weight: jax.Array,
+    parts: Sequence[int],
+    fold: int,
+    out_fold: int,
+    *,
+    stride: int,
+    dilation: int,
+    padding: int,
+) -> tuple[jax.Array, int]:
+    """The kernel over groups, (height, groups, input lanes, output lanes).
+
+    Returns:
+      It, and how many groups it reaches to the left of the first.
+    """
+    outputs, inputs, height, width = weight.shape
+    first, last = _reach(fold, out_fold, width, stride=stride, dilation=dilation, padding=padding)
+    if inputs * outputs <= FEW:
+        # A product with ones and zeros: there is little to move into its place afterwards.
+        columns = np.arange(first, last + 1)[:, None] * fold + column_order(fold) + padding
+        away = columns[..., None] - column_order(out_fold) * stride
+        ones = np.arange(width)[:, None, None, None] * dilation == away
+        taps = weight.transpose(2, 1, 0, 3).reshape(-1, width)
+        kernel = by_ones(taps, ones.reshape(width, -1).astype(np.float32))
+        kernel = kernel.reshape(height, inputs, outputs, *away.shape).transpose(0, 3, 1, 4, 5, 2)
+        pieces = jnp.split(kernel, np.cumsum(parts)[:-1], axis=2)
+        pieces = [
+            p.swapaxes(2, 3).reshape(height, len(away), -1, out_fold * outputs) for p in pieces
+        ]
+        return jnp.concatenate(pieces, axis=2), -first
+    # A copy of every tap for each pair of columns, of which one tap or none is kept. Copies and
+    # comparisons, because a TPU has no quick way to move weights about within tiles.
+    taps = weight.transpose(3, 2, 1, 0)
+    pieces = jnp.split(taps, np.cumsum(parts)[:-1], axis=2) if len(parts) > 1 else [taps]
+    taps = jnp.concatenate([piece for piece in pieces for _ in range(fold)], axis=2)
+    taps = jnp.concatenate([taps] * out_fold, axis=3)
+    source = np.concatenate([np.repeat(column_order(fold), channels) for channels in parts])
+    target = np.repeat(column_order(out_fold), outputs) * stride
+    assert taps.shape[2:] == (source.size, target.size), (taps.shape, inputs)
+    blocks = []
+    for group in range(first, last + 1):
+        away = jnp.asarray(source + group * fold + padding)[:, None] - jnp.asarray(target)
+        block = jnp.zeros(taps.shape[1:], taps.dtype)
+        for tap in range(width):
+            block = jnp.where(away == tap * dilation, taps[tap], block)
+        blocks.append(block)
+    return jnp.stack(blocks, axis=1), -first
+
+
+def _reach(
+    fold: int, out_fold: int, taps: int, *, stride: int, dilation: int, padding: int
+) -> tuple[int, int]:
+    """The first and the last group, counted from its own, that a group of results reads."""
+    furthest = (out_fold - 1) * stride + (taps - 1) * dilation - padding
+    return -padding // fold, furthest // fold

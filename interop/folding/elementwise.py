@@ -1,0 +1,233 @@
+"""Operations on folded images that take one element at a time.
+
+A gradient keeps neither maps of one channel repeated for all of them, nor an image that they meet
+and that can be made again from what is kept in any case.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from jaxsr.interop._core import torchax as _torchax
+from jaxsr.interop._core.dispatch import OWN, PREFER_DECOMPOSITION
+from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.folding.layout import (
+    Folded,
+    Maker,
+    aligned,
+    fold,
+    refold,
+    spread_channels,
+    spread_columns,
+    unfold,
+)
+from jaxsr.interop.folding.pixel_shuffle import Shuffled
+
+if TYPE_CHECKING:
+    from jaxsr.interop.folding.policy import LaneFolding
+
+aten = torch.ops.aten
+
+_EXTRA_POINTWISE = {aten.clone.default, aten._to_copy.default, aten._prelu_kernel.default}
+# Finite for all finite values, and so in the columns that fill the last group.
+_FINITE = {
+    "add", "sub", "mul", "relu", "leaky_relu", "_prelu_kernel", "sigmoid", "tanh", "where", "neg",
+    "clone", "_to_copy", "maximum", "minimum", "silu", "abs", "clamp", "clamp_min", "clamp_max",
+    "hardtanh", "hardswish", "relu6", "gt", "lt", "ge", "le", "eq", "ne",
+}  # fmt: skip
+
+
+def leaves(args: tuple, kwargs: dict) -> list[Any]:
+    """All arguments, those in lists one by one."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        found.extend(value) if isinstance(value, (list, tuple)) else found.append(value)
+    return found
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether each element of the result depends on those at its place alone, and on no chance."""
+    if func in _EXTRA_POINTWISE:
+        return True
+    seeded = torch.Tag.nondeterministic_seeded in func.tags
+    return torch.Tag.pointwise in func.tags and not seeded and not func._schema.is_mutable
+
+
+def pointwise(
+    folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
+) -> Folded | Shuffled | None:
+    """The rule of all such operations: images in one layout, and what broadcasts against them."""
+    lowered = OWN.get(func) or OWN.get(func.overloadpacket)
+    if lowered is None and not (
+        func in PREFER_DECOMPOSITION and _torchax.decomposition(func) is not None
+    ):
+        lowered = _torchax.lowering(func)
+    if lowered is None or not isinstance(meta, torch.Tensor) or meta.dim() != 4:
+        return None
+    tensors = [t for t in leaves(args, kwargs) if isinstance(t, JaxTensor)]
+    shape = tuple(meta.shape)
+    found = _on_shuffled(lowered, tensors, shape, args, kwargs)
+    if found is not None:
+        return found
+    # What is held now: a write may replace it before anybody asks for it without offset.
+    contents = {id(t): t.content() for t in tensors}
+    whole = [v for v in contents.values() if isinstance(v, Folded) and v.shape == shape]
+    if not whole:
+        return None
+    like = next((v for v in whole if not v.offset), whole[0])
+    if any(v.parts != like.parts or v.fold != like.fold for v in whole):
+        like = refold(like, like.fold, offset=like.offset)
+    guards = func.overloadpacket.__name__ not in _FINITE
+
+    def made(like: Folded) -> Folded:
+        def run(values: dict[int, jax.Array]) -> jax.Array:
+            def lanes(value: Any) -> Any:
+                if not isinstance(value, JaxTensor):
+                    return value
+                array = values[id(value)]
+                if guards and like.padded and array.ndim == 4 and array.shape[2] == like.groups:
+                    array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
+                return array
+
+            return _called(lowered, lanes, args, kwargs)
+
+        images = {
+            key: _laid_out(value, like)
+            for key, value in contents.items()
+            if isinstance(value, Folded) and value.channels == like.channels
+        }
+        values = {k: _in_lanes(images.get(k, value), like) for k, value in contents.items()}
+        found = _with_maps(run, values, images, like)
+        small = {key: value for key, value in values.items() if _is_small(value)}
+        if len(images) != 1 or len(images) + len(small) < len(values):
+            return like.holding(found)
+        ((key, image),) = images.items()
+        return image.made_into(found, lambda array, small: run({key: array, **small}), small)
+
+    found = made(like)
+    if not like.offset:
+        return found
+    sources = [v.maker for v in whole if v.maker is not None]
+    return dataclasses.replace(found, maker=Maker(lambda: made(aligned(like)), sources=sources))
+
+
+def _called(lowered: Any, lanes: Callable[[Any], Any], args: tuple, kwargs: dict) -> jax.Array:
+    named = {
+        k: lanes(v)
+        for k, v in kwargs.items()
+        if k not in ("device", "layout", "pin_memory", "non_blocking", "memory_format")
+    }
+    return lowered(*(lanes(v) for v in args), **named)
+
+
+def _on_shuffled(
+    lowered: Any, tensors: list[JaxTensor], shape: tuple[int, ...], args: tuple, kwargs: dict
+) -> Shuffled | None:
+    """On pixels as before a pixel shuffle, if all images lie so and all else fits."""
+    whole = [t.image for t in tensors if tuple(t.shape) == shape]
+    images = [i for i in whole if isinstance(i, Shuffled)]
+    if not whole or len(images) < len(whole):
+        return None
+    like = images[0]
+    if any(i.layout != like.layout for i in images):
+        return None
+    if not all(tuple(t.shape) == shape or like.fits(t.shape) for t in tensors):
+        return None
+
+    def lanes(value: Any) -> Any:
+        if not isinstance(value, JaxTensor):
+            return value
+        image = value.image
+        return image.array if isinstance(image, Shuffled) else like.in_lanes(value.array())
+
+    return like.holding(_called(lowered, lanes, args, kwargs))
+
+
+class _Map(NamedTuple):
+    """One value for each pixel, which meets all channels of an image."""
+
+    content: Folded | jax.Array
+    """Of one channel; an array is (N or 1, 1, H or 1, W)."""
+
+    def in_lanes(self, like: Folded) -> jax.Array:
+        if isinstance(self.content, Folded):
+            image = refold(self.content, like.fold, offset=like.offset)
+        else:
+            image = fold(self.content, like.fold, offset=like.offset)
+        return spread_columns(image.array, like)
+
+
+def _laid_out(image: Folded, like: Folded) -> Folded:
+    """An image of as many channels, in the layout of `like`."""
+    if image.layout == like.layout:
+        return image
+    return _parted(refold(image, like.fold, offset=like.offset), like)
+
+
+def _in_lanes(value: Any, like: Folded) -> jax.Array | _Map:
+    """A value that broadcasts against an image, as one that does against the folded array."""
+    if isinstance(value, Folded):
+        if value.channels == like.channels:
+            return _laid_out(value, like).array
+        # What made it is known here alone.
+        held = (value.fold, value.offset) == (like.fold, like.offset)
+        return _Map(value if held else aligned(value))
+    if value.ndim == 0:
+        return value
+    value = value.reshape((1,) * (4 - value.ndim) + value.shape)
+    if value.shape[3] == 1:
+        value = value.transpose(0, 2, 3, 1)
+        return value if value.shape[3] == 1 else spread_channels(value, like)
+    if value.shape[1] == 1:
+        return _Map(value)
+    return fold(value, like.fold, like.parts, offset=like.offset).array
+
+
+def _is_small(value: jax.Array | _Map) -> bool:
+    """Whether it is at most a value for each channel of each image."""
+    return not isinstance(value, _Map) and (value.ndim == 0 or value.shape[1:3] == (1, 1))
+
+
+def _with_maps(
+    run: Callable[[dict[int, jax.Array]], jax.Array],
+    values: dict[int, jax.Array | _Map],
+    images: dict[int, Folded],
+    like: Folded,
+) -> jax.Array:
+    """`run`, with maps repeated for each channel.
+
+    A gradient repeats them anew: kept as they are here, they would be as large as the image. So it
+    makes those of the `images` which have a recipe.
+    """
+
+    recipes = {k: image.recipe for k, image in images.items() if image.recipe is not None}
+
+    def repeated(values: dict[int, jax.Array | _Map], held: dict[int, tuple]) -> jax.Array:
+        lanes = {k: v.in_lanes(like) if isinstance(v, _Map) else v for k, v in values.items()}
+        anew = {k: _same(lanes[k], recipes[k].make(*v)) for k, v in held.items()}
+        return run({**lanes, **anew})
+
+    if like.fold == 1 or not any(isinstance(value, _Map) for value in values.values()):
+        return repeated(values, {})
+    return jax.checkpoint(repeated)(values, {k: recipe.values for k, recipe in recipes.items()})
+
+
+@jax.custom_jvp
+def _same(array: jax.Array, again: jax.Array) -> jax.Array:
+    """`again`, with the derivative of `array`, its equal, which need not be kept then."""
+    return again
+
+
+@_same.defjvp
+def _same_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return primals[1], tangents[0]
+
+
+def _parted(x: Folded, like: Folded) -> Folded:
+    if x.parts == like.parts:
+        return x
+    return fold(unfold(x), like.fold, like.parts, offset=like.offset)

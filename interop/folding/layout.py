@@ -1,0 +1,424 @@
+"""Images with neighbouring columns folded into the channels, and back.
+
+Logically (N, C, H, W), held as (N, H, W/f, f·C): a TPU fills 128 lanes with the last axis, so that
+16 channels alone leave seven eighths of them, of the arithmetic and of the memory, unused. Lanes
+are ordered by column first, then by channel. The columns of a group stand in the order of their
+bits reversed (of 8: 0 4 2 6 1 5 3 7), which makes a pooling by 2 the larger of two halves, and an
+enlargement by 2 two arrays side by side. After a concatenation there are several such parts.
+
+Where f does not divide W the last group is filled up with columns that hold anything finite;
+`cleaned` makes them zero before they could reach a real one.
+
+The first group may begin with such columns too: `offset` of them. A 3 × 3 kernel over groups of
+two columns reads four columns for a group of results. Where results are grouped like the input,
+these lie in three groups, and half of what is multiplied is zeros; where they are grouped one
+column further left or right, they fill two.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.lowerings.extremes import sharing
+
+LANES = 128
+"""Of a TPU."""
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["array"],
+    meta_fields=["parts", "width", "fold", "offset"],
+    drop_fields=["maker", "recipe"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Folded:
+    """A batch of images in folded form; a JAX pytree with one leaf."""
+
+    array: jax.Array
+    """(N, H, groups, lanes)."""
+    parts: tuple[int, ...]
+    """Channels of each stretch of lanes."""
+    width: int
+    """Columns of the image itself."""
+    fold: int
+    """Columns in a group."""
+    offset: int = 0
+    """Columns before the image's first in its group."""
+    maker: "Maker | None" = dataclasses.field(default=None, compare=False, repr=False)
+    """How it was made, for what needs it made otherwise. JAX's transformations drop it."""
+    recipe: "Recipe | None" = dataclasses.field(default=None, compare=False, repr=False)
+    """For a gradient that makes it anew instead of keeping it. Dropped likewise."""
+
+    @property
+    def channels(self) -> int:
+        return sum(self.parts)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the image: (N, C, H, W)."""
+        return (self.array.shape[0], self.channels, self.array.shape[1], self.width)
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    @property
+    def groups(self) -> int:
+        return groups_of(self.width, self.fold, self.offset)
+
+    @property
+    def padded(self) -> bool:
+        """Whether groups hold columns that are no part of the image."""
+        return self.offset > 0 or self.width % self.fold != 0
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], int, int, int]:
+        return (self.parts, self.width, self.fold, self.offset)
+
+    def holding(self, array: jax.Array) -> "Folded":
+        """Another array in the same layout."""
+        return Folded(array, self.parts, self.width, self.fold, self.offset)
+
+    def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> "Folded":
+        """`array`, which is `make(self.array, *values)`, in the same layout.
+
+        Of small values and element by element: a gradient may rather make it again than keep it.
+        """
+        first, held = self.recipe or Recipe(lambda array: array, (self.array,))
+
+        def again(held: tuple, *values: Any) -> jax.Array:
+            return make(first(*held), *values)
+
+        return dataclasses.replace(self.holding(array), recipe=Recipe(again, (held, *values)))
+
+    def pieces(self) -> list[jax.Array]:
+        """The array of each part."""
+        if len(self.parts) == 1:
+            return [self.array]
+        stops = np.cumsum([self.fold * c for c in self.parts])[:-1]
+        return jnp.split(self.array, stops, axis=3)
+
+    def cleaned(self, fill: float = 0.0) -> jax.Array:
+        """The array, with `fill` in the columns that are no part of the image."""
+        if not self.padded:
+            return self.array
+        return jnp.where(self._inside(), self.array, jnp.asarray(fill, self.dtype))
+
+    def _inside(self) -> np.ndarray:
+        column = columns(self.groups, self.fold) - self.offset
+        inside = (column >= 0) & (column < self.width)
+        return np.concatenate([np.repeat(inside, c, axis=1) for c in self.parts], axis=1)
+
+
+class Recipe(NamedTuple):
+    """How to make an array again, of one that gradients keep in any case and of small ones."""
+
+    make: Callable[..., jax.Array]
+    values: tuple[Any, ...]
+
+
+class Maker:
+    """How an image was made.
+
+    Args:
+      aligned: makes it without offset, moving nothing.
+      arranged: what a convolution leaves here. Called with a function that reorders the outputs of
+        its weight, and with parts, it makes the same in that order, without offset. Returns it
+        without the bias, and the bias in that order, or None.
+      sources: of the images it was made of, pixel by pixel.
+    """
+
+    def __init__(
+        self,
+        aligned: Callable[[], Folded],
+        arranged: Callable[..., tuple[Folded, jax.Array | None]] | None = None,
+        sources: Sequence["Maker"] = (),
+    ) -> None:
+        self.arranged = arranged
+        self._make = aligned
+        self._sources = sources
+        self._made: tuple[Region | None, Folded] | None = None
+        self._read = False
+
+    def read(self) -> None:
+        """A convolution reads the image as it is: making it otherwise would make it twice."""
+        if not self._read:
+            self._read = True
+            for source in self._sources:
+                source.read()
+
+    def _fixed(self) -> bool:
+        """Whether a convolution reads it, or an image that it is made of."""
+        seen: set[int] = set()
+        pending: list[Maker] = [self]
+        while pending:
+            maker = pending.pop()
+            if maker._read:
+                return True
+            if id(maker) not in seen:
+                seen.add(id(maker))
+                pending.extend(maker._sources)
+        return False
+
+    def aligned(self, image: Folded) -> Folded:
+        """The image without offset, one for all who ask."""
+        if self._made is None or not Region.alive(self._made[0]):
+            found = shifted(image, 0, offset=0) if self._fixed() else self._make()
+            self._made = (Region.current(), found)
+        return self._made[1]
+
+
+def aligned(x: Folded) -> Folded:
+    """The image without offset: made anew, or moved where a convolution also reads it as it is."""
+    if x.offset == 0:
+        return x
+    return shifted(x, 0, offset=0) if x.maker is None else x.maker.aligned(x)
+
+
+def groups_of(width: int, fold: int, offset: int) -> int:
+    """Groups of an image: the last may be filled up, the first begins with the offset."""
+    return -(-(width + offset) // fold)
+
+
+def column_order(fold: int) -> np.ndarray:
+    """Which column of its group stands at each place: even ones before odd ones, and so on."""
+    if fold % 2:
+        return np.arange(fold)
+    half = column_order(fold // 2)
+    return np.concatenate([2 * half, 2 * half + 1])
+
+
+def columns(groups: int, fold: int) -> np.ndarray:
+    """(groups, fold): the column of the image at each place."""
+    return np.arange(groups)[:, None] * fold + column_order(fold)
+
+
+def _radices(fold: int) -> tuple[int, ...]:
+    """Of a column's number in its group, the most significant digit first: odd part, then bits."""
+    twos = (fold & -fold).bit_length() - 1
+    return (fold >> twos, *(2,) * twos)
+
+
+def to_places(x: jax.Array, axis: int, fold: int) -> jax.Array:
+    """An axis of a group's columns, from their natural order to that of `column_order`."""
+    return _turned(x, axis, _radices(fold))
+
+
+def to_columns(x: jax.Array, axis: int, fold: int) -> jax.Array:
+    """The inverse of `to_places`."""
+    return _turned(x, axis, _radices(fold)[::-1])
+
+
+def _turned(x: jax.Array, axis: int, digits: tuple[int, ...]) -> jax.Array:
+    axis %= x.ndim
+    if len(digits) <= 2 and 1 in digits:
+        return x
+    split = x.reshape(*x.shape[:axis], *digits, *x.shape[axis + 1 :])
+    n = len(digits)
+    order = [*range(axis), *reversed(range(axis, axis + n)), *range(axis + n, split.ndim)]
+    return split.transpose(order).reshape(x.shape)
+
+
+def fold(x: jax.Array, size: int, parts: Sequence[int] | None = None, *, offset: int = 0) -> Folded:
+    """(N, C, H, W) in folded form; columns that fill the first and the last group are zero."""
+    channels, width = x.shape[1], x.shape[3]
+    return _grouped(
+        x.transpose(0, 2, 3, 1), width, size, (channels,) if parts is None else tuple(parts), offset
+    )
+
+
+def _grouped(
+    pixels: jax.Array, width: int, size: int, parts: tuple[int, ...], offset: int
+) -> Folded:
+    """Of (N, H, at least `width`, C), where what comes after `width` is finite."""
+    n, height, held, channels = pixels.shape
+    groups = groups_of(width, size, offset)
+    spare = groups * size - offset - held
+    if offset or spare > 0:
+        pixels = jnp.pad(pixels, ((0, 0), (0, 0), (offset, max(spare, 0)), (0, 0)))
+    pixels = pixels[:, :, : groups * size].reshape(n, height, groups, size, channels)
+    pixels = to_places(pixels, 3, size)
+    pieces = [pixels] if len(parts) == 1 else jnp.split(pixels, np.cumsum(parts)[:-1], axis=4)
+    pieces = [p.reshape(n, height, groups, -1) for p in pieces]
+    array = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=3)
+    return Folded(array, parts, width, size, offset)
+
+
+def _in_places(x: Folded) -> jax.Array:
+    """(N, H, groups, fold, C): the columns of a group in its own order, the parts joined."""
+    split = [p.reshape(*x.array.shape[:3], x.fold, -1) for p in x.pieces()]
+    return split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
+
+
+def _pixels(x: Folded) -> jax.Array:
+    """(N, H, columns of all groups, C)."""
+    places = _in_places(x)
+    n, height, groups, fold, channels = places.shape
+    return to_columns(places, 3, fold).reshape(n, height, groups * fold, channels)
+
+
+def unfold(x: Folded) -> jax.Array:
+    """(N, C, H, W) again."""
+    if x.maker is not None:
+        # Columns cut off a TPU's pixels cost more than the image made without them.
+        x = aligned(x)
+    return _pixels(x)[:, :, x.offset : x.offset + x.width].transpose(0, 3, 1, 2)
+
+
+def refold(x: Folded, size: int, *, offset: int = 0) -> Folded:
+    """The same image with another fold and offset, in one part."""
+    if x.fold == size and x.offset != offset:
+        x = shifted(x, 0, offset=offset) if offset else aligned(x)
+    if x.fold == size and len(x.parts) == 1:
+        return x
+    if x.fold == size:
+        array = _in_places(x).reshape(x.array.shape)
+        return Folded(array, (x.channels,), x.width, size, offset)
+    return _grouped(_pixels(aligned(x)), x.width, size, (x.channels,), offset)
+
+
+def spread_channels(x: jax.Array, like: Folded) -> jax.Array:
+    """A value for each channel, on the last axis, repeated for each column of a group."""
+    if like.fold == 1:
+        return x
+    stops = np.cumsum(like.parts)[:-1]
+    pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
+    tiles = [jnp.tile(p, (*(1,) * (x.ndim - 1), like.fold)) for p in pieces]
+    return tiles[0] if len(tiles) == 1 else jnp.concatenate(tiles, axis=-1)
+
+
+def spread_columns(x: jax.Array, like: Folded) -> jax.Array:
+    """A value for each column of a group, on the last axis, repeated for each of its channels.
+
+    By a product with ones and zeros, which is exact, and which a TPU makes faster than a repetition
+    within lanes.
+    """
+    if like.channels == 1 or like.fold == 1:
+        return x
+    ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=1) for c in like.parts], axis=1)
+    return by_ones(x, ones)
+
+
+def sum_channels(x: jax.Array, like: Folded) -> jax.Array:
+    """Sums over the channels of each column, in float32: (…, lanes) to (…, fold)."""
+    if like.fold == 1:
+        return jnp.sum(x.astype(jnp.promote_types(x.dtype, jnp.float32)), -1, keepdims=True)
+    ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=0) for c in like.parts], axis=0)
+    return by_ones(x, ones, jnp.promote_types(x.dtype, jnp.float32))
+
+
+def sum_columns(x: jax.Array, like: Folded) -> jax.Array:
+    """Sums over the columns of a group, for each channel: (…, lanes) to (…, channels)."""
+    return _over_columns(x, like, jnp.add)
+
+
+def _over_columns(x: jax.Array, like: Folded, join: Callable[..., jax.Array]) -> jax.Array:
+    """Of stretches of lanes, one by one: XLA would make a single reduction of this and of that over
+    pixels before it, which walks through lanes and takes a TPU ten times as long."""
+    if like.fold == 1:
+        return x
+    stops = np.cumsum([like.fold * c for c in like.parts])[:-1]
+    pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
+    found = [functools.reduce(join, jnp.split(p, like.fold, axis=-1)) for p in pieces]
+    return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
+
+
+def by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
+    out = x.dtype if out is None else out
+    return jax.lax.dot_general(
+        x,
+        jnp.asarray(ones, x.dtype),
+        (((x.ndim - 1,), (0,)), ((), ())),
+        precision=_exact(x.dtype),
+        preferred_element_type=out,
+    )
+
+
+def _exact(dtype: Any) -> jax.lax.Precision:
+    """With which a product with ones and zeros moves numbers unchanged: bfloat16's in one pass."""
+    return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+
+
+def largest_channel(x: Folded) -> jax.Array:
+    """The largest of each column's channels: (N, H, groups, fold); equal ones share gradients."""
+
+    def largest(array: jax.Array) -> jax.Array:
+        if x.fold == 1:
+            return jnp.max(array, -1, keepdims=True)
+        found = None
+        for part, channels in zip(x.holding(array).pieces(), x.parts, strict=True):
+            low = jnp.asarray(_lowest(part.dtype), part.dtype)
+            window = (1, 1, 1, channels)
+            one = jax.lax.reduce_window(part, low, jax.lax.max, window, window, "VALID")
+            found = one if found is None else jnp.maximum(found, one)
+        assert found is not None
+        return found
+
+    return sharing(
+        x.array,
+        largest,
+        spread=lambda most: spread_columns(most, x),
+        total=lambda values: sum_channels(values, x),
+    )
+
+
+def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
+    """The largest pixel of each channel: (N or 1, 1, 1, C); equal ones share the gradient."""
+    axes = (0, 1, 2) if batch else (1, 2)
+
+    def largest(array: jax.Array) -> jax.Array:
+        return _over_columns(jnp.max(array, axes, keepdims=True), x, jnp.maximum)
+
+    def total(array: jax.Array) -> jax.Array:
+        wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+        return sum_columns(jnp.sum(wide, axes, keepdims=True), x)
+
+    filled = x.cleaned(-math.inf)
+    return sharing(filled, largest, spread=lambda most: spread_channels(most, x), total=total)
+
+
+def _lowest(dtype: Any) -> Any:
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def shifted(x: Folded, by: int, *, offset: int | None = None) -> Folded:
+    """The image whose column m is column m + `by`; zero where there is none.
+
+    A convolution over groups with ones and zeros, which is exact: pieces of lanes cut out and put
+    elsewhere would fill no tile of a TPU, neither here nor in the gradient.
+
+    Args:
+      x: the image.
+      by: columns.
+      offset: of the result. Default: the image's.
+    """
+    offset = x.offset if offset is None else offset
+    if by == 0 and offset == x.offset:
+        return x
+    order = column_order(x.fold)
+    moves, sources = np.divmod(order + by + x.offset - offset, x.fold)
+    least, most = int(moves.min()), int(moves.max())
+    groups = groups_of(x.width, x.fold, offset)
+    chosen = np.zeros((1, most - least + 1, x.fold, x.fold), np.float32)
+    chosen[0, moves - least, np.argsort(order)[sources], np.arange(x.fold)] = 1
+    lanes = [
+        jax.lax.conv_general_dilated(
+            piece,
+            jnp.asarray(np.kron(chosen, np.eye(channels)), x.dtype),
+            (1, 1),
+            [(0, 0), (-least, groups - x.groups + most)],
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            precision=_exact(x.dtype),
+        )
+        for piece, channels in zip(x.holding(x.cleaned()).pieces(), x.parts, strict=True)
+    ]
+    array = lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=3)
+    return Folded(array, x.parts, x.width, x.fold, offset)

@@ -1,0 +1,122 @@
+"""Lane folding: narrow convolutions on TPU compute neighbouring columns side by side.
+
+A TPU computes a convolution of 16 channels at the price of one of 128, and keeps its activations in
+eight times their size. Folded, eight columns share those 128 lanes (`_folded.py`). Nothing of it is
+seen from outside: the values are those of the plain network, up to the order of sums.
+
+CPUs convolve images whose channels come last; torch's order costs two transposes a convolution.
+Folded one column at a time, images lie so from layer to layer.
+
+    folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
+    module = to_jax(network, lane_folding=folding)
+
+Which fold a width gets is a table (`_lane_table.py`), searched with the TPU compiler's estimates.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jaxsr.interop.folding.layout import LANES
+from jaxsr.interop.folding.table import FOLDS
+
+Choice = Literal["auto", "on", "off"]
+
+CHIPS = {
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+}
+"""JAX's names of the devices that the table has."""
+_OTHERS = "v5e"
+_WIDEST = 512
+"""Input lanes beyond which no convolution is folded."""
+_MOVED = 256
+"""Input lanes up to which an image already folded is folded further."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaneFolding:
+    """Which fold the images of a width get, and which stay folded."""
+
+    folds: Mapping[int, int]
+    """By most channels: the columns folded into their lanes; more channels are not folded."""
+    fewest_lanes: int = 64
+    """An image that an operation leaves with fewer is unfolded: with its columns in lanes it uses a
+    TPU better."""
+    offset_bytes: int = 2
+    """Images of numbers no wider than this may be grouped with an offset, which saves up to a third
+    of a convolution's multiplications. In float32 it is memory that limits: some steps take a tenth
+    fewer cycles with offsets, SPAN's of 48 channels on v6e takes more."""
+    channels_last: bool = False
+    """Nothing is folded, and images are held with their channels last: one column in a group."""
+
+    def fold_of(self, channels: int) -> int:
+        """Columns in a group of images with so many channels."""
+        return next((f for most, f in sorted(self.folds.items()) if channels <= most), 1)
+
+    def choose(
+        self, *, inputs: int, outputs: int, width: int, stride: int, held: int | None
+    ) -> int:
+        """The fold that a convolution's input gets, 1 for none.
+
+        Args:
+          inputs, outputs: channels.
+          width: columns of the input.
+          stride: along columns.
+          held: the fold that the input has already.
+        """
+        if self.channels_last:
+            return 1
+        wanted = self.fold_of(outputs) * stride
+        if held is not None:
+            if held * inputs > LANES and held * outputs > 2 * LANES:
+                # Wider than the lanes on both sides, what is added is multiplication by zero.
+                return self._fitting(max(self.fold_of(inputs), self.fold_of(outputs)), width)
+            further = wanted > held and wanted * inputs <= _MOVED
+            return self._fitting(wanted, width) if further else held
+        if self.fold_of(outputs) == 1:
+            return 1
+        while wanted > 1 and wanted * inputs > _WIDEST:
+            wanted //= 2
+        return self._fitting(wanted, width)
+
+    def _fitting(self, wanted: int, width: int) -> int:
+        """The fold itself if it divides the width or wastes little of it, else a smaller one."""
+        while wanted > 1 and wanted > width:
+            wanted //= 2
+        half = wanted // 2
+        if width % wanted and half > 1 and width % half == 0:
+            return half
+        return wanted
+
+
+CHANNELS_LAST = LaneFolding({}, channels_last=True)
+"""For CPUs."""
+
+
+def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
+    """What `--lane-folding` means for a device.
+
+    Args:
+      choice: `auto` folds on TPUs and puts channels last on CPUs, `on` folds everywhere, `off`
+        leaves everything as torch has it.
+      device: one of JAX's; None for its first.
+
+    Raises:
+      ValueError: there is no such choice.
+    """
+    if choice not in ("auto", "on", "off"):
+        raise ValueError(f"lane_folding must be auto, on or off, got {choice!r}")
+    if choice == "off":
+        return None
+    if device is None:
+        import jax
+
+        device = jax.devices()[0]
+    if choice == "auto" and device.platform != "tpu":
+        return CHANNELS_LAST if device.platform == "cpu" else None
+    return LaneFolding(FOLDS[CHIPS.get(device.device_kind, _OTHERS)])

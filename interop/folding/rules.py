@@ -1,0 +1,360 @@
+"""What torch's operations do to folded images; whatever has no rule here gets them unfolded.
+
+A rule returns the result, folded or not, or None where it does not apply.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.nn import functional as F
+
+from jaxsr.interop._core.dispatch import OWN, Trace, cast, handles_function
+from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.folding.convolution import convolve_folded
+from jaxsr.interop.folding.elementwise import is_pointwise, leaves, pointwise
+from jaxsr.interop.folding.layout import (
+    Folded,
+    aligned,
+    fold,
+    largest_channel,
+    largest_pixel,
+    refold,
+    spread_channels,
+    sum_channels,
+    sum_columns,
+    unfold,
+)
+from jaxsr.interop.folding.pixel_shuffle import Shuffled, convolve_shuffled
+from jaxsr.interop.folding.resize import enlarge, pool, shuffle
+from jaxsr.interop.lowerings.resample import resize_images
+
+if TYPE_CHECKING:
+    from jaxsr.interop.folding.policy import LaneFolding
+
+aten = torch.ops.aten
+
+Rule = Callable[..., Any]
+_RULES: dict[Any, Rule] = {}
+
+WIDE_LANES = 256
+_ALWAYS = {aten.convolution.default}
+_ENTER = {
+    aten.upsample_bilinear2d.default,
+    aten.upsample_nearest2d.default,
+    aten.upsample_bicubic2d.default,
+}
+
+
+def rule(*funcs: Any) -> Callable[[Rule], Rule]:
+    def register(fn: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(funcs, fn))
+        return fn
+
+    return register
+
+
+def attempt(trace: Any, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+    """Runs `func` on folded images, if one is among its arguments or a convolution calls for it.
+
+    Returns:
+      Whether it did, and the resulting tensors.
+    """
+    folding = trace.folding
+    assert folding is not None
+    tensors = [t for t in leaves(args, kwargs) if isinstance(t, JaxTensor)]
+    if not any(t.image is not None for t in tensors) and func not in (_ALWAYS | _ENTER):
+        return False, None
+    found = _RULES.get(func)
+    if found is None and is_pointwise(func):
+        found = pointwise
+    if found is None or all(t.const is not None for t in tensors):
+        return False, None
+    metas = trace._shadow(func, args, kwargs)
+    with jax.named_scope(f"folded_{func.overloadpacket.__name__}"):
+        result: Any = found(folding, func, args, kwargs, metas)
+    if result is None:
+        return False, None
+    needs = any(t.needs_grad for t in tensors)
+    if isinstance(metas, torch.Tensor):
+        return True, trace.wrap_like(_fitted(result, metas, folding), metas, needs)
+    out = tuple(
+        trace.wrap_like(_fitted(value, meta, folding), meta, needs)
+        for value, meta in zip(result, metas, strict=True)
+    )
+    return True, out
+
+
+def _fitted(value: Any, meta: torch.Tensor, folding: "LaneFolding") -> Any:
+    if not isinstance(value, (Folded, Shuffled)):
+        if callable(value):
+            return value
+        value = cast(value, to_jax_dtype(meta.dtype))
+        assert value.shape == tuple(meta.shape), (value.shape, tuple(meta.shape))
+        return value
+    assert value.shape == tuple(meta.shape), (value.shape, tuple(meta.shape))
+    dtype = to_jax_dtype(meta.dtype)
+    if value.dtype != dtype:
+        value = value.holding(value.array.astype(dtype))
+    if folding.channels_last or isinstance(value, Shuffled):
+        return value
+    narrow = value.array.shape[3] < folding.fewest_lanes
+    return unfold(value) if value.fold == 1 or narrow else value
+
+
+# ---- convolution
+
+
+@rule(aten.convolution.default)
+def _convolution(
+    folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
+) -> Folded | Shuffled | None:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    if transposed or groups != 1 or weight.dim() != 4 or x.dim() != 4 or min(meta.shape) < 1:
+        return None
+    stride, padding, dilation = ((*v, *v)[:2] for v in (stride, padding, dilation))
+    values = weight.array(), None if bias is None else bias.array()
+    if isinstance(x.image, Shuffled) and (*stride, *dilation) == (1, 1, 1, 1):
+        found = convolve_shuffled(x.image, *values, padding)
+        if found is not None:
+            return found
+    image = x.content()
+    held = image.fold if isinstance(image, Folded) else None
+    outputs, inputs = weight.shape[:2]
+    size = folding.choose(
+        inputs=inputs, outputs=outputs, width=x.shape[3], stride=stride[1], held=held
+    )
+    if size == 1 and not folding.channels_last:
+        return None
+    if not isinstance(image, Folded):
+        image = fold(image, size)
+    elif image.fold != size:
+        image = refold(image, size)
+    return convolve_folded(
+        image,
+        *values,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        offsets=image.dtype.itemsize <= folding.offset_bytes,
+    )
+
+
+# ---- reductions
+
+
+@rule(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
+def _reduce(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    x, dims = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+    keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    image = x.content()
+    axes = {d % 4 for d in dims} if dims else {0, 1, 2, 3}
+    name = func.overloadpacket.__name__
+    if name == "amin":
+        image, name, sign = image.holding(-image.array), "amax", -1
+    else:
+        sign = 1
+    if not jnp.issubdtype(image.dtype, jnp.floating):
+        return None
+    if axes == {1}:
+        if not keep:
+            return None
+        if name == "amax":
+            found = largest_channel(image)
+        else:
+            found = sum_channels(image.array, image) / (image.channels if name == "mean" else 1)
+        return Folded(sign * found, (1,), image.width, image.fold, image.offset)
+    if not {2, 3} <= axes or (1 in axes and name == "amax"):
+        return None
+    if name == "amax":
+        found = sign * largest_pixel(image, batch=0 in axes)
+    else:
+        wide = image.cleaned().astype(jnp.promote_types(image.dtype, jnp.float32))
+        over = tuple(sorted((axes & {0}) | {1, 2}))
+        found = sum_columns(jnp.sum(wide, over, keepdims=True), image)
+        if 1 in axes:
+            found = jnp.sum(found, 3, keepdims=True)
+        if name == "mean":
+            found = found / math.prod(x.shape[a] for a in axes)
+    return found.transpose(0, 3, 1, 2).reshape(tuple(meta.shape))
+
+
+@rule(aten.mean.default, aten.sum.default)
+def _reduce_all(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    return _reduce(folding, func, (args[0], [0, 1, 2, 3]), {}, meta)
+
+
+# ---- neighbours
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def _max_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    if not _halves(*args[1:], **kwargs):
+        return None
+    image = args[0].content()
+    found = pool(image, first_largest)
+    if found is None:
+        return None
+    plain = OWN[aten.max_pool2d_with_indices.default]
+    return found, lambda: plain(args[0].array(), *args[1:], **kwargs)[1]
+
+
+@jax.custom_jvp
+def first_largest(*pixels: jax.Array) -> jax.Array:
+    """Ties go to the first, and NaN wins, as in torch."""
+    return _first_largest(pixels)[0]
+
+
+def _first_largest(pixels: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The largest, and which it is."""
+    best, index = pixels[0], jnp.zeros(pixels[0].shape, jnp.uint8)
+    for k, value in enumerate(pixels[1:], 1):
+        larger = (value > best) | jnp.isnan(value) & ~jnp.isnan(best)
+        best = jnp.where(larger, value, best)
+        index = jnp.where(larger, jnp.uint8(k), index)
+    return best, index
+
+
+@first_largest.defjvp
+def _first_largest_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    best, index = _first_largest(primals)
+    # XLA would keep what the comparisons gave, a byte for each, instead of one.
+    index = jax.lax.optimization_barrier(index)
+    moved = tangents[0]
+    for k, tangent in enumerate(tangents[1:], 1):
+        moved = jnp.where(index == k, tangent, moved)
+    return best, moved
+
+
+@rule(aten.avg_pool2d.default)
+def _mean_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    image, *options = args
+    if len(options) > 3 or kwargs or not _halves(*options):
+        return None
+
+    def mean(first: jax.Array, *others: jax.Array) -> jax.Array:
+        total = first.astype(jnp.promote_types(first.dtype, jnp.float32))
+        for pixel in others:
+            total = total + pixel
+        return (total / 4).astype(first.dtype)
+
+    return pool(image.content(), mean)
+
+
+def _halves(
+    kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> bool:
+    """Whether a pooling has windows of 2 × 2 that neither overlap nor leave the image."""
+
+    def both(value: Any, number: int) -> bool:
+        return all(v == number for v in (value if isinstance(value, Sequence) else (value,)))
+
+    return (
+        both(kernel, 2)
+        and (not stride or both(stride, 2))
+        and both(padding, 0)
+        and both(dilation, 1)
+        and not ceil_mode
+    )
+
+
+@rule(aten.cat.default)
+def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Folded | None:
+    tensors = args[0]
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if meta.dim() != 4 or dim % 4 != 1 or any(t.dim() != 4 for t in tensors):
+        return None
+    contents = [t.content() for t in tensors]
+    dtype = to_jax_dtype(meta.dtype)
+    # The fold of the most lanes: the least has to move.
+    size = max((c for c in contents if isinstance(c, Folded)), key=lambda c: c.array.size).fold
+    held = {c.offset if isinstance(c, Folded) and c.fold == size else 0 for c in contents}
+    offset = held.pop() if len(held) == 1 else 0
+
+    def alike(content: Folded | jax.Array) -> Folded:
+        if not isinstance(content, Folded):
+            return fold(content, size)
+        if content.fold != size:
+            return refold(content, size)
+        return content if offset else aligned(content)
+
+    images = [alike(c) for c in contents]
+    array = jnp.concatenate([i.array.astype(dtype) for i in images], axis=3)
+    return Folded(array, sum((i.parts for i in images), ()), meta.shape[3], size, offset)
+
+
+def _enlarging(method: str, aligns: bool) -> Rule:
+    def run(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+        x, size, *rest = args
+        align = bool(rest.pop(0)) if aligns else False
+        scales = (*rest, None, None)[:2]
+        image = x.content()
+        if folding.channels_last:
+            if not isinstance(image, Folded):
+                return None
+            array = resize_images(image.array, size, scales, method, align, axes=(1, 2))
+            return Folded(array, image.parts, size[1], 1)
+        if not isinstance(image, Folded):
+            # Wide images enter here where the result is what folding is for.
+            ratio = size[1] // image.shape[3]
+            wide = folding.fold_of(image.shape[1]) == 1
+            if ratio < 2 or not wide or ratio * image.shape[1] > WIDE_LANES:
+                return None
+            image = fold(image, 1)
+        elif (size[1] // image.width) * image.array.shape[3] > 2 * WIDE_LANES:
+            return None
+        return enlarge(image, size, method=method, align=align, scales=scales)
+
+    return run
+
+
+rule(aten.upsample_bilinear2d.default)(_enlarging("bilinear", True))
+rule(aten.upsample_bicubic2d.default)(_enlarging("bicubic", True))
+rule(aten.upsample_nearest2d.default)(_enlarging("nearest", False))
+
+
+@rule(aten.pixel_shuffle.default)
+def _pixel_shuffle(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    return shuffle(args[0].content(), args[1], fewest_lanes=folding.fewest_lanes)
+
+
+# ---- normalisation of each sample; that of the batch is in `lowerings/batch_norm.py`
+
+
+_INSTANCE_NORM = inspect.signature(F.instance_norm)
+
+
+@handles_function(F.instance_norm)
+def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    given = _INSTANCE_NORM.bind(*args, **kwargs)
+    given.apply_defaults()
+    x, weight, bias, eps = (given.arguments[n] for n in ("input", "weight", "bias", "eps"))
+    image = x.folded if isinstance(x, JaxTensor) else None
+    running = any(given.arguments[n] is not None for n in ("running_mean", "running_var"))
+    if image is None or running or not given.arguments["use_input_stats"]:
+        return func(*args, **kwargs)
+    if math.prod(image.shape[2:]) < 2:
+        return func(*args, **kwargs)  # torch refuses a single pixel
+    tensors = [x] + [trace._ours(t) for t in (weight, bias) if t is not None]
+    wide = image.array.astype(jnp.promote_types(image.dtype, jnp.float32))
+    count = image.shape[2] * image.shape[3]
+
+    def mean_of(lanes: jax.Array) -> jax.Array:
+        total = jnp.sum(image.holding(lanes).cleaned(), (1, 2), keepdims=True)
+        return spread_channels(sum_columns(total, image) / count, image)
+
+    centred = wide - mean_of(wide)
+    out = centred * jax.lax.rsqrt(mean_of(jnp.square(centred)) + eps)
+    if weight is not None:
+        out = out * spread_channels(trace._ours(weight).array().astype(wide.dtype), image)
+    if bias is not None:
+        out = out + spread_channels(trace._ours(bias).array().astype(wide.dtype), image)
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        meta = torch.empty_like(x.meta)
+    needs = any(t.needs_grad for t in tensors)
+    return trace.wrap_like(image.holding(out.astype(image.dtype)), meta, needs)

@@ -1,0 +1,90 @@
+"""Seeing the torch code of a converted module while it is traced, and running torch code on arrays.
+
+A watcher is entered around the module's method, innermost of all modes: what it sees is what the
+torch code calls, before this package redirects anything. It must not change what it sees.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import torch
+from torch import nn
+
+from jaxsr.interop._core.dtypes import constant_to_jax
+from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace_scope import Region
+
+Watch = Callable[[nn.Module, tuple, dict], AbstractContextManager[Any]]
+"""Gets the module that runs and its arguments; what it returns is entered around the run."""
+
+# Per thread and per context: another thread's traces stay unobserved.
+_WATCH: ContextVar[Watch | None] = ContextVar("jaxsr_interop_watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Every `JaxModule.apply` of this thread in this block is entered under `watch`.
+
+    Under `jax.jit` that happens while tracing: a cached program is not traced again.
+    """
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def watching(module: nn.Module, args: tuple, kwargs: dict) -> AbstractContextManager[Any]:
+    """What `watched` asks for around this run; nothing outside such a block."""
+    watch = _WATCH.get()
+    return nullcontext() if watch is None else watch(module, args, kwargs)
+
+
+def value_of(tensor: torch.Tensor) -> jax.Array | None:
+    """The array that a tensor met under a watcher holds now, traced or not.
+
+    None inside `jax.checkpoint` or an `autograd.Function`: such a value may not leave it.
+    """
+    if Region.current() is not None:
+        return None
+    return tensor.array() if isinstance(tensor, JaxTensor) else constant_to_jax(tensor)
+
+
+def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The torch tensor behind it where its value depends on no input, else None."""
+    return tensor.const if isinstance(tensor, JaxTensor) else tensor
+
+
+def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs torch code on JAX arrays as `apply` would run it inside a module.
+
+    Args:
+      function: takes torch tensors where it is given arrays; usable under `jax.jit`.
+      *args: pytrees of arrays; torch tensors among them are constants of the program.
+      **kwargs: likewise.
+
+    Returns:
+      What it returns, arrays for tensors.
+
+    Raises:
+      UnsupportedTorchError: JAX would compute something else.
+    """
+    from jaxsr.interop._core import functionalize as _skeleton
+    from jaxsr.interop._core.dispatch import Trace
+    from jaxsr.interop._core.trace_context import session
+
+    _skeleton.load_lowerings()
+    trace = Trace(None)
+
+    def present(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return trace.adopt(value)
+        return _skeleton._present(trace, value, None)
+
+    with session(trace):
+        given: Mapping[str, Any]
+        given = jax.tree.map(present, {"args": args, "kwargs": kwargs}, is_leaf=lambda x: x is None)
+        return _skeleton._absent(trace, function(*given["args"], **given["kwargs"]))

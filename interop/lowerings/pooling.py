@@ -1,0 +1,197 @@
+"""Pooling as torch computes it: any window, dilation, ceil mode, indices, ties and gradients."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from jaxsr.interop._core.dispatch import lowers
+
+aten = torch.ops.aten
+
+
+def _spread(value: Any, n: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    return values * n if len(values) == 1 else values
+
+
+def _lowest(dtype: Any) -> Any:
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _max_pool(
+    x: jax.Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    *,
+    ndim: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The first largest element of each window, and its flat position in the image.
+
+    Built from the window's shifted strided slices, so that dilation has a gradient and ties go to
+    the first element, in XLA as in torch.
+    """
+    kernel = _spread(kernel, ndim)
+    stride = _spread(stride, ndim) if stride not in ((), [], None) else kernel
+    padding, dilation = _spread(padding, ndim), _spread(dilation, ndim)
+    spatial = x.shape[-ndim:]
+    counts = [
+        _windows(*each, ceil_mode)
+        for each in zip(spatial, kernel, stride, padding, dilation, strict=True)
+    ]
+    low = _lowest(x.dtype)
+    right = [
+        max(0, (n - 1) * s + (k - 1) * d + 1 - size - p)
+        for n, s, k, d, size, p in zip(
+            counts, stride, kernel, dilation, spatial, padding, strict=True
+        )
+    ]
+    lead = ((0, 0),) * (x.ndim - ndim)
+    padded = jnp.pad(
+        x, (*lead, *zip(padding, right, strict=True)), constant_values=jnp.asarray(low, x.dtype)
+    )
+    positions = np.arange(math.prod(spatial), dtype=np.int32).reshape(spatial)
+    positions = np.pad(positions, tuple(zip(padding, right, strict=True)), constant_values=-1)
+    best = index = None
+    for offset in itertools.product(*(range(k) for k in kernel)):
+        window = tuple(
+            slice(o * d, o * d + (n - 1) * s + 1, s)
+            for o, d, n, s in zip(offset, dilation, counts, stride, strict=True)
+        )
+        value = padded[(..., *window)]
+        where = jnp.asarray(positions[window])
+        if best is None or index is None:
+            best, index = value, jnp.broadcast_to(where, value.shape)
+            continue
+        # NaN wins, as in torch; padding never does, even against a window of -inf.
+        wins = (value > best) | jnp.isnan(value) & ~jnp.isnan(best) | (index < 0)
+        best = jnp.where(wins, value, best)
+        index = jnp.where(wins, where, index)
+    assert best is not None and index is not None
+    return best, index
+
+
+def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (-(-span // stride) if ceil else span // stride) + 1
+    # A window that starts in the right padding is dropped (torch's pooling_output_shape).
+    return count - 1 if ceil and (count - 1) * stride >= size + padding else count
+
+
+@lowers(aten.max_pool2d_with_indices.default)
+def max_pool2d(x: jax.Array, *args: Any, **kwargs: Any) -> Any:
+    return _max_pool(x, *args, ndim=2, **kwargs)
+
+
+@lowers(aten.max_pool3d_with_indices.default)
+def max_pool3d(x: jax.Array, *args: Any, **kwargs: Any) -> Any:
+    return _max_pool(x, *args, ndim=3, **kwargs)
+
+
+def _adaptive_bounds(size: int, out: int) -> list[tuple[int, int]]:
+    return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+
+
+def _adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of each output's window, padded to one length, and which of them count."""
+    bounds = _adaptive_bounds(size, out)
+    longest = max((b - a for a, b in bounds), default=1)
+    index = np.zeros((out, longest), np.int32)
+    valid = np.zeros((out, longest), bool)
+    for i, (a, b) in enumerate(bounds):
+        index[i, : b - a], valid[i, : b - a] = np.arange(a, b), True
+    return index, valid
+
+
+def _adaptive_max(x: jax.Array, size: Any, ndim: int) -> tuple[jax.Array, jax.Array]:
+    spatial, out = x.shape[-ndim:], _spread(size, ndim)
+    windows = [_adaptive_windows(n, o) for n, o in zip(spatial, out, strict=True)]
+    flat = np.zeros((1,), np.int64)
+    valid = np.ones((1,), bool)
+    shape: tuple[int, ...] = ()
+    # Flat positions of every window: (out..., window...) built axis by axis.
+    for (index, ok), n in zip(windows, spatial, strict=True):
+        flat = flat.reshape(*shape, 1, -1, 1) * n + index[:, None, :]
+        valid = valid.reshape(*shape, 1, -1, 1) & ok[:, None, :]
+        shape = (*shape, index.shape[0])
+        flat, valid = flat.reshape(*shape, -1), valid.reshape(*shape, -1)
+    lead = x.shape[: x.ndim - ndim]
+    values = x.reshape(*lead, -1)[..., flat.astype(np.int32)]
+    values = jnp.where(valid, values, _lowest(x.dtype))
+    # argmax takes the first of equal values and the first NaN, as torch does.
+    best = jnp.argmax(values, -1)
+    picked = jnp.take_along_axis(values, best[..., None], -1)[..., 0]
+    positions = jnp.broadcast_to(jnp.asarray(flat, jnp.int32), values.shape)
+    return picked, jnp.take_along_axis(positions, best[..., None], -1)[..., 0]
+
+
+@lowers(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool2d(x: jax.Array, size: Any) -> Any:
+    return _adaptive_max(x, size, 2)
+
+
+@lowers(aten.adaptive_max_pool3d.default)
+def adaptive_max_pool3d(x: jax.Array, size: Any) -> Any:
+    return _adaptive_max(x, size, 3)
+
+
+def _adaptive_mean(x: jax.Array, size: Any, ndim: int) -> jax.Array:
+    """One small averaging matrix per axis: right for any size, a plain product on any device."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    for i, out in enumerate(_spread(size, ndim)):
+        axis = x.ndim - ndim + i
+        n = x.shape[axis]
+        if out == n:
+            continue
+        if n % out == 0:
+            split = (*wide.shape[:axis], out, n // out, *wide.shape[axis + 1 :])
+            wide = wide.reshape(split).mean(axis + 1)
+            continue
+        weights = np.zeros((out, n), np.float32)
+        for row, (a, b) in enumerate(_adaptive_bounds(n, out)):
+            weights[row, a:b] = 1 / (b - a)
+        moved = jnp.moveaxis(wide, axis, -1)
+        moved = jnp.matmul(moved, weights.T, precision=lax.Precision.HIGHEST)
+        wide = jnp.moveaxis(moved, -1, axis)
+    return wide.astype(x.dtype)
+
+
+@lowers(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(x: jax.Array, size: Any) -> jax.Array:
+    return _adaptive_mean(x, size, 2)
+
+
+@lowers(aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool3d(x: jax.Array, size: Any) -> jax.Array:
+    return _adaptive_mean(x, size, 3)
+
+
+def _unpool(x: jax.Array, indices: jax.Array, size: Any, ndim: int) -> jax.Array:
+    lead = x.shape[: x.ndim - ndim]
+    rows = math.prod(lead)
+    flat = jnp.zeros((rows, math.prod(size)), x.dtype)
+    row = jnp.arange(rows)[:, None]
+    place, values = flat.at[row, indices.reshape(rows, -1)], x.reshape(rows, -1)
+    # Where windows overlap one value overwrites another; torch's gradient reaches both.
+    reached = place.add(values)
+    written = lax.stop_gradient(place.set(values) - reached) + reached
+    return written.reshape(*lead, *size)
+
+
+@lowers(aten.max_unpool2d.default)
+def max_unpool2d(x: jax.Array, indices: jax.Array, size: Any) -> jax.Array:
+    return _unpool(x, indices, size, 2)
+
+
+@lowers(aten.max_unpool3d.default)
+def max_unpool3d(x: jax.Array, indices: jax.Array, size: Any, *_: Any) -> jax.Array:
+    return _unpool(x, indices, size, 3)

@@ -1,0 +1,253 @@
+"""The same training step in plain PyTorch, on CPU or CUDA, eager or compiled.
+
+It takes the objective, the phases, the optimiser configuration and the prepared batches that
+`jaxsr.interop.train.step` takes, so that the two differ in nothing but who computes.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
+from jaxsr.interop.train.step import StepConfig
+
+
+def make_torch_optimizer(
+    config: OptimizerConfig, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The `torch.optim` optimiser of this configuration; the caller sets the learning rate."""
+    decay, eps = config.weight_decay, config.epsilon
+    match config.name:
+        case "adam":
+            return torch.optim.Adam(parameters, config.lr, config.betas, eps, decay)
+        case "adamw":
+            return torch.optim.AdamW(parameters, config.lr, config.betas, eps, decay)
+        case "adagrad":
+            return torch.optim.Adagrad(parameters, config.lr, weight_decay=decay, eps=eps)
+        case "sgd":
+            return torch.optim.SGD(
+                parameters,
+                config.lr,
+                config.momentum,
+                config.dampening,
+                decay,
+                nesterov=config.nesterov,
+            )
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or a gradient is not a finite number."""
+
+
+class TorchStep:
+    """Trains an objective in place.
+
+    Args:
+      objective: networks and losses; moved to `device`.
+      optimizers: configuration by network.
+      updates: number of updates over which each network's schedule runs.
+      exported: network whose moving average is kept.
+      config: accumulation, moving average and compute dtype; `batch_norm` makes no difference
+        on one device.
+      device: `cpu`, `cuda` or any torch device.
+      compiled: run the objective's networks through `torch.compile`.
+      channels_last: keep activations NHWC in memory.
+      check_finite: wait for every loss and stop where one is not finite.
+    """
+
+    def __init__(
+        self,
+        objective: Any,
+        optimizers: Mapping[str, OptimizerConfig],
+        updates: Mapping[str, int],
+        *,
+        exported: str,
+        config: StepConfig | None = None,
+        device: str = "cpu",
+        compiled: bool = False,
+        channels_last: bool = False,
+        check_finite: bool = True,
+    ) -> None:
+        self.config = config or StepConfig()
+        self.device = torch.device(device)
+        layout = torch.channels_last if channels_last else torch.preserve_format
+        self.objective = objective.to(self.device, memory_format=layout).train()
+        self.layout = layout
+        self._check_finite = check_finite
+        self.step = 0
+        self.updates_done = dict.fromkeys(optimizers, 0)
+        self._configs = dict(optimizers)
+        self._clip = {name: c.clip_norm for name, c in optimizers.items()}
+        self._schedules = {n: make_schedule(c, updates[n]) for n, c in optimizers.items()}
+        self._parameters = {n: dict(self._network(n).named_parameters()) for n in optimizers}
+        self._optimizers = {
+            n: make_torch_optimizer(c, list(self._parameters[n].values()))
+            for n, c in optimizers.items()
+        }
+        self.exported = exported
+        self.ema: dict[str, Tensor] = {}
+        if self.config.ema_decay:
+            self.ema = {
+                f"{exported}.{n}": p.detach().clone() for n, p in self._parameters[exported].items()
+            }
+        if self.config.compute_dtype != "float32":
+            self._compute_in(getattr(torch, self.config.compute_dtype))
+        if compiled:
+            for name in optimizers:
+                self._network(name).compile()
+
+    def _network(self, name: str) -> nn.Module:
+        return self.objective.get_submodule(name)
+
+    def _compute_in(self, dtype: torch.dtype) -> None:
+        """Runs every player's network under autocast and hands float32 on."""
+        for name in self._optimizers:
+            network = self._network(name)
+            network.forward = torch.autocast(self.device.type, dtype)(network.forward)
+            network.register_forward_hook(
+                lambda _, inputs, outputs: torch.utils._pytree.tree_map(
+                    lambda x: x.float(), outputs
+                )
+            )
+
+    def train_step(self, phase_name: str, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """One step of the phase on a prepared batch; returns metrics by `network/name`.
+
+        Raises:
+          NonFiniteError: a loss or gradient is not finite; that network was not updated.
+        """
+        phase = self.objective.phase(phase_name)
+        tensors = {name: self.place(rows) for name, rows in batch.items()}
+        metrics: dict[str, Tensor] = {}
+        slices = self.config.accumulate
+        shared = getattr(self.objective, phase.share)(tensors) if slices == 1 else None
+        for turn, player in enumerate(phase.players):
+            # A player that sees the shared tensors detached leaves their graph alone.
+            needed_again = player.through_shared and any(
+                later.through_shared for later in phase.players[turn + 1 :]
+            )
+            # The generator's pass also reaches the discriminator's parameters.
+            self._optimizers[player.network].zero_grad(set_to_none=True)
+            sums: dict[str, Tensor] = {}
+            for index in range(slices):
+                rows = {name: value[index::slices] for name, value in tensors.items()}
+                common = shared
+                if common is None:
+                    common = getattr(self.objective, phase.share)(rows)
+                if not player.through_shared:
+                    common = {name: value.detach() for name, value in common.items()}
+                loss, found = getattr(self.objective, player.loss)(common, rows)
+                (loss / slices).backward(retain_graph=shared is not None and needed_again)
+                for name, value in {"loss": loss, **found}.items():
+                    sums[name] = sums.get(name, 0) + value.detach() / slices
+            sums["grad_norm"] = self._update(player.network)
+            if self._check_finite:
+                self._refuse_not_finite(player.network, sums)
+            self._apply(player.network)
+            metrics |= {f"{player.network}/{name}": value for name, value in sums.items()}
+        self._move_average()
+        self.step += 1
+        return metrics
+
+    def _refuse_not_finite(self, network: str, metrics: Mapping[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            if not torch.isfinite(value):
+                raise NonFiniteError(f"{network}/{name} is {value.item()} at step {self.step + 1}")
+
+    def place(self, rows: np.ndarray | Tensor) -> Tensor:
+        """One array of a batch on the device, in the chosen memory layout."""
+        if isinstance(rows, Tensor):
+            return rows
+        tensor = torch.from_numpy(np.array(rows)).to(self.device, non_blocking=True)
+        return tensor.to(memory_format=self.layout) if tensor.ndim == 4 else tensor
+
+    def _update(self, network: str) -> Tensor:
+        """Clips the gradients; returns their norm before."""
+        parameters = list(self._parameters[network].values())
+        for parameter in parameters:
+            # A phase that leaves a head unused gives it no gradient, and torch's Adam would then
+            # count fewer updates for it; JAX's gradient is 0, and so it is here.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        limit = self._clip[network]
+        if limit is not None:
+            return nn.utils.clip_grad_norm_(parameters, limit)
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    def _apply(self, network: str) -> None:
+        optimizer = self._optimizers[network]
+        for group in optimizer.param_groups:
+            group["lr"] = float(np.asarray(self._schedules[network](self.updates_done[network])))
+        optimizer.step()
+        self.updates_done[network] += 1
+
+    def _move_average(self) -> None:
+        decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for name, old in self.ema.items():
+                new = self._parameters[self.exported][name.removeprefix(f"{self.exported}.")]
+                old.mul_(decay).add_(new, alpha=1 - decay)
+
+    def state(self) -> dict[str, Any]:
+        """Everything a checkpoint needs, as NumPy arrays."""
+        optimizers = {n: self._optimizer_state(n) for n in self._optimizers}
+        return {
+            "step": np.asarray(self.step),
+            "updates_done": {n: np.asarray(c) for n, c in self.updates_done.items()},
+            "tensors": {n: _host(t) for n, t in self.objective.state_dict().items()},
+            "optimizers": optimizers,
+            "ema": {n: _host(t) for n, t in self.ema.items()},
+        }
+
+    def _optimizer_state(self, network: str) -> dict[str, dict[str, np.ndarray]]:
+        """By parameter; zeros before the first update, where torch has made no state yet."""
+        parameters = self._parameters[network]
+        states = self._optimizers[network].state
+        if self.updates_done[network] == 0:
+            twins = {n: nn.Parameter(torch.zeros_like(p)) for n, p in parameters.items()}
+            twin = make_torch_optimizer(self._configs[network], list(twins.values()))
+            for parameter in twins.values():
+                parameter.grad = torch.zeros_like(parameter)
+            twin.step()
+            parameters, states = twins, twin.state
+        return {
+            name: {k: _host(v) for k, v in states[p].items() if v is not None}
+            for name, p in parameters.items()
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` returned."""
+        self.step = int(state["step"])
+        self.updates_done = {n: int(c) for n, c in state["updates_done"].items()}
+        tensors = {n: torch.from_numpy(np.array(a)) for n, a in state["tensors"].items()}
+        self.objective.load_state_dict(tensors)
+        for network, entries in state["optimizers"].items():
+            if self.updates_done[network] == 0:
+                continue  # torch makes the state at the first update
+            for name, entry in entries.items():
+                parameter = self._parameters[network][name]
+                # torch keeps its own step counters on the CPU.
+                self._optimizers[network].state[parameter] = {
+                    k: torch.from_numpy(np.array(a)).to("cpu" if k == "step" else self.device)
+                    for k, a in entry.items()
+                }
+        for name, array in state["ema"].items():
+            self.ema[name].copy_(torch.from_numpy(np.array(array)))
+
+    @contextlib.contextmanager
+    def evaluating(self):
+        """Evaluation mode without gradients, and back."""
+        self.objective.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.objective.train()
+
+
+def _host(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

@@ -1,0 +1,250 @@
+"""`jaxsr compare trace`, `traces` and `engines`: options, files and exit status."""
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxsr.comparison.backend_spec import Dtype, Engine, Platform, Precision, Side
+from jaxsr.comparison.workload_options import SubjectOptions
+from jaxsr.runtime.cli import cache_folder, parse_options
+
+if TYPE_CHECKING:
+    from jaxsr.comparison.result import Comparison
+
+AGREE, DIFFER = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(SubjectOptions):
+    """One run to record."""
+
+    engine: Engine = "jax"
+    """Who computes."""
+    platform: Platform = "auto"
+    """Where; `auto` takes the first that the engine finds."""
+    dtype: Dtype = "float32"
+    """Of weights, activations and cache."""
+    precision: Precision = "highest"
+    """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, `bfloat16`
+    (JAX) does on any platform what TPUs do."""
+    granularity: Literal["module", "operation"] = "operation"
+    """Record every torch function, or what every module returns."""
+    alone: bool = False
+    """In JAX, run every operation by itself instead of the program that users run."""
+    keep: tuple[str, ...] = ()
+    """Patterns of `module:operation` whose tensors are kept whole, `model.layers.3.*:*` say."""
+    tokens_of: Path | None = None
+    """Feed the tokens of this trace instead of the greedy ones, so that the two stay comparable."""
+    out: Path = Path("runs/trace")
+    """Folder for the trace."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        side = self.side()
+        if self.alone:
+            side.check_operations_alone()
+
+    def side(self) -> Side:
+        """Engine, place, dtype and precision."""
+        return Side(
+            engine=self.engine,
+            platform=self.platform,
+            dtype=self.dtype,
+            precision=self.precision,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginesOptions(SubjectOptions):
+    """Two runs to hold together."""
+
+    a: str = "torch,platform=cpu"
+    """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed."""
+    b: str = "jax"
+    """Second side."""
+    model_b: str | None = None
+    """Another model for the second side, of the same family and sizes. Default: the same."""
+    reference: bool = False
+    """Also run torch in float64: says which side is nearer to the truth."""
+    within: str = ""
+    """Take local errors only inside this module."""
+    save_traces: bool = False
+    """Keep both traces, in `first` and `second`."""
+    out: Path = Path("runs/compare-engines")
+    """Folder for comparison.json, comparison.html and the suspects' tensors."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Side.parse(self.a).check_operations_alone()
+        Side.parse(self.b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracesOptions:
+    """Two recorded runs to compare."""
+
+    out: Path = Path("runs/compare-traces")
+    """Folder for comparison.json and comparison.html."""
+
+
+def trace(arguments: list[str]) -> int:
+    """Record a run by module and operation: shapes, dtypes, figures, whole tensors where asked."""
+    options: TraceOptions = _parse(TraceOptions, arguments, "trace", trace.__doc__)
+    _prepare([options.side()])
+    from jaxsr.comparison.trace import make_trace, open_side
+    from jaxsr.comparison.trace_file import load_trace, save_trace
+    from jaxsr.comparison.workload_loader import open_subject
+
+    forced = None if options.tokens_of is None else load_trace(options.tokens_of).tokens
+    subject = open_subject(options)
+    recorded = make_trace(
+        subject,
+        open_side(subject, options.side()),
+        granularity=options.granularity,
+        alone=options.alone,
+        keep=options.keep,
+        forced=forced,
+        progress=_progress,
+    )
+    save_trace(recorded, options.out)
+    whole = sum(bool(record.whole) for record in recorded.records)
+    print(
+        f"{recorded.name} on {recorded.header['device']}: {len(recorded.records)} operations in "
+        f"{len(recorded.outputs)} steps, {whole} of them whole; {recorded.header['recorder']}"
+    )
+    if options.keep and not whole:
+        raise ValueError(
+            f"keep={' '.join(options.keep)!r} matches no module:operation of this run; the trace "
+            f"at {options.out} has their names"
+        )
+    print(f"wrote {options.out}")
+    return AGREE
+
+
+def traces(arguments: list[str]) -> int:
+    """Compare two recorded runs: total errors, first operation that parts, tokens."""
+    import tyro
+
+    def both(
+        first: tyro.conf.Positional[Path],
+        second: tyro.conf.Positional[Path],
+        /,
+        *,
+        options: tyro.conf.OmitArgPrefixes[TracesOptions],
+    ) -> tuple[Path, Path, TracesOptions]:
+        return first, second, options
+
+    first, second, options = _parse(both, arguments, "traces", traces.__doc__)
+    from jaxsr.comparison.compare_traces import check_comparable, compare_traces
+    from jaxsr.comparison.trace_file import load_trace
+
+    pair = load_trace(first), load_trace(second)
+    check_comparable(*pair, names=(str(first), str(second)))
+    comparison = compare_traces(*pair, progress=_progress)
+    return _report(comparison, options.out)
+
+
+def engines(arguments: list[str]) -> int:
+    """Run two engines side by side: total and local error of every operation, tokens."""
+    options: EnginesOptions = _parse(EnginesOptions, arguments, "engines", engines.__doc__)
+    first, second = Side.parse(options.a), Side.parse(options.b)
+    _prepare([first, second])
+    from dataclasses import replace
+
+    from jaxsr.comparison.compare_engines import compare_sides
+    from jaxsr.comparison.trace_file import save_trace
+    from jaxsr.comparison.workload_loader import open_subject
+
+    subject = open_subject(options)
+    other = None
+    if options.model_b is not None:
+        other = open_subject(replace(options, model=options.model_b))
+        if other.identity() != subject.identity():
+            raise ValueError(
+                f"model_b={options.model_b} has other parameters or takes other inputs than "
+                f"{options.model}; the two must share names and shapes"
+            )
+    comparison, *recorded = compare_sides(
+        subject,
+        first,
+        second,
+        other=other,
+        reference=options.reference,
+        within=options.within,
+        progress=_progress,
+    )
+    if options.save_traces:
+        for name, one in zip(("first", "second"), recorded, strict=True):
+            save_trace(one, options.out / name)
+    return _report(comparison, options.out)
+
+
+def compare_folders(arguments: list[str]) -> bool:
+    """Whether `compare A B …` means two traces: both words are folders."""
+    return len(arguments) >= 2 and all(Path(word).is_dir() for word in arguments[:2])
+
+
+def _parse(kind: Any, arguments: Sequence[str], name: str, description: str | None) -> Any:
+    return parse_options(
+        kind, arguments, prog=f"python -m jaxsr.compare {name}", description=description or ""
+    )
+
+
+def _prepare(sides: Sequence[Side]) -> None:
+    """What the command changes for the whole process, in one place."""
+    import jax
+
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    platforms = [side.platform for side in sides if side.engine == "jax"]
+    if "auto" not in platforms:
+        # The CPU as well: host arrays live there, and two sides may be two platforms.
+        jax.config.update("jax_platforms", ",".join(dict.fromkeys((*platforms, "cpu"))))
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _report(comparison: "Comparison", out: Path) -> int:
+    from jaxsr.comparison.html_report import page
+    from jaxsr.comparison.text_report import as_json, print_report
+    from jaxsr.interop.weights import write_whole
+
+    words = {**comparison.first["words"], **comparison.second["words"]}
+
+    def word(token: int) -> str:
+        return words.get(str(token), str(token))
+
+    print_report(comparison, word=word)
+    out.mkdir(parents=True, exist_ok=True)
+    content = json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(out / "comparison.json", f"{content}\n".encode())
+    write_whole(out / "comparison.html", page(comparison, word=word).encode())
+    written = ["comparison.json", "comparison.html"]
+    suspects = _suspects(comparison)
+    if suspects:
+        from safetensors.numpy import save
+
+        write_whole(out / "suspects.safetensors", save(suspects))
+        written.append("suspects.safetensors")
+    print(f"wrote {out}: {', '.join(written)}")
+    return AGREE if comparison.agree else DIFFER
+
+
+def _suspects(comparison: "Comparison") -> dict[str, Any]:
+    """Inputs and both results of the first operations found, by place."""
+    import numpy as np
+
+    found: dict[str, Any] = {}
+    for row in comparison.rows:
+        for name, array in ({} if row.local is None else row.local.whole).items():
+            plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+            key = f"step{row.step}/{row.call.key}/{name}"
+            found[key] = np.ascontiguousarray(plain).reshape(plain.shape)
+    return found

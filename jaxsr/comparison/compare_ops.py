@@ -1,0 +1,247 @@
+"""The precision comparison of resizing: every library against every other, on the same pictures.
+
+Within one method and dtype all pairs are compared. A library without bfloat16 stands in that group
+with its float32 result, so that bfloat16 is judged against something exact.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxsr.comparison.picture_metrics import SCALES, Difference, difference_on
+from jaxsr.comparison.resize_backends import (
+    DTYPES,
+    METHODS,
+    Resizer,
+    library_versions,
+    make_resizers,
+)
+
+Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
+Dtype = Literal["uint8", "float32", "bfloat16"]
+
+PUBLISHED = {
+    "what": "uint8 frames to 1080x640, bilinear without antialias, against OpenCV INTER_LINEAR",
+    "scale": "[-1, 1]",
+    "largest": 0.0078,
+    "mean": 0.0008,
+    "bfloat16_largest_on_0_255": 1.7109,
+    "seconds_first_tpu_v6e": 0.5847,
+    "seconds_cached_tpu_v6e": 0.0282,
+    "seconds_cached_b200": 0.0004,
+}
+"""The figures that the default run stands beside; "mean" was published as a median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to compare."""
+
+    images: Path | None = None
+    """Folder of pictures. Default: photos that come with the installation."""
+    limit: int = 4
+    """At most this many pictures, in order of their names."""
+    size: tuple[int, int] = (1080, 640)
+    """Height and width of the result."""
+    methods: tuple[Literal["nearest", "bilinear", "bicubic", "lanczos", "area"], ...] = (
+        "bilinear",
+    )
+    """Interpolation methods."""
+    dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
+    """Dtypes of the pictures that are resized."""
+    antialias: bool = False
+    """Stretch the filter when shrinking, where a library leaves the choice."""
+    convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
+    """Whose rules jaxsr follows."""
+    runs: int = 5
+    """Timed runs after the first one."""
+    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
+    """Where jaxsr and jax.image compute; the other libraries run on the CPU."""
+    out: Path = Path("runs/compare-ops")
+    """Folder for comparison.json and comparison.png."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("methods", METHODS), ("dtypes", DTYPES)):
+            values = getattr(self, name)
+            if not values or set(values) - set(known):
+                raise ValueError(f"{name} must be among {', '.join(known)}, got {values!r}")
+        if min(self.size) < 1:
+            raise ValueError(f"size must be at least 1 on each side, got {self.size}")
+        if self.limit < 1:
+            raise ValueError(f"limit must be at least 1 picture, got {self.limit}")
+        if self.runs < 5:
+            raise ValueError(f"runs must be at least 5 for a median, got {self.runs}")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One library's times for the first picture, in seconds."""
+
+    first: float
+    """Trace and compile included, where the library does that."""
+    cached: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Of the cached runs."""
+        return median(self.cached)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All libraries at one method and dtype."""
+
+    method: str
+    dtype: str
+    rules: dict[str, str]
+    """What each library computes, where that is not the method's plain meaning."""
+    timings: dict[str, Timing]
+    pairs: dict[tuple[str, str], tuple[Difference, ...]]
+    """For each pair of names the difference on each scale."""
+    absent: tuple[str, ...]
+    results: dict[str, list[np.ndarray]] = field(repr=False)
+    """Results on 0…255, picture by picture."""
+
+
+def compare_ops(
+    options: Options, pictures: Sequence[np.ndarray], *, progress: Callable[[str], None]
+) -> list[Group]:
+    """Resizes every picture with every library and compares the results in pairs.
+
+    Args:
+      options: what to compare.
+      pictures: uint8 (height, width, 3).
+      progress: told what is being done.
+    """
+    groups = []
+    for method in options.methods:
+        for dtype in options.dtypes:
+            progress(f"{method} {dtype}")
+            groups.append(_group(options, pictures, method, dtype))
+    return groups
+
+
+def _group(options: Options, pictures: Sequence[np.ndarray], method: str, dtype: str) -> Group:
+    shared = (options.antialias, options.size, options.convention)
+    resizers, absent = make_resizers(method, dtype, *shared)
+    if dtype == "bfloat16":
+        present = {r.library for r in resizers}
+        exact, _ = make_resizers(method, "float32", *shared)
+        resizers += [r for r in exact if r.library not in present]
+    timings, results = {}, {}
+    for resizer in resizers:
+        timings[resizer.name], results[resizer.name] = _run(resizer, pictures, options.runs)
+    pairs = {}
+    for first, second in combinations(results, 2):
+        if not (first.endswith(dtype) or second.endswith(dtype)):
+            continue  # two stand-ins for a dtype that neither has: the pair is in another group
+        both = (np.concatenate([x.ravel() for x in results[name]]) for name in (first, second))
+        a, b = both
+        pairs[first, second] = tuple(difference_on(scale, a, b) for scale in SCALES)
+    return Group(
+        method=method,
+        dtype=dtype,
+        rules={r.name: r.rule for r in resizers if r.rule},
+        timings=timings,
+        pairs=pairs,
+        absent=tuple(absent),
+        results=results,
+    )
+
+
+def _run(
+    resizer: Resizer, pictures: Sequence[np.ndarray], runs: int
+) -> tuple[Timing, list[np.ndarray]]:
+    image = resizer.load(pictures[0])
+    seconds, result = [], None
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        result = resizer.run(image)
+        seconds.append(time.perf_counter() - start)
+    results = [resizer.fetch(result)]
+    results += [resizer.fetch(resizer.run(resizer.load(p))) for p in pictures[1:]]
+    return Timing(seconds[0], tuple(seconds[1:])), results
+
+
+def against_published(options: Options, groups: Sequence[Group]) -> list[str]:
+    """How this run's figures stand beside the published ones; empty for another comparison.
+
+    The published recipe resizes in float32, rounds to uint8 and compares with OpenCV's uint8.
+    """
+    if options.size != (1080, 640) or options.antialias or options.convention != "torch":
+        return []
+    results, timings, pairs = {}, {}, {}
+    for group in groups:
+        if group.method == "bilinear":
+            results |= group.results
+            timings |= group.timings
+            pairs |= group.pairs
+    ours, lines = "jaxsr (torch)", []
+    if {f"{ours} float32", "OpenCV uint8"} <= results.keys():
+        rounded = [np.rint(x).ravel() for x in results[f"{ours} float32"]]
+        levels = [x.ravel() for x in results["OpenCV uint8"]]
+        d = difference_on("[-1, 1]", np.concatenate(rounded), np.concatenate(levels))
+        timing = timings[f"{ours} float32"]
+        lines += [
+            f"jaxsr float32, rounded to uint8, against OpenCV uint8, scale {d.scale}: "
+            f"max {d.largest:.4f} (published {PUBLISHED['largest']}), "
+            f"mean {d.mean:.4f} (published {PUBLISHED['mean']}), median {d.median:.4f}, "
+            f"{d.equal:,} zero and {d.unequal:,} non-zero differences; "
+            "0.0078 is one uint8 level",
+            f"first run {timing.first:.4f} s, then {timing.median:.4f} s "
+            f"(published TPU v6e {PUBLISHED['seconds_first_tpu_v6e']} and "
+            f"{PUBLISHED['seconds_cached_tpu_v6e']} s, B200 {PUBLISHED['seconds_cached_b200']} s; "
+            "another device and other frames)",
+        ]
+    for library in (ours, "jax.image"):
+        pair = pairs.get((f"{library} bfloat16", "OpenCV float32"))
+        if pair is not None:
+            sums = "float32" if library == ours else "bfloat16"
+            lines.append(
+                f"{library} bfloat16 (sums in {sums}) against OpenCV float32, scale "
+                f"{pair[0].scale}: max {pair[0].largest:.4f} "
+                f"(published {PUBLISHED['bfloat16_largest_on_0_255']})"
+            )
+    return lines
+
+
+def as_json(options: Options, groups: Sequence[Group], pictures: dict[str, Any]) -> dict[str, Any]:
+    """Everything but the pictures, for a file."""
+    import jax
+
+    device = jax.devices()[0]
+    described = asdict(options)
+    described |= {k: str(v) for k, v in described.items() if isinstance(v, Path)}
+    return {
+        "options": described,
+        "pictures": pictures,
+        "versions": library_versions(),
+        "jax_device": f"{device.platform}: {device.device_kind}",
+        "cpu": platform.processor() or platform.machine(),
+        "published": PUBLISHED,
+        "against_published": against_published(options, groups),
+        "groups": [
+            {
+                "method": group.method,
+                "dtype": group.dtype,
+                "rules": group.rules,
+                "absent": list(group.absent),
+                "seconds": {
+                    name: {"first": t.first, "cached": t.cached, "cached_median": t.median}
+                    for name, t in group.timings.items()
+                },
+                "pairs": [
+                    {"pair": pair, "differences": [asdict(d) for d in differences]}
+                    for pair, differences in group.pairs.items()
+                ],
+            }
+            for group in groups
+        ],
+    }

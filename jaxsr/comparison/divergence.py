@@ -1,0 +1,127 @@
+"""What of all differences is a fault, and where it began.
+
+A local error beyond rounding is one, wherever it stands. A total error is one where the inputs
+still agreed, and if it lasts. An operation that one side lacks is one if what follows it is off,
+and not for a fault of its own: streams may differ without harm.
+"""
+
+from jaxsr.comparison.calls import Call
+from jaxsr.comparison.result import Finding, Row
+
+
+def find_faults(rows: list[Row], *, live: bool) -> list[Finding]:
+    """In order of execution.
+
+    Args:
+      rows: all operations, totals and local errors filled in.
+      live: whether local errors were looked for.
+    """
+    lasting = _Lasting(rows)
+    found: list[Finding] = []
+    for position, row in enumerate(rows):
+        if row.first is None or row.second is None:
+            before = rows[position - 1] if position else None
+            starts = before is None or not (before.first is None or before.second is None)
+            if starts and _has_consequences(rows[position:], lasting, live=live):
+                said = _structure_said(rows, position)
+                found.append(Finding(kind="structure", row=row, said=said))
+        elif live:
+            if row.local is not None and row.local.above:
+                found.append(Finding(kind="local", row=row, said=_local_said(row)))
+        elif row.inherited <= row.total_threshold and lasting(row):
+            found.append(Finding(kind="total", row=row, said=_total_said(row)))
+    return found
+
+
+def _has_consequences(rows: list[Row], lasting: "_Lasting", *, live: bool) -> bool:
+    """Whether what follows an operation that one side lacks is off, and not for its own fault."""
+    step = rows[0].step
+    for row in rows:
+        if row.step != step:
+            return False
+        if row.first is None or row.second is None:
+            continue
+        if row.local is not None and row.local.problem:
+            return True
+        if live and row.local_above:
+            return False
+        if lasting(row):
+            return True
+    return False
+
+
+class _Lasting:
+    """Tells whether a total error lasts: is handed on from operation to operation.
+
+    Where large terms cancel, the relative error of correct runs shoots up, and is gone an operation
+    or two later, as soon as the small result is added to something.
+    """
+
+    GENERATIONS = 6
+    """Operations that an error must outlive, one reading the other's result; or the run's end."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._readers: dict[tuple[int, str], list[Row]] = {}
+        for row in rows:
+            names = [] if row.first is None else [o.name for o in row.first.operands]
+            for name in {name.partition("#")[0] for name in names}:
+                self._readers.setdefault((row.step, name), []).append(row)
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def __call__(self, row: Row, generations: int = GENERATIONS) -> bool:
+        """Whether the row's total error is above what rounding explains, and stays so."""
+        if not row.total_above or row.first is None:
+            return False
+        if generations == 0:
+            return True
+        known = (row.number, generations)
+        if known not in self._known:
+            readers = self._readers.get((row.step, row.first.key), [])
+            readers = [reader for reader in readers if reader.number > row.number]
+            seen = any(self(reader, generations - 1) for reader in readers)
+            self._known[known] = seen or not readers
+        return self._known[known]
+
+
+def _structure_said(rows: list[Row], position: int) -> str:
+    gone: list[Call] = []
+    new: list[Call] = []
+    for row in rows[position:]:
+        if row.first is not None and row.second is not None:
+            break
+        if row.second is None and row.first is not None:
+            gone.append(row.first)
+        elif row.second is not None:
+            new.append(row.second)
+    parts = []
+    if gone:
+        parts.append(f"the second side lacks {_named(gone)}")
+    if new:
+        parts.append(f"the second side has {_named(new)} besides")
+    return "; ".join(parts) + "; what follows is off"
+
+
+def _named(calls: list[Call]) -> str:
+    names = ", ".join(call.operation for call in calls[:4])
+    return names + (f" and {len(calls) - 4} more" if len(calls) > 4 else "")
+
+
+def _local_said(row: Row) -> str:
+    local = row.local
+    assert local is not None
+    if local.problem:
+        return f"on equal inputs {local.problem}"
+    if local.error.unlike:
+        return f"on equal inputs {local.error.unlike} of {local.error.compared} values are unlike"
+    return (
+        f"local error {local.error.worst:.2e} on equal inputs, rounding explains "
+        f"{local.threshold:.2e}"
+    )
+
+
+def _total_said(row: Row) -> str:
+    assert row.total is not None
+    return (
+        f"total error {row.total.relative:.2e}, rounding explains {row.total_threshold:.2e}; its "
+        f"inputs differ by {row.inherited:.2e}"
+    )

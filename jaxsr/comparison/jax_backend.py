@@ -1,0 +1,317 @@
+"""The JAX engine as a side of a comparison: as one program, and operation by operation.
+
+The program that records returns what it records as further results, so that nothing is called back
+from the device; whether that changes what it computes is looked at in every trace. Figures are
+taken on the host: computing them in the program makes it several times longer to compile.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.calls import Call
+from jaxsr.comparison.emulate_bf16_matmul import with_narrow_products
+from jaxsr.comparison.op_recorder import Ear, Granularity, Listener, call_again
+from jaxsr.comparison.statistics import describe
+from jaxsr.comparison.torch_backend import cast_network, to_numpy
+from jaxsr.comparison.trace_records import FiguresEar, Record, wanted
+from jaxsr.comparison.workload import Inputs, Subject
+from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.hooks import constant_of, run_torch, value_of, watched
+from jaxsr.interop.module import to_jax
+
+RECORD_BYTES = 1 << 30
+"""Tensors that one run of a recording program returns at most; more are recorded in more runs."""
+
+
+class JaxSide:
+    """Runs a subject's network in JAX.
+
+    Args:
+      subject: the network.
+      side: where, and in which dtype and precision.
+      record_bytes: see `RECORD_BYTES`.
+
+    Raises:
+      DeviceError: JAX finds no device of the platform asked for.
+      UnsupportedTorchError: the network does something that JAX would compute differently.
+    """
+
+    programs_alone = True
+    """A whole run is one fused program, another one than its operations one by one."""
+
+    def __init__(self, subject: Subject, side: Side, *, record_bytes: int = RECORD_BYTES) -> None:
+        self.side, self.record_bytes = side, record_bytes
+        self.device = find_device(side.platform)
+        network, compute_dtype = subject.network, None
+        if side.dtype != "float32" and subject.casts_buffers:
+            compute_dtype = jnp.dtype(side.dtype)
+        elif side.dtype != "float32":
+            network = cast_network(copy.deepcopy(network), getattr(torch, side.dtype), False)
+        with jax.default_device(self.device):
+            self._module = to_jax(network, compute_dtype=compute_dtype)
+        self._state = jax.device_put((self._module.params, self._module.buffers), self.device)
+        self._narrow = side.precision == "bfloat16"
+        self._programs: dict[Any, list[tuple[Any, _TracedEar]]] = {}
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self.uneven = False
+
+    def describe(self) -> dict[str, str]:
+        """Device and settings, for a trace's header."""
+        return {
+            "device": f"{self.device.platform}: {self.device.device_kind}",
+            "computed": "as one compiled program",
+            "matmul_precision": self.side.precision,
+        }
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        precision = (
+            None if self._narrow or self.side.precision == "default" else self.side.precision
+        )
+        with jax.default_device(self.device), jax.default_matmul_precision(precision):
+            yield
+
+    def _rounding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return with_narrow_products(function) if self._narrow else function
+
+    def _jit(self, function: Callable[..., Any]) -> Any:
+        return jax.jit(self._rounding(function))
+
+    def _apply(self, state: Any, inputs: Inputs) -> Any:
+        args, kwargs = inputs
+        return self._module.apply(*state, *args, **kwargs)[0]
+
+    def _cast(self, inputs: Inputs) -> Inputs:
+        """Floating inputs in the side's dtype, as a network in that dtype gets them."""
+        dtype = jnp.dtype(self.side.dtype)
+        return jax.tree.map(
+            lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, inputs
+        )
+
+    def run(self, inputs: Inputs) -> Any:
+        """One step as one program without anybody listening; host arrays."""
+        inputs = self._cast(inputs)
+        program = self._calls.setdefault("run", self._jit(self._apply))
+        with self._settings():
+            return jax.device_get(program(self._state, inputs))
+
+    def record(
+        self,
+        inputs: Inputs,
+        *,
+        step: int,
+        granularity: Granularity = "operation",
+        keep: Sequence[str] = (),
+        alone: bool = False,
+    ) -> tuple[Any, list[Record]]:
+        """One step and its records.
+
+        Args:
+          inputs: of the network.
+          step: number of the step.
+          granularity: operations, or results of modules.
+          keep: patterns of `path:operation` whose tensors are kept whole.
+          alone: run every operation by itself instead of the program that users run.
+        """
+        if alone:
+            ear = FiguresEar(self.value, keep=keep)
+            return self.listen(inputs, ear, step=step, granularity=granularity), ear.records
+        inputs = self._cast(inputs)
+        shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(inputs))
+        key = (shapes, granularity, tuple(keep))
+        with self._settings():
+            if key not in self._programs:
+                self._programs[key] = self._compiled(inputs, granularity, keep)
+            records: list[Record] = []
+            results = []
+            for program, ear in self._programs[key]:
+                outputs, arrays = program(self._state, inputs)
+                results.append(jax.device_get(outputs))
+                records = ear.records(arrays, step, records)
+        self.uneven = self.uneven or not all(_equal(results[0], other) for other in results[1:])
+        return results[0], records
+
+    def _compiled(
+        self, inputs: Inputs, granularity: Granularity, keep: Sequence[str]
+    ) -> list[tuple[Any, "_TracedEar"]]:
+        """Programs that return every recorded tensor, each at most `record_bytes` of them."""
+        programs: list[tuple[Any, _TracedEar]] = []
+        while not programs or programs[-1][1].more:
+            ear = _TracedEar(keep, window=len(programs), budget=self.record_bytes)
+            listener = Listener(ear, granularity=granularity, constant_of=constant_of)
+
+            def program(
+                state: Any, inputs: Inputs, ear: _TracedEar = ear, listener: Listener = listener
+            ) -> Any:
+                with watched(listener):
+                    return self._apply(state, inputs), ear.taken
+
+            programs.append((self._jit(program).lower(self._state, inputs).compile(), ear))
+        return programs
+
+    def listen(
+        self, inputs: Inputs, ear: Ear, *, step: int, granularity: Granularity = "operation"
+    ) -> Any:
+        """One step operation by operation, with an ear on every one.
+
+        Raises:
+          ValueError: see `Side.check_operations_alone`.
+        """
+        self.side.check_operations_alone()
+        listener = Listener(ear, step=step, granularity=granularity, constant_of=constant_of)
+        with self._settings(), watched(listener):
+            outputs = self._apply(self._state, jax.device_put(self._cast(inputs), self.device))
+        return jax.device_get(outputs)
+
+    def value(self, tensor: torch.Tensor) -> np.ndarray | None:
+        """An operand or result that an ear was given; None inside another transformation."""
+        array = value_of(tensor)
+        return None if array is None else np.asarray(array)
+
+    def own(self, name: str) -> np.ndarray:
+        """A parameter or buffer."""
+        return np.asarray(self._array(name))
+
+    def _array(self, name: str) -> jax.Array:
+        name = self._module.aliases.get(name, name)
+        params, buffers = self._state
+        return params[name] if name in params else buffers[name]
+
+    def call(self, call: Call, given: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        """One operation as a program of its own; parameters and constants where `given` is None."""
+        program = call.program
+        assert program is not None
+        values: list[Any] = []
+        constant = False
+        for place, (operand, value) in enumerate(zip(call.operands, given, strict=True)):
+            if value is not None:
+                values.append(_as_dtype(value, operand.dtype))
+            elif operand.kind == "parameter":
+                values.append(_as_dtype(self._array(operand.name), operand.dtype))
+            else:
+                values.append(program.constants[place])
+                constant = True
+
+        def run(*values: Any) -> list[jax.Array]:
+            return run_torch(lambda *tensors: call_again(program, list(tensors)), *values)
+
+        with self._settings():
+            if constant:
+                return [np.asarray(x) for x in self._rounding(lambda: run(*values))()]
+            shapes = tuple((v.shape, str(v.dtype)) for v in values)
+            key = (program.function, repr(program.tree), repr(program.leaves), shapes)
+            compiled = self._calls.setdefault(key, self._jit(run))
+            try:
+                return [np.asarray(x) for x in compiled(*values)]
+            except UnsupportedTorchError:
+                # Some functions need the values of what was a constant of the program.
+                known = [_constant(v) for v in values]
+                return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
+
+
+class _TracedEar:
+    """Collects calls while a program is traced, and the tensors that it is to return.
+
+    Args:
+      keep: patterns of operations whose operands are returned as well.
+      window: number of this program; it returns only the tensors of its turn.
+      budget: bytes of tensors in each turn.
+    """
+
+    def __init__(self, keep: Sequence[str], *, window: int, budget: int) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self._keep = tuple(keep)
+        self._window, self._budget = window, budget
+        self._bytes = 0
+        self._calls: list[Call] = []
+        self._known: list[dict[str, np.ndarray]] = []
+
+    @property
+    def more(self) -> bool:
+        """Whether tensors are left for another program."""
+        return self._bytes // self._budget > self._window
+
+    def before(self, tensors: list[Any]) -> Any:
+        return [value_of(t) for t in tensors] if self._keep else None
+
+    def heard(self, call: Call, operands: list[Any], results: list[Any], kept: Any) -> None:
+        known: dict[str, np.ndarray] = {}
+        arrays: dict[str, Any] = {}
+        for place, tensor in enumerate(results):
+            constant = constant_of(tensor)
+            if constant is not None:
+                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                    known[f"out{place}"] = np.array(to_numpy(constant))
+            else:
+                arrays[f"out{place}"] = value_of(tensor)
+        if wanted(call, self._keep):
+            inputs = kept or [value_of(t) for t in operands]
+            arrays |= {f"in{place}": array for place, array in enumerate(inputs)}
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        turn = self._bytes // self._budget
+        self._bytes += sum(array.nbytes for array in arrays.values())
+        self._calls.append(call)
+        self._known.append(known)
+        self.taken.append(arrays if turn == self._window else {})
+
+    def records(
+        self, arrays: list[dict[str, Any]], step: int, before: list[Record]
+    ) -> list[Record]:
+        """The records of all calls, those of earlier windows taken over from `before`."""
+        made = []
+        for number, (call, known) in enumerate(zip(self._calls, self._known, strict=True)):
+            given = {name: np.asarray(value) for name, value in arrays[number].items()}
+            arrays[number] = {}  # the device may have the memory back
+            given |= known
+            outs = [given.get(f"out{place}") for place in range(len(call.results))]
+            if before and before[number].figures:
+                made.append(before[number])
+                continue
+            figures = tuple(describe(value) for value in outs if value is not None)
+            if len(figures) < len(outs):
+                figures = ()
+            whole = given if wanted(call, self._keep) else {}
+            made.append(Record(call=call.at_step(step), figures=figures, whole=whole))
+        return made
+
+
+def _equal(first: Any, second: Any) -> bool:
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def find_device(platform: str) -> Any:
+    """The first device of a platform.
+
+    Raises:
+      DeviceError: there is none, or JAX was built without it.
+    """
+    from jaxsr.interop.mesh import DeviceError
+
+    try:
+        return jax.devices(None if platform == "auto" else platform)[0]
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceError(
+            f"platform {platform!r} is not usable here: {reason}; use platform=auto or cpu"
+        ) from error
+
+
+def _as_dtype(value: Any, torch_name: str) -> Any:
+    """An array in the JAX dtype that carries a torch dtype."""
+    dtype = {"int64": "int32", "uint64": "uint32"}.get(torch_name, torch_name)
+    return jnp.asarray(value).astype(jnp.dtype(dtype))
+
+
+def _constant(value: Any) -> torch.Tensor:
+    from jaxsr.comparison.torch_backend import to_torch
+
+    return value if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))

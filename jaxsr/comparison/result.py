@@ -1,0 +1,103 @@
+"""What comparing two runs gives: a row for every operation, what was found, the outcome."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxsr.comparison.calls import Call
+from jaxsr.comparison.local_error import Local
+from jaxsr.comparison.metrics import Apart
+from jaxsr.comparison.tokens import Step, first_divergence
+
+Kind = Literal["local", "total", "structure"]
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One operation, or one that a side lacks."""
+
+    number: int
+    """Position among all rows."""
+    step: int
+    first: Call | None
+    second: Call | None
+    total: Apart | None = None
+    """None where there is nothing to compare."""
+    total_threshold: float = 0.0
+    inherited: float = 0.0
+    """Largest total error, relative, of the first side's operands."""
+    local: Local | None = None
+    exact: tuple[float, float] | None = None
+    """Total error of each side against float64, relative."""
+
+    @property
+    def call(self) -> Call:
+        call = self.first or self.second
+        assert call is not None
+        return call
+
+    @property
+    def total_above(self) -> bool:
+        """By the root mean square: over a whole run a single element may go astray in any of
+        thousands of tensors, where large terms cancel, and mean nothing."""
+        return self.total is not None and self.total.relative > self.total_threshold
+
+    @property
+    def local_above(self) -> bool:
+        return self.local is not None and self.local.above
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """An operation that rounding does not explain."""
+
+    kind: Kind
+    row: Row
+    said: str
+    """What is wrong with it, without its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Everything that a report shows."""
+
+    first: dict[str, Any]
+    """Header of the first side's trace."""
+    second: dict[str, Any]
+    rows: list[Row] = field(repr=False)
+    findings: list[Finding]
+    """In order of execution."""
+    outputs: list[Apart]
+    """Of the results of every step, whole tensors."""
+    outputs_threshold: float
+    steps: list[Step]
+    """Of language models."""
+    weights: list[tuple[str, float]]
+    """Parameters and buffers that are not equal, with their relative difference, worst first."""
+    compared_steps: int
+    live: bool
+    """Whether local errors were looked for."""
+
+    @property
+    def checked(self) -> int:
+        """Operations that both sides have."""
+        return sum(row.first is not None and row.second is not None for row in self.rows)
+
+    @property
+    def checked_locally(self) -> int:
+        return sum(row.local is not None for row in self.rows)
+
+    @property
+    def outputs_above(self) -> bool:
+        return any(pair.relative > self.outputs_threshold for pair in self.outputs)
+
+    @property
+    def divergence(self) -> Step | None:
+        """The first step whose tokens differ."""
+        return first_divergence(self.steps)
+
+    @property
+    def agree(self) -> bool:
+        """Whether rounding explains every difference that was looked at."""
+        benign = self.divergence is None or self.divergence.tie
+        # Local errors, where they were looked for, say more than an accumulated total.
+        return not self.findings and benign and (self.live or not self.outputs_above)

@@ -1,0 +1,187 @@
+"""What is run on both sides: a network, its inputs, and how the steps follow one another.
+
+A network that takes an image runs once. A language model runs once on its prompt and once for each
+further token, its key-value cache handed on between steps on the host; which token goes in next is
+the greedy one, or the one that another run took, so that two runs can be held together.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from torch import nn
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Course(Protocol):
+    """One run under way: which inputs come next, depending on what came out."""
+
+    tokens: list[int]
+    """Chosen so far; empty for networks that choose none."""
+
+    def inputs(self) -> Inputs | None:
+        """Arguments of the next step, host arrays; None when the run is over."""
+        ...
+
+    def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
+        """Goes on with a step's outputs; returns the one that counts (image, logits).
+
+        Args:
+          outputs: host arrays as the network nests them.
+          token: goes in next instead of the greedy one.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A network with inputs."""
+
+    family: str
+    """`fast-srgan`, `span`, `mshnet`, `llama`, or the class of another network."""
+    model: str
+    """Where the weights are from."""
+    network: nn.Module = field(repr=False)
+    """In evaluation mode, on the CPU, in float32."""
+    inputs_said: str
+    """The inputs in words."""
+    casts_buffers: bool = True
+    """Whether a narrower dtype is the buffers' as well, as `nn.Module.to` would have it."""
+
+    def begin(self) -> Course:
+        """A new run."""
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> int:
+        """Runs of the network."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, str]:
+        """What two traces must share to be comparable; weights are compared one by one."""
+        return {
+            "family": self.family,
+            "parameters": _digest(
+                f"{name} {tuple(tensor.shape)}"
+                for name, tensor in sorted(self.network.state_dict().items())
+            ),
+            "inputs": self.inputs_digest(),
+        }
+
+    def inputs_digest(self) -> str:
+        """Tells inputs apart."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSubject(Subject):
+    """A network that takes one batch of images and runs once."""
+
+    image: np.ndarray = field(repr=False)
+    """float32, (batch, channels, height, width), as the network wants it."""
+
+    def begin(self) -> Course:
+        return _ImageCourse(self.image)
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    def inputs_digest(self) -> str:
+        return _digest([str(self.image.shape), self.image.tobytes()])
+
+
+class _ImageCourse:
+    def __init__(self, image: np.ndarray) -> None:
+        self._image: np.ndarray | None = image
+        self.tokens: list[int] = []
+
+    def inputs(self) -> Inputs | None:
+        return None if self._image is None else ((self._image,), {})
+
+    def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
+        self._image = None
+        first = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
+        return np.asarray(first)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LanguageSubject(Subject):
+    """A language model of `jaxsr.models.llama` on one prompt."""
+
+    prompt: tuple[int, ...]
+    """Token ids."""
+    new_tokens: int
+    """Steps: the prompt's, and one for each further token."""
+    decode: Any = None
+    """Token ids → text, or None."""
+
+    def begin(self) -> Course:
+        return _LanguageCourse(self.prompt, self.new_tokens)
+
+    @property
+    def steps(self) -> int:
+        return self.new_tokens
+
+    def inputs_digest(self) -> str:
+        return _digest([repr(self.prompt), str(self.new_tokens)])
+
+    def word(self, token: int) -> str:
+        """A token as text, where there is a tokenizer."""
+        return repr(self.decode([token])) if self.decode is not None else str(token)
+
+
+class _LanguageCourse:
+    """Prompt and cache in the shapes that `jaxsr.generate` uses, so that it computes the same."""
+
+    def __init__(self, prompt: Sequence[int], count: int) -> None:
+        from jaxsr.generation.padding import cache_slots, padded
+
+        tokens, length = padded([prompt], padding="right")
+        self._count = count
+        self._slots = cache_slots(len(prompt), count)
+        self._filled = int(length[0])
+        self._cache: list[tuple[np.ndarray, np.ndarray]] | None = None
+        self._next: Inputs | None = ((tokens,), {"read_B": length - 1})
+        self.tokens: list[int] = []
+
+    def inputs(self) -> Inputs | None:
+        return self._next
+
+    def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
+        logits, new = outputs
+        if self._cache is None:
+            self._cache = [(_grown(k, self._slots), _grown(v, self._slots)) for k, v in new]
+        else:
+            for (keys, values), (k, v) in zip(self._cache, new, strict=True):
+                keys[:, :, self._filled] = k[:, :, 0]
+                values[:, :, self._filled] = v[:, :, 0]
+            self._filled += 1
+        self.tokens.append(int(np.argmax(logits[0])) if token is None else token)
+        if len(self.tokens) == self._count:
+            self._next = None
+        else:
+            # A copy: the runs of one step may still look at it when the next one writes.
+            cache = [(k.copy(), v.copy()) for k, v in self._cache]
+            fed = np.array([[self.tokens[-1]]], np.int32)
+            filled = np.array([self._filled], np.int32)
+            read = np.zeros(1, np.int32)
+            self._next = ((fed, cache), {"filled_B": filled, "read_B": read})
+        return np.asarray(logits)
+
+
+def _grown(cache: np.ndarray, slots: int) -> np.ndarray:
+    out = np.zeros((*cache.shape[:2], slots, cache.shape[3]), cache.dtype)
+    out[:, :, : cache.shape[2]] = cache
+    return out
+
+
+def _digest(parts: Any) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]

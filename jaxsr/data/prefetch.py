@@ -1,0 +1,120 @@
+"""An endless iterator of a host's batches, by step number, filled by threads that work ahead.
+
+What a batch holds its maker says: from the places that `order.py` gives to samples, it makes the
+arrays, and what fills some of their rows. Every batch has `sample` besides, int32 (b), the numbers
+of its samples in the run.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from jaxsr.data.photos import available_cpus
+from jaxsr.data.sampler import CropOrder
+
+HostBatch = dict[str, np.ndarray]
+Fill = Callable[[np.ndarray], None]
+"""Fills the rows of these numbers."""
+Begin = Callable[[np.ndarray], tuple[HostBatch, Fill | None]]
+"""From the windows of a batch's samples, int32 (b, 3): its arrays, and what fills them, if any."""
+
+_MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
+_MOST_THREADS = 16
+
+
+class BatchStream:
+    """Iterates without end; `close` or the end of a `with` block stops its threads."""
+
+    def __init__(
+        self,
+        order: CropOrder,
+        begin: Begin,
+        *,
+        global_batch: int,
+        start_step: int,
+        host: int,
+        hosts: int,
+        threads: int | None,
+        prefetch: int,
+    ) -> None:
+        """Checks the arguments; threads start with the first batch that has something to fill.
+
+        Host h of n has rows `h · b/n` to `(h + 1) · b/n - 1` of the global batch of b.
+
+        Args:
+          order: which window each sample of the run is.
+          begin: makes a batch's arrays.
+          global_batch: samples per step over all hosts, a multiple of `hosts`.
+          start_step: the first step to yield.
+          host, hosts: this host's number, and how many there are.
+          threads: threads that fill. Default: one per CPU, at most 16.
+          prefetch: batches prepared ahead of the one in use.
+
+        Raises:
+          ValueError: an argument is out of range.
+        """
+        if hosts < 1 or not 0 <= host < hosts:
+            raise ValueError(
+                f"host must be between 0 and hosts - 1, got host={host}, hosts={hosts}"
+            )
+        if global_batch < 1 or global_batch % hosts:
+            raise ValueError(
+                f"global_batch={global_batch} cannot be split over hosts={hosts}; "
+                f"use a positive multiple of {hosts}"
+            )
+        if start_step < 0:
+            raise ValueError(f"start_step must be 0 or more, got start_step={start_step}")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, got threads={threads}")
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be at least 1 batch, got prefetch={prefetch}")
+        self._order, self._make = order, begin
+        self._rows = global_batch // hosts
+        self._first = start_step * global_batch + host * self._rows
+        self._stride = global_batch
+        threads = threads or min(available_cpus(), _MOST_THREADS)
+        self._parts = np.array_split(np.arange(self._rows), min(threads, self._rows))
+        self._pool = ThreadPoolExecutor(threads, "batches")
+        self._ahead: deque[tuple[HostBatch, list[Future[None]]]] = deque()
+        self._prefetch = prefetch
+
+    def __iter__(self) -> "BatchStream":
+        return self
+
+    def __next__(self) -> HostBatch:
+        while len(self._ahead) <= self._prefetch:
+            self._ahead.append(self._begin())
+        batch, work = self._ahead.popleft()
+        try:
+            for part in work:
+                part.result()
+        except BaseException:
+            self.close()
+            raise
+        return batch
+
+    def __enter__(self) -> "BatchStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the threads, after what they are reading; no batch comes after this."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self) -> tuple[HostBatch, list[Future[None]]]:
+        """Hands the next batch to the threads."""
+        first = self._first
+        if first + self._rows > _MOST_SAMPLES:
+            raise ValueError(
+                f"sample {first} and its batch reach {_MOST_SAMPLES}, where 32-bit sample numbers "
+                f"end; start a new run from these weights"
+            )
+        self._first += self._stride
+        batch, fill = self._make(self._order.windows(first, self._rows))
+        batch["sample"] = np.arange(first, first + self._rows, dtype=np.int32)
+        work = [] if fill is None else [self._pool.submit(fill, part) for part in self._parts]
+        return batch, work

@@ -1,0 +1,207 @@
+"""What happens to a batch of crops on the device, inside the jitted step: turned, degraded, scaled.
+
+In: the dictionary that `batches.py` describes. Out: float32, images NCHW in [-1, 1] (level 0 is -1,
+level 255 is 1): `high`, what the network should produce, and `low`, what it is given. All random
+numbers of a sample come from its own number, folded into a key that stays the same for the whole
+run, so they do not depend on the mesh, the hosts or the batch.
+
+- Super-resolution (`scale` 2, 3, 4 …): `low` is `high` shrunk by bicubic interpolation with
+  antialiasing, as `torch.nn.functional.interpolate(antialias=True)` or MATLAB computes it.
+- Restoration (`scale` 1): `low` has the size of `high` and lost detail, see `DetailLoss`.
+
+Low-resolution pictures reach a network as 8-bit files, so by default everything before the scaling
+to [-1, 1] is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is
+Pillow's too. A network trained without (`eight_bit=False`: float32 without rounding) sees fractions
+of a level that no file has. Integers also make `low` the same to the bit on every device.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Num, UInt8
+
+from jaxsr.data.device_cache import ResidentPhotos
+from jaxsr.ops.colour import rgb_to_y
+from jaxsr.ops.resize import resize
+
+Prepare = Callable[..., dict[str, Array]]
+
+# What the random numbers of a sample are for: folded into its key, so that an option that draws
+# more leaves the others' numbers as they are. Labels follow in the order of their names.
+_TURN, _FACTOR, _NOISE_STRENGTH, _NOISE, _LABELS = range(5)
+_COLOURS = 2**16  # beyond any number of labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailLoss:
+    """How the restoration form takes detail away: shrink, enlarge back, add noise."""
+
+    factors: tuple[int, ...] = (2,)
+    """Each sample is shrunk by one of these, drawn uniformly, and enlarged back, both bicubic."""
+    noise: float = 0.0
+    """Gaussian noise: its deviation is drawn per sample from 0 to this many levels of 255."""
+
+    def __post_init__(self) -> None:
+        if not self.factors or min(self.factors) < 1:
+            raise ValueError(f"factors must be one or more integers from 1, got {self.factors}")
+        if self.noise < 0:
+            raise ValueError(f"noise must be 0 or more levels of 255, got {self.noise}")
+
+
+def make_preparation(
+    *,
+    crop: int,
+    scale: int,
+    channels: Literal[1, 3] = 3,
+    augment: Literal["none", "flip", "turn"] = "turn",
+    swap_colours: bool = False,
+    eight_bit: bool = True,
+    bicubic: Literal["torch", "matlab"] = "torch",
+    loss_of_detail: DetailLoss | None = None,
+    labels: Mapping[str, tuple[float, float]] | None = None,
+) -> Prepare:
+    """Makes the pure function `prepare(batch, key, resident=None)` for use inside the step.
+
+    Args:
+      crop: side in pixels of the crops in the batch, a multiple of `scale` and of all `factors`.
+      scale: sides of `high` over those of `low`; 1 for restoration.
+      channels: 3 for RGB, 1 for luma (BT.601, full range: 0.299 R + 0.587 G + 0.114 B).
+      augment: "flip" mirrors left and right at random; "turn" also turns by quarters, all eight
+        positions being equally likely.
+      swap_colours: put red, green and blue in a random order: shapes stay, and a network that sees
+        each photo a hundred times cannot learn its colours by heart.
+      eight_bit: make `low`, and luma, from and into whole levels, as files hold them.
+      bicubic: whose bicubic makes `low` at a scale above 1; MATLAB's is what papers judge by.
+      loss_of_detail: for `scale` 1 only. Default: `DetailLoss()`.
+      labels: name to (low, high): adds float32 (b, 1, 1, 1) drawn uniformly from that range.
+
+    Returns:
+      `prepare(batch, key, resident=None)`. `key` must be the same at every step. `batch` has
+      `image` (b, crop, crop, 3), or `window` if `resident` is given; both give equal results.
+
+    Raises:
+      ValueError: an argument is out of range, or they do not go together.
+    """
+    factors = (scale,)
+    if scale < 1:
+        raise ValueError(f"scale must be 1 or more, got {scale}")
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
+    if augment not in ("none", "flip", "turn"):
+        raise ValueError(f"augment must be 'none', 'flip' or 'turn', got {augment!r}")
+    if bicubic not in ("torch", "matlab"):
+        raise ValueError(f"bicubic must be 'torch' or 'matlab', got {bicubic!r}")
+    if scale > 1 and loss_of_detail is not None:
+        raise ValueError(f"loss_of_detail is for scale=1 (restoration), got scale={scale}")
+    if scale == 1:
+        loss_of_detail = loss_of_detail or DetailLoss()
+        factors = loss_of_detail.factors
+    if any(crop % factor for factor in factors):
+        raise ValueError(f"crop={crop} must be a multiple of {', '.join(map(str, factors))}")
+    ranges = dict(sorted((labels or {}).items()))
+    for name, (low, high) in ranges.items():
+        if not low <= high:
+            raise ValueError(f"label {name!r} must be drawn from (low, high), got ({low}, {high})")
+
+    def prepare(
+        batch: Mapping[str, Array], key: Array, resident: ResidentPhotos | None = None
+    ) -> dict[str, Array]:
+        if resident is None:
+            image = jnp.moveaxis(batch["image"], -1, -3)
+        else:
+            image = resident.crops(batch["window"], crop)
+        if image.shape[-2:] != (crop, crop):
+            raise ValueError(f"crops must be {crop}×{crop} px, got {image.shape[-2:]}")
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch["sample"])
+        if augment != "none":
+            image = turn(image, _each(keys, _TURN, jax.random.bits), quarters=augment == "turn")
+        if swap_colours:
+            order = _each(keys, _COLOURS, lambda key: jax.random.permutation(key, 3))
+            image = jnp.take_along_axis(image, order[:, :, None, None], axis=1)
+        levels = to_levels(image, channels=channels, eight_bit=eight_bit)
+        if scale > 1:
+            low = shrink(levels, scale, convention=bicubic)
+        else:
+            assert loss_of_detail is not None
+            low = _lose_detail(levels, keys, loss_of_detail)
+        made = {"high": to_model_range(levels), "low": to_model_range(low)}
+        for place, (name, (least, most)) in enumerate(ranges.items()):
+            draw = _each(keys, _LABELS + place, jax.random.uniform)
+            made[name] = (least + (most - least) * draw)[:, None, None, None]
+        return made
+
+    return prepare
+
+
+def turn(image: UInt8[Array, "b c s s"], bits: Array, *, quarters: bool) -> UInt8[Array, "b c s s"]:
+    """Mirrors and turns each square picture by its own lowest bits.
+
+    Bit 0 mirrors left and right; with `quarters`, bit 1 mirrors up and down and bit 2 swaps rows
+    and columns, which together reach all eight positions of a square.
+    """
+    bit = [(bits >> k & 1).astype(bool)[:, None, None, None] for k in range(3)]
+    image = jnp.where(bit[0], jnp.flip(image, -1), image)
+    if quarters:
+        image = jnp.where(bit[1], jnp.flip(image, -2), image)
+        image = jnp.where(bit[2], jnp.swapaxes(image, -1, -2), image)
+    return image
+
+
+def to_levels(
+    image: UInt8[Array, "b 3 h w"], *, channels: int, eight_bit: bool = True
+) -> Num[Array, "b c h w"]:
+    """RGB or its full-range luma in levels 0…255: uint8, or float32 without `eight_bit`."""
+    levels = image if eight_bit else image.astype(jnp.float32) / 255
+    levels = levels if channels == 3 else rgb_to_y(levels, convention="full", channel=-3)
+    return levels if eight_bit else 255 * levels
+
+
+def to_model_range(levels: Num[Array, "..."]) -> Float32[Array, "..."]:
+    """Levels 0…255 as float32 -1…1."""
+    # Not levels / 127.5 - 1: compiled, the division becomes a product and 255 lands above 1.
+    return (2 * levels.astype(jnp.float32) - 255) * (1 / 255)
+
+
+def shrink(
+    levels: Num[Array, "b c h w"], factor: int, *, convention: Literal["torch", "matlab"] = "torch"
+) -> Num[Array, "b c h/f w/f"]:
+    """Bicubic with antialiasing; uint8 comes out as uint8, as a file would hold it."""
+    height, width = levels.shape[-2:]
+    return _bicubic(levels, (height // factor, width // factor), convention)
+
+
+def enlarge(
+    levels: Num[Array, "b c h w"], factor: int, *, convention: Literal["torch", "matlab"] = "torch"
+) -> Num[Array, "b c h*f w*f"]:
+    """Bicubic; uint8 comes out as uint8, as a file would hold it."""
+    height, width = levels.shape[-2:]
+    return _bicubic(levels, (height * factor, width * factor), convention)
+
+
+def _lose_detail(levels: Array, keys: Array, loss: DetailLoss) -> Array:
+    choice = _each(keys, _FACTOR, jax.random.bits) % len(loss.factors)
+    low = levels
+    for index, factor in enumerate(loss.factors):
+        again = enlarge(shrink(levels, factor), factor)
+        low = jnp.where((choice == index)[:, None, None, None], again, low)
+    if loss.noise:
+        deviation = loss.noise * _each(keys, _NOISE_STRENGTH, jax.random.uniform)
+        noise = _each(keys, _NOISE, lambda key: jax.random.normal(key, levels.shape[1:]))
+        low = low.astype(jnp.float32) + deviation[:, None, None, None] * noise
+        if levels.dtype == jnp.uint8:
+            low = jnp.clip(jnp.floor(low + 0.5), 0, 255)
+    return low
+
+
+def _each(keys: Array, purpose: int, draw: Callable[[Array], Array]) -> Array:
+    """One draw per sample from its key, for one purpose."""
+    return jax.vmap(lambda key: draw(jax.random.fold_in(key, purpose)))(keys)
+
+
+def _bicubic(levels: Array, size: tuple[int, int], convention: Literal["torch", "matlab"]) -> Array:
+    return resize(
+        levels, size, method="bicubic", antialias=True, convention=convention, axes=(-2, -1)
+    )

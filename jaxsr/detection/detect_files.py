@@ -1,0 +1,247 @@
+"""The work behind `python -m jaxsr.detect`: pictures and videos in, masks, overlays and tables out.
+
+For `FOLDER/NAME.png` the output folder gets `masks/FOLDER/NAME.png` and `overlays/FOLDER/NAME.png`
+at the picture's own size; for a video `masks/NAME/000000.png`, … (lossless, as a mask must be) and
+`overlays/NAME.mp4`, its frames at their own times. `targets.csv` has a row for each target and
+`targets.json` an entry for each picture or frame, found something or not.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from jaxsr.data.decode import UnreadablePicture, decode_rgb, picture_size
+from jaxsr.data.sources import Source, find_sources
+from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
+from jaxsr.detection.detector import Detector
+from jaxsr.detection.options import DetectorOptions
+from jaxsr.detection.targets import Findings, Target, find_targets, overlay
+from jaxsr.interop.aot.options import AheadOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectConfig(DetectorOptions, AheadOptions):
+    """Options of the command."""
+
+    least_px: int = 1
+    """Targets of fewer pixels are left out."""
+
+    def __post_init__(self) -> None:
+        DetectorOptions.__post_init__(self)
+        AheadOptions.__post_init__(self)
+        if self.least_px < 1:
+            raise ValueError(f"least_px must be at least 1, got {self.least_px}")
+
+
+def run(inputs: list[str], config: DetectConfig) -> int:
+    """Finds targets in everything named; returns the exit status, 2 if something was unreadable.
+
+    Raises:
+      ValueError, FileNotFoundError: no input, no weights, or a folder that cannot be used.
+    """
+    if not inputs:
+        raise ValueError("no input; name pictures, folders or videos")
+    found = find_sources(inputs, out=config.out)
+    for name, reason in found.problems:
+        _complain(name, reason)
+    if not found.sources:
+        raise ValueError(
+            f"nothing to look at in {', '.join(inputs)}; name pictures, folders or videos"
+        )
+    _refuse_double_names(found.sources)
+    detector = config.detector()
+    session = _Session(detector, config)
+    failed = len(found.problems)
+    failed += session.pictures([source for source in found.sources if not source.is_video])
+    for source in found.sources:
+        if source.is_video:
+            failed += session.video(source)
+    session.finish(found.sources)
+    looked = len({findings.name for findings in session.findings})
+    targets = sum(len(findings.targets) for findings in session.findings)
+    print(f"{targets} target(s) in {looked} file(s); results in {config.out}")
+    return 2 if failed else 0
+
+
+class _Session:
+    def __init__(self, detector: Detector, config: DetectConfig) -> None:
+        self.detector, self.config = detector, config
+        self.findings: list[Findings] = []
+
+    def pictures(self, sources: list[Source]) -> int:
+        """All pictures, those of like sizes together; returns how many could not be read."""
+        readable: list[Source] = []
+        sizes: list[tuple[int, int]] = []
+        for source in sources:
+            try:
+                sizes.append(picture_size(source.path))
+                readable.append(source)
+            except (OSError, UnreadablePicture) as error:
+                _complain(str(source.path), str(error))
+        broken: set[int] = set()
+
+        def read(number: int) -> np.ndarray:
+            try:
+                image = decode_rgb(readable[number].path)
+                if image.shape[:2] != sizes[number]:
+                    raise UnreadablePicture("of another size than its header says")
+                return image
+            except (OSError, UnreadablePicture) as error:
+                # The header was whole. Its place in the batch goes to a black picture.
+                _complain(str(readable[number].path), str(error))
+                broken.add(number)
+                return np.zeros((*sizes[number], 3), np.uint8)
+
+        for together, images, logits in self.detector.run(self.detector.plan(sizes), read):
+            for number, image, scores in zip(together.numbers, images, logits, strict=True):
+                if number not in broken:
+                    source = readable[number]
+                    findings = self._find(source, self.detector.probability(image, scores))
+                    name = source.relative.with_suffix(".png")
+                    self._write(Path("masks") / name, findings.mask)
+                    self._write(Path("overlays") / name, overlay(image, findings))
+        return len(sources) - len(readable) + len(broken)
+
+    def video(self, source: Source) -> int:
+        """A video, a batch of frames at a time; returns 1 if it could not be read to its end."""
+        target = self.config.out / "overlays" / source.relative.with_suffix(".mp4")
+        looked = 0
+        try:
+            with open_video(source.path) as container:
+                frames = _UntilDamaged(container.decode(video=0))
+                first = list(islice(frames, self.config.batch))
+                if not first:
+                    raise frames.damage or UnreadableVideo("no frames")
+                stream = container.streams.video[0]
+                size, rate = (first[0].height, first[0].width), stream.average_rate or 25
+                with write_video(target) as out:
+                    encoder = add_encoder(out, stream, size, codec="libx264")
+                    while first:
+                        for shown in self._frames(source, first, looked, size, rate):
+                            out.mux(encoder.encode(shown))
+                        looked += len(first)
+                        first = list(islice(frames, self.config.batch))
+                    out.mux(encoder.encode(None))
+                if frames.damage is not None:
+                    raise frames.damage
+        except (UnreadableVideo, ImportError, OSError) as error:
+            after = f" (after {looked} frames)" if looked else ""
+            _complain(str(source.path), f"{error}{after}")
+            return 1
+        return 0
+
+    def _frames(
+        self, source: Source, frames: list[Any], first: int, size: tuple[int, int], rate: Any
+    ) -> Iterator[Any]:
+        """Overlays of some frames, number `first` and on, at their times."""
+        import av
+
+        images = [
+            frame.to_ndarray(format="rgb24", height=size[0], width=size[1]) for frame in frames
+        ]
+        name = source.relative.with_suffix("")
+        for number, frame, image, likely in zip(
+            range(first, first + len(frames)),
+            frames,
+            images,
+            self.detector.probabilities(images),
+            strict=True,
+        ):
+            findings = self._find(source, likely, frame=number)
+            self._write(Path("masks") / name / f"{number:06}.png", findings.mask)
+            shown = av.VideoFrame.from_ndarray(overlay(image, findings), format="rgb24")
+            shown.time_base = frame.time_base
+            # Some containers tell no times: then at an even rate.
+            shown.pts = round(number / rate / frame.time_base) if frame.pts is None else frame.pts
+            yield shown
+
+    def finish(self, sources: list[Source]) -> None:
+        """Writes the tables, in the order of the sources."""
+        from jaxsr.interop.weights import write_whole
+
+        place = {source.relative.as_posix(): number for number, source in enumerate(sources)}
+        self.findings.sort(key=lambda found: (place[found.name], found.frame or 0))
+        rows = [row for findings in self.findings for row in findings.rows()]
+        with_frames = any(findings.frame is not None for findings in self.findings)
+        columns = ["file", *(["frame"] if with_frames else []), *(f.name for f in fields(Target))]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        self.config.out.mkdir(parents=True, exist_ok=True)
+        write_whole(self.config.out / "targets.csv", text.getvalue().encode())
+        described = {
+            "weights": str(self.config.weights),
+            "threshold": self.config.threshold,
+            "pictures": [findings.as_dict() for findings in self.findings],
+        }
+        write_whole(
+            self.config.out / "targets.json", (json.dumps(described, indent=1) + "\n").encode()
+        )
+
+    def _find(
+        self, source: Source, probability: np.ndarray, *, frame: int | None = None
+    ) -> Findings:
+        findings = find_targets(
+            source.relative.as_posix(),
+            probability,
+            threshold=self.config.threshold,
+            least_px=self.config.least_px,
+            frame=frame,
+        )
+        self.findings.append(findings)
+        return findings
+
+    def _write(self, name: Path, pixels: np.ndarray) -> None:
+        from jaxsr.interop.weights import write_whole
+
+        path = self.config.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written, data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)
+        assert written
+        write_whole(path, data.tobytes())
+
+
+class _UntilDamaged:
+    """An iterator that ends where FFmpeg can decode no further, and keeps the reason."""
+
+    def __init__(self, frames: Iterable[Any]) -> None:
+        self._frames = iter(frames)
+        self.damage: Exception | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        import av
+
+        try:
+            return next(self._frames)
+        except av.FFmpegError as error:
+            self.damage = error
+            raise StopIteration from None
+
+
+def _refuse_double_names(sources: list[Source]) -> None:
+    """Two inputs whose results would have one name, such as `a/1.png` and `b/1.jpg`."""
+    seen: dict[Path, Source] = {}
+    for source in sources:
+        other = seen.setdefault(source.relative.with_suffix(""), source)
+        if other.path.resolve() != source.path.resolve():
+            raise ValueError(
+                f"{other.path} and {source.path} would both be written as "
+                f"{source.relative.with_suffix('.png')}; give their folders apart, each its --out"
+            )
+
+
+def _complain(name: str, reason: str) -> None:
+    print(f"jaxsr: {name}: {' '.join(reason.split())}", file=sys.stderr)

@@ -1,0 +1,136 @@
+"""The devices that JAX finds, what `auto` takes, and their memory."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from jaxsr.doctor.checks import Finding
+
+# A TPU takes up to half a minute to start; beyond this somebody else holds it.
+_TIMEOUT_S = 120
+
+_PROBE = """
+import json, logging
+logging.disable(logging.CRITICAL)
+import jax
+if {platform!r} != "auto":
+    jax.config.update("jax_platforms", {platform!r})
+devices = jax.devices()
+first = devices[0]
+memory = None
+try:
+    memory = (first.memory_stats() or {{}}).get("bytes_limit")
+except Exception:
+    pass
+print(json.dumps([first.platform, len(devices), first.device_kind, memory]))
+"""
+
+
+def probe(platform: str) -> tuple[dict[str, Any] | None, str]:
+    """Starts JAX on a platform in a process of its own: one that hangs cannot hang the diagnosis.
+
+    Returns:
+      What it found, or None; and why not.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE.format(platform=platform)],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {_TIMEOUT_S} s"
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return None, lines[-1][:300] if lines else f"exit status {done.returncode}"
+    platform_found, count, kind, memory = json.loads(done.stdout.strip().splitlines()[-1])
+    name = {"gpu": "cuda"}.get(platform_found, platform_found)
+    return {"platform": name, "count": count, "kind": kind, "memory": memory}, ""
+
+
+def check_devices(platform: str) -> Iterator[Finding]:
+    """What JAX starts on, and hardware that it does not see."""
+    found, why = probe(platform)
+    if found is None:
+        yield Finding(f"platform {platform}", "fail", why, _why(platform, why))
+        return
+    memory = f", {found['memory'] / 2**30:.1f} GiB each" if found["memory"] else ""
+    yield Finding(
+        "devices", "ok", f"{found['count']} × {found['kind']} ({found['platform']}){memory}"
+    )
+    if platform == "auto":
+        yield Finding("platform auto", "ok", f"takes {found['platform']}")
+    yield from _overlooked(found["platform"])
+    yield from _variables(found["platform"])
+    yield _host_memory()
+
+
+def _why(platform: str, why: str) -> str:
+    if platform == "tpu" and not _has_tpu():
+        return "this machine shows no TPU (/dev/accel0, /dev/vfio/0): use --platform cpu or auto"
+    if "no answer" in why:
+        return (
+            "another process may hold the device (on a TPU: lsof /dev/accel* /dev/vfio/*), or on a "
+            "pod slice the other hosts have not been started: run the command on all of them"
+        )
+    if "lockfile" in why or "already in use" in why:
+        return (
+            "another process holds the TPU: end it (lsof /dev/accel* /dev/vfio/* names it); "
+            "if there is none, remove /tmp/libtpu_lockfile"
+        )
+    if platform in ("tpu", "cuda"):
+        return f"pip install -e '.[{platform}]' on a machine that has one, or use --platform cpu"
+    return "JAX itself does not start: reinstall with pip install -e ."
+
+
+def _has_tpu() -> bool:
+    return any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0"))
+
+
+def _overlooked(found: str) -> Iterator[Finding]:
+    """Accelerators that the machine has and JAX did not take."""
+    if _has_tpu() and found != "tpu":
+        yield Finding(
+            "TPU", "fail", "the machine has one, JAX does not use it", "pip install -e '.[tpu]'"
+        )
+    if os.path.exists("/dev/nvidia0") and found not in ("cuda", "tpu"):
+        yield Finding(
+            "CUDA",
+            "fail",
+            "the machine has an NVIDIA GPU, JAX does not use it",
+            "pip install -e '.[cuda]', and a driver for CUDA 13 (nvidia-smi shows its version)",
+        )
+
+
+def _variables(found: str) -> Iterator[Finding]:
+    """Settings in the environment that change what JAX does."""
+    forced = os.environ.get("JAX_PLATFORMS")
+    if forced:
+        yield Finding(
+            "JAX_PLATFORMS", "note", f"is set to {forced!r}: auto sees nothing else", "unset it"
+        )
+    flags = os.environ.get("XLA_FLAGS")
+    if flags:
+        yield Finding("XLA_FLAGS", "note", f"is set: {flags}", "unset it if results surprise you")
+    if found == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() == "false":
+        yield Finding(
+            "XLA_PYTHON_CLIENT_PREALLOCATE",
+            "note",
+            "is false: memory grows piece by piece, which is slower and fragments",
+            "unset it unless another program shares the GPU",
+        )
+
+
+def _host_memory() -> Finding:
+    pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    free = pages * size / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    detail = f"{cores} CPU cores, {free:.1f} GiB of memory free"
+    if free < 2:
+        return Finding("host", "note", detail, "little memory: lower --cache-gb and --resident-gb")
+    return Finding("host", "ok", detail)

@@ -1,0 +1,49 @@
+"""Where jaxsr writes: the compile cache, and room for runs."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxsr.doctor.checks import Finding
+from jaxsr.runtime.cli import cache_folder
+
+_LITTLE_GIB = 2.0
+
+
+def check_storage() -> Iterator[Finding]:
+    """The compile cache is writable and works; disks have room."""
+    yield _cache(cache_folder() / "compiled")
+    for name, path in (
+        ("disk here", Path.cwd()),
+        ("temporary folder", Path(tempfile.gettempdir())),
+    ):
+        free = shutil.disk_usage(path).free / 2**30
+        detail = f"{path}: {free:.1f} GiB free"
+        if free < _LITTLE_GIB:
+            yield Finding(name, "note", detail, "checkpoints need room: name another --out")
+        else:
+            yield Finding(name, "ok", detail)
+    if not os.access(Path.cwd(), os.W_OK):
+        yield Finding(
+            "run folders", "note", f"{Path.cwd()} is not writable", "name another folder with --out"
+        )
+
+
+def _cache(folder: Path) -> Finding:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Finding(
+            "compile cache",
+            "fail",
+            f"{folder}: {error.strerror or error}",
+            "every start compiles anew; set XDG_CACHE_HOME to a writable folder, or give "
+            "--compile-cache",
+        )
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in kept) / 2**20
+    return Finding("compile cache", "ok", f"{folder}: {len(kept)} files, {size:.0f} MiB")

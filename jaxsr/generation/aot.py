@@ -1,0 +1,150 @@
+"""Prefill and decode compiled for a TPU that is not there: `jaxsr.generate … --aot v5e:2x4`.
+
+Of a Hugging Face folder only `config.json` is read: shapes are enough.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxsr.generation import sharding
+from jaxsr.generation.jax_decoder import JaxEngine, room_for
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.padding import bucket, cache_slots
+from jaxsr.interop.aot.chips import Topology
+from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.interop.aot.run import conclude, prepare
+from jaxsr.models.llama.config import LlamaConfig
+from jaxsr.models.llama.quantized import Scheme
+
+# What a prompt and its output fill where the command names neither: 8k tokens of context.
+_CONTEXT = 8192
+
+
+class AheadEngine(JaxEngine):
+    """The JAX engine with shapes for weights, on devices that are not there."""
+
+    def __init__(self, network: Any, topology: Topology, *, devices: int | None = None) -> None:
+        """Args:
+        network: the torch module, on the meta device or not.
+        topology: where to compile to.
+        devices: that weights and cache are split over. Default: all of them.
+        """
+        self._topology = topology
+        used = list(topology.devices)[:devices]
+        super().__init__(network, mesh=Mesh(np.array(used), (sharding.AXIS,)))
+
+    def _placed(self, network: Any) -> Any:
+        named = (*network.named_parameters(), *network.named_buffers())
+        shapes = {
+            name: jax.ShapeDtypeStruct(tuple(tensor.shape), _dtype(tensor))
+            for name, tensor in named
+        }
+        return abstract(shapes, sharding.weight_shardings(shapes, self.config, self.mesh))
+
+    def compile(
+        self, options: SamplingOptions, *, batch: int, prompt: int, slots: int
+    ) -> tuple[Ahead, Ahead]:
+        """Compiles the prefill of a batch of prompts, and the decode loop that follows it.
+
+        Args:
+          options: of sampling.
+          batch: prompts at once.
+          prompt: tokens of each, padding included.
+          slots: of the cache, for prompt and output.
+        """
+        whole = sharding.replicated(self.mesh)
+
+        def build(*args: Any) -> Any:
+            return self._prefill(options, slots, room_for(options), "right", *args)
+
+        def integers(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
+
+        inputs = (integers(batch, prompt), integers(batch), integers(batch), integers())
+        stop = integers(2)
+        prefill = compile_ahead(
+            jax.jit(build),
+            (self._weights, *inputs, stop),
+            self._topology,
+            name=f"prefill {batch}x{prompt}",
+        )
+        state = jax.eval_shape(build, self._weights, *inputs, stop)
+        kept = abstract({k: v for k, v in state.items() if k != "cache"}, whole)
+        cache = abstract(state["cache"], sharding.cache_sharding(self.config, self.mesh))
+
+        def loop(*args: Any) -> Any:
+            return self._loop(options, False, *args)
+
+        decode = compile_ahead(
+            jax.jit(loop, donate_argnums=1),
+            (self._weights, {**kept, "cache": cache}, integers(), stop),
+            self._topology,
+            name=f"decode {batch}x{slots}",
+        )
+        return prefill, decode
+
+
+def shapes_of(config: LlamaConfig, *, dtype: str, scheme: Scheme | None = None) -> Any:
+    """The network of this configuration without values."""
+    import torch
+
+    from jaxsr.models.llama.network import CausalLM
+    from jaxsr.models.llama.quantized import quantize
+
+    with torch.device("meta"):
+        network = CausalLM(config).to(getattr(torch, dtype))
+        if scheme is not None:
+            quantize(network, scheme)
+    return network.requires_grad_(False).eval()
+
+
+def run(texts: list[str], config: Any) -> int:
+    """What the command does with `--aot`; returns its exit status.
+
+    Without a prompt, prompt and output fill a context of 8192 tokens, or the model's own.
+    """
+    topology = prepare(config)
+    network = _network(config)
+    context = min(_CONTEXT, network.config.max_position_embeddings)
+    if texts:
+        from jaxsr.models.llama.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(config.tokenizer or config.model)
+        prompt = bucket(max(len(tokenizer.encode(text)) for text in texts))
+        slots = cache_slots(prompt, config.max_new_tokens)
+    else:
+        prompt, slots = bucket(context // 4), context
+    devices = config.mesh if config.mesh > 1 else None
+    engine = AheadEngine(network, topology, devices=devices)
+    reports = [
+        report
+        for batch in config.batch_size
+        for report in engine.compile(config, batch=batch, prompt=prompt, slots=slots)
+    ]
+    return conclude(reports, config)
+
+
+def _network(config: Any) -> Any:
+    from jaxsr.models.llama import hf_folder
+
+    path = Path(config.model)
+    if path.is_dir():
+        fields = hf_folder.read_json(path / "config.json")
+        if "quantization_config" not in fields:
+            known = LlamaConfig.from_hf(fields)
+            return shapes_of(known, dtype=config.dtype, scheme=config.quantize)
+    import torch
+
+    from jaxsr.models.llama.loading import load_model
+
+    dtype = getattr(torch, config.dtype)
+    return load_model(config.model, dtype=dtype, scheme=config.quantize).network
+
+
+def _dtype(tensor: Any) -> Any:
+    return jnp.dtype(str(tensor.dtype).removeprefix("torch."))

@@ -1,0 +1,110 @@
+"""What both engines offer: start a batch of prompts, advance it, look at its tokens, save it.
+
+An engine is `JaxEngine` or `TorchEngine`; a batch under way is its own object, opaque to callers.
+`Snapshot` is a batch on the host, in no engine's layout.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.padding import Padding
+from jaxsr.models.llama.config import LlamaConfig
+
+UNFILLED = -1
+"""Stands in a row of outputs where no token has been generated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A batch as plain arrays: what is needed to go on with it elsewhere.
+
+    Rows start at slot 0 of their cache, whatever padding they were started with.
+    """
+
+    keys: list[np.ndarray]
+    """Per layer, (B, K, S, D), S the longest row's filled slots; zeros beyond a row's own."""
+    values: list[np.ndarray]
+    """As `keys`."""
+    filled: np.ndarray
+    """Filled slots of each row, (B,) int32."""
+    token: np.ndarray
+    """Each row's last token, chosen but not fed yet, (B,) int32."""
+    done: np.ndarray
+    """Rows that met a stop token, (B,) bool."""
+    outputs: np.ndarray
+    """Tokens generated so far, (B, N) int32, `UNFILLED` after a row's end."""
+    requests: np.ndarray
+    """Numbers of the requests, which their random keys are made of, (B,) int32."""
+
+    def rows(self, index: Sequence[int] | np.ndarray) -> "Snapshot":
+        """The snapshot of some of the rows."""
+        index = np.asarray(index)
+        pick = {n: getattr(self, n)[index] for n in self.row_fields()}
+        keys, values = ([t[index] for t in layers] for layers in (self.keys, self.values))
+        return Snapshot(keys=keys, values=values, **pick)
+
+    @staticmethod
+    def row_fields() -> tuple[str, ...]:
+        """Names of the fields that are one array with the rows first."""
+        return ("filled", "token", "done", "outputs", "requests")
+
+
+class Engine(Protocol):
+    """Runs batches. `start` and `resume` leave at least one output token per row."""
+
+    config: LlamaConfig
+    device: str
+    """Platform and kind of the device, for reports."""
+    compile_s: float
+    """Seconds spent on tracing and compiling so far."""
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[int],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int | None = None,
+        padding: Padding = "right",
+    ) -> Any:
+        """Feeds the prompts and chooses each row's first token.
+
+        Args:
+          prompts: token ids per row.
+          requests: number of each row's request, which its random key is made of.
+          options: how tokens are chosen.
+          stop_ids: tokens that end a row.
+          slots: size of the cache; at least `cache_slots` of the longest prompt, the default.
+          padding: side on which shorter rows are padded.
+        """
+        ...
+
+    def advance(self, batch: Any, steps: int) -> None:
+        """Generates up to `steps` more tokens in each row that is not done."""
+        ...
+
+    def outputs(self, batch: Any) -> np.ndarray:
+        """Tokens so far, (B, N) int32, `UNFILLED` after a row's end; waits for the device."""
+        ...
+
+    def finished(self, batch: Any) -> bool:
+        """Whether every row met a stop token or has all its tokens."""
+        ...
+
+    def snapshot(self, batch: Any) -> Snapshot:
+        """The batch on the host."""
+        ...
+
+    def resume(
+        self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
+    ) -> Any:
+        """A batch that goes on where the snapshot stands.
+
+        `options.max_new_tokens` counts from the beginning, those in the snapshot included.
+        """
+        ...

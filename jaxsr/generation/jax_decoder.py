@@ -1,0 +1,355 @@
+"""Generation in JAX: one compiled prefill per length bucket, one compiled decode loop.
+
+The loop runs on the device for as many tokens as the caller asks, its cache donated and updated in
+place; nothing crosses to the host in between. The torch module is traced through
+`jaxsr.interop`, so the network exists once; a program that was traced before comes from a folder.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxsr.generation import sampling, sharding
+from jaxsr.generation.decoder import UNFILLED, Snapshot
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.generation.stored_programs import stored, structure
+from jaxsr.interop.mesh import place
+from jaxsr.models.llama.host_weights import host_weights, without_values
+from jaxsr.models.llama.int8_matmul import multiply_integers
+from jaxsr.models.llama.transposed import transpose
+
+if TYPE_CHECKING:
+    from jaxsr.interop import JaxModule
+
+State = dict[str, Any]
+
+# Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
+_OUTPUT_STEP = 64
+
+
+class JaxBatch:
+    """A batch under way: its state on the device, and the compiled loop that moves it."""
+
+    def __init__(
+        self, state: State, options: SamplingOptions, stop_ids: Sequence[int], padding: Padding
+    ) -> None:
+        self.state, self.options, self.stop_ids = state, options, tuple(stop_ids)
+        self.padding = padding
+        self.count = int(state["count"])
+
+
+class JaxEngine:
+    """Runs a Llama-family network in JAX.
+
+    Args:
+      network: the torch module with its weights, which is not changed.
+      mesh: devices along an axis `tensor` to split weights and cache over. Default: one device.
+      programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
+    """
+
+    def __init__(
+        self, network: Any, *, mesh: Mesh | None = None, programs: Path | None = None
+    ) -> None:
+        self.config = network.config
+        self.mesh = sharding.tensor_mesh(1) if mesh is None else mesh
+        device = self.mesh.devices.flat[0]
+        self.platform = device.platform
+        self.device = f"{device.platform}: {device.device_kind}" + (
+            f" × {self.mesh.size}" if self.mesh.size > 1 else ""
+        )
+        self.compile_s = 0.0
+        self._skeleton = without_values(network)
+        on_cpu = self.platform == "cpu"
+        multiply_integers(self._skeleton, weight_only=on_cpu)
+        self._turned = transpose(self._skeleton) if on_cpu else frozenset[str]()
+        self._folder = programs
+        self._weights = self._placed(network)
+        self._dtype = self._weights["model.norm.weight"].dtype
+        self._programs: dict[Any, Callable[..., Any]] = {}
+
+    def _placed(self, network: Any) -> dict[str, jax.Array]:
+        host = host_weights(network)
+        for name in self._turned:
+            host[name] = np.ascontiguousarray(host[name].T)
+        where = sharding.weight_shardings(host, self.config, self.mesh, turned=self._turned)
+        return place(host, where)
+
+    @cached_property
+    def _model(self) -> "JaxModule":
+        # Only a trace needs it, and importing what it takes is a good part of a short run.
+        import torch
+
+        from jaxsr.interop import register_lowering, to_jax
+
+        register_lowering(torch.ops.aten._int_mm.default, _integer_product)
+        return to_jax(self._skeleton)
+
+    def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
+        params = {name: weights[name] for name in self._model.params}
+        buffers = {name: weights[name] for name in self._model.buffers}
+        return self._model.apply(params, buffers, *args, **kwargs)[0]
+
+    # ---- programs
+
+    def _program(
+        self, key: tuple[Any, ...], function: Callable[..., Any], *args: Any, donate: Any = ()
+    ) -> Callable[..., Any]:
+        """The compiled program for this key, compiled ahead so that its time is known."""
+        if key not in self._programs:
+            begin = time.perf_counter()
+            told = (*key, self.platform, structure(self._skeleton))
+            kept = stored(self._folder, told, function, args, name=key[0])
+            self._programs[key] = jax.jit(kept, donate_argnums=donate).lower(*args).compile()
+            self.compile_s += time.perf_counter() - begin
+        return self._programs[key]
+
+    def _prefill(
+        self,
+        options: SamplingOptions,
+        slots: int,
+        room: int,
+        padding: Padding,
+        weights: dict[str, jax.Array],
+        tokens_BT: jax.Array,
+        length_B: jax.Array,
+        request_B: jax.Array,
+        seed: jax.Array,
+        stop_N: jax.Array,
+    ) -> State:
+        batch, count = tokens_BT.shape
+        left = padding == "left"
+        first_B = count - length_B if left else jnp.zeros_like(length_B)
+        logits_BV, new = self._run(
+            weights,
+            tokens_BT,
+            first_B=first_B if left else None,
+            read_B=jnp.full_like(length_B, count - 1) if left else length_B - 1,
+        )
+        keys_B2 = sampling.request_keys(seed, request_B)
+        token_B = sampling.choose(logits_BV, keys_B2, jnp.int32(0), options)
+        grow = [(0, 0), (0, 0), (0, slots - count), (0, 0)]
+        return {
+            "cache": self._constrained([(jnp.pad(k, grow), jnp.pad(v, grow)) for k, v in new]),
+            "filled": jnp.full_like(length_B, count) if left else length_B,
+            "first": first_B,
+            "token": token_B,
+            "done": (token_B[:, None] == stop_N).any(1),
+            "outputs": jnp.full((batch, room), UNFILLED, jnp.int32).at[:, 0].set(token_B),
+            "count": jnp.int32(1),
+            "keys": keys_B2,
+            "requests": request_B,
+        }
+
+    def _constrained(self, cache: list[tuple[jax.Array, jax.Array]]) -> list[Any]:
+        """The cache in the layout that the loop keeps: keys with their slots last."""
+        # Scores are then a plain product with the stored keys; stored the other way, the CPU
+        # would transpose every layer's keys at every step.
+        where = sharding.cache_sharding(self.config, self.mesh)
+        hold = partial(jax.lax.with_sharding_constraint, shardings=where)
+        return [(hold(jnp.swapaxes(k, 2, 3)), hold(v)) for k, v in cache]
+
+    def _step(
+        self,
+        options: SamplingOptions,
+        left: bool,
+        weights: dict[str, jax.Array],
+        stop_N: jax.Array,
+        state: State,
+    ) -> State:
+        filled_B, done_B = state["filled"], state["done"]
+        logits_BV, new = self._run(
+            weights,
+            jnp.maximum(state["token"], 0)[:, None],
+            [(jnp.swapaxes(k, 2, 3), v) for k, v in state["cache"]],
+            filled_B=filled_B,
+            first_B=state["first"] if left else None,
+            read_B=jnp.zeros_like(filled_B),
+        )
+        chosen_B = sampling.choose(logits_BV, state["keys"], state["count"], options)
+        # A done row keeps its last token, so that a saved batch ends as it should.
+        token_B = jnp.where(done_B, state["token"], chosen_B)
+        # Depends on the logits, and so on every read of the cache: without such a dependency XLA
+        # cannot know that the reads come first, and copies the cache at every step.
+        at_B = jnp.where(chosen_B >= 0, filled_B, 0)
+        cache = [
+            (_written(k, jnp.swapaxes(n, 2, 3), at_B, 3), _written(v, m, at_B, 2))
+            for (k, v), (n, m) in zip(state["cache"], new, strict=True)
+        ]
+        out_B = jnp.where(done_B, UNFILLED, token_B)
+        return {
+            **state,
+            "cache": cache,
+            "filled": filled_B + ~done_B,
+            "token": token_B,
+            "done": done_B | (token_B[:, None] == stop_N).any(1),
+            "outputs": jax.lax.dynamic_update_slice(
+                state["outputs"], out_B[:, None], (jnp.int32(0), state["count"])
+            ),
+            "count": state["count"] + 1,
+        }
+
+    def _loop(
+        self,
+        options: SamplingOptions,
+        left: bool,
+        weights: dict[str, jax.Array],
+        state: State,
+        limit: jax.Array,
+        stop_N: jax.Array,
+    ) -> State:
+        return jax.lax.while_loop(
+            lambda s: (s["count"] < limit) & ~s["done"].all(),
+            partial(self._step, options, left, weights, stop_N),
+            state,
+        )
+
+    # ---- what Engine asks for
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[int],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int | None = None,
+        padding: Padding = "right",
+    ) -> JaxBatch:
+        """See `Engine.start`."""
+        tokens_BT, length_B = padded(prompts, padding=padding)
+        need = cache_slots(int(length_B.max()), options.max_new_tokens)
+        slots = max(slots or need, need)
+        shape = (*tokens_BT.shape, slots, room_for(options), padding)
+        args = self._replicated(
+            tokens_BT,
+            length_B,
+            np.asarray(requests, np.int32),
+            np.int32(options.seed),
+            np.array([*stop_ids, UNFILLED - 1], np.int32),
+        )
+        build = partial(self._prefill, options, slots, room_for(options), padding)
+        key = ("prefill", _static(options), len(stop_ids), shape)
+        program = self._program(key, build, self._weights, *args)
+        return JaxBatch(program(self._weights, *args), options, stop_ids, padding)
+
+    def compile_loop(self, batch: JaxBatch) -> None:
+        """Compiles the decode loop for this batch, so that `advance` only runs it."""
+        self._decode_program(batch, *self._loop_args(batch, 0))
+
+    def _loop_args(self, batch: JaxBatch, limit: int) -> tuple[Any, ...]:
+        stop = np.array([*batch.stop_ids, UNFILLED - 1], np.int32)
+        return self._replicated(np.int32(limit), stop)
+
+    def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
+        left = batch.padding == "left"
+        shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
+        key = ("decode", _static(batch.options), len(batch.stop_ids), left, shapes)
+        loop = partial(self._loop, batch.options, left)
+        return self._program(key, loop, self._weights, batch.state, *args, donate=1)
+
+    def advance(self, batch: JaxBatch, steps: int) -> None:
+        """See `Engine.advance`; returns before the device is done."""
+        batch.count = min(batch.count + steps, batch.options.max_new_tokens)
+        args = self._loop_args(batch, batch.count)
+        program = self._decode_program(batch, *args)
+        batch.state = program(self._weights, batch.state, *args)
+
+    def outputs(self, batch: JaxBatch) -> np.ndarray:
+        """See `Engine.outputs`."""
+        return np.asarray(batch.state["outputs"])[:, : batch.count]
+
+    def finished(self, batch: JaxBatch) -> bool:
+        """See `Engine.finished`; waits for the device."""
+        return batch.count >= batch.options.max_new_tokens or bool(batch.state["done"].all())
+
+    def snapshot(self, batch: JaxBatch) -> Snapshot:
+        """See `Engine.snapshot`."""
+        state = jax.device_get(batch.state)
+        filled, first = state["filled"], state["first"]
+        layers = [(k.swapaxes(2, 3), v) for k, v in state["cache"]]
+        return Snapshot(
+            keys=[_from_zero(k, first, filled) for k, _ in layers],
+            values=[_from_zero(v, first, filled) for _, v in layers],
+            filled=filled - first,
+            token=state["token"],
+            done=state["done"],
+            outputs=state["outputs"][:, : int(state["count"])],
+            requests=state["requests"],
+        )
+
+    def resume(
+        self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
+    ) -> JaxBatch:
+        """See `Engine.resume`."""
+        count, room = snapshot.outputs.shape[1], room_for(options)
+        slots = cache_slots(snapshot.keys[0].shape[2], max(options.max_new_tokens - count, 1))
+        grow = [(0, 0), (0, 0), (0, slots - snapshot.keys[0].shape[2]), (0, 0)]
+        outputs = np.full((len(snapshot.filled), max(room, count)), UNFILLED, np.int32)
+        outputs[:, :count] = snapshot.outputs
+        keys = sampling.request_keys(options.seed, jnp.asarray(snapshot.requests))
+        state: State = {
+            "filled": snapshot.filled.astype(np.int32),
+            "first": np.zeros_like(snapshot.filled, np.int32),
+            "token": snapshot.token.astype(np.int32),
+            "done": snapshot.done | np.isin(snapshot.token, stop_ids),
+            "outputs": outputs,
+            "count": np.int32(count),
+            "keys": np.asarray(keys),
+            "requests": snapshot.requests.astype(np.int32),
+        }
+        state = dict(zip(state, self._replicated(*state.values()), strict=True))
+        where = sharding.cache_sharding(self.config, self.mesh)
+        cache = [
+            tuple(np.pad(t, grow).astype(self._dtype) for t in pair)
+            for pair in zip(snapshot.keys, snapshot.values, strict=True)
+        ]
+        state["cache"] = [
+            (place(np.ascontiguousarray(k.swapaxes(2, 3)), where), place(v, where))
+            for k, v in cache
+        ]
+        return JaxBatch(state, options, stop_ids, "right")
+
+    def _replicated(self, *arrays: Any) -> tuple[jax.Array, ...]:
+        return tuple(place(array, sharding.replicated(self.mesh)) for array in arrays)
+
+
+def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sums of `a @ b`, int8, as int32."""
+    # `b` is a transposed weight. Turned back, XLA drops both turns and multiplies the weight as it
+    # is stored; given as it comes, its CPU multiplies element by element, 25 times slower.
+    contract = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(a, b.T, contract, preferred_element_type=jnp.int32)
+
+
+def _static(options: SamplingOptions) -> tuple[Any, ...]:
+    """What of the options is compiled in; the seed and the length are arguments."""
+    return (options.temperature, options.top_k, options.top_p)
+
+
+def room_for(options: SamplingOptions) -> int:
+    """Tokens that the buffer of outputs holds."""
+    return -(-options.max_new_tokens // _OUTPUT_STEP) * _OUTPUT_STEP
+
+
+def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> jax.Array:
+    """The cache with each row's new entry at its own slot."""
+    if cache.shape[0] == 1:
+        return jax.lax.dynamic_update_slice_in_dim(cache, new, at_B[0], axis)
+    put = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
+    return jax.vmap(put)(cache, new, at_B)
+
+
+def _from_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:
+    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond."""
+    out = np.zeros((*cache.shape[:2], int((filled - first).max()), cache.shape[3]), cache.dtype)
+    for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
+        out[row, :, : end - begin] = cache[row, :, begin:end]
+    return out

@@ -1,0 +1,212 @@
+"""Figures of restored pictures against what they should be: table, JSON and a contact sheet.
+
+PSNR and SSIM are on Y of BT.601 in studio range (MATLAB's), rounded to levels, with as many border
+pixels cut as the result is enlarged: the super-resolution papers' convention. LPIPS is AlexNet's,
+on RGB, where its weights are installed. Pictures are compared upright, in 8 bits, transparency left
+out.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from jaxsr.data.sources import Source, target_path
+from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
+from jaxsr.restoration.config import FORMATS, RestoreConfig
+from jaxsr.restoration.models import RestorationModel
+from jaxsr.restoration.pictures import Picture, PictureError, one_line, read_picture, upright
+
+_CELL = 256
+"""Side of a picture on the contact sheet, in pixels."""
+_MOST_ON_SHEET = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One picture's."""
+
+    name: str
+    psnr: float
+    """dB; infinite where nothing differs."""
+    ssim: float
+    bicubic_psnr: float | None
+    """Of the source enlarged bicubically (Pillow's), for comparison."""
+    lpips: float | None
+
+
+def write_report(config: RestoreConfig, sources: Sequence[Source], model: RestorationModel) -> Path:
+    """Compares the results that exist with the truth, and writes and prints the figures.
+
+    Raises:
+      ValueError: no result has a truth picture of its name.
+      OSError: the folder cannot be written.
+    """
+    assert config.truth is not None
+    folder = config.report or config.out / "report"
+    border = max(1, round(config.outscale or model.scale)) if model.scale > 1 else 0
+    rows, sheet, problems = [], [], []
+    measure_lpips = lpips_if_installed()
+    for source in sources:
+        truth = _find(config.truth, source.relative)
+        written = FORMATS[config.format] if config.format else None
+        target = target_path(source, config.out, suffix=config.suffix, format=written)
+        if source.is_video or truth is None or not target.is_file():
+            continue
+        name = str(source.relative)
+        try:
+            result, wanted, given = (_rgb(read_picture(p)) for p in (target, truth, source.path))
+            rows.append(_figures(name, result, wanted, given, border, measure_lpips))
+        except (PictureError, ValueError, OSError) as error:
+            problems.append((name, one_line(error)))
+            continue
+        if len(sheet) < _MOST_ON_SHEET:
+            sheet.append((name, [result, wanted, given]))
+    if not rows:
+        told = "; ".join(f"{name}: {reason}" for name, reason in problems[:3])
+        raise ValueError(
+            f"no result could be compared with {config.truth}"
+            f"{' (' + told + ')' if told else ''}; truth pictures have the sources' relative names"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    convention = {
+        "psnr_ssim": f"Y of BT.601 as MATLAB's rgb2ycbcr, rounded; {border} px border cut",
+        "bicubic": "the source enlarged with Pillow's bicubic (a = -0.5)",
+        "lpips": LPIPS_CONVENTION if measure_lpips else None,
+    }
+    means = _means(rows)
+    content = {
+        "model": model.name,
+        "engine": config.engine,
+        "convention": convention,
+        "mean": means,
+        "pictures": [asdict(row) for row in rows],
+        "not_compared": dict(problems),
+    }
+    (folder / "figures.json").write_text(json.dumps(_finite(content), indent=2) + "\n")
+    table = _table(rows, means, convention)
+    (folder / "figures.txt").write_text(table)
+    _contact_sheet(sheet).save(folder / "contact-sheet.png")
+    print(table, end="")
+    for name, reason in problems:
+        print(f"not compared: {name}: {reason}")
+    print(f"report: {folder}")
+    return folder
+
+
+def _find(truth: Path, relative: Path) -> Path | None:
+    """The picture of that name under the truth folder, whatever its ending."""
+    exact = truth / relative
+    if exact.is_file():
+        return exact
+    return next(iter(sorted(exact.parent.glob(f"{_escaped(relative.stem)}.*"))), None)
+
+
+def _escaped(text: str) -> str:
+    import glob
+
+    return glob.escape(text)
+
+
+def _rgb(picture: Picture) -> np.ndarray:
+    """Upright 8-bit RGB without transparency."""
+    pixels = upright(picture.pixels, picture.notes.orientation)
+    if picture.kind.endswith("alpha"):
+        pixels = pixels[..., :-1]
+    if pixels.dtype == np.uint16:
+        pixels = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if picture.kind == "cmyk":
+        return np.asarray(Image.fromarray(np.ascontiguousarray(pixels), "CMYK").convert("RGB"))
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def _figures(
+    name: str, result: np.ndarray, truth: np.ndarray, source: np.ndarray, border: int, lpips: object
+) -> Figures:
+    if result.shape != truth.shape:
+        raise ValueError(
+            f"the result is {result.shape[1]}×{result.shape[0]}, the truth "
+            f"{truth.shape[1]}×{truth.shape[0]}"
+        )
+    bicubic = None
+    if source.shape != truth.shape:
+        enlarged = Image.fromarray(source).resize(truth.shape[1::-1], Image.Resampling.BICUBIC)
+        bicubic = _psnr(np.asarray(enlarged), truth, border)
+    from jaxsr.ops.quality import ssim
+
+    return Figures(
+        name=name,
+        psnr=_psnr(result, truth, border),
+        ssim=float(ssim(result, truth, luma="matlab", crop_border=border)),
+        bicubic_psnr=bicubic,
+        lpips=lpips(result, truth) if callable(lpips) else None,  # type: ignore[arg-type]
+    )
+
+
+def _psnr(image: np.ndarray, truth: np.ndarray, border: int) -> float:
+    from jaxsr.ops.quality import psnr
+
+    return float(psnr(image, truth, luma="matlab", crop_border=border))
+
+
+def _means(rows: Sequence[Figures]) -> dict[str, float]:
+    means = {}
+    for name in ("psnr", "ssim", "bicubic_psnr", "lpips"):
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        if values:
+            means[name] = statistics.fmean(values)
+    return means
+
+
+def _finite(value: object) -> object:
+    """JSON has no infinity: null stands for it."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table(rows: Sequence[Figures], means: dict, convention: dict) -> str:
+    columns = [("psnr", "PSNR dB", 2), ("bicubic_psnr", "bicubic", 2), ("ssim", "SSIM", 4)]
+    columns = [c for c in [*columns, ("lpips", "LPIPS", 4)] if c[0] in means]
+    longest = max(len(row.name) for row in rows)
+    lines = [" " * longest + "".join(f"{title:>10}" for _, title, _ in columns)]
+    mean = {"name": "mean", **means}
+    for row in [*(asdict(row) for row in rows), mean]:
+        cells = (
+            f"{row[key]:>10.{digits}f}" if row.get(key) is not None else f"{'–':>10}"
+            for key, _, digits in columns
+        )
+        lines.append(f"{row['name']:<{longest}}" + "".join(cells))
+    lines.append(
+        f"PSNR and SSIM: {convention['psnr_ssim']}. LPIPS: {convention['lpips'] or 'no weights'}."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _contact_sheet(entries: Sequence[tuple[str, list[np.ndarray]]]) -> Image.Image:
+    """A row for each picture: source enlarged, result, truth, cut to the same middle part."""
+    gap, head = 4, 16
+    height = (_CELL + head + gap) * len(entries)
+    sheet = Image.new("RGB", (3 * (_CELL + gap), max(height, 1)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for index, (name, (result, truth, source)) in enumerate(entries):
+        top = index * (_CELL + head + gap)
+        labels = (f"{name}: source, bicubic", "restored", "truth")
+        enlarged = Image.fromarray(source).resize(truth.shape[1::-1], Image.Resampling.BICUBIC)
+        images = (enlarged, Image.fromarray(result), Image.fromarray(truth))
+        for column, (label, image) in enumerate(zip(labels, images, strict=True)):
+            left = column * (_CELL + gap)
+            draw.text((left + 2, top + 2), label[:40], fill="black")
+            x, y = max((image.width - _CELL) // 2, 0), max((image.height - _CELL) // 2, 0)
+            sheet.paste(
+                image.crop((x, y, min(x + _CELL, image.width), min(y + _CELL, image.height))),
+                (left, top + head),
+            )
+    return sheet

@@ -1,0 +1,98 @@
+"""`--benchmark`: megapixels a second at the sizes asked for, each measured, none extrapolated."""
+
+import json
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.models import RestorationModel
+from jaxsr.restoration.pipeline import Work
+from jaxsr.restoration.restore_arrays import ArraySink
+from jaxsr.restoration.session import make_restorer
+
+REPEATS = 5
+"""Timed calls after the first; fewer where they take long."""
+_LONGEST_S = 60.0
+
+
+def benchmark(model: RestorationModel, config: RestoreConfig) -> int:
+    """Prints a table and, as the last line, one JSON object."""
+    rows = [measure(model, config, size) for size in config.sizes()]
+    print(f"{'size':>12} {'first s':>9} {'median s':>9} {'spread s':>9} {'MP/s in':>9} tiles")
+    for row in rows:
+        print(
+            f"{row['width']:>6}×{row['height']:<5} {row['first_s']:>9.3f} {row['median_s']:>9.3f} "
+            f"{row['spread_s']:>9.3f} {row['megapixels_per_s']:>9.3f} "
+            f"{row['tiles']} of {row['tile'][1]}×{row['tile'][0]}"
+        )
+    print(
+        json.dumps({"model": model.name, "scale": model.scale, **environment(config), "rows": rows})
+    )
+    return 0
+
+
+def measure(
+    model: RestorationModel, config: RestoreConfig, size: tuple[int, int]
+) -> dict[str, Any]:
+    """Times one size from samples in memory to samples in memory; the first call stands apart."""
+    height, width = size
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    restorer, engine, tiler = make_restorer(model, config, sizes=[size])
+
+    def once() -> float:
+        sink = ArraySink()
+        start = time.perf_counter()
+        restorer.run([Work(pixels=pixels, kind="rgb", sink=sink)])
+        spent = time.perf_counter() - start
+        if sink.error is not None:
+            raise ValueError(f"{width}x{height}: {sink.error}") from sink.error
+        return spent
+
+    first = once()
+    times: list[float] = []
+    while len(times) < REPEATS and (not times or sum(times) < _LONGEST_S):
+        times.append(once())
+    plan = tiler.insist(size) if config.tiling == "off" else tiler.plan(size)
+    return {
+        "width": width,
+        "height": height,
+        "first_s": first,
+        "median_s": statistics.median(times),
+        "spread_s": max(times) - min(times),
+        "repeats": len(times),
+        "megapixels_per_s": height * width / 1e6 / statistics.median(times),
+        "tiles": sum(len(row) for row in plan.rows),
+        "tile": list(plan.shape),
+        "computed_share": plan.computed / (height * width),
+        "programs": len(engine.programs),
+    }
+
+
+def environment(config: RestoreConfig) -> dict[str, Any]:
+    """What the figures hold for."""
+    import platform
+    from importlib.metadata import version
+
+    import torch
+
+    said = {
+        "engine": config.engine,
+        "dtype": config.dtype,
+        "ensemble": config.ensemble,
+        "mesh": config.mesh,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "versions": {name: version(name) for name in ("jax", "torch", "numpy")},
+    }
+    if config.engine == "jax":
+        import jax
+
+        said["device"] = jax.devices()[0].device_kind
+    elif torch.cuda.is_available() and config.platform != "cpu":
+        said["device"] = torch.cuda.get_device_name()
+    else:
+        said["device"] = "cpu"
+    return said

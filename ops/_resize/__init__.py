@@ -1,0 +1,1 @@
+"""Resizing: weights by convention, and the kernels that apply them."""

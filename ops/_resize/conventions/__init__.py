@@ -1,0 +1,1 @@
+"""One module per library whose resize is reproduced."""

@@ -1,0 +1,92 @@
+"""Tap tables of Pillow's `Image.resize`, modes 'L', 'RGB' and the like (uint8) and 'F' (float32).
+
+Always antialiased; taps outside the image are dropped and the rest renormalised. uint8 images have
+weights of 22 fractional bits and are rounded and clipped between the two passes, width first
+(but see `_starts_with_height`).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxsr.ops._resize.filters import BOX, HAMMING, KEYS_CUBIC, LANCZOS3, TRIANGLE, Filter
+from jaxsr.ops._resize.weights import (
+    Pass,
+    choices,
+    drop_bits,
+    float_passes,
+    make_taps,
+    nearest_taps,
+)
+
+FILTERS = {
+    "area": BOX,
+    "box": BOX,
+    "bilinear": TRIANGLE,
+    "hamming": HAMMING,
+    "bicubic": KEYS_CUBIC,
+    "lanczos": LANCZOS3,
+}
+METHODS = ("nearest", *FILTERS)
+WEIGHT_BITS = 22
+"""Of 32: 8 hold the pixel, and 2 the sign and the sums that overshoot."""
+
+
+def pillow_passes(
+    shape: Sequence[int],
+    dtype: np.dtype,
+    axes: Sequence[int],
+    size: Sequence[int],
+    *,
+    method: str,
+) -> list[Pass]:
+    """The passes over an image of `shape`; an axis that keeps its extent is left alone."""
+    taps = []
+    for axis, outputs in zip(axes, size, strict=True):
+        extent = shape[axis]
+        if outputs == extent:
+            continue
+        step = extent / outputs
+        if method == "nearest":
+            # Pillow adds the step up from output to output, rounding errors and all.
+            position = np.add.accumulate(np.concatenate([[0.5 * step], np.full(outputs - 1, step)]))
+            taps.append((axis, nearest_taps(extent, position.astype(np.int64), step=step)))
+            continue
+        index, weight = _weights(extent, outputs, FILTERS[method])
+        if dtype == np.uint8:
+            scaled = weight * (1 << WEIGHT_BITS)
+            weight = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32)
+        taps.append((axis, make_taps(extent, index, weight, step=step)))
+    if not taps or method == "nearest":
+        return choices(taps, dtype)
+    if dtype == np.uint8:
+        finish = drop_bits(WEIGHT_BITS)
+        if not _starts_with_height([shape[axis] for axis in axes], size):
+            taps.reverse()
+        return [Pass(axis, table, np.dtype(np.int32), finish) for axis, table in taps]
+    return float_passes(taps, dtype)
+
+
+def _starts_with_height(extents: Sequence[int], size: Sequence[int]) -> bool:
+    """Since Pillow 13: where the height loses more than twice as many pixels as the width."""
+    if len(extents) != 2:
+        return False
+    lost = [extent - outputs for extent, outputs in zip(extents, size, strict=True)]
+    return lost[0] > 0 and lost[0] > 2 * lost[1]
+
+
+def _weights(extent: int, outputs: int, chosen: Filter) -> tuple[np.ndarray, np.ndarray]:
+    step = extent / outputs
+    stretch = max(step, 1.0)
+    support = chosen.radius * stretch
+    centre = (np.arange(outputs) + 0.5) * step
+    # C's conversion to an integer truncates towards zero.
+    first = np.maximum(np.trunc(centre - support + 0.5), 0).astype(np.int64)
+    stop = np.minimum(np.trunc(centre + support + 0.5).astype(np.int64), extent)
+    stop = np.minimum(stop, first + 2 * math.ceil(support) + 1)
+    index = first[:, None] + np.arange(max(1, int((stop - first).max())))
+    weight = chosen.weigh((index - centre[:, None] + 0.5) * (1.0 / stretch))
+    weight = np.where(index < stop[:, None], weight, 0.0)
+    total = weight.sum(axis=1, keepdims=True)
+    return index, weight / np.where(total == 0, 1.0, total)

@@ -1,0 +1,141 @@
+"""Runs the passes of a resize, by the formulation that suits the platform it is compiled for.
+
+CPU and GPU sum strided slices or gathers (`apply_taps`). A TPU is two to five times faster with
+matrix products by its compiler's estimates, but their zeros would spread a NaN or an infinity over
+whole lines; so where one turns up the products are done another way. uint8 images in fixed point
+are products as well, digit by digit.
+
+A CPU is good at sums of slices and bad at their gradient, which pads and scatters: the same linear
+map as products has a gradient of products, nine times faster from 128² to 256² on 4 images of 32
+channels with aligned corners (13 ms instead of 110; torch's takes 17). A gradient that is not
+finite then spreads over the lines that its zeros meet.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.ops._resize.kernels import (
+    apply_taps,
+    by_digits,
+    by_matmul,
+    by_matmul_of_any,
+    can_take_digits,
+    gathers_pixels,
+)
+from jaxsr.ops._resize.weights import Pass, Taps
+
+CACHE_BYTES = 1 << 24
+"""Results from which on gathered pixels, which arrive in columns, no longer turn within a cache."""
+SAME_SET_BYTES = 4096
+"""Places so far apart, or a multiple of it, share the lines of a cache that a few of them fill."""
+
+
+def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
+    """The resized image, in the dtype of the image."""
+    passes = [step for step in passes if step.finish or not step.taps.is_identity]
+    is_float = all(np.issubdtype(step.dtype, np.floating) for step in passes)
+    in_order = any(step.taps.in_order for step in passes)
+    if not passes or in_order:
+        return by_sums(image, passes)
+    if not is_float:
+        return jax.lax.platform_dependent(
+            image,
+            tpu=lambda image: by_sums(image, passes, digits=True),
+            default=lambda image: by_sums(image, passes),
+        )
+    chooses = all(step.taps.is_choice for step in passes)
+    return jax.lax.platform_dependent(
+        image,
+        cpu=lambda image: on_cpu(image, passes),
+        tpu=lambda image: (by_sums if chooses else by_products)(image, passes),
+        default=lambda image: by_sums(image, passes),
+    )
+
+
+def on_cpu(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
+    """Sums of slices, or products where a pass would gather too much; derivative by products."""
+    is_linear = all(step.finish is None for step in passes)
+    is_wider = any(step.dtype == np.float64 for step in passes) and image.dtype != np.float64
+    if not is_linear or is_wider or not jnp.issubdtype(image.dtype, jnp.floating):
+        return by_sums(image, passes)
+
+    @jax.custom_jvp
+    def run(image: jax.Array) -> jax.Array:
+        if not _gathers_badly(image, passes):
+            return by_sums(image, passes)
+        result = products(image, passes)
+        return jax.lax.cond((result * 0).sum() == 0, lambda: result, lambda: by_sums(image, passes))
+
+    @run.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return run(*primals), products(*tangents, passes)
+
+    return run(image)
+
+
+def _gathers_badly(image: jax.Array, passes: Sequence[Pass]) -> bool:
+    """Whether gathered columns of pixels would evict each other before they are turned to rows."""
+    shape = list(image.shape)
+    for step in passes:
+        shape[step.axis] = step.taps.outputs
+        apart = math.prod(shape) // step.taps.outputs * step.dtype.itemsize
+        large = apart * step.taps.outputs > CACHE_BYTES and apart % SAME_SET_BYTES == 0
+        if large and gathers_pixels(shape, step.taps, step.axis):
+            return True
+    return False
+
+
+def by_sums(image: jax.Array, passes: Sequence[Pass], *, digits: bool = False) -> jax.Array:
+    """Weighted sums of slices or gathers, pass by pass; `digits`: as products, where they fit."""
+    x = image
+    for step in passes:
+        if digits and can_take_digits(x, step.taps):
+            x = by_digits(x, step.taps, step.axis, step.finish)
+            continue
+        # MATLAB's uint8 results hang on float64 sums, whatever the caller's setting.
+        with jax.enable_x64(True) if step.dtype == np.float64 else nullcontext():
+            x = apply_taps(x.astype(step.dtype), step.taps, step.axis, step.finish)
+    return x.astype(image.dtype)
+
+
+def by_products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
+    """Matrix products, unless a value is not finite."""
+    if image.dtype == jnp.uint8:
+        return products(image, passes)
+    grows = math.prod(step.taps.outputs / step.taps.extent for step in passes) > 1
+    if grows:
+        # The image is what is smaller, and the branch writes the result where it belongs.
+        return jax.lax.cond(
+            jnp.isfinite(image).all(),
+            lambda image: products(image, passes),
+            lambda image: products(image, passes, by_matmul_of_any),
+            image,
+        )
+    # A bad pixel that any output reads is bad in the result as well.
+    result = products(image, passes)
+    return jax.lax.cond(
+        # Whether all are finite, in the form that the compiler joins to the last product.
+        (result * 0).sum() == 0,
+        lambda: result,
+        lambda: products(image, passes, by_matmul_of_any),
+    )
+
+
+def products(
+    image: jax.Array,
+    passes: Sequence[Pass],
+    product: Callable[[jax.Array, Taps, int], jax.Array] = by_matmul,
+) -> jax.Array:
+    """Matrix products, pass by pass; by `by_matmul` for finite values alone."""
+    x = image
+    # The leading axis first where both change alike, also when growing: the other order has the
+    # compiler transpose the larger of the two intermediates.
+    for step in sorted(passes, key=lambda step: (step.taps.outputs / step.taps.extent, step.axis)):
+        x = product(x.astype(step.dtype), step.taps, step.axis)
+    finish = passes[-1].finish
+    return (x if finish is None else finish(x)).astype(image.dtype)

@@ -1,0 +1,83 @@
+"""Buckets, padding, prompt files and report files."""
+
+import csv
+import json
+
+import pytest
+
+from jaxsr.generation.padding import bucket, cache_slots, padded
+from jaxsr.generation.prompts import read_prompts, write_rows
+
+
+def test_buckets_hold_their_lengths_and_are_few():
+    assert [bucket(n) for n in (1, 16, 17, 100, 128, 129)] == [16, 16, 32, 128, 128, 256]
+    for length in range(1, 2000, 7):
+        for new in (1, 64, 500):
+            assert cache_slots(length, new) >= bucket(length) + new
+    assert len({cache_slots(n, 128) for n in range(1, 1025)}) < 10
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_rows_are_padded_on_the_side_asked_for(padding):
+    tokens, lengths = padded([[5, 6, 7], [8]], padding=padding)
+    assert tokens.shape == (2, 16)
+    assert lengths.tolist() == [3, 1]
+    parts = (slice(3), slice(1)) if padding == "right" else (slice(13, None), slice(15, None))
+    assert tokens[0, parts[0]].tolist() == [5, 6, 7]
+    assert tokens[1, parts[1]].tolist() == [8]
+
+
+def test_text_file_has_a_prompt_per_line(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_bytes("\ufeffone\r\n\n zwölf \n".encode())
+    prompts = read_prompts(path, system="be brief")
+    assert [prompt.text for prompt in prompts] == ["one", " zwölf "]
+    assert [m["role"] for m in prompts[0].messages] == ["system", "user"]
+
+
+def test_jsonl_takes_prompts_and_chats(tmp_path):
+    path = tmp_path / "p.jsonl"
+    lines = [
+        {"prompt": "a"},
+        {"text": "b"},
+        "c",
+        {"messages": [{"role": "user", "content": "d"}, {"role": "assistant", "content": "x"}]},
+        {"conversations": [{"from": "human", "value": "e"}, {"from": "gpt", "value": "y"}]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    prompts = read_prompts(path)
+    assert [prompt.text for prompt in prompts] == ["a", "b", "c", "d", "e"]
+    assert prompts[4].messages == ({"role": "user", "content": "e"},)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "line 2 is not valid UTF-8 .*0xff"),
+        (b'{"prompt": "a"}\n\n{prompt}\n', "line 3 is not JSON"),
+        (b'{"prompt": ""}', "line 1 has an empty prompt"),
+        (b'{"prompt": 3}', "line 1 has an empty prompt, or one that is not text"),
+        (b"[1]", "line 1 must be an object or a string, got list"),
+        (b'{"question": "a"}', "has none of prompt, text, messages; it has question"),
+        (b'{"messages": [{"role": "user"}]}', "message without role and content"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "no message to answer"),
+        (b"\n\n", "holds no prompt"),
+    ],
+)
+def test_bad_lines_are_named(content, message, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_prompts(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_reports_are_read_back(tmp_path):
+    rows = [{"prompt": 'a "b",\nc', "output": "ü", "n": 1}, {"prompt": "", "output": "", "n": 2}]
+    write_rows(tmp_path / "r.jsonl", rows)
+    assert [json.loads(line) for line in (tmp_path / "r.jsonl").open(encoding="utf-8")] == rows
+    write_rows(tmp_path / "r.csv", rows)
+    with (tmp_path / "r.csv").open(encoding="utf-8", newline="") as file:
+        assert list(csv.DictReader(file)) == [{**row, "n": str(row["n"])} for row in rows]
+    with pytest.raises(ValueError, match=r"must end in \.jsonl or \.csv"):
+        write_rows(tmp_path / "r.txt", rows)

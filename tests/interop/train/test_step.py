@@ -1,0 +1,123 @@
+"""What the compiled training step sends between devices."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from jaxsr.interop.aot.hlo import collectives
+from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.mesh import make_mesh, place, place_batch, replicated
+from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
+from jaxsr.models.objective import Objective, Phase, Player
+
+
+class Distilled(Objective):
+    """A small network with BatchNorm that learns to match a frozen, much larger one."""
+
+    phases = (Phase(name="fit", players=(Player(network="student", loss="loss"),)),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.teacher = nn.Conv2d(3, 4, 3)
+        self.unused = nn.Linear(100, 100)
+        for frozen in (self.teacher, self.unused):
+            frozen.requires_grad_(False)
+
+    def share(self, batch):
+        return {"out": self.student(batch["image"])}
+
+    def loss(self, shared, batch):
+        return F.mse_loss(shared["out"], self.teacher(batch["image"])), {}
+
+
+def test_local_batch_norm_sends_gradients_and_statistics_once_and_nothing_frozen():
+    torch.manual_seed(0)
+    objective, mesh = Distilled(), make_mesh(8)
+    config = StepConfig(batch_norm="local")
+    model, optimizers = convert(objective, config), {"student": optax.sgd(0.1)}
+    step = make_train_step(
+        model, objective.phases[0], optimizers, prepare=lambda b, _: b, mesh=mesh, config=config
+    )
+    state = init_state(model, optimizers, exported="student", seed=0, ema=False)
+    state = place(state, jax.tree.map(lambda _: replicated(mesh), state))
+    images = np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)
+    batch = place_batch({"image": images}, mesh)
+    lowered = jax.jit(step).lower(state, batch)
+    # In its own shape: to reshape a kernel to a row costs a TPU more than to send it.
+    assert re.search(r"all_reduce.*?\(tensor<4x3x3x3xf32>\)", lowered.as_text(), re.DOTALL)
+    program = lowered.compile()
+
+    sent = [(c.kind, c.bytes) for c in collectives(program.as_text() or "")]
+    learned = sum(p.numel() for p in objective.student.parameters())
+    loss, statistics = 1, 2 * 4
+    assert sent == [("all-reduce", 4 * (learned + statistics + loss))]
+
+    after, metrics = program(state, batch)
+    assert jnp.isfinite(metrics["student/loss"])
+    for name, value in objective.teacher.named_parameters():
+        np.testing.assert_array_equal(after.buffers[f"teacher.{name}"], value.detach())
+
+
+def one_step(objective: Objective, images: np.ndarray, devices: int, config: StepConfig):
+    """State and metrics after a step over so many devices."""
+    mesh = make_mesh(devices)
+    model, optimizers = convert(objective, config), {"student": optax.sgd(0.1)}
+    step = make_train_step(
+        model, objective.phases[0], optimizers, prepare=lambda b, _: b, mesh=mesh, config=config
+    )
+    state = init_state(model, optimizers, exported="student", seed=0, ema=False)
+    state = place(state, jax.tree.map(lambda _: replicated(mesh), state))
+    return jax.jit(step)(state, place_batch({"image": images}, mesh))
+
+
+def test_bfloat16_takes_statistics_of_the_whole_batch_and_sums_in_float32():
+    torch.manual_seed(0)
+    objective = Distilled()
+    # Rows of very different brightness: a device's own statistics are far from the batch's.
+    images = np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)
+    images += np.linspace(-3, 3, 16, dtype=np.float32)[:, None, None, None]
+    whole = StepConfig(compute_dtype="bfloat16")
+    alone = StepConfig(compute_dtype="bfloat16", batch_norm="local")
+    one, single = one_step(objective, images, 1, whole)
+    eight, found = one_step(objective, images, 8, whole)
+    _, local = one_step(objective, images, 8, alone)
+    assert {v.dtype for v in eight.params.values()} == {jnp.dtype("float32")}
+    # The same bfloat16 products; only the order of float32 sums differs.
+    for name in ("student.1.running_mean", "student.1.running_var"):
+        np.testing.assert_allclose(eight.buffers[name], one.buffers[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["student/loss"], single["student/loss"], rtol=1e-3)
+    assert float(local["student/loss"]) > 1.5 * float(single["student/loss"])
+
+
+class Functional(Distilled):
+    """Normalises with the function, which nobody can tell to exchange statistics."""
+
+    def share(self, batch):
+        out = self.student(batch["image"])
+        return {"out": F.batch_norm(out, None, None, training=True)}
+
+
+def test_statistics_of_a_part_of_the_batch_are_refused():
+    images = np.zeros((16, 3, 8, 8), np.float32)
+    with pytest.raises(UnsupportedTorchError, match="use one of these modules, --batch-norm local"):
+        one_step(Functional(), images, 8, StepConfig(compute_dtype="bfloat16"))
+    one_step(Functional(), images, 8, StepConfig())  # XLA partitions: statistics of all rows
+
+
+def test_instance_norm_needs_no_exchange():
+    torch.manual_seed(0)
+    objective = Distilled()
+    objective.student = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True))
+    images = np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)
+    config = StepConfig(compute_dtype="bfloat16")
+    _, one = one_step(objective, images, 1, config)
+    _, eight = one_step(objective, images, 8, config)
+    np.testing.assert_allclose(eight["student/loss"], one["student/loss"], rtol=1e-3)
