@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.interop.aot.options import AheadOptions
+from jaxsr.runtime.aot_options import AheadOptions
 from jaxsr.runtime.cli import cache_folder, parse_options, run_command, run_program
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from jaxsr.detection.detector import InputForm, describe_file
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
-from jaxsr.interop.aot.run import conclude, prepare
 from jaxsr.interop.aot.search import largest_batch
+from jaxsr.runtime.aot import conclude, prepare
 
 
 def compile_batch(

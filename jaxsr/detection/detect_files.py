@@ -25,7 +25,7 @@ from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_vid
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.options import DetectorOptions
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
-from jaxsr.interop.aot.options import AheadOptions
+from jaxsr.runtime.aot_options import AheadOptions
 
 
 @dataclass(frozen=True, kw_only=True)

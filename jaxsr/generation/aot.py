@@ -17,9 +17,9 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import bucket, cache_slots
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
-from jaxsr.interop.aot.run import conclude, prepare
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.quantized import Scheme
+from jaxsr.runtime.aot import conclude, prepare
 
 # What a prompt and its output fill where the command names neither: 8k tokens of context.
 _CONTEXT = 8192

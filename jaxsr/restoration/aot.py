@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
-from jaxsr.interop.aot.run import conclude, prepare
 from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.restoration.config import RestoreConfig
@@ -16,6 +15,7 @@ from jaxsr.restoration.jax_engine import tile_function
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.session import BATCH_ELSEWHERE, model_of
 from jaxsr.restoration.tiling import Tiler
+from jaxsr.runtime.aot import conclude, prepare
 
 
 def compile_tiles(

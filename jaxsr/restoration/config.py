@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxsr.interop.aot.options import AheadOptions
 from jaxsr.restoration.pictures import MAX_PIXELS
+from jaxsr.runtime.aot_options import AheadOptions
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 

@@ -9,8 +9,8 @@ import jax
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
-from jaxsr.interop.aot.run import conclude, prepare
 from jaxsr.interop.aot.search import largest_batch
+from jaxsr.runtime.aot import conclude, prepare
 from jaxsr.training.engines import StepPrograms
 from jaxsr.training.task import Task
 

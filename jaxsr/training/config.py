@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from jaxsr.interop.aot.options import AheadOptions
 from jaxsr.interop.mesh import PLATFORMS, MeshShape
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
+from jaxsr.runtime.aot_options import AheadOptions
 
 
 @dataclass(frozen=True, kw_only=True)

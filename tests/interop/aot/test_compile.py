@@ -26,13 +26,13 @@ from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot.chips import load_topology
 from jaxsr.interop.aot.compile import abstract, compile_ahead, readable
 from jaxsr.interop.aot.hlo import Collective, main_memory_bytes
-from jaxsr.interop.aot.options import AheadOptions
 from jaxsr.interop.aot.report import advice, as_json, show
 from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.module import to_jax
 from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
 from jaxsr.models.objective import Objective, Phase, Player
+from jaxsr.runtime.aot_options import AheadOptions
 
 if importlib.util.find_spec("libtpu") is None:
     pytest.skip("libtpu is not installed: pip install -e '.[aot]'", allow_module_level=True)

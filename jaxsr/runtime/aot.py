@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxsr.interop.aot.chips import Topology, load_topology
 from jaxsr.interop.aot.compile import Ahead
-from jaxsr.interop.aot.options import AheadOptions
 from jaxsr.interop.aot.report import as_json, show
+from jaxsr.runtime.aot_options import AheadOptions
 
 REFUSED = 1
 """Exit status where a program does not compile."""
