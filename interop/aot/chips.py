@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxsr.interop.errors import InputError
+
 GENERATIONS = {
     "v4": "2x2x1 … 4x4x4",
     "v5e": "1x1 … 16x16",
@@ -82,12 +84,12 @@ def load_topology(name: str) -> Topology:
     sides = size.split("x")
     known = "; ".join(f"{chip}:{sizes}" for chip, sizes in GENERATIONS.items())
     if generation not in GENERATIONS or not colon or not all(side.isdigit() for side in sides):
-        raise ValueError(f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}")
+        raise InputError(f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}")
     chips = 1
     for side in sides:
         chips *= int(side)
     if not 1 <= chips <= _MOST_CHIPS:
-        raise ValueError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")
+        raise InputError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")
     from jax.experimental import topologies
 
     # A v4 chip's two cores act as one device on Cloud TPUs; libtpu's own default splits them.
@@ -96,7 +98,7 @@ def load_topology(name: str) -> Topology:
         try:
             found = topologies.get_topology_desc(name, "tpu", **options)
         except Exception as error:
-            raise ValueError(_why_no_topology(name, known, error)) from error
+            raise InputError(_why_no_topology(name, known, error)) from error
     return Topology(name=name, devices=found.devices, device=_describe(found.devices[0]))
 
 

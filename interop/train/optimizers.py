@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxsr.interop.errors import InputError
+
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 
 
@@ -46,20 +48,20 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
+            raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
         if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+            raise InputError(f"lr must be positive, got {self.lr}")
         if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"schedule must be constant or cosine, got {self.schedule!r}")
+            raise InputError(f"schedule must be constant or cosine, got {self.schedule!r}")
         for name in ("weight_decay", "momentum", "warmup_steps", "final_lr"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
         if not all(0 <= b < 1 for b in self.betas):
-            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+            raise InputError(f"betas must lie in [0, 1), got {self.betas}")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise ValueError("nesterov needs a momentum above 0 and a dampening of 0")
+            raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
+            raise InputError(f"clip_norm must be positive, got {self.clip_norm}")
 
     @property
     def epsilon(self) -> float:

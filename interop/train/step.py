@@ -31,6 +31,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.errors import InputError
 
 Arrays = dict[str, jax.Array]
 Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
@@ -77,15 +78,15 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         if self.batch_norm not in ("global", "local"):
-            raise ValueError(f"batch_norm must be global or local, got {self.batch_norm!r}")
+            raise InputError(f"batch_norm must be global or local, got {self.batch_norm!r}")
         if self.accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
+            raise InputError(f"accumulate must be at least 1, got {self.accumulate}")
         if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
+            raise InputError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
         if self.lane_folding not in ("auto", "on", "off"):
-            raise ValueError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
+            raise InputError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
         if self.compute_dtype not in ("float32", "bfloat16"):
-            raise ValueError(
+            raise InputError(
                 f"compute_dtype must be float32 or bfloat16, got {self.compute_dtype!r}"
             )
 
@@ -100,7 +101,7 @@ class StepConfig:
           ValueError: local BatchNorm with parameters split over `fsdp`.
         """
         if self.batch_norm == "local" and fsdp > 1:
-            raise ValueError(
+            raise InputError(
                 f"batch_norm=local needs whole parameters on every device, but the mesh has "
                 f"fsdp={fsdp}; use batch_norm=global, or --mesh {data * fsdp}"
             )
@@ -385,7 +386,7 @@ def _accumulate(
 
     def cut(rows: jax.Array) -> jax.Array:
         if rows.shape[0] % slices:
-            raise ValueError(
+            raise InputError(
                 f"a batch of {rows.shape[0]} rows cannot be cut into accumulate={slices} slices; "
                 "use a divisor of the rows"
             )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxsr.interop.errors import UserError
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
 from jaxsr.interop.train.step import StepConfig
 
@@ -39,7 +40,7 @@ def make_torch_optimizer(
             )
 
 
-class NonFiniteError(ArithmeticError):
+class NonFiniteError(UserError, ArithmeticError):
     """A loss or a gradient is not a finite number."""
 
 

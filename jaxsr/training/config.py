@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from jaxsr.errors import InputError
 from jaxsr.interop.mesh import PLATFORMS, MeshShape
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
@@ -102,7 +103,7 @@ class RunConfig(AheadOptions):
         super().__post_init__()
         shape = self.mesh_shape  # parses, and so checks
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(
+            raise InputError(
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
@@ -112,36 +113,36 @@ class RunConfig(AheadOptions):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
-            raise ValueError(f"epochs must be positive, got {self.epochs}")
+            raise InputError(f"epochs must be positive, got {self.epochs}")
         if self.platform not in PLATFORMS:
-            raise ValueError(
+            raise InputError(
                 f"platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
             )
         if self.batch % shape.devices:
-            raise ValueError(
+            raise InputError(
                 f"batch={self.batch} cannot be split over mesh={self.mesh} ({shape.devices} "
                 f"devices); use a multiple of {shape.devices}"
             )
         rows = self.batch // shape.devices
         if rows % self.accumulate:
-            raise ValueError(
+            raise InputError(
                 f"the {rows} rows that batch={self.batch} gives each of {shape.devices} devices "
                 f"cannot be cut into accumulate={self.accumulate} slices; use a divisor of {rows}"
             )
         if self.engine == "torch" and shape.devices > 1:
-            raise ValueError(
+            raise InputError(
                 f"the torch engine runs on one device, got mesh={self.mesh}; leave --mesh out"
             )
         if self.engine == "torch" and self.platform == "tpu":
-            raise ValueError("the torch engine runs on cuda or cpu, got platform='tpu'")
+            raise InputError("the torch engine runs on cuda or cpu, got platform='tpu'")
         if self.compile and self.engine != "torch":
-            raise ValueError("compile=True is for engine=torch; the jax engine always compiles")
+            raise InputError("compile=True is for engine=torch; the jax engine always compiles")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
+            raise InputError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
         for name in ("cache_gb", "resident_gb"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
+                raise InputError(f"{name} must not be negative, got {value}")
         _ = self.profile_window, self.optimizer_config  # each checks itself
         self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
 
@@ -160,7 +161,7 @@ class RunConfig(AheadOptions):
           ValueError: the length is in epochs still.
         """
         if self.steps is None:
-            raise ValueError(f"epochs={self.epochs} are not steps before the data is known")
+            raise InputError(f"epochs={self.epochs} are not steps before the data is known")
         return self.steps
 
     @property
@@ -174,11 +175,11 @@ class RunConfig(AheadOptions):
             return None
         start, colon, stop = self.profile.partition(":")
         if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
-            raise ValueError(
+            raise InputError(
                 f"profile must be START:STOP, two step numbers in order, got {self.profile!r}"
             )
         if self.steps is not None and int(start) >= self.steps:
-            raise ValueError(
+            raise InputError(
                 f"profile={self.profile} starts beyond the run's steps={self.steps}, counted from 0"
             )
         return int(start), int(stop)
@@ -211,4 +212,4 @@ class RunConfig(AheadOptions):
 
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise InputError(f"{name} must be at least {least}, got {value}")

@@ -6,6 +6,7 @@ Data and validation are those of every super-resolution family, `super_resolutio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.objective import build_objective
 from jaxsr.models.fast_srgan.presets import PRESETS, Preset
@@ -31,11 +32,11 @@ class FastSRGANRun(PhotoRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.adversarial_share <= 1:
-            raise ValueError(f"adversarial_share must lie in [0, 1], got {self.adversarial_share}")
+            raise InputError(f"adversarial_share must lie in [0, 1], got {self.adversarial_share}")
         for name in ("adversarial_steps", "pretrain_steps"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
+                raise InputError(f"{name} must not be negative, got {value}")
         if self.steps is not None:
             check_phases(self.phases, self.steps)
 
@@ -125,7 +126,7 @@ def _networks(config: FastSRGANRun) -> Networks:
             untrained=config.aot is not None,
         )
     except FileNotFoundError as error:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"the perceptual loss (perceptual_weight={config.model.perceptual_weight}) "
             f"cannot be computed: {error}"
         ) from error

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import jax
 
+from jaxsr.errors import FileAccessError, UserError
 from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.weights import export_weights, read_weights, write_whole
 from jaxsr.training.engines import Engine, make_engine
@@ -24,7 +25,7 @@ from jaxsr.training.task import Task, phase_at
 log = logging.getLogger(__name__)
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says what is safe and what to do."""
 
 
@@ -213,7 +214,7 @@ def _write_picture(path: Path, picture: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     done, encoded = cv2.imencode(".png", picture[..., ::-1])
     if not done:
-        raise OSError(f"cannot encode {path}")
+        raise FileAccessError(f"cannot encode {path}")
     write_whole(path, encoded.tobytes())
 
 

@@ -19,6 +19,7 @@ from jaxsr.data.infrared_batches import (
     resident_infrared_bytes,
 )
 from jaxsr.data.scenes import open_scenes
+from jaxsr.errors import InputError
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.presets import PRESETS, Preset
 from jaxsr.training.config import RunConfig
@@ -62,11 +63,11 @@ class SegmentationRun(RunConfig):
         for name in ("base_size", "crop_size"):
             value, multiple = getattr(self, name), self.model.multiple
             if value < 1 or value % multiple:
-                raise ValueError(f"{name} must be a positive multiple of {multiple}, got {value}")
+                raise InputError(f"{name} must be a positive multiple of {multiple}, got {value}")
         if self.warmup_epochs < 0:
-            raise ValueError(f"warmup_epochs must not be negative, got {self.warmup_epochs}")
+            raise InputError(f"warmup_epochs must not be negative, got {self.warmup_epochs}")
         if self.scenes < 4:
-            raise ValueError(f"scenes must be at least 4, got {self.scenes}")
+            raise InputError(f"scenes must be at least 4, got {self.scenes}")
 
     def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
         """Both phases in steps, an epoch being of `samples` images.
@@ -79,7 +80,7 @@ class SegmentationRun(RunConfig):
         # At least one, where a batch holds more than these epochs' images.
         warmup = max(round(self.warmup_epochs * samples / self.batch), 1)
         if warmup >= self.total_steps:
-            raise ValueError(
+            raise InputError(
                 f"warmup_epochs={self.warmup_epochs:g} takes {warmup} steps for {samples} images "
                 f"and leaves none of steps={self.total_steps} to the main phase; give the run "
                 "more steps, or a smaller warmup_epochs (0: no warm-up)"
@@ -191,7 +192,7 @@ class Segmentation:
         if needed <= config.resident_gb:
             return True
         if config.cache == "device":
-            raise ValueError(
+            raise InputError(
                 f"cache=device needs {needed:.2f} GiB for {self.data.source}, more than "
                 f"resident_gb={config.resident_gb}; raise --resident-gb, or use --cache host"
             )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxsr.errors import InputError
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 
 
@@ -30,7 +31,7 @@ class Recipe:
     def __post_init__(self) -> None:
         # The predecessor's default gave every epoch to the warm-up: no adversarial step ran.
         if not 0 < self.pretrain_share < 1:
-            raise ValueError(
+            raise InputError(
                 f"pretrain_share must be above 0 and below 1, got {self.pretrain_share}; for a run "
                 "without an adversarial phase name the phases instead"
             )

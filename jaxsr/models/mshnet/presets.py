@@ -6,6 +6,7 @@ The toolbox's way of training takes the same DNA-Net from 87 to 94 IoU on NUDT-S
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxsr.errors import InputError
 from jaxsr.models.mshnet.config import MSHNetConfig
 
 
@@ -43,7 +44,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_epochs < self.epochs:
-            raise ValueError(
+            raise InputError(
                 f"warmup_epochs must be at least 0 and below epochs={self.epochs}, "
                 f"got {self.warmup_epochs}: the fused output is trained after the warm-up only"
             )
