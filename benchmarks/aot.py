@@ -207,16 +207,13 @@ def tiles(topology_name: str, dtype: str) -> Any:
     from jaxsr.interop.aot.chips import load_topology
     from jaxsr.models.fast_srgan.generator import Generator
     from jaxsr.models.fast_srgan.presets import PRESETS
+    from jaxsr.models.load import load_model
     from jaxsr.restoration.aot import compile_tiles
-    from jaxsr.restoration.models import RestorationModel
+    from jaxsr.restoration.models import restoration_model
 
     torch.manual_seed(0)
-    model = RestorationModel(
-        network=Generator(PRESETS["super-resolution"].model).eval(),
-        name="fast-srgan",
-        channels=3,
-        value_range=(-1.0, 1.0),
-    )
+    network = load_model(Generator(PRESETS["super-resolution"].model))
+    model = restoration_model(network, channels=3, value_range=(-1.0, 1.0))
     topology = load_topology(topology_name)
     batch = 8 * len(topology.devices)
     ahead = compile_tiles(model, topology, shape=(256, 256), batch=batch, dtype=dtype)

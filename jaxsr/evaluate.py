@@ -49,7 +49,8 @@ def _evaluate(arguments: list[str]) -> int:
         description="IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split.",
     )
     from jaxsr.data.infrared import open_split
-    from jaxsr.detection.evaluation import evaluate, write_report
+    from jaxsr.detection.evaluation import write_report
+    from jaxsr.metrics.evaluation import evaluate
 
     split = config.split if config.split in ("test", "train") else Path(config.split)
     images = open_split(data, split, lists=config.lists, mask_threshold=config.mask_threshold)

@@ -209,12 +209,14 @@ class _Session:
     def __init__(self, config: GenerateConfig, tokenizer: Any, platform: str) -> None:
         import torch
 
-        from jaxsr.models.llama.loading import load_model
+        from jaxsr.models.load import load_model
 
         begin = time.perf_counter()
         self.config, self.tokenizer = config, tokenizer
         dtype = getattr(torch, config.dtype)
-        self.model = load_model(config.model, dtype=dtype, scheme=config.quantize)
+        self.model: Any = load_model(
+            config.model, kind="language model", dtype=dtype, scheme=config.quantize
+        )
         self.engine = self._engine(platform)
         self.load_s = time.perf_counter() - begin
         self.stop_ids = () if config.ignore_eos else self.model.stop_ids

@@ -85,11 +85,11 @@ def _with_length(default: Any, kind: str) -> Any:
 
 
 def _take_family(arguments: list[str]) -> tuple[str, list[str]]:
-    from jaxsr.training.task import FAMILIES
+    from jaxsr.models.registry import trainable_families
 
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
-    return next(iter(FAMILIES)), arguments
+    return trainable_families()[0], arguments
 
 
 def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:

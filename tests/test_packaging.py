@@ -49,7 +49,7 @@ def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
             "ops",
             ("torch", "torchax", "jaxsr.data", "jaxsr.models", "jaxsr.interop", "jaxsr.training"),
         ),
-        ("jaxsr/models", ("jax", "jaxlib", "flax", "torchax", "jaxsr.interop", "jaxsr.training")),
+        ("jaxsr/models", ("jax", "jaxlib", "flax", "torchax", "jaxsr.training")),
         ("jaxsr/data", ("torch", "torchax", "jaxsr.models", "jaxsr.interop", "jaxsr.training")),
         ("interop", ("jaxsr.data", "jaxsr.training")),
     ],
@@ -59,6 +59,24 @@ def test_data_flows_one_way(folder, forbidden):
         for name in imports(path):
             broken = [rule for rule in forbidden if name == rule or name.startswith(rule + ".")]
             assert not broken, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_models_do_not_load_jax():
+    """What they share with the adapter (files, NumPy arrays) works without JAX as well."""
+    names = [
+        ".".join(("jaxsr", *path.relative_to(ROOT / "jaxsr").with_suffix("").parts))
+        for path in modules("jaxsr/models")
+    ]
+    script = f"""
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name.removesuffix(".__init__"))
+assert "jax" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_ops_and_interop_have_one_name_each():

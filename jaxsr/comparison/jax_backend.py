@@ -20,11 +20,12 @@ from jaxsr.comparison.calls import Call
 from jaxsr.comparison.emulate_bf16_matmul import with_narrow_products
 from jaxsr.comparison.op_recorder import Ear, Granularity, Listener, call_again
 from jaxsr.comparison.statistics import describe
-from jaxsr.comparison.torch_backend import cast_network, to_numpy
+from jaxsr.comparison.torch_backend import cast_network
 from jaxsr.comparison.trace_records import FiguresEar, Record, wanted
 from jaxsr.comparison.workload import Inputs, Subject
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.hooks import constant_of, run_torch, value_of, watched
+from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module import to_jax
 
 RECORD_BYTES = 1 << 30
@@ -312,6 +313,4 @@ def _as_dtype(value: Any, torch_name: str) -> Any:
 
 
 def _constant(value: Any) -> torch.Tensor:
-    from jaxsr.comparison.torch_backend import to_torch
-
     return value if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))

@@ -5,7 +5,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
@@ -16,13 +15,7 @@ from jaxsr.comparison.op_recorder import Ear, Granularity, Listener, call_again
 from jaxsr.comparison.trace_records import FiguresEar, Record
 from jaxsr.comparison.workload import Inputs, Subject
 from jaxsr.errors import InputError
-
-_BITS = {
-    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
-}
-_FROM_NUMPY = {np.dtype(kind): (bits, dtype) for dtype, (bits, kind) in _BITS.items()}
+from jaxsr.interop.host_arrays import to_numpy, to_torch
 
 
 class TorchSide:
@@ -169,26 +162,6 @@ def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) ->
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     return network
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's values on the host, bfloat16 and float8 included; may share its memory."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype in _BITS:
-        bits, dtype = _BITS[tensor.dtype]
-        return tensor.contiguous().view(bits).numpy().view(dtype)
-    return tensor.resolve_neg().numpy()
-
-
-def to_torch(array: np.ndarray) -> torch.Tensor:
-    """The other way; copies what torch could not write into."""
-    array = np.ascontiguousarray(array).reshape(np.shape(array))
-    if not array.flags.writeable:
-        array = array.copy()
-    if array.dtype in _FROM_NUMPY:
-        bits, dtype = _FROM_NUMPY[array.dtype]
-        return torch.from_numpy(array.view(str(bits).removeprefix("torch."))).view(dtype)
-    return torch.from_numpy(array)
 
 
 def to_host(outputs: Any) -> Any:

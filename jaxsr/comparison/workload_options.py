@@ -5,9 +5,6 @@ from pathlib import Path
 
 from jaxsr.errors import InputError
 
-FAMILIES = ("fast-srgan", "span", "mshnet", "llama")
-"""Networks that a bare name gives, with random weights."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:

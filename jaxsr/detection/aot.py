@@ -5,8 +5,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxsr.data.input_form import InputForm
 from jaxsr.detection.detect_files import DetectConfig
-from jaxsr.detection.detector import InputForm, describe_file
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
@@ -52,17 +52,17 @@ def compile_batch(
 
 def run(config: DetectConfig) -> int:
     """What the command does with `--aot`; returns its exit status."""
-    from jaxsr.models.mshnet.checkpoint import load_mshnet
+    from jaxsr.models.load import load_model
 
     topology = prepare(config)
-    network = load_mshnet(config.weights)
-    side = config.base or InputForm.from_description(describe_file(config.weights)).base
+    loaded = load_model(config.weights, kind="detector")
+    side = config.base or InputForm.from_description(loaded.metadata or {}).base
     devices = len(topology.devices)
     batch = -(-config.batch // devices) * devices
 
     def compile_at(rows: int) -> Ahead:
         return compile_batch(
-            network, topology, side=side, batch=rows, lane_folding=config.lane_folding
+            loaded.network, topology, side=side, batch=rows, lane_folding=config.lane_folding
         )
 
     report, largest = compile_at(batch), {}

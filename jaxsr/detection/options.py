@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxsr.detection.detector import Detector, Form, load_detector
+from jaxsr.data.input_form import Form
+from jaxsr.detection.detector import Detector, load_detector
 from jaxsr.errors import InputError
 
 

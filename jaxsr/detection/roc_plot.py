@@ -2,20 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
-if TYPE_CHECKING:
-    from jaxsr.detection.evaluation import Evaluation
+from jaxsr.metrics.evaluation import Evaluation
 
 _SIDE, _MARGIN = 420, 70
 _INK, _GRID, _LINE = (40, 40, 40), (225, 225, 225), (180, 80, 20)  # blue, green, red
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-def draw_curves(evaluation: "Evaluation") -> bytes:
+def draw_curves(evaluation: Evaluation) -> bytes:
     """PNG of the pixels' ROC beside Pd against Fa."""
     figures = evaluation.figures
     curve = figures.curve

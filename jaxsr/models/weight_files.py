@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, MissingFileError
+from jaxsr.interop.weights import open_safetensors
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
 WRAPPERS = ("params_ema", "params", "state_dict", "net", "model")
@@ -34,7 +35,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise MissingFileError(f"no weights file at {path}; check the path")
     if path.suffix == ".safetensors":
-        loaded = _read_safetensors(path)
+        with open_safetensors(path, framework="pt") as file:
+            loaded = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     elif path.suffix in (".pt", ".pth"):
         loaded = _read_torch(path)
     else:
@@ -43,19 +45,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             "and .pth files"
         )
     return strip_prefixes(unwrap(loaded, source=str(path)), source=str(path))
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} cannot be read as safetensors ({_first_line(error)}); the file is damaged or "
-            "cut short, get it again"
-        ) from error
 
 
 def _read_torch(path: Path) -> object:
@@ -72,8 +61,8 @@ def _read_torch(path: Path) -> object:
         raise _damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(
         f"{path} cannot be read as a torch file ({_first_line(error)}); it is damaged or cut "
         "short, get it again"
     )

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.comparison.workload import ImageSubject, LanguageSubject, Subject
-from jaxsr.comparison.workload_loader import random_network
+from jaxsr.models.registry import random_network
 
 
 def _mshnet() -> nn.Module:

@@ -12,8 +12,8 @@ from jaxsr.comparison.calls import Call, Operand, Result
 from jaxsr.comparison.metrics import apart
 from jaxsr.comparison.op_recorder import Listener
 from jaxsr.comparison.thresholds import local_threshold, pair_roundoff, reduction_length
-from jaxsr.comparison.torch_backend import to_numpy
 from jaxsr.comparison.trace_records import FiguresEar
+from jaxsr.interop.host_arrays import to_numpy
 
 SINGLE, HALF = 2.0**-24, 2.0**-8
 

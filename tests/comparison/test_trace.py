@@ -11,12 +11,13 @@ from torch import nn
 from jaxsr.comparison.backend_spec import Side
 from jaxsr.comparison.jax_backend import JaxSide
 from jaxsr.comparison.op_recorder import Listener
-from jaxsr.comparison.torch_backend import TorchSide, to_numpy
+from jaxsr.comparison.torch_backend import TorchSide
 from jaxsr.comparison.trace import make_trace
 from jaxsr.comparison.trace_records import FiguresEar
 from jaxsr.comparison.workload import ImageSubject
 from jaxsr.interop import to_jax
 from jaxsr.interop.hooks import run_torch, watched
+from jaxsr.interop.host_arrays import to_numpy
 from tests.comparison.faults import FAMILIES
 
 TORCH = Side(engine="torch", platform="cpu")

@@ -218,7 +218,7 @@ def test_a_fault_is_status_1_and_its_tensors_are_kept(tmp_path, capsys):
     """Two weights files of one family, one with a single wrong number."""
     from safetensors.torch import save_file
 
-    from jaxsr.comparison.workload_loader import random_network
+    from jaxsr.models.registry import random_network
 
     network = random_network("span")
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}

@@ -1,6 +1,5 @@
 """MSHNet: small targets in infrared images, by a U-shaped network with a head per resolution."""
 
-from jaxsr.models.mshnet.checkpoint import load_mshnet
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
 from jaxsr.models.mshnet.objective import MSHNetObjective
@@ -15,5 +14,4 @@ __all__ = [
     "MSHNetObjective",
     "Preset",
     "Recipe",
-    "load_mshnet",
 ]
