@@ -1,7 +1,6 @@
 """Weights leave and enter as safetensors under torch names; nothing is ever unpickled."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.errors import InputError, MissingFileError
 
 
@@ -29,7 +29,7 @@ def export_weights(
 
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
     notes = {name: json.dumps(value) for name, value in (metadata or {}).items()}
-    write_whole(path, save(host, metadata=notes))
+    atomic_write(path, save(host, metadata=notes))
 
 
 def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -50,20 +50,6 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     except SafetensorError as error:
         raise InputError(f"{path} is not a whole safetensors file ({error})") from error
     return arrays, {name: json.loads(value) for name, value in notes.items()}
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file beside its final name and renames it, so that a killed process leaves none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
