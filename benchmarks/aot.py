@@ -291,12 +291,12 @@ def read() -> dict[str, Any]:
 def write(name: str, row: dict[str, Any]) -> None:
     """Adds a program's figures to the file, which several processes may do."""
     from benchmarks._timing import surroundings
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     found = read()
     found["surroundings"] = surroundings()
     found["programs"][name] = row
-    write_whole(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+    atomic_write(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def table() -> Iterator[str]:

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from _timing import surroundings
 
-from jaxsr.interop.weights import write_whole
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.runtime.allocator import with_tunables
 
 CONTENDERS = ("jax", "jax_mesh", "eager", "channels_last", "compiled")
@@ -154,7 +154,7 @@ def keep(path: Path, rows: list[dict[str, Any]]) -> None:
         return width * height, CONTENDERS.index(row["contender"])
 
     result = {"benchmark": "restore", "rows": sorted(kept.values(), key=order)}
-    write_whole(path, (json.dumps(result, indent=2) + "\n").encode())
+    atomic_write(path, (json.dumps(result, indent=2) + "\n").encode())
 
 
 def summary(rows: list[dict[str, Any]], size: tuple[int, int], contender: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Only `export_weights` needs JAX, and imports it.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.errors import InputError, MissingFileError
 
 
@@ -33,7 +33,7 @@ def export_weights(
 
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
     notes = {name: json.dumps(value) for name, value in (metadata or {}).items()}
-    write_whole(path, save(host, metadata=notes))
+    atomic_write(path, save(host, metadata=notes))
 
 
 @contextmanager
@@ -77,20 +77,6 @@ def _decoded(value: str) -> Any:
         return json.loads(value)
     except json.JSONDecodeError:
         return value
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file beside its final name and renames it, so that a killed process leaves none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _widened(array: np.ndarray) -> np.ndarray:

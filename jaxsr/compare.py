@@ -48,8 +48,8 @@ def _ops(arguments: list[str]) -> None:
     from jaxsr.comparison.difference_figure import draw_comparison
     from jaxsr.comparison.ops_report import print_tables
     from jaxsr.data.photos import open_photos
+    from jaxsr.interop.atomic_write import atomic_write
     from jaxsr.interop.mesh import select_platform
-    from jaxsr.interop.weights import write_whole
 
     options = parse_options(
         Options, arguments, prog="python -m jaxsr.compare ops", description=_ops.__doc__ or ""
@@ -66,10 +66,10 @@ def _ops(arguments: list[str]) -> None:
     print_tables(groups, against_published(options, groups))
     options.out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(options, groups, described), indent=1, ensure_ascii=False) + "\n"
-    write_whole(options.out / "comparison.json", content.encode())
+    atomic_write(options.out / "comparison.json", content.encode())
     image = io.BytesIO()
     draw_comparison(groups).save(image, "PNG")
-    write_whole(options.out / "comparison.png", image.getvalue())
+    atomic_write(options.out / "comparison.png", image.getvalue())
     print(f"wrote {options.out}/comparison.json and comparison.png")
 
 

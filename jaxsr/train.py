@@ -143,7 +143,7 @@ def _prepare_jax(config: Any) -> tuple[int, int]:
 
 def _claim(out: Path, config: Any, family: str) -> None:
     """Makes the run folder this run's: refuses another run's, writes the configuration."""
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     saved = out / "config.json"
     described = _as_json(config)
@@ -168,7 +168,7 @@ def _claim(out: Path, config: Any, family: str) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         content = {"family": family, "model": described.get("model"), "options": described}
-        write_whole(saved, (json.dumps(content, indent=2) + "\n").encode())
+        atomic_write(saved, (json.dumps(content, indent=2) + "\n").encode())
     except OSError as error:
         raise FileAccessError(
             f"cannot write to {out}: {error.strerror or error}; choose another --out"

@@ -215,7 +215,7 @@ def _progress(text: str) -> None:
 def _report(comparison: "Comparison", out: Path) -> int:
     from jaxsr.comparison.html_report import page
     from jaxsr.comparison.text_report import as_json, print_report
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     words = {**comparison.first["words"], **comparison.second["words"]}
 
@@ -225,14 +225,14 @@ def _report(comparison: "Comparison", out: Path) -> int:
     print_report(comparison, word=word)
     out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(out / "comparison.json", f"{content}\n".encode())
-    write_whole(out / "comparison.html", page(comparison, word=word).encode())
+    atomic_write(out / "comparison.json", f"{content}\n".encode())
+    atomic_write(out / "comparison.html", page(comparison, word=word).encode())
     written = ["comparison.json", "comparison.html"]
     suspects = _suspects(comparison)
     if suspects:
         from safetensors.numpy import save
 
-        write_whole(out / "suspects.safetensors", save(suspects))
+        atomic_write(out / "suspects.safetensors", save(suspects))
         written.append("suspects.safetensors")
     print(f"wrote {out}: {', '.join(written)}")
     return AGREE if comparison.agree else DIFFER

@@ -25,7 +25,7 @@ def save_trace(trace: Trace, folder: Path) -> None:
     """Writes the trace; a folder that holds one already is overwritten."""
     from safetensors.numpy import save
 
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     samples = _Samples()
     whole: dict[str, np.ndarray] = {}
@@ -47,8 +47,10 @@ def save_trace(trace: Trace, folder: Path) -> None:
     tensors = save({"samples": samples.joined(), **outputs, **whole})
     content["tensors_sha256"] = hashlib.sha256(tensors).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / TENSORS, tensors)
-    write_whole(folder / JSON, json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
+    atomic_write(folder / TENSORS, tensors)
+    atomic_write(
+        folder / JSON, json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    )
 
 
 def load_trace(folder: Path) -> Trace:

@@ -167,7 +167,7 @@ class _Session:
 
     def finish(self, sources: list[Source]) -> None:
         """Writes the tables, in the order of the sources."""
-        from jaxsr.interop.weights import write_whole
+        from jaxsr.interop.atomic_write import atomic_write
 
         place = {source.relative.as_posix(): number for number, source in enumerate(sources)}
         self.findings.sort(key=lambda found: (place[found.name], found.frame or 0))
@@ -179,13 +179,13 @@ class _Session:
         writer.writeheader()
         writer.writerows(rows)
         self.config.out.mkdir(parents=True, exist_ok=True)
-        write_whole(self.config.out / "targets.csv", text.getvalue().encode())
+        atomic_write(self.config.out / "targets.csv", text.getvalue().encode())
         described = {
             "weights": str(self.config.weights),
             "threshold": self.config.threshold,
             "pictures": [findings.as_dict() for findings in self.findings],
         }
-        write_whole(
+        atomic_write(
             self.config.out / "targets.json", (json.dumps(described, indent=1) + "\n").encode()
         )
 
@@ -203,13 +203,13 @@ class _Session:
         return findings
 
     def _write(self, name: Path, pixels: np.ndarray) -> None:
-        from jaxsr.interop.weights import write_whole
+        from jaxsr.interop.atomic_write import atomic_write
 
         path = self.config.out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         written, data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)
         assert written
-        write_whole(path, data.tobytes())
+        atomic_write(path, data.tobytes())
 
 
 class _UntilDamaged:

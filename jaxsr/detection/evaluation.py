@@ -22,14 +22,14 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
       OSError: it cannot be written.
     """
     from jaxsr.detection.roc_plot import draw_curves
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     folder.mkdir(parents=True, exist_ok=True)
     described = evaluation.as_dict()
-    write_whole(folder / "report.json", (json.dumps(described, indent=2) + "\n").encode())
+    atomic_write(folder / "report.json", (json.dumps(described, indent=2) + "\n").encode())
     rows = sorted(evaluation.figures.per_image, key=lambda row: (row.iou, row.name))
-    write_whole(folder / "images.csv", _table(rows).encode())
-    write_whole(folder / "roc.png", draw_curves(evaluation))
+    atomic_write(folder / "images.csv", _table(rows).encode())
+    atomic_write(folder / "roc.png", draw_curves(evaluation))
 
 
 def _table(rows: list[ImageFigures]) -> str:

@@ -117,7 +117,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     Raises:
       ValueError: another suffix.
     """
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     check_rows_path(path)
     text = io.StringIO(newline="")
@@ -127,7 +127,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         table = csv.DictWriter(text, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
-    write_whole(path, text.getvalue().encode())
+    atomic_write(path, text.getvalue().encode())
 
 
 def check_rows_path(path: Path) -> None:

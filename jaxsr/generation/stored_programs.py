@@ -73,12 +73,12 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, exported: Any) -> None:
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     body = bytes(exported.serialize())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, hashlib.sha256(body).digest() + body)
+        atomic_write(path, hashlib.sha256(body).digest() + body)
     except OSError as error:
         _LOG.warning("the traced program is not kept: %s", error)
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Shaped
 from PIL import Image
 
-from jaxsr.restoration.atomic_write import WholeFile
+from jaxsr.interop.atomic_write import AtomicFile
 from jaxsr.restoration.pictures import CHANNELS, Kind, Notes, PictureError
 from jaxsr.restoration.png import PngWriter
 from jaxsr.restoration.tiff import TiffWriter
@@ -86,7 +86,7 @@ def open_writer(
       OSError: the folder cannot be written.
     """
     shape = (height, width, CHANNELS[kind])
-    file = WholeFile(path)
+    file = AtomicFile(path)
     try:
         if format == "PNG":
             return PngWriter(file, shape, deep, kind, notes)
@@ -104,7 +104,7 @@ class _GatheringWriter:
 
     def __init__(
         self,
-        file: WholeFile,
+        file: AtomicFile,
         shape: tuple[int, int, int],
         encode: Callable[[np.ndarray, Kind, Notes, int], Sequence[bytes | memoryview]],
         kind: Kind,

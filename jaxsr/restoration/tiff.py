@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from jaxsr.restoration.atomic_write import WholeFile
+from jaxsr.interop.atomic_write import AtomicFile
 from jaxsr.restoration.pictures import Kind, Notes
 from jaxsr.restoration.png import DEFLATE_LEVEL
 
@@ -20,7 +20,7 @@ class TiffWriter:
     """Strips of deflated rows first, the directory that lists them last."""
 
     def __init__(
-        self, file: WholeFile, shape: tuple[int, int, int], deep: bool, kind: Kind, notes: Notes
+        self, file: AtomicFile, shape: tuple[int, int, int], deep: bool, kind: Kind, notes: Notes
     ) -> None:
         self._file, self._shape, self._deep, self._kind, self._notes = (
             file,

@@ -52,7 +52,7 @@ def conclude(
       config: what the command was asked.
       largest: by program, the largest `batch` that fits and the trials that showed it.
     """
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     show(reports)
     for name, found in (largest or {}).items():
@@ -60,7 +60,7 @@ def conclude(
         print(f"{name}: largest batch that fits: {fits if fits is not None else 'none'}")
     if config.aot_json is not None:
         content = {"programs": [as_json(one) for one in reports], "largest_batch": largest or {}}
-        write_whole(config.aot_json, (json.dumps(content, indent=2) + "\n").encode())
+        atomic_write(config.aot_json, (json.dumps(content, indent=2) + "\n").encode())
     if config.aot_save is not None:
         print(f"compiled programs: {config.aot_save}; give it to the TPU host as --compile-cache")
     return 0 if all(one.compiles for one in reports) else REFUSED

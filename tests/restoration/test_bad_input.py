@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, weights, monkeypatch, capsys, form
         self._partial = path.with_name(f".{path.name}.partial")
         self.stream = Full(self._partial, "wb")
 
-    monkeypatch.setattr(encode.WholeFile, "__init__", refusing)
+    monkeypatch.setattr(encode.AtomicFile, "__init__", refusing)
     ending = encode.ENDING[format]
     Image.fromarray(noise(200, 200, 3)).save(tmp_path / f"big{ending}", format)
     Image.fromarray(noise(8, 8, 3)).save(tmp_path / f"small{ending}", format)
