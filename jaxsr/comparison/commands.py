@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.comparison.backend_spec import Dtype, Engine, Platform, Precision, Side
-from jaxsr.comparison.workload_options import SubjectOptions
+from jaxsr.comparison.backend_spec import BackendSpec, Dtype, Engine, Platform, Precision
+from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
 from jaxsr.runtime.cli import cache_folder, parse_options
 
@@ -20,7 +20,7 @@ AGREE, DIFFER = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions(SubjectOptions):
+class TraceOptions(WorkloadOptions):
     """One run to record."""
 
     engine: Engine = "jax"
@@ -37,7 +37,7 @@ class TraceOptions(SubjectOptions):
     alone: bool = False
     """In JAX, run every operation by itself instead of the program that users run."""
     keep: tuple[str, ...] = ()
-    """Patterns of `module:operation` whose tensors are kept whole, `model.layers.3.*:*` say."""
+    """Patterns of `module:operation` whose tensors are stored whole: `model.layers.3.*:*`."""
     tokens_of: Path | None = None
     """Feed the tokens of this trace instead of the greedy ones, so that the two stay comparable."""
     out: Path = Path("runs/trace")
@@ -49,9 +49,9 @@ class TraceOptions(SubjectOptions):
         if self.alone:
             side.check_operations_alone()
 
-    def side(self) -> Side:
+    def side(self) -> BackendSpec:
         """Engine, place, dtype and precision."""
-        return Side(
+        return BackendSpec(
             engine=self.engine,
             platform=self.platform,
             dtype=self.dtype,
@@ -60,8 +60,8 @@ class TraceOptions(SubjectOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnginesOptions(SubjectOptions):
-    """Two runs to hold together."""
+class EnginesOptions(WorkloadOptions):
+    """Two runs to compare."""
 
     a: str = "torch,platform=cpu"
     """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed."""
@@ -80,8 +80,8 @@ class EnginesOptions(SubjectOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Side.parse(self.a).check_operations_alone()
-        Side.parse(self.b)
+        BackendSpec.parse(self.a).check_operations_alone()
+        BackendSpec.parse(self.b)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +93,18 @@ class TracesOptions:
 
 
 def trace(arguments: list[str]) -> int:
-    """Record a run by module and operation: shapes, dtypes, figures, whole tensors where asked."""
+    """Record a run by module and operation: shapes, dtypes, statistics, chosen tensors."""
     options: TraceOptions = _parse(TraceOptions, arguments, "trace", trace.__doc__)
     _prepare([options.side()])
-    from jaxsr.comparison.trace import make_trace, open_side
+    from jaxsr.comparison.trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
-    from jaxsr.comparison.workload_loader import open_subject
+    from jaxsr.comparison.workload_loader import load_workload
 
     forced = None if options.tokens_of is None else load_trace(options.tokens_of).tokens
-    subject = open_subject(options)
+    workload = load_workload(options)
     recorded = make_trace(
-        subject,
-        open_side(subject, options.side()),
+        workload,
+        open_backend(workload, options.side()),
         granularity=options.granularity,
         alone=options.alone,
         keep=options.keep,
@@ -112,12 +112,12 @@ def trace(arguments: list[str]) -> int:
         progress=_progress,
     )
     save_trace(recorded, options.out)
-    whole = sum(bool(record.whole) for record in recorded.records)
+    stored = sum(bool(record.tensors) for record in recorded.records)
     print(
         f"{recorded.name} on {recorded.header['device']}: {len(recorded.records)} operations in "
-        f"{len(recorded.outputs)} steps, {whole} of them whole; {recorded.header['recorder']}"
+        f"{len(recorded.outputs)} steps, {stored} of them whole; {recorded.header['recorder']}"
     )
-    if options.keep and not whole:
+    if options.keep and not stored:
         raise InputError(
             f"keep={' '.join(options.keep)!r} matches no module:operation of this run; the trace "
             f"at {options.out} has their names"
@@ -127,7 +127,7 @@ def trace(arguments: list[str]) -> int:
 
 
 def traces(arguments: list[str]) -> int:
-    """Compare two recorded runs: total errors, first operation that parts, tokens."""
+    """Compare two recorded runs: total errors, the first operation that differs, tokens."""
     import tyro
 
     def both(
@@ -152,25 +152,25 @@ def traces(arguments: list[str]) -> int:
 def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
     options: EnginesOptions = _parse(EnginesOptions, arguments, "engines", engines.__doc__)
-    first, second = Side.parse(options.a), Side.parse(options.b)
+    first, second = BackendSpec.parse(options.a), BackendSpec.parse(options.b)
     _prepare([first, second])
     from dataclasses import replace
 
-    from jaxsr.comparison.compare_engines import compare_sides
+    from jaxsr.comparison.compare_engines import compare_engines
     from jaxsr.comparison.trace_file import save_trace
-    from jaxsr.comparison.workload_loader import open_subject
+    from jaxsr.comparison.workload_loader import load_workload
 
-    subject = open_subject(options)
+    workload = load_workload(options)
     other = None
     if options.model_b is not None:
-        other = open_subject(replace(options, model=options.model_b))
-        if other.identity() != subject.identity():
+        other = load_workload(replace(options, model=options.model_b))
+        if other.identity() != workload.identity():
             raise InputError(
                 f"model_b={options.model_b} has other parameters or takes other inputs than "
                 f"{options.model}; the two must share names and shapes"
             )
-    comparison, *recorded = compare_sides(
-        subject,
+    comparison, *recorded = compare_engines(
+        workload,
         first,
         second,
         other=other,
@@ -195,8 +195,8 @@ def _parse(kind: Any, arguments: Sequence[str], name: str, description: str | No
     )
 
 
-def _prepare(sides: Sequence[Side]) -> None:
-    """What the command changes for the whole process, in one place."""
+def _prepare(sides: Sequence[BackendSpec]) -> None:
+    """Sets up JAX for the process."""
     import jax
 
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
@@ -239,13 +239,13 @@ def _report(comparison: "Comparison", out: Path) -> int:
 
 
 def _suspects(comparison: "Comparison") -> dict[str, Any]:
-    """Inputs and both results of the first operations found, by place."""
+    """Inputs and both results of the first wrong operations, by place."""
     import numpy as np
 
-    found: dict[str, Any] = {}
+    suspects: dict[str, Any] = {}
     for row in comparison.rows:
-        for name, array in ({} if row.local is None else row.local.whole).items():
+        for name, array in ({} if row.local is None else row.local.tensors).items():
             plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
             key = f"step{row.step}/{row.call.key}/{name}"
-            found[key] = np.ascontiguousarray(plain).reshape(plain.shape)
-    return found
+            suspects[key] = np.ascontiguousarray(plain).reshape(plain.shape)
+    return suspects

@@ -33,10 +33,10 @@ def draw_comparison(groups: Sequence[Group]) -> Image.Image:
         )
         draw.text((_GAP, top), title, fill="black", font=font)
         a, b = group.results[first][0], group.results[second][0]
-        apart = np.abs(a - b).max(-1)
+        error_metrics = np.abs(a - b).max(-1)
         tiles = (
             _photo(a),
-            _heat(apart),
+            _heat(error_metrics),
             _histogram([np.abs(x - y) for x, y in _pairs(group, first, second)], font),
         )
         for column, tile in enumerate(tiles):
@@ -58,9 +58,9 @@ def _photo(values: np.ndarray) -> Image.Image:
     return Image.fromarray(np.clip(np.rint(_middle(values)), 0, 255).astype(np.uint8))
 
 
-def _heat(apart: np.ndarray) -> Image.Image:
+def _heat(error_metrics: np.ndarray) -> Image.Image:
     """Black through red and yellow to white."""
-    share = _middle(apart) / (apart.max() or 1)
+    share = _middle(error_metrics) / (error_metrics.max() or 1)
     ramp = np.clip(share[..., None] * 3 - np.arange(3), 0, 1)
     return Image.fromarray((255 * ramp).astype(np.uint8))
 
@@ -68,8 +68,8 @@ def _heat(apart: np.ndarray) -> Image.Image:
 _Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
-def _histogram(apart: list[np.ndarray], font: _Font) -> Image.Image:
-    largest = max(float(x.max()) for x in apart)
+def _histogram(error_metrics: list[np.ndarray], font: _Font) -> Image.Image:
+    largest = max(float(x.max()) for x in error_metrics)
     tile = Image.new("RGB", (_TILE, _TILE), "white")
     draw = ImageDraw.Draw(tile)
     left, bottom, top = 50, _TILE - 26, 14
@@ -77,7 +77,7 @@ def _histogram(apart: list[np.ndarray], font: _Font) -> Image.Image:
     if largest == 0:
         draw.text((left + 12, _TILE // 2), "no value differs", fill="black", font=font)
         return tile
-    counts = np.sum([np.histogram(x, _BINS, (0, largest))[0] for x in apart], 0)
+    counts = np.sum([np.histogram(x, _BINS, (0, largest))[0] for x in error_metrics], 0)
     height = np.log10(np.maximum(counts, 1)) / max(np.log10(counts.max()), 1)
     step = (_TILE - left - 2) / _BINS
     for k, share in enumerate(height):

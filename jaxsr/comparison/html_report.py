@@ -70,8 +70,8 @@ li { margin: 3px 0; }
 
 def page(comparison: Comparison, *, word: Callable[[int], str] = str) -> str:
     """The page's source."""
-    subject = comparison.first["subject"]
-    title = f"{subject['family']}: {comparison.first['side_short']} against " + str(
+    workload = comparison.first["subject"]
+    title = f"{workload['family']}: {comparison.first['side_short']} against " + str(
         comparison.second["side_short"]
     )
     agree = " agree" if comparison.agree else ""
@@ -97,7 +97,7 @@ def page(comparison: Comparison, *, word: Callable[[int], str] = str) -> str:
             "<h2>All that was found, in order of execution</h2>",
             "<ol>",
             *(
-                f"<li><code>{escape(f.row.call.place)}</code>: {escape(f.said)}</li>"
+                f"<li><code>{escape(f.row.call.place)}</code>: {escape(f.text)}</li>"
                 for f in comparison.findings[:100]
             ),
             "</ol>",
@@ -154,7 +154,7 @@ def _plots(comparison: Comparison) -> str:
         ("var(--total)", "", "total error: the two runs' results"),
         ("var(--limit)", "", "what rounding explains of it"),
     ]
-    if comparison.live:
+    if comparison.local_checked:
         key.append(("var(--local)", "dot", "local error: equal inputs"))
     if any(row.exact is not None for row in rows):
         key.append(("var(--exact1)", "", "first side against float64"))

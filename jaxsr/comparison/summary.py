@@ -1,4 +1,4 @@
-"""A comparison in words and groups: what reports of every form show."""
+"""What every report shows: verdict, notes, and operations by block and module."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from jaxsr.comparison.result import Comparison, Finding, Row
 from jaxsr.comparison.statistics import SAMPLE
 from jaxsr.comparison.tokens import in_words
 
-_AROUND = 4  # operations shown before and after the one found
+_AROUND = 4  # operations shown before and after a finding
 
 Word = Callable[[int], str]
 
@@ -21,10 +21,10 @@ def headline(comparison: Comparison) -> str:
     checked = f"{comparison.checked} operations"
     if comparison.findings:
         finding = comparison.findings[0]
-        by = "" if comparison.live else ", by figures and samples of their results"
+        by = "" if comparison.local_checked else ", by figures and samples of their results"
         return (
             f"DIFFER: first found among {checked} checked{by}: {finding.row.call.place}: "
-            f"{finding.said}"
+            f"{finding.text}"
         )
     if not comparison.agree:
         where = comparison.divergence
@@ -34,20 +34,20 @@ def headline(comparison: Comparison) -> str:
             else "the results differ by more than rounding explains"
         )
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
-    found = "errs" if comparison.live else "parts"
-    return f"AGREE: none of {checked} checked {found} by more than rounding explains"
+    verb = "errs" if comparison.local_checked else "parts"
+    return f"AGREE: none of {checked} checked {verb} by more than rounding explains"
 
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to judge the figures."""
-    said = []
-    if comparison.live:
-        said.append(
+    lines = []
+    if comparison.local_checked:
+        lines.append(
             f"local errors: {comparison.checked_locally} operations of the second side, each run "
             "alone on the first side's inputs; a fused program may round otherwise"
         )
     else:
-        said.append(
+        lines.append(
             "no local errors: stored traces cannot run an operation again. What stands here is the "
             f"total error, from figures and up to {SAMPLE} sampled elements of each result; "
             "`jaxsr.compare engines` runs both sides and takes local errors"
@@ -55,37 +55,37 @@ def notes(comparison: Comparison) -> list[str]:
     for header in (comparison.first, comparison.second):
         name = header["side_short"]
         if header["recorder_difference"]:
-            said.append(f"{name}: {header['recorder']}")
+            lines.append(f"{name}: {header['recorder']}")
         platform = str(header["device"]).partition(":")[0]
         if "precision=default" in header["side"] and platform in ("tpu", "gpu", "cuda"):
-            said.append(
+            lines.append(
                 f"{name}: float32 products at default precision, which on {platform} are computed "
                 "in a narrower dtype: the likeliest reason for a difference; use precision=highest"
             )
         if "precision=bfloat16" in header["side"]:
-            said.append(
+            lines.append(
                 f"{name}: operands of float32 products are rounded to bfloat16, as a TPU does by "
                 "default"
             )
-    if comparison.live and comparison.outputs_above and not comparison.findings:
-        said.append(
+    if comparison.local_checked and comparison.outputs_above and not comparison.findings:
+        lines.append(
             "the results differ by more than the runs' rounding should add up to, and no operation "
             "by itself does: look for what the compiler fuses, or for an ill-conditioned model"
         )
     missing = [row for row in comparison.rows if row.first is None or row.second is None]
     if missing:
         only = sum(row.second is None for row in missing)
-        said.append(
+        lines.append(
             f"{only} operations are the first side's only, {len(missing) - only} the second's"
         )
     if comparison.weights:
         worst = ", ".join(f"{name} ({value:.1e})" for name, value in comparison.weights[:4])
         more = len(comparison.weights) - 4
-        said.append(
+        lines.append(
             f"{len(comparison.weights)} parameters or buffers differ: {worst}"
             + (f" and {more} more" if more > 0 else "")
         )
-    return said
+    return lines
 
 
 def token_lines(comparison: Comparison, word: Word = str) -> list[str]:
@@ -111,7 +111,7 @@ class Group:
 
     name: str
     rows: tuple[Row, ...]
-    found: int
+    findings: int
 
     @property
     def total(self) -> float:
@@ -161,25 +161,25 @@ def modules(comparison: Comparison, block: str) -> list[Group]:
 def _grouped(
     comparison: Comparison, rows: Iterable[Row], name: Callable[[str], str]
 ) -> list[Group]:
-    found = {finding.row.number for finding in comparison.findings}
+    numbers = {finding.row.number for finding in comparison.findings}
     members: dict[str, list[Row]] = {}
     for row in rows:
         members.setdefault(name(row.call.path), []).append(row)
     return [
-        Group(name=key, rows=tuple(group), found=sum(row.number in found for row in group))
+        Group(name=key, rows=tuple(group), findings=sum(row.number in numbers for row in group))
         for key, group in members.items()
     ]
 
 
 def around(comparison: Comparison, finding: Finding) -> list[Row]:
-    """The operations before and after the one found."""
+    """The operations before and after a finding."""
     number = finding.row.number
     return comparison.rows[max(0, number - _AROUND) : number + _AROUND + 1]
 
 
 def worst_rows(comparison: Comparison, most: int) -> list[Row]:
     """The operations with the largest local errors for their thresholds, or total ones."""
-    if comparison.live:
+    if comparison.local_checked:
         rows = [row for row in comparison.rows if row.local is not None]
         return sorted(rows, key=local_ratio, reverse=True)[:most]
     rows = [row for row in comparison.rows if row.total is not None]

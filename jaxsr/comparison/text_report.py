@@ -57,8 +57,8 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
                 number(group.last),
                 "–" if local is None else local_text(local),
                 "" if local is None else local.call.operation,
-                str(group.found or ""),
-                style="red" if group.found else None,
+                str(group.findings or ""),
+                style="red" if group.findings else None,
             )
         console.print(grid)
         if len(shown) < len(groups):
@@ -69,7 +69,7 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
         finding = comparison.findings[0]
         block = block_of(finding.row.call.path)
         table(f"modules of {block}", modules(comparison, block))
-        grid = Table(title="operations around the first one found")
+        grid = Table(title="operations around the first finding")
         for heading in ("operation", "result", "total", "inherited", "local", "explained"):
             left = heading in ("operation", "result")
             grid.add_column(heading, justify="left" if left else "right")
@@ -77,7 +77,7 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
             grid.add_row(*row_texts(row), style="red" if row is finding.row else None)
         console.print(grid)
         for other in comparison.findings[1:6]:
-            say(f"also found: {other.row.call.place}: {other.said}")
+            say(f"also found: {other.row.call.place}: {other.text}")
         if len(comparison.findings) > 6:
             say(f"and {len(comparison.findings) - 6} more (see the JSON)")
     for line in (*token_lines(comparison, word), *notes(comparison)):
@@ -87,7 +87,7 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
 def _most_telling(groups: Sequence[Group]) -> list[Group]:
     if len(groups) <= _MOST:
         return list(groups)
-    worst = sorted(groups, key=lambda g: (-g.found, -g.total))[:_MOST]
+    worst = sorted(groups, key=lambda g: (-g.findings, -g.total))[:_MOST]
     return [group for group in groups if group in worst]
 
 
@@ -103,7 +103,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "checked_locally": comparison.checked_locally,
         "compared_steps": comparison.compared_steps,
         "findings": [
-            {"kind": f.kind, "place": f.row.call.place, "said": f.said, "row": f.row.number}
+            {"kind": f.kind, "place": f.row.call.place, "said": f.text, "row": f.row.number}
             for f in comparison.findings
         ],
         "outputs": [pair.as_row() for pair in comparison.outputs],
@@ -116,7 +116,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def _row_json(row: Row) -> dict[str, Any]:
     call = row.call
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "number": row.number,
         "step": row.step,
         "path": call.path,
@@ -126,15 +126,15 @@ def _row_json(row: Row) -> dict[str, Any]:
         "results": [[list(r.shape), r.dtype] for r in call.results],
     }
     if row.total is not None:
-        found["total"] = row.total.as_row() | {
+        entry["total"] = row.total.as_row() | {
             "threshold": row.total_threshold,
             "inherited": _finite(row.inherited),
         }
     if row.exact is not None:
-        found["total_against_float64"] = [_finite(value) for value in row.exact]
+        entry["total_against_float64"] = [_finite(value) for value in row.exact]
     if row.local is not None:
         local = row.local
-        found["local"] = local.error.as_row() | {
+        entry["local"] = local.error.as_row() | {
             "threshold": local.threshold,
             "raised_by_trial": local.tried,
             "above": local.above,
@@ -142,8 +142,8 @@ def _row_json(row: Row) -> dict[str, Any]:
         }
         if local.first_exact is not None and local.second_exact is not None:
             errors = (local.first_exact, local.second_exact)
-            found["local_against_float64"] = [_finite(value) for value in errors]
-    return found
+            entry["local_against_float64"] = [_finite(value) for value in errors]
+    return entry
 
 
 def _finite(value: float) -> float | str:

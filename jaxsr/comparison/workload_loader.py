@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxsr.comparison.workload import ImageSubject, LanguageSubject, Subject
-from jaxsr.comparison.workload_options import SubjectOptions
+from jaxsr.comparison.workload import ImageWorkload, LanguageWorkload, Workload
+from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import FAMILIES, LoadedModel
 
 
-def open_subject(options: SubjectOptions) -> Subject:
+def load_workload(options: WorkloadOptions) -> Workload:
     """Loads the network and its inputs.
 
     Raises:
@@ -26,16 +26,16 @@ def open_subject(options: SubjectOptions) -> Subject:
     prepare = _detector_input if loaded.kind == "detector" else _restorer_input
     source = options.image or "a picture of jaxsr"
     how = "resized" if loaded.kind == "detector" else "middle"
-    return ImageSubject(
+    return ImageWorkload(
         family=loaded.family,
         model=model,
         network=loaded.network,
-        inputs_said=f"{source}, {how} {options.size} px",
+        inputs_text=f"{source}, {how} {options.size} px",
         image=prepare(loaded, options),
     )
 
 
-def _restorer_input(loaded: LoadedModel, options: SubjectOptions) -> np.ndarray:
+def _restorer_input(loaded: LoadedModel, options: WorkloadOptions) -> np.ndarray:
     from jaxsr.restoration.models import restoration_model
 
     restorer = restoration_model(loaded)
@@ -46,7 +46,7 @@ def _restorer_input(loaded: LoadedModel, options: SubjectOptions) -> np.ndarray:
     return np.ascontiguousarray((image * (high - low) + low).transpose(2, 0, 1)[None])
 
 
-def _detector_input(loaded: LoadedModel, options: SubjectOptions) -> np.ndarray:
+def _detector_input(loaded: LoadedModel, options: WorkloadOptions) -> np.ndarray:
     from jaxsr.data.input_form import InputForm
     from jaxsr.data.scenes import scene
 
@@ -70,7 +70,7 @@ def _decoded(path: Path) -> np.ndarray:
         raise InputError(f"{path} cannot be read as a picture: {error}") from error
 
 
-def _picture(options: SubjectOptions) -> np.ndarray:
+def _picture(options: WorkloadOptions) -> np.ndarray:
     """The middle of the picture, uint8 (size, size, 3)."""
     size = options.size
     if options.image is None:
@@ -89,7 +89,7 @@ def _picture(options: SubjectOptions) -> np.ndarray:
     return picture[top : top + size, left : left + size]
 
 
-def _language(loaded: LoadedModel, model: str, options: SubjectOptions) -> Subject:
+def _language(loaded: LoadedModel, model: str, options: WorkloadOptions) -> Workload:
     decode = None
     if options.model in FAMILIES:
         # One token per byte: there is no tokenizer for random weights.
@@ -104,11 +104,11 @@ def _language(loaded: LoadedModel, model: str, options: SubjectOptions) -> Subje
         else:
             chat = tokenizer.chat([{"role": "user", "content": options.prompt}])
             ids = tokenizer.encode(chat, raw=False)
-    return LanguageSubject(
+    return LanguageWorkload(
         family=loaded.family,
         model=model,
         network=loaded.network,
-        inputs_said=repr(options.prompt),
+        inputs_text=repr(options.prompt),
         casts_buffers=False,
         prompt=tuple(ids),
         new_tokens=options.steps,

@@ -7,7 +7,7 @@ from jaxsr.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubjectOptions:
+class WorkloadOptions:
     """What is run."""
 
     model: str
