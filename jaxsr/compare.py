@@ -1,9 +1,9 @@
-"""`python -m jaxsr.compare WHAT [OPTIONS]`: how far results lie apart, and where they part.
+"""`python -m jaxsr.compare WHAT [OPTIONS]`: how much results differ, and where they begin to.
 
 `ops` resizes the same pictures with every library and compares the results in pairs. `trace`
 records a run of a model operation by operation; `traces A B`, or just `A B`, compares two such
-records; `engines` runs two engines side by side and finds the first operation that errs. The exit
-status of the last two is 0 where rounding explains every difference, 1 where not, 2 for bad input.
+records; `engines` runs two engines side by side and finds the first wrong operation. The exit status of
+the last two is 0 if rounding explains every difference, 1 if not, and 2 for bad input.
 """
 
 import sys
@@ -40,12 +40,11 @@ def _compare(arguments: list[str]) -> int | None:
 
 def _ops(arguments: list[str]) -> None:
     """Resize of jaxsr, torch, torchvision, OpenCV, Pillow and jax.image: precision and time."""
-    import io
     import json
     import logging
 
     from jaxsr.comparison.compare_ops import Options, against_published, as_json, compare_ops
-    from jaxsr.comparison.difference_figure import draw_comparison
+    from jaxsr.comparison.ops_figure import draw_comparison
     from jaxsr.comparison.ops_report import print_tables
     from jaxsr.data.photos import open_photos
     from jaxsr.interop.atomic_write import atomic_write
@@ -67,9 +66,7 @@ def _ops(arguments: list[str]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(options, groups, described), indent=1, ensure_ascii=False) + "\n"
     atomic_write(options.out / "comparison.json", content.encode())
-    image = io.BytesIO()
-    draw_comparison(groups).save(image, "PNG")
-    atomic_write(options.out / "comparison.png", image.getvalue())
+    atomic_write(options.out / "comparison.png", draw_comparison(groups))
     print(f"wrote {options.out}/comparison.json and comparison.png")
 
 
@@ -81,14 +78,14 @@ def _trace(arguments: list[str]) -> int:
 
 
 def _traces(arguments: list[str]) -> int:
-    """Compare two recorded runs: where they part."""
+    """Compare two recorded runs: the first operation that differs."""
     from jaxsr.comparison.commands import traces
 
     return traces(arguments)
 
 
 def _engines(arguments: list[str]) -> int:
-    """Run a model on two engines: the first operation that errs, its local and total error."""
+    """Run a model on two engines: the first wrong operation, its local and total error."""
     from jaxsr.comparison.commands import engines
 
     return engines(arguments)

@@ -190,6 +190,19 @@ def _total_ratio(row: Row) -> float:
     return row.total.relative / max(row.total_threshold, 1e-300) if row.total is not None else 0.0
 
 
+def group_texts(group: Group) -> tuple[str, ...]:
+    """A block's or module's line in a table."""
+    local = group.local
+    return (
+        group.name,
+        str(len(group.rows)),
+        number(group.total),
+        number(group.last),
+        "–" if local is None else local_text(local),
+        "" if local is None else local.call.operation,
+    )
+
+
 def row_texts(row: Row) -> tuple[str, ...]:
     """An operation's line in a table."""
     call = row.call

@@ -13,11 +13,10 @@ from jaxsr.comparison.summary import (
     around,
     block_of,
     blocks,
+    group_texts,
     headline,
-    local_text,
     modules,
     notes,
-    number,
     row_texts,
     token_lines,
 )
@@ -49,14 +48,8 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
         grid.add_column("found", justify="right")
         shown = _most_telling(groups)
         for group in shown:
-            local = group.local
             grid.add_row(
-                group.name,
-                str(len(group.rows)),
-                number(group.total),
-                number(group.last),
-                "–" if local is None else local_text(local),
-                "" if local is None else local.call.operation,
+                *group_texts(group),
                 str(group.findings or ""),
                 style="red" if group.findings else None,
             )

@@ -7,8 +7,10 @@ threshold: above 0 for a probability of 0.5.
   paper call that IoU "mIoU"). nIoU is the mean of each image's IoU.
 - Pd is found targets over targets, Fa the pixels of predictions without a target over all pixels;
   `components.py` says what is found. Fa is a fraction here and is printed ×1e-6.
-- ROC is over pixels, at thresholds 0, 1/n, …, (n − 1)/n of the probability, with Pd and Fa at each.
-  AUC is not bound to these: it ranks all pixels by their logit (to 1 part in 128).
+- The table of the curve is over pixels, at thresholds 0, 1/n, …, (n − 1)/n of the probability, with
+  Pd and Fa at each.
+- ROC and AUC have all thresholds: pixels are counted by the upper 16 bits of their logit, which
+  tell values apart to 1 part in 128. The area under the ROC by the trapezoidal rule is the AUC.
 
 A quotient 0/0 counts as 0, as in BasicIRSTD and `pyirstdmetrics`, whose figures these equal. That
 makes the IoU of an image 0 where there is nothing to find and nothing is predicted: `empty` chooses
@@ -100,6 +102,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Roc:
+    """Corners of the pixels' ROC over all thresholds, from (0, 0) to (1, 1)."""
+
+    false_positive_rate: tuple[float, ...]
+    true_positive_rate: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class DetectionReport:
     """All figures of a data set."""
 
@@ -122,11 +132,13 @@ class DetectionReport:
     found: int
     false_detections: int
     curve: Curve
+    roc: Roc = field(repr=False)
+    """Empty where all pixels are of one kind. Not in `as_dict`: it may have 65,536 corners."""
     per_image: tuple[ImageFigures, ...] = field(repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data for JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "roc"}
 
     def __str__(self) -> str:
         auc = "–" if self.auc is None else f"{self.auc:.4f}"
@@ -269,6 +281,7 @@ class DetectionMetrics:
                 pd=tuple(_ratio(int(n), targets) for n in self._at[:, 0]),
                 fa=tuple(_ratio(int(n), pixels) for n in self._at[:, 1]),
             ),
+            roc=_roc(self._ranked),
             per_image=tuple(rows),
         )
 
@@ -298,3 +311,13 @@ def _auc(ranked: np.ndarray) -> float | None:
         return None
     below = np.cumsum(background) - background
     return float((foreground * (below + background / 2)).sum() / pairs)
+
+
+def _roc(ranked: np.ndarray) -> Roc:
+    """The ROC's corners, the highest threshold first."""
+    if not ranked.sum(axis=1).all():
+        return Roc((), ())
+    counts = ranked[:, ranked.any(axis=0)][:, ::-1]
+    rates = np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0))) / ranked.sum(axis=1, keepdims=True)
+    false_rate, true_rate = rates.tolist()
+    return Roc(tuple(false_rate), tuple(true_rate))

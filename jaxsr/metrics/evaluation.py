@@ -4,7 +4,7 @@
 name, the SHA-256 of its sorted list of names, and how pictures were sized and thresholded.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxsr.data.batched_network import BatchedNetwork
@@ -27,8 +27,8 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON; Fa also as the papers print it."""
-        described = asdict(self)
-        figures = described.pop("figures")
+        described = {k: v for k, v in vars(self).items() if k != "figures"}
+        figures = self.figures.as_dict()
         rows = figures.pop("per_image")
         return {**described, "figures": {**figures, "fa_1e6": 1e6 * self.figures.fa}, "rows": rows}
 

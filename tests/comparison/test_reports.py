@@ -71,7 +71,7 @@ def test_page_is_whole_and_needs_nothing_else(wrong, name):
             assert 0 <= float(str(mark.get("cx"))) <= width
             assert 0 <= float(str(mark.get("cy"))) <= height
     place = comparison.findings[0].row.call.place
-    assert place in source and 'class="found"' in source
+    assert place in source and 'class="finding"' in source
 
 
 def test_words_are_as_honest_as_the_evidence(wrong, subject):
