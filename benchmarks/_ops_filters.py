@@ -215,7 +215,7 @@ def quality_row(metric: str) -> Row:
         a = rng.integers(0, 256, (8, 512, 512, 3), np.uint8)
         b = np.clip(a + rng.normal(0, 9, a.shape), 0, 255).astype(np.uint8)
         pair = jnp.asarray(a), jnp.asarray(b)
-        ours = {"psnr": psnr, "ssim": ssim}[metric]
+        measure = {"psnr": psnr, "ssim": ssim}[metric]
 
         def by_skimage() -> Any:
             if metric == "psnr":
@@ -224,7 +224,7 @@ def quality_row(metric: str) -> Row:
             return [structural_similarity(x, y, **options) for x, y in zip(a, b, strict=True)]
 
         return [
-            jit_entry("jaxsr", ours, *pair, values=np.asarray),
+            jit_entry("jaxsr", measure, *pair, values=np.asarray),
             Entry("scikit-image, one thread", by_skimage, np.asarray),
         ]
 

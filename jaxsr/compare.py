@@ -2,8 +2,8 @@
 
 `ops` resizes the same pictures with every library and compares the results in pairs. `trace`
 records a run of a model operation by operation; `traces A B`, or just `A B`, compares two such
-records; `engines` runs two engines side by side and finds the first wrong operation. The exit status of
-the last two is 0 if rounding explains every difference, 1 if not, and 2 for bad input.
+records; `engines` runs two engines side by side and finds the first wrong operation. The status
+of the last two is 0 if rounding explains every difference, 1 if not, and 2 for bad input.
 """
 
 import sys
