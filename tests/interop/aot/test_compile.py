@@ -30,8 +30,8 @@ from jaxsr.interop.aot.report import advice, as_json, show
 from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.module import to_jax
-from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
-from jaxsr.models.objective import Objective, Phase, Player
+from jaxsr.interop.train.objective import Objective, Phase, Player
+from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
 from jaxsr.runtime.aot_options import AheadOptions
 
 if importlib.util.find_spec("libtpu") is None:
@@ -254,7 +254,7 @@ def compiled_step(topology, shape="4", **options):
     objective, config = Small(), StepConfig(**options)
     model = convert(objective, config, fsdp=mesh.shape["fsdp"])
     optimizers = {name: optax.adam(1e-3) for name in ("first", "second")}
-    step = make_train_step(
+    step = TrainStep(
         model, objective.phases[0], optimizers, prepare=lambda b, _: b, mesh=mesh, config=config
     )
 
