@@ -298,9 +298,18 @@ class TrainStep:
         return params, buffers, opt_states, metrics
 
 
+def decides_failure(metric: str) -> bool:
+    """Whether a step fails where this metric (`network/name`) is not finite.
+
+    The squares of these two norms overflow long before the values do.
+    """
+    return metric.rpartition("/")[2] not in ("param_norm", "update_norm")
+
+
 def _unless_failed(old: TrainState, new: TrainState, metrics: Arrays) -> TrainState:
     """The new state, or the old one from the first step on whose metrics are not finite."""
-    finite = jnp.all(jnp.stack([jnp.isfinite(value) for value in metrics.values()]))
+    finite = [jnp.isfinite(value) for name, value in metrics.items() if decides_failure(name)]
+    finite = jnp.all(jnp.stack(finite))
     keep = finite & (old.failed_step == 0)
     failed_step = jnp.where(keep | (old.failed_step > 0), old.failed_step, old.step + 1)
     state = jax.tree.map(lambda n, o: jnp.where(keep, n, o), new, old)

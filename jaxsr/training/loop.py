@@ -17,6 +17,7 @@ import jax
 
 from jaxsr.errors import FileAccessError, UserError
 from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.interop.train.step import decides_failure
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights, write_whole
 from jaxsr.training.engines import Engine, make_engine
@@ -205,7 +206,7 @@ def _first_not_finite(
 ) -> tuple[int, str, float] | None:
     for step, metrics in fetched.items():
         for name, value in metrics.items():
-            if not math.isfinite(value):
+            if decides_failure(name) and not math.isfinite(value):
                 return step, name, value
     return None
 
