@@ -205,14 +205,14 @@ def tiles(topology_name: str, dtype: str) -> Any:
     import torch
 
     from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.models.fast_srgan.config import FastSRGANConfig
     from jaxsr.models.fast_srgan.generator import Generator
-    from jaxsr.models.fast_srgan.presets import PRESETS
     from jaxsr.models.load import load_model
     from jaxsr.restoration.aot import compile_tiles
     from jaxsr.restoration.models import restoration_model
 
     torch.manual_seed(0)
-    network = load_model(Generator(PRESETS["super-resolution"].model))
+    network = load_model(Generator(FastSRGANConfig()))
     model = restoration_model(network, channels=3, value_range=(-1.0, 1.0))
     topology = load_topology(topology_name)
     batch = 8 * len(topology.devices)

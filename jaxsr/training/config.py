@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
 from jaxsr.interop.mesh import PLATFORMS, MeshShape
@@ -12,9 +12,11 @@ from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
 from jaxsr.runtime.aot_options import AheadOptions
 
+Part = TypeVar("Part", StepConfig, OptimizerConfig)
+
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(AheadOptions):
+class RunConfig(AheadOptions, StepConfig, OptimizerConfig):
     """Options of every training run; a family adds its own."""
 
     mesh: str = "1"
@@ -25,8 +27,6 @@ class RunConfig(AheadOptions):
     """jax: one jitted, sharded step. torch: the same run in plain PyTorch, for comparison."""
     compile: bool = False
     """With the torch engine: run the networks through torch.compile."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the networks compute in; parameters, losses and updates stay float32."""
     matmul_precision: Literal["default", "high", "highest"] = "default"
     """JAX's precision of float32 products. TPU's default rounds their inputs to bfloat16."""
 
@@ -49,37 +49,11 @@ class RunConfig(AheadOptions):
     """Passes over the data; either these or steps."""
     batch: int
     """Samples per step, over the whole mesh and all hosts."""
-    accumulate: int = 1
-    """Slices a batch is computed in, one after the other, to save memory."""
-    batch_norm: Literal["global", "local"] = "global"
-    """BatchNorm statistics over the global batch, or over each device's rows."""
-    lane_folding: Literal["auto", "on", "off"] = "auto"
-    """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto: on
-    TPUs alone."""
     remat: bool = False
     """Recompute the networks' blocks in the backward pass instead of keeping activations."""
 
-    optimizer: Literal["adam", "adamw", "sgd", "adagrad"]
-    """Update rule, as torch.optim defines it."""
-    lr: float
-    """Peak learning rate."""
     lr_batch: int | None = None
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's moments."""
-    momentum: float = 0.0
-    """SGD's momentum."""
-    weight_decay: float = 0.0
-    """Weight decay, as the optimiser understands it."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Course of the learning rate."""
-    warmup_steps: int = 0
-    """Updates over which the learning rate rises from 0."""
-    clip_norm: float | None = None
-    """Largest gradient norm of a network. Default: no clipping."""
-    ema: float = 0.0
-    """Decay of the moving average that validation and export use; 0 keeps none."""
-
     seed: int = 0
     """Of the weights, the order of the data and every random number in the step."""
     out: Path | None = None
@@ -100,14 +74,15 @@ class RunConfig(AheadOptions):
     """Folder for compiled programs. Default: jaxsr in the user's cache folder."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for part in (AheadOptions, StepConfig, OptimizerConfig):
+            part.__post_init__(self)
         shape = self.mesh_shape  # parses, and so checks
         if (self.steps is None) == (self.epochs is None):
             raise InputError(
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        for name in ("batch", "accumulate", "log_every"):
+        for name in ("batch", "log_every"):
             _at_least(name, getattr(self, name), 1)
         for name in ("steps", "validate_every", "save_every", "lr_batch"):
             if getattr(self, name) is not None:
@@ -143,7 +118,7 @@ class RunConfig(AheadOptions):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise InputError(f"{name} must not be negative, got {value}")
-        _ = self.profile_window, self.optimizer_config  # each checks itself
+        _ = self.profile_window  # checks itself
         self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
 
     def in_steps(self, samples: int) -> Self:
@@ -186,28 +161,17 @@ class RunConfig(AheadOptions):
 
     @property
     def step_config(self) -> StepConfig:
-        return StepConfig(
-            batch_norm=self.batch_norm,
-            accumulate=self.accumulate,
-            ema_decay=self.ema,
-            compute_dtype=self.dtype,
-            lane_folding=self.lane_folding,
-        )
+        return self._part(StepConfig)
 
     @property
     def optimizer_config(self) -> OptimizerConfig:
-        """The optimiser of every network, its learning rate scaled with the batch if asked."""
+        """The optimiser of every network; its learning rate is scaled where `lr_batch` is set."""
         scale = self.batch / self.lr_batch if self.lr_batch else 1.0
-        return OptimizerConfig(
-            name=self.optimizer,
-            lr=self.lr * scale,
-            betas=self.betas,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-            warmup_steps=self.warmup_steps,
-            clip_norm=self.clip_norm,
-        )
+        return dataclasses.replace(self._part(OptimizerConfig), lr=self.lr * scale)
+
+    def _part(self, kind: type[Part]) -> Part:
+        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+        return kind(**{name: getattr(self, name) for name in names})
 
 
 def _at_least(name: str, value: int, least: int) -> None:
