@@ -121,7 +121,12 @@ def _on_tpu_vm(platform: str) -> bool:
 
 
 def _may_be_tpu(platform: str) -> bool:
-    return platform in ("auto", "tpu") and any(map(os.path.exists, _TPU_DEVICES))
+    return platform in ("auto", "tpu") and has_tpu()
+
+
+def has_tpu() -> bool:
+    """Whether the operating system shows a TPU, whatever JAX makes of it."""
+    return any(map(os.path.exists, _TPU_DEVICES))
 
 
 def _number(name: str) -> int:

@@ -111,7 +111,8 @@ def _detecting(network: nn.Module, described: dict[str, Any], options: SubjectOp
 
 
 def _decoded(path: Path) -> np.ndarray:
-    from jaxsr.data.decode import UnreadablePicture, decode_rgb
+    from jaxsr.data.decode import decode_rgb
+    from jaxsr.data.picture_file import UnreadablePicture
 
     if not path.is_file():
         raise MissingFileError(f"no picture at {path}; give an image file")

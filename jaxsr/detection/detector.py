@@ -25,6 +25,8 @@ from PIL import Image
 from jaxsr.data.infrared import to_gray
 from jaxsr.detection.batching import Size, Together, plan
 from jaxsr.errors import InputError
+from jaxsr.runtime.options import ComputeOptions
+from jaxsr.runtime.runner import open_runner
 
 Form = Literal["base", "native"]
 
@@ -36,13 +38,12 @@ _PROGRAM_PX = {"cpu": 1 << 20}
 _PROGRAM_PX_ELSEWHERE = 1 << 26
 """Pixels computed in the time of compiling a program, roughly: seconds on either."""
 
-Collect = Callable[[], np.ndarray]
-"""Waits for a batch's logits."""
+_DEFAULTS = ComputeOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputForm:
-    """What a network was trained to see."""
+    """The input format that a network was trained with."""
 
     mean: tuple[float, ...] = IMAGENET_MEAN
     """Mean of each channel, of pictures in 0…1."""
@@ -70,11 +71,11 @@ class InputForm:
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "InputForm":
         """The form in a weights file's metadata, the paper's where it says none."""
-        found = dict(description.get("input", {}))
+        options = dict(description.get("input", {}))
         for name in ("mean", "deviation"):
-            if name in found:
-                found[name] = tuple(found[name])
-        return cls(**found)
+            if name in options:
+                options[name] = tuple(options[name])
+        return cls(**options)
 
     def prepare(self, image: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "3 H W"]:
         """A picture as the network wants it."""
@@ -113,8 +114,7 @@ class Detector:
         network: Any,
         form: InputForm | None = None,
         *,
-        engine: Literal["jax", "torch"] = "jax",
-        mesh: int = 1,
+        options: ComputeOptions = _DEFAULTS,
         batch: int = 8,
         shared: bool = False,
         lane_folding: Literal["auto", "on", "off"] = "auto",
@@ -122,33 +122,28 @@ class Detector:
         """Args:
           network: the torch module, or a function from float32 (n, 3, H, W) to logits (n, 1, H, W).
           form: what it was trained to see. Default: the paper's way.
-          engine: `jax` compiles a program for each shape, `torch` runs eagerly on the CPU.
-          mesh: devices that a batch is split over.
-          batch: pictures at once, a multiple of `mesh`.
+          options: who computes a module, and where.
+          batch: pictures at once, a multiple of the mesh's devices.
           shared: whether a function takes `size_B2` as `MSHNet.forward` does, so that pictures of
             several sizes go together. Of a module that is known.
           lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
 
         Raises:
-          ValueError: the batch cannot be split over the mesh.
+          InputError: the batch cannot be split over the mesh.
+          DeviceError: the machine does not have the devices.
         """
-        if batch < 1 or mesh < 1 or batch % mesh:
-            raise InputError(f"batch={batch} must be a positive multiple of mesh={mesh}")
-        if engine not in ("jax", "torch"):
-            raise InputError(f"engine must be 'jax' or 'torch', got {engine!r}")
+        check_batch(batch, options)
         self.form, self.batch = form or InputForm(), batch
-        self._mesh, self._shared, self._program_px = mesh, shared, _PROGRAM_PX["cpu"]
+        self._devices, self._shared, self._program_px = options.devices, shared, _PROGRAM_PX["cpu"]
         if not hasattr(network, "state_dict"):
             self._submit = lambda *inputs, **named: lambda: network(*inputs, **named)
-        elif engine == "torch":
-            # Eager: a new size costs nothing, a larger canvas would.
-            self._submit, self._shared = _torch_runner(network), False
-        else:
-            import jax
-
-            self._submit = _jax_runner(network, mesh, lane_folding)
-            self._shared = "size_B2" in inspect.signature(network.forward).parameters
-            self._program_px = _PROGRAM_PX.get(jax.default_backend(), _PROGRAM_PX_ELSEWHERE)
+            return
+        runner = open_runner(network, options, lane_folding=lane_folding)
+        self._submit = runner.submit
+        # torch is eager: a new size costs nothing, a larger canvas would.
+        takes_sizes = "size_B2" in inspect.signature(network.forward).parameters
+        self._shared = options.engine == "jax" and takes_sizes
+        self._program_px = _PROGRAM_PX.get(runner.platform, _PROGRAM_PX_ELSEWHERE)
 
     def plan(self, sizes: Iterable[Size]) -> list[Together]:
         """Which pictures to run together, from all their heights and widths.
@@ -158,7 +153,7 @@ class Detector:
         return plan(
             [self.form.size(size) for size in sizes],
             batch=self.batch,
-            multiple=self._mesh,
+            multiple=self._devices,
             shared=self._shared,
             program_px=self._program_px,
         )
@@ -184,11 +179,11 @@ class Detector:
         collect = self._submit(planes, **named)
 
         def logits() -> list[np.ndarray]:
-            whole = np.asarray(collect())[:, 0]
+            scores = np.asarray(collect())[:, 0]
             if self.form.evaluate == "base":
-                return list(whole[: len(images)])
+                return list(scores[: len(images)])
             return [
-                whole[row, : image.shape[0], : image.shape[1]] for row, image in enumerate(images)
+                scores[row, : image.shape[0], : image.shape[1]] for row, image in enumerate(images)
             ]
 
         return logits
@@ -206,14 +201,14 @@ class Detector:
         """
         ahead: deque[tuple[Together, list[Any], Callable[[], list[np.ndarray]]]] = deque()
         for together in batches:
-            given = [read(number) for number in together.numbers]
-            images = [one[0] if isinstance(one, tuple) else one for one in given]
-            ahead.append((together, given, self.start(together, images)))
+            samples = [read(number) for number in together.numbers]
+            images = [one[0] if isinstance(one, tuple) else one for one in samples]
+            ahead.append((together, samples, self.start(together, images)))
             if len(ahead) > 1:
-                before, read_for_it, collect = ahead.popleft()
-                yield before, read_for_it, collect()
-        for together, given, collect in ahead:
-            yield together, given, collect()
+                before, samples, collect = ahead.popleft()
+                yield before, samples, collect()
+        for together, samples, collect in ahead:
+            yield together, samples, collect()
 
     def logits(
         self, images: Sequence[UInt8[np.ndarray, "h w 3"]]
@@ -248,8 +243,7 @@ class Detector:
 def load_detector(
     weights: Path,
     *,
-    engine: Literal["jax", "torch"] = "jax",
-    mesh: int = 1,
+    options: ComputeOptions = _DEFAULTS,
     batch: int = 8,
     lane_folding: Literal["auto", "on", "off"] = "auto",
     evaluate: Form | None = None,
@@ -259,7 +253,7 @@ def load_detector(
 
     Args:
       weights: a file that jaxsr exported, or a published checkpoint (see `load_mshnet`).
-      engine, mesh, batch, lane_folding: see `Detector`.
+      options, batch, lane_folding: see `Detector`.
       evaluate: takes the place of what the file says.
       base: takes the place of what the file says.
 
@@ -276,7 +270,13 @@ def load_detector(
         form = replace(form, evaluate=evaluate)
     if base is not None:
         form = replace(form, base=base)
-    return Detector(network, form, engine=engine, mesh=mesh, batch=batch, lane_folding=lane_folding)
+    return Detector(network, form, options=options, batch=batch, lane_folding=lane_folding)
+
+
+def check_batch(batch: int, options: ComputeOptions) -> None:
+    """Raises `InputError` where a batch cannot be split over the mesh."""
+    if batch < 1 or batch % options.devices:
+        raise InputError(f"batch={batch} must be a positive multiple of mesh={options.mesh}")
 
 
 def describe_file(weights: Path) -> dict[str, Any]:
@@ -297,39 +297,3 @@ def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int]) -> UInt8[np
     if image.shape[:2] == size:
         return image
     return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
-
-
-def _jax_runner(
-    network: Any, mesh: int, lane_folding: Literal["auto", "on", "off"]
-) -> Callable[..., Collect]:
-    import jax
-
-    from jaxsr.interop import mesh as meshes
-    from jaxsr.interop.folding.policy import choose_folding
-    from jaxsr.interop.module import to_jax
-
-    devices = meshes.make_mesh(mesh)
-    folding = choose_folding(lane_folding, devices.devices.flat[0])
-    model = to_jax(network.eval(), lane_folding=folding)
-    state = jax.device_put((model.params, model.buffers), meshes.replicated(devices))
-    rows = meshes.batch_sharding(devices)
-    run = jax.jit(lambda state, x, named: model.apply(*state, x, **named)[0], out_shardings=rows)
-
-    def submit(x: np.ndarray, **named: np.ndarray) -> Collect:
-        result = run(state, *jax.device_put((x, named), rows))
-        return lambda: np.asarray(result)
-
-    return submit
-
-
-def _torch_runner(network: Any) -> Callable[..., Collect]:
-    import torch
-
-    network = network.eval()
-
-    def submit(x: np.ndarray) -> Collect:
-        with torch.inference_mode():
-            result = network(torch.from_numpy(x)).numpy()
-        return lambda: result
-
-    return submit

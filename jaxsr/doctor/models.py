@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.doctor.checks import Finding
+from jaxsr.errors import one_line
 
 # Dozens of layers in float32 at highest precision.
 _TOLERANCE = 1e-3
@@ -23,8 +24,9 @@ def check_models() -> Iterator[Finding]:
         try:
             error = _difference(*build())
         except Exception as problem:
-            text = " ".join(str(problem).split())[:200]
-            yield Finding(name, "fail", f"{type(problem).__name__}: {text}", _ADVICE)
+            yield Finding(
+                name, "fail", f"{type(problem).__name__}: {one_line(problem)[:200]}", _ADVICE
+            )
             continue
         detail = (
             f"loads, compiles and runs in {time.perf_counter() - began:.1f} s; differs from torch "
@@ -83,7 +85,7 @@ def _difference(network: Any, inputs: tuple[Any, ...]) -> float:
     model = to_jax(network)
     with jax.default_matmul_precision("highest"):
         run = jax.jit(lambda params, buffers, *x: model.apply(params, buffers, *x)[0])
-        found = jax.tree.leaves(run(model.params, model.buffers, *inputs))[0]
+        result = jax.tree.leaves(run(model.params, model.buffers, *inputs))[0]
     with torch.inference_mode():
-        wanted = jax.tree.leaves(network(*map(torch.from_numpy, inputs)))[0].numpy()
-    return float(np.abs(np.asarray(found, np.float64) - wanted).max() / np.abs(wanted).max())
+        reference = jax.tree.leaves(network(*map(torch.from_numpy, inputs)))[0].numpy()
+    return float(np.abs(np.asarray(result, np.float64) - reference).max() / np.abs(reference).max())

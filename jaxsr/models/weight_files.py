@@ -72,8 +72,8 @@ def _read_torch(path: Path) -> object:
         raise _damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(
         f"{path} cannot be read as a torch file ({_first_line(error)}); it is damaged or cut "
         "short, get it again"
     )

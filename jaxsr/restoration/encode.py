@@ -20,9 +20,6 @@ from jaxsr.restoration.pictures import CHANNELS, Kind, Notes, PictureError
 from jaxsr.restoration.png import PngWriter
 from jaxsr.restoration.tiff import TiffWriter
 
-ENDING = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "TIFF": ".tif"}
-"""File ending of each format that is written."""
-
 _LONGEST_SIDE = {"JPEG": 65500, "WEBP": 16383}  # libjpeg's and WebP's own limits
 
 

@@ -1,4 +1,4 @@
-"""What a training run is told: the options that every family shares, checked at construction."""
+"""The options of a training run that every family shares, checked at construction."""
 
 import dataclasses
 import math
@@ -7,28 +7,17 @@ from pathlib import Path
 from typing import Literal, Self
 
 from jaxsr.errors import InputError
-from jaxsr.interop.mesh import PLATFORMS, MeshShape
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
-from jaxsr.runtime.aot_options import AheadOptions
+from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(AheadOptions):
+class RunConfig(LaneFoldingOptions, AotOptions):
     """Options of every training run; a family adds its own."""
 
-    mesh: str = "1"
-    """Devices: a number along the data axis, or axes such as data=4,fsdp=2."""
-    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
-    """Where to compute; auto takes TPU, then CUDA, then CPU. On CPU a mesh is simulated."""
-    engine: Literal["jax", "torch"] = "jax"
-    """jax: one jitted, sharded step. torch: the same run in plain PyTorch, for comparison."""
     compile: bool = False
     """With the torch engine: run the networks through torch.compile."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the networks compute in; parameters, losses and updates stay float32."""
-    matmul_precision: Literal["default", "high", "highest"] = "default"
-    """JAX's precision of float32 products. TPU's default rounds their inputs to bfloat16."""
 
     data: Path | None = None
     """Folder to train on. Default: what the family ships or makes."""
@@ -53,9 +42,6 @@ class RunConfig(AheadOptions):
     """Slices a batch is computed in, one after the other, to save memory."""
     batch_norm: Literal["global", "local"] = "global"
     """BatchNorm statistics over the global batch, or over each device's rows."""
-    lane_folding: Literal["auto", "on", "off"] = "auto"
-    """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto: on
-    TPUs alone."""
     remat: bool = False
     """Recompute the networks' blocks in the backward pass instead of keeping activations."""
 
@@ -96,12 +82,10 @@ class RunConfig(AheadOptions):
     """Write TensorBoard events to out/tensorboard."""
     profile: str | None = None
     """Steps START:STOP to record with the profiler into out/profile."""
-    compile_cache: Path | None = None
-    """Folder for compiled programs. Default: jaxsr in the user's cache folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape = self.mesh_shape  # parses, and so checks
+        shape = self.mesh_shape
         if (self.steps is None) == (self.epochs is None):
             raise InputError(
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
@@ -114,10 +98,6 @@ class RunConfig(AheadOptions):
                 _at_least(name, getattr(self, name), 1)
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise InputError(f"epochs must be positive, got {self.epochs}")
-        if self.platform not in PLATFORMS:
-            raise InputError(
-                f"platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
-            )
         if self.batch % shape.devices:
             raise InputError(
                 f"batch={self.batch} cannot be split over mesh={self.mesh} ({shape.devices} "
@@ -129,12 +109,6 @@ class RunConfig(AheadOptions):
                 f"the {rows} rows that batch={self.batch} gives each of {shape.devices} devices "
                 f"cannot be cut into accumulate={self.accumulate} slices; use a divisor of {rows}"
             )
-        if self.engine == "torch" and shape.devices > 1:
-            raise InputError(
-                f"the torch engine runs on one device, got mesh={self.mesh}; leave --mesh out"
-            )
-        if self.engine == "torch" and self.platform == "tpu":
-            raise InputError("the torch engine runs on cuda or cpu, got platform='tpu'")
         if self.compile and self.engine != "torch":
             raise InputError("compile=True is for engine=torch; the jax engine always compiles")
         if not 0 <= self.seed < 2**32:
@@ -163,10 +137,6 @@ class RunConfig(AheadOptions):
         if self.steps is None:
             raise InputError(f"epochs={self.epochs} are not steps before the data is known")
         return self.steps
-
-    @property
-    def mesh_shape(self) -> MeshShape:
-        return MeshShape.parse(self.mesh)
 
     @property
     def profile_window(self) -> tuple[int, int] | None:

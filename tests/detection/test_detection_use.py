@@ -17,8 +17,10 @@ from jaxsr.detection.detector import Detector, InputForm, load_detector
 from jaxsr.detection.evaluation import evaluate, write_report
 from jaxsr.detection.targets import find_targets, overlay
 from jaxsr.models.mshnet import MSHNet, MSHNetConfig
+from jaxsr.runtime.options import ComputeOptions
 
 PLAIN = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, base=64)
+TORCH = ComputeOptions(engine="torch")
 THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 1, 1), attention_ratio=2)
 
 
@@ -45,7 +47,7 @@ def test_native_sizes_come_back_in_order(network, engine):
     form = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, evaluate="native")
     images = [_spotted(30, 47, (2, 3, 2, 2)), _spotted(64, 33), _spotted(30, 47, (29, 46, 1, 1))]
     images *= 2
-    detector = Detector(network, form, engine=engine, batch=3)
+    detector = Detector(network, form, options=ComputeOptions(engine=engine), batch=3)
     for image, logits in zip(images, detector.logits(images), strict=True):
         assert logits.shape == image.shape[:2]
         np.testing.assert_array_equal(logits > 0, image[..., 0] > 200)
@@ -124,17 +126,17 @@ def weights(tmp_path_factory):
 
 
 def test_the_weights_file_says_what_its_network_wants(weights):
-    detector = load_detector(weights, engine="torch")
+    detector = load_detector(weights, options=TORCH)
     assert detector.form == InputForm(
         mean=(0.4,) * 3, deviation=(0.2,) * 3, base=32, gray=True, evaluate="base"
     )
-    assert load_detector(weights, engine="torch", evaluate="native").form.evaluate == "native"
+    assert load_detector(weights, options=TORCH, evaluate="native").form.evaluate == "native"
 
 
 def test_engines_agree(weights):
     images = [_spotted(40, 56, (9, 9, 3, 3))]
     (ours,) = load_detector(weights).logits(images)
-    (theirs,) = load_detector(weights, engine="torch").logits(images)
+    (theirs,) = load_detector(weights, options=TORCH).logits(images)
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
@@ -147,7 +149,7 @@ def test_native_sizes_on_few_canvases_are_as_alone(weights):
     plans = ours.plan(image.shape[:2] for image in images)
     assert len({(each.canvas, each.rows) for each in plans}) <= 2
     assert any(each.mixed for each in plans)
-    alone = load_detector(weights, engine="torch", evaluate="native", batch=1)
+    alone = load_detector(weights, options=TORCH, evaluate="native", batch=1)
     for got, want in zip(ours.logits(images), alone.logits(images), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
 
@@ -213,7 +215,7 @@ def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_pat
     film.write_bytes(film.read_bytes()[: int(0.7 * film.stat().st_size)])
     (tmp_path / "text.mp4").write_text("no video")
     out = tmp_path / "out"
-    assert _detect(tmp_path, "--weights", weights, "--out", out) == 2
+    assert _detect(tmp_path, "--weights", weights, "--out", out) == 1
     assert "text.mp4" in capsys.readouterr().err
     pictures = json.loads((out / "targets.json").read_text())["pictures"]
     assert 5 < len(pictures) < 40 and (out / "overlays" / "film.mp4").is_file()
@@ -228,7 +230,7 @@ def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, c
     Image.fromarray(whole).save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:2000])
     out = tmp_path / "out"
-    assert _detect(tmp_path, "--weights", weights, "--out", out) == 2
+    assert _detect(tmp_path, "--weights", weights, "--out", out) == 1
     error = capsys.readouterr().err
     assert "bad.png" in error and "cut.png" in error and len(error.splitlines()) == 2
     assert [path.name for path in (out / "masks").iterdir()] == ["good.png"]
