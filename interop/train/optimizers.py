@@ -21,8 +21,8 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 class OptimizerConfig:
     """An optimiser, its schedule and its clipping; both engines build theirs from it."""
 
-    name: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
-    """Update rule, with torch's definition."""
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
+    """Update rule, as torch.optim defines it."""
     lr: float = 1e-4
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -47,8 +47,10 @@ class OptimizerConfig:
     """Largest global norm of one network's gradient; None leaves gradients alone."""
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(
+                f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
+            )
         if not self.lr > 0:
             raise InputError(f"lr must be positive, got {self.lr}")
         if self.schedule not in ("constant", "cosine"):
@@ -67,7 +69,7 @@ class OptimizerConfig:
     def epsilon(self) -> float:
         if self.eps is not None:
             return self.eps
-        return 1e-10 if self.name == "adagrad" else 1e-8
+        return 1e-10 if self.optimizer == "adagrad" else 1e-8
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -97,9 +99,9 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     if config.clip_norm is not None:
         parts.append(clip_by_global_norm(config.clip_norm))
     decay = config.weight_decay
-    if decay and config.name != "adamw":
+    if decay and config.optimizer != "adamw":
         parts.append(optax.add_decayed_weights(decay))
-    match config.name:
+    match config.optimizer:
         case "adam" | "adamw":
             parts.append(optax.scale_by_adam(*config.betas, eps=config.epsilon))
         case "adagrad":
@@ -110,10 +112,15 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
                     config.momentum, dampening=config.dampening, nesterov=config.nesterov
                 )
             )
-    if decay and config.name == "adamw":
+    if decay and config.optimizer == "adamw":
         parts.append(optax.add_decayed_weights(decay))
     parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
     return optax.chain(*parts)
+
+
+def updates_done(state: optax.OptState) -> jax.Array:
+    """Updates that an optimiser of `make_optimizer` has made, from its state."""
+    return state[-1].count  # type: ignore[index]  # the schedule is the last link of the chain
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:

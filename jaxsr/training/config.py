@@ -4,16 +4,18 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
 
+Part = TypeVar("Part", StepConfig, OptimizerConfig)
+
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(LaneFoldingOptions, AotOptions):
+class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Options of every training run; a family adds its own."""
 
     compile: bool = False
@@ -38,34 +40,11 @@ class RunConfig(LaneFoldingOptions, AotOptions):
     """Passes over the data; either these or steps."""
     batch: int
     """Samples per step, over the whole mesh and all hosts."""
-    accumulate: int = 1
-    """Slices a batch is computed in, one after the other, to save memory."""
-    batch_norm: Literal["global", "local"] = "global"
-    """BatchNorm statistics over the global batch, or over each device's rows."""
     remat: bool = False
     """Recompute the networks' blocks in the backward pass instead of keeping activations."""
 
-    optimizer: Literal["adam", "adamw", "sgd", "adagrad"]
-    """Update rule, as torch.optim defines it."""
-    lr: float
-    """Peak learning rate."""
     lr_batch: int | None = None
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's moments."""
-    momentum: float = 0.0
-    """SGD's momentum."""
-    weight_decay: float = 0.0
-    """Weight decay, as the optimiser understands it."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Course of the learning rate."""
-    warmup_steps: int = 0
-    """Updates over which the learning rate rises from 0."""
-    clip_norm: float | None = None
-    """Largest gradient norm of a network. Default: no clipping."""
-    ema: float = 0.0
-    """Decay of the moving average that validation and export use; 0 keeps none."""
-
     seed: int = 0
     """Of the weights, the order of the data and every random number in the step."""
     out: Path | None = None
@@ -84,14 +63,15 @@ class RunConfig(LaneFoldingOptions, AotOptions):
     """Steps START:STOP to record with the profiler into out/profile."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for part in (LaneFoldingOptions, StepConfig, OptimizerConfig):
+            part.__post_init__(self)
         shape = self.mesh_shape
         if (self.steps is None) == (self.epochs is None):
             raise InputError(
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        for name in ("batch", "accumulate", "log_every"):
+        for name in ("batch", "log_every"):
             _at_least(name, getattr(self, name), 1)
         for name in ("steps", "validate_every", "save_every", "lr_batch"):
             if getattr(self, name) is not None:
@@ -117,7 +97,7 @@ class RunConfig(LaneFoldingOptions, AotOptions):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise InputError(f"{name} must not be negative, got {value}")
-        _ = self.profile_window, self.optimizer_config  # each checks itself
+        _ = self.profile_window  # checks itself
         self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
 
     def in_steps(self, samples: int) -> Self:
@@ -156,28 +136,17 @@ class RunConfig(LaneFoldingOptions, AotOptions):
 
     @property
     def step_config(self) -> StepConfig:
-        return StepConfig(
-            batch_norm=self.batch_norm,
-            accumulate=self.accumulate,
-            ema_decay=self.ema,
-            compute_dtype=self.dtype,
-            lane_folding=self.lane_folding,
-        )
+        return self._part(StepConfig)
 
     @property
     def optimizer_config(self) -> OptimizerConfig:
-        """The optimiser of every network, its learning rate scaled with the batch if asked."""
+        """The optimiser of every network; its learning rate is scaled where `lr_batch` is set."""
         scale = self.batch / self.lr_batch if self.lr_batch else 1.0
-        return OptimizerConfig(
-            name=self.optimizer,
-            lr=self.lr * scale,
-            betas=self.betas,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-            warmup_steps=self.warmup_steps,
-            clip_norm=self.clip_norm,
-        )
+        return dataclasses.replace(self._part(OptimizerConfig), lr=self.lr * scale)
+
+    def _part(self, kind: type[Part]) -> Part:
+        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+        return kind(**{name: getattr(self, name) for name in names})
 
 
 def _at_least(name: str, value: int, least: int) -> None:

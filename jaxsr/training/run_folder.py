@@ -1,9 +1,8 @@
 """The folder of a training run: which it is, and whether this run may use it.
 
-`config.json` in it holds the family, the model's configuration and all options.
+`config.json` in it is described in `config_file`.
 """
 
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from jaxsr.errors import FileAccessError, InputError
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.training.config_file import read_config, to_json
 
 RUNS = Path("runs")
 """Where runs without `--out` are, each in FAMILY-DATE-TIME."""
@@ -44,18 +44,18 @@ def claim_folder(out: Path, config: Any, family: str) -> None:
       FileAccessError: it cannot be written.
     """
     saved = out / "config.json"
-    described = _as_json(config)
+    content = to_json(family, config)
     if saved.exists():
-        before = _read_config(saved)
-        if before["family"] != family:
+        before = read_config(saved)
+        if before.family != family:
             raise InputError(
-                f"{out} holds a run of {before['family']}, not of {family}; choose another --out"
+                f"{out} holds a run of {before.family}, not of {family}; choose another --out"
             )
         if not config.resume:
             raise InputError(
                 f"{out} already holds a run; add --resume to go on with it, or choose another --out"
             )
-        changed = _differences(before["model"], described.get("model"))
+        changed = _differences(before.options.get("model"), content["model"])
         if changed:
             raise InputError(
                 f"{out} was trained with another model ({changed}); use the same options, "
@@ -65,26 +65,11 @@ def claim_folder(out: Path, config: Any, family: str) -> None:
         raise InputError(f"--resume found no run in {out}; leave --resume out, or name its folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        content = {"family": family, "model": described.get("model"), "options": described}
         atomic_write(saved, (json.dumps(content, indent=2) + "\n").encode())
     except OSError as error:
         raise FileAccessError(
             f"cannot write to {out}: {error.strerror or error}; choose another --out"
         ) from error
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise InputError(f"{path} is damaged ({error}); choose another --out") from error
-    if not isinstance(config, dict) or not {"family", "model"} <= set(config):
-        raise InputError(f"{path} is not a run's configuration; choose another --out")
-    return config
-
-
-def _as_json(config: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
 
 
 def _differences(before: Any, now: Any) -> str:

@@ -89,7 +89,7 @@ class Networks:
     """What a family trains."""
 
     objective: Any
-    """With the network `generator`; see `jaxsr.models.objective`."""
+    """With the network `generator`; see `jaxsr.interop.train.objective`."""
     blocks: Sequence[str]
     """Names of the objective's submodules that `remat` recomputes."""
     labels: Mapping[str, tuple[float, float]] | None = None

@@ -41,7 +41,7 @@ class Task(Protocol):
 
     @property
     def objective(self) -> Any:
-        """The networks and losses, see `jaxsr.models.objective`."""
+        """The networks and losses, see `jaxsr.interop.train.objective`."""
         ...
 
     @property

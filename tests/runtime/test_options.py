@@ -8,6 +8,7 @@ import pytest
 from jaxsr.detection.config import DetectConfig, EvaluateConfig
 from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
+from jaxsr.interop.train.step import StepConfig
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions
 from jaxsr.training.config import RunConfig
@@ -51,7 +52,7 @@ def test_shared_options_have_one_declaration(config):
     """No command declares a shared option again, so its default and its help exist once."""
     shared = {field.name for field in dataclasses.fields(AotOptions)} | {"lane_folding"}
     for parent in config.__mro__:
-        if parent not in (ComputeOptions, AotOptions, LaneFoldingOptions):
+        if parent not in (ComputeOptions, AotOptions, LaneFoldingOptions, StepConfig):
             assert not shared & set(vars(parent).get("__annotations__", ())), parent
     assert issubclass(config, ComputeOptions)
     assert {f.name: f.default for f in dataclasses.fields(config)}["matmul_precision"] == "default"

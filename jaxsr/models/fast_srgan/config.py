@@ -1,7 +1,7 @@
 """The one configuration of the Fast-SRGAN family: super-resolution and restoration forms alike.
 
 Sizes are in pixels, intensities of images in [-1, 1]. Defaults are the super-resolution form of
-https://github.com/HasnainRaz/Fast-SRGAN; `presets.py` holds both forms with their training recipes.
+https://github.com/HasnainRaz/Fast-SRGAN. Presets that train both: `jaxsr/training/fast_srgan.py`.
 """
 
 import math

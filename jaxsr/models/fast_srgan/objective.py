@@ -16,11 +16,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.discriminator import Discriminator
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.fast_srgan.losses import logit_loss, pixel_loss
-from jaxsr.models.objective import Batch, Objective, Phase, Player
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import how_to_get_vgg16, load_vgg16
 from jaxsr.models.vgg import VGG16

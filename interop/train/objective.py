@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError
+from jaxsr.interop.errors import InputError
 
 Batch = Mapping[str, Tensor]
 
