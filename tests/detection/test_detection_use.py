@@ -239,6 +239,31 @@ def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, c
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--platform", "cuda"], "torch finds no CUDA device; use --platform cpu"),
+        (["--platform", "tpu"], "the torch engine runs on cuda or cpu"),
+        (["--mesh", "2"], "the torch engine runs on one device, got mesh=2"),
+    ],
+)
+def test_the_torch_engine_refuses_what_it_has_not(
+    weights, tmp_path, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    given = [tmp_path / "a.png", "--weights", weights, "--out", tmp_path / "out", *arguments]
+    assert _detect(*given) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_dtype_and_precision_are_options(weights, tmp_path):
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    given = [tmp_path / "a.png", "--weights", weights, "--out", tmp_path / "out"]
+    assert _detect(*given, "--dtype", "bfloat16", "--matmul-precision", "highest") == 0
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["nothing.png"], "nothing to look at"),
