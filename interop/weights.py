@@ -49,7 +49,15 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             notes = file.metadata() or {}
     except SafetensorError as error:
         raise InputError(f"{path} is not a whole safetensors file ({error})") from error
-    return arrays, {name: json.loads(value) for name, value in notes.items()}
+    return arrays, {name: _parsed(value) for name, value in notes.items()}
+
+
+def _parsed(value: str) -> Any:
+    """What `export_weights` stored; other writers' metadata is plain text."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
 
 
 def _widened(array: np.ndarray) -> np.ndarray:

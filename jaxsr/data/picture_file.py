@@ -51,7 +51,7 @@ def stored_size(image: Any) -> tuple[int, int]:
 
 
 def opencv_samples(data: bytes) -> Shaped[np.ndarray, "h w ..."] | None:
-    """Samples by OpenCV in their own depth, colours as RGB or RGBA; None where it knows no way.
+    """Samples by OpenCV in their own depth, colours as RGB or RGBA; None where it cannot decode.
 
     Raises:
       UnreadablePicture: OpenCV refuses the file.

@@ -1,6 +1,6 @@
 """Simple operations on the device against the same in float64 on the CPU, by NumPy.
 
-A TPU multiplies float32 matrices in bfloat16 unless told otherwise, a GPU in TF32; both show here
+A TPU multiplies float32 matrices in bfloat16 by default, a GPU in TF32; both show here
 as they would in a training run.
 """
 

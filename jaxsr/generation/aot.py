@@ -58,13 +58,13 @@ class AheadEngine(JaxEngine):
           prompt: tokens of each, padding included.
           slots: of the cache, for prompt and output.
         """
-        whole = sharding.replicated(self.mesh)
+        everywhere = sharding.replicated(self.mesh)
 
         def build(*args: Any) -> Any:
             return self._prefill(options, slots, room_for(options), "right", *args)
 
         def integers(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
+            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)
 
         inputs = (integers(batch, prompt), integers(batch), integers(batch), integers())
         stop = integers(2)
@@ -75,7 +75,7 @@ class AheadEngine(JaxEngine):
             name=f"prefill {batch}x{prompt}",
         )
         state = jax.eval_shape(build, self._weights, *inputs, stop)
-        kept = abstract({k: v for k, v in state.items() if k != "cache"}, whole)
+        others = abstract({k: v for k, v in state.items() if k != "cache"}, everywhere)
         cache = abstract(state["cache"], sharding.cache_sharding(self.config, self.mesh))
 
         def loop(*args: Any) -> Any:
@@ -83,7 +83,7 @@ class AheadEngine(JaxEngine):
 
         decode = compile_ahead(
             jax.jit(loop, donate_argnums=1),
-            (self._weights, {**kept, "cache": cache}, integers(), stop),
+            (self._weights, {**others, "cache": cache}, integers(), stop),
             self._topology,
             name=f"decode {batch}x{slots}",
         )

@@ -30,7 +30,7 @@ class RestoreConfig(LaneFoldingOptions, AotOptions):
     model_options: str = "{}"
     """Keyword arguments of the class, as a JSON object."""
     channels: Literal[1, 3] | None = None
-    """What the network takes: 1 (luma, gray) or 3 (RGB). Default: found out."""
+    """What the network takes: 1 (luma, gray) or 3 (RGB). Default: from the network."""
     value_range: tuple[float, float] | None = None
     """Intensities of black and white in the network's pictures. Default: the family's, else 0 1."""
     outscale: float | None = None

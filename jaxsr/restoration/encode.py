@@ -1,4 +1,4 @@
-"""Writes picture files band by band, whole or not at all.
+"""Writes picture files band by band, complete or not at all.
 
 PNG and TIFF are compressed as the rows arrive, so that memory does not grow with the picture. JPEG
 and WebP have no such encoder within reach: their samples are gathered first. Every format carries
@@ -67,7 +67,7 @@ def open_writer(
     notes: Notes,
     quality: int,
 ) -> PictureWriter:
-    """Starts a file that will appear at `path` once it is whole.
+    """Starts a file that appears at `path` when it is complete.
 
     Args:
       path: its folder must exist.

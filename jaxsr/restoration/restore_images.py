@@ -41,7 +41,7 @@ def restore(
       engine: who computes.
       mesh: devices of JAX's default platform that a batch is split over.
       dtype: what the network computes in.
-      channels: 1 or 3, what the network takes. Default: found out.
+      channels: 1 or 3, what the network takes. Default: from the network.
       value_range: intensities of black and white for the network. Default: the family's, else 0 and
         1.
 

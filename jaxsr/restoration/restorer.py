@@ -54,7 +54,7 @@ def make_restorer(
         model.reach,
         tile=config.tile,
         approximate=config.tiling == "approximate",
-        whole=config.tiling == "off",
+        uncut=config.tiling == "off",
         sizes=sizes,
     )
     runner, batch = tile_runner(model, config)

@@ -134,13 +134,13 @@ def _restored(restorer: Restorer, frames: list[Any], luma: bool, deep: bool) -> 
         if not luma:
             yield av.VideoFrame.from_ndarray(sink.result, format=layout)
             continue
-        own = av.VideoFrame(frame.width, frame.height, frame.format.name)
-        for index, plane in enumerate(own.planes):
+        planar = av.VideoFrame(frame.width, frame.height, frame.format.name)
+        for index, plane in enumerate(planar.planes):
             if index == 0:
                 _fill(plane, sink.result[..., 0])
             else:
                 _fill(plane, _plane(frame.planes[index], plane.height, plane.width))
-        yield own
+        yield planar
 
 
 def _plane(plane: Any, height: int, width: int) -> np.ndarray:

@@ -58,11 +58,11 @@ def setup_compute(
         jax.config.update("jax_default_matmul_precision", options.matmul_precision)
     jax_platform = "cpu" if by_torch else platform
     hosts = start_if_asked(jax_platform) if distributed else 1
-    found = start_platform(jax_platform, simulated_devices=options.devices // hosts)
+    jax_platform = start_platform(jax_platform, simulated_devices=options.devices // hosts)
     if by_torch:
         return platform
     make_mesh(options.mesh_shape)  # reports too few devices before any data is read
-    return found
+    return jax_platform
 
 
 def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST_COMPILE_S) -> None:
