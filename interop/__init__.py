@@ -11,7 +11,7 @@ _HOME = {
     "to_jax": "module",
     "UnsupportedTorchError": "errors",
     "register_lowering": "module",
-    "MeshShape": "mesh",
+    "MeshShape": "mesh_shape",
     "make_mesh": "mesh",
     "place": "mesh",
     "place_batch": "mesh",

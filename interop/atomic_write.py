@@ -60,8 +60,11 @@ class AtomicFile:
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A path for a library that opens files itself; renamed to `path` if the block ends well."""
-    partial = _partial(path)
+    """A path for a library that opens files itself; renamed to `path` if the block ends well.
+
+    It has the same ending, from which FFmpeg knows the format.
+    """
+    partial = _partial(path, path.suffix)
     try:
         yield partial
         partial.replace(path)
@@ -69,6 +72,5 @@ def atomic_path(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def _partial(path: Path) -> Path:
-    # The ending stays, from which FFmpeg knows the format.
-    return path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+def _partial(path: Path, ending: str = "") -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial{ending}")

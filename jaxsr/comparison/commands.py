@@ -1,7 +1,6 @@
 """`jaxsr compare trace`, `traces` and `engines`: options, files and exit status."""
 
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxsr.comparison.backend_spec import BackendSpec, Dtype, Engine, Platform, Precision
 from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
-from jaxsr.runtime.cli import cache_folder, parse_options
+from jaxsr.runtime.cli import parse_options
+from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.setup import cache_folder, configure_jax
 
 if TYPE_CHECKING:
     from jaxsr.comparison.result import Comparison
-
-AGREE, DIFFER = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,7 @@ def trace(arguments: list[str]) -> int:
             f"at {options.out} has their names"
         )
     print(f"wrote {options.out}")
-    return AGREE
+    return ExitStatus.OK
 
 
 def traces(arguments: list[str]) -> int:
@@ -184,11 +183,6 @@ def engines(arguments: list[str]) -> int:
     return _report(comparison, options.out)
 
 
-def compare_folders(arguments: list[str]) -> bool:
-    """Whether `compare A B …` means two traces: both words are folders."""
-    return len(arguments) >= 2 and all(Path(word).is_dir() for word in arguments[:2])
-
-
 def _parse(kind: Any, arguments: Sequence[str], name: str, description: str | None) -> Any:
     return parse_options(
         kind, arguments, prog=f"python -m jaxsr.compare {name}", description=description or ""
@@ -199,13 +193,11 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
     """Sets up JAX for the process."""
     import jax
 
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    configure_jax(cache_folder() / "compiled")
     platforms = [side.platform for side in sides if side.engine == "jax"]
     if "auto" not in platforms:
         # The CPU as well: host arrays live there, and two sides may be two platforms.
         jax.config.update("jax_platforms", ",".join(dict.fromkeys((*platforms, "cpu"))))
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _progress(text: str) -> None:
@@ -235,7 +227,7 @@ def _report(comparison: "Comparison", out: Path) -> int:
         atomic_write(out / "suspects.safetensors", save(suspects))
         written.append("suspects.safetensors")
     print(f"wrote {out}: {', '.join(written)}")
-    return AGREE if comparison.agree else DIFFER
+    return ExitStatus.OK if comparison.agree else ExitStatus.FAILED
 
 
 def _suspects(comparison: "Comparison") -> dict[str, Any]:

@@ -316,7 +316,7 @@ def find_device(platform: str) -> Any:
     Raises:
       DeviceError: there is none, or JAX was built without it.
     """
-    from jaxsr.interop.mesh import DeviceError
+    from jaxsr.errors import DeviceError
 
     try:
         return jax.devices(None if platform == "auto" else platform)[0]

@@ -60,7 +60,8 @@ def _detector_input(loaded: LoadedModel, options: WorkloadOptions) -> np.ndarray
 
 
 def _decoded(path: Path) -> np.ndarray:
-    from jaxsr.data.decode import UnreadablePicture, decode_rgb
+    from jaxsr.data.decode import decode_rgb
+    from jaxsr.data.picture_file import UnreadablePicture
 
     if not path.is_file():
         raise MissingFileError(f"no picture at {path}; give an image file")

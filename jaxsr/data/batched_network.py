@@ -14,9 +14,17 @@ from jaxtyping import Float32, UInt8
 from jaxsr.data.batch_plan import Size, Together, plan
 from jaxsr.data.input_form import InputForm
 
+Collect = Callable[[], np.ndarray]
+"""Waits for a batch's logits."""
+
 PROGRAM_PX = {"cpu": 1 << 20}
 PROGRAM_PX_ELSEWHERE = 1 << 26
 """Pixels computed in the time of compiling a program, roughly: seconds on either."""
+
+
+def submit_function(network: Callable[..., np.ndarray]) -> Callable[..., Collect]:
+    """A function of arrays as a `submit` that computes when the result is collected."""
+    return lambda *inputs, **named: lambda: network(*inputs, **named)
 
 
 class BatchedNetwork:
@@ -24,7 +32,7 @@ class BatchedNetwork:
 
     def __init__(
         self,
-        network: Callable[..., Any],
+        submit: Callable[..., Collect],
         form: InputForm | None = None,
         *,
         batch: int = 8,
@@ -33,17 +41,17 @@ class BatchedNetwork:
         program_px: int = PROGRAM_PX["cpu"],
     ) -> None:
         """Args:
-        network: from float32 (n, 3, H, W) to logits (n, 1, H, W), in a NumPy array or in one
-          that is still being computed.
+        submit: starts a batch, float32 (n, 3, H, W), and returns what waits for its logits,
+          (n, 1, H, W); `submit_function` makes one of a plain function.
         form: what the network was trained to see. Default: the paper's way.
         batch: pictures at once, a multiple of `multiple`.
         multiple: devices that a batch is split over.
-        shared: whether `network` takes `size_B2` as `MSHNet.forward` does, so that pictures of
+        shared: whether `submit` takes `size_B2` as `MSHNet.forward` does, so that pictures of
           several sizes go together.
         program_px: pixels computed in the time of compiling a program.
         """
         self.form, self.batch = form or InputForm(), batch
-        self._network, self._multiple = network, multiple
+        self._submit, self._multiple = submit, multiple
         self._shared, self._program_px = shared, program_px
 
     def plan(self, sizes: Iterable[Size]) -> list[Together]:
@@ -77,10 +85,10 @@ class BatchedNetwork:
             height, width = picture.shape[1:]
             planes[row, :, :height, :width], sizes[row] = picture, (height, width)
         named = {"size_B2": sizes} if together.mixed else {}
-        pending = self._network(planes, **named)
+        collect = self._submit(planes, **named)
 
         def logits() -> list[np.ndarray]:
-            batch = np.asarray(pending)[:, 0]
+            batch = np.asarray(collect())[:, 0]
             if self.form.evaluate == "base":
                 return list(batch[: len(images)])
             return [

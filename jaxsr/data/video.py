@@ -1,4 +1,4 @@
-"""Video files, read and written with PyAV: whole or not at all, encoded as their source was."""
+"""Video files, read and written with PyAV: complete or not at all, encoded as their source was."""
 
 import contextlib
 import logging

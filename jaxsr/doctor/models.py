@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxsr.doctor.checks import Finding
+from jaxsr.errors import one_line
 
 # Dozens of layers in float32 at highest precision.
 _TOLERANCE = 1e-3
@@ -24,8 +25,9 @@ def check_models() -> Iterator[Finding]:
         try:
             error = _difference(name)
         except Exception as problem:
-            text = " ".join(str(problem).split())[:200]
-            yield Finding(name, "fail", f"{type(problem).__name__}: {text}", _ADVICE)
+            yield Finding(
+                name, "fail", f"{type(problem).__name__}: {one_line(problem)[:200]}", _ADVICE
+            )
             continue
         detail = (
             f"loads, compiles and runs in {time.perf_counter() - began:.1f} s; differs from torch "

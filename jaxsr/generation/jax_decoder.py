@@ -105,9 +105,9 @@ class JaxEngine:
         """The compiled program for this key, compiled ahead so that its time is known."""
         if key not in self._programs:
             begin = time.perf_counter()
-            told = (*key, self.platform, structure(self._skeleton))
-            kept = stored(self._folder, told, function, args, name=key[0])
-            self._programs[key] = jax.jit(kept, donate_argnums=donate).lower(*args).compile()
+            long_key = (*key, self.platform, structure(self._skeleton))
+            traced = stored(self._folder, long_key, function, args, name=key[0])
+            self._programs[key] = jax.jit(traced, donate_argnums=donate).lower(*args).compile()
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 

@@ -112,7 +112,7 @@ def _chat(value: Any, where: str, system: str | None) -> Prompt:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as .jsonl or .csv, whole or not at all.
+    """Writes rows as .jsonl or .csv, complete or not at all.
 
     Raises:
       ValueError: another suffix.

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxsr.data.picture_file import ENDINGS
 from jaxsr.data.sources import Source, target_path
+from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
-from jaxsr.restoration.encode import ENDING, PictureWriter, check_holdable, open_writer
+from jaxsr.restoration.encode import PictureWriter, check_holdable, open_writer
 from jaxsr.restoration.pictures import (
     CHANNELS,
     Picture,
     PictureError,
-    one_line,
     read_picture,
     with_size,
 )
@@ -100,14 +101,14 @@ class BatchRestorer:
     ) -> tuple[Source, Path, Picture] | tuple[Source, None, str] | None:
         """Decodes one picture, in a thread; the reason where it cannot be."""
         config = self._config
-        wanted = FORMATS[config.format] if config.format else None
+        format = FORMATS[config.format] if config.format else None
         try:
-            if wanted is not None or source.path.suffix.lower() != ".gif":
-                target = target_path(source, config.out, suffix=config.suffix, format=wanted)
+            if format is not None or source.path.suffix.lower() != ".gif":
+                target = target_path(source, config.out, suffix=config.suffix, format=format)
                 if self._exists(source, target):
                     return None
             picture = read_picture(source.path, max_pixels=config.max_pixels)
-            written = wanted or (picture.notes.format if picture.notes.format in ENDING else "PNG")
+            written = format or (picture.notes.format if picture.notes.format in ENDINGS else "PNG")
             target = target_path(source, config.out, suffix=config.suffix, format=written)
             if self._exists(source, target):
                 return None
@@ -154,7 +155,7 @@ class BatchRestorer:
         size = picture.pixels.shape[:2]
         height, width = self._restorer.result_size(size)
         written = FORMATS[self._config.format] if self._config.format else picture.notes.format
-        written = written if written in ENDING else "PNG"
+        written = written if written in ENDINGS else "PNG"
         deep = picture.pixels.dtype == np.uint16
         rows = height
         if written in ("PNG", "TIFF"):

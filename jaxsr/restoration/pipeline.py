@@ -21,6 +21,7 @@ from jaxsr.restoration import colour
 from jaxsr.restoration.pictures import CHANNELS, Kind
 from jaxsr.restoration.rescale import RowRescaler
 from jaxsr.restoration.tiling import Plan, Size, Tile, Tiler
+from jaxsr.runtime.runner import Runner
 
 # Pictures that may be half done at once: tiles of a rare shape wait for company, but not for ever.
 _MOST_OPEN = 8
@@ -55,14 +56,6 @@ class Work:
     """Bytes that the sink holds until it is done, for `Restorer`'s limit."""
 
 
-class Engine(Protocol):
-    """What `jax_engine` and `torch_engine` offer."""
-
-    programs: set[tuple[int, ...]]
-
-    def submit(self, tiles: np.ndarray) -> Callable[[], np.ndarray]: ...
-
-
 @dataclass(eq=False)
 class _Open:
     """A picture on its way."""
@@ -88,10 +81,10 @@ class _Waiting:
 
 
 class Restorer:
-    """Feeds an engine.
+    """Feeds a runner.
 
     Args:
-      engine: runs tiles.
+      runner: runs tiles.
       host: runs the pictures that are narrower than every program's tile, on plain torch.
       tiler: cuts.
       scale: of the network.
@@ -104,8 +97,8 @@ class Restorer:
 
     def __init__(
         self,
-        engine: Engine,
-        host: Engine,
+        runner: Runner,
+        host: Runner,
         tiler: Tiler,
         *,
         scale: int,
@@ -115,7 +108,7 @@ class Restorer:
         insist: bool = False,
         progress: Callable[[int], None] = lambda pixels: None,
     ) -> None:
-        self._engine, self._host, self._tiler = engine, host, tiler
+        self._runner, self._host, self._tiler = runner, host, tiler
         self._scale, self._channels, self._batch = scale, channels, batch
         self._outscale = float(outscale or scale)
         self._insist, self._progress = insist, progress
@@ -130,7 +123,7 @@ class Restorer:
         return result_size(size, self._outscale)
 
     def run(self, works: Iterable[Work]) -> None:
-        """Restores every picture; a failing one is told to its sink and the others go on."""
+        """Restores every picture; a failing one goes to its sink's `fail` and the others go on."""
         try:
             for work in works:
                 self.feed(work)
@@ -197,11 +190,11 @@ class Restorer:
 
     def _submit(self, key: tuple[Size, bool]) -> None:
         waiting = self._waiting.pop(key)
-        engine = self._engine if key[1] else self._host
+        runner = self._runner if key[1] else self._host
         while len(self._running) >= _IN_FLIGHT:
             self._collect()
         try:
-            self._running.append((engine.submit(waiting.tiles), waiting.owners))
+            self._running.append((runner.submit(waiting.tiles), waiting.owners))
         except Exception as error:
             for opened, *_ in waiting.owners:
                 self._fail(opened, error)

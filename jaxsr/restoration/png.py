@@ -37,8 +37,8 @@ class PngWriter:
         depth = 16 if deep else 8
         header = (shape[1], shape[0], depth, _PNG_COLOUR[kind], 0, 0, 0)
         self._chunk(b"IHDR", struct.pack(">IIBBBBB", *header))
-        said = {name for name, _ in notes.png_chunks}
-        if notes.icc and b"cICP" not in said:
+        chunks = {name for name, _ in notes.png_chunks}
+        if notes.icc and b"cICP" not in chunks:
             self._chunk(b"iCCP", b"ICC profile\0\0" + zlib.compress(notes.icc))
         if notes.dpi:
             across, down = (round(d / _INCH_PER_METRE) for d in notes.dpi)

@@ -17,11 +17,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxsr.data.sources import Source, target_path
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, one_line
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.models import RestorationModel
-from jaxsr.restoration.pictures import Picture, PictureError, one_line, read_picture, upright
+from jaxsr.restoration.pictures import Picture, PictureError, read_picture, upright
 
 _CELL = 256
 """Side of a picture on the contact sheet, in pixels."""

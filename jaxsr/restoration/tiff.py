@@ -37,10 +37,10 @@ class TiffWriter:
 
     def write(self, rows: np.ndarray) -> None:
         self._waiting = np.concatenate([self._waiting, rows]) if len(self._waiting) else rows
-        whole = len(self._waiting) // self._rows_per_strip * self._rows_per_strip
-        for start in range(0, whole, self._rows_per_strip):
+        complete = len(self._waiting) // self._rows_per_strip * self._rows_per_strip
+        for start in range(0, complete, self._rows_per_strip):
             self._strip(self._waiting[start : start + self._rows_per_strip])
-        self._waiting = self._waiting[whole:].copy()  # a view would hold the whole band
+        self._waiting = self._waiting[complete:].copy()  # a view would hold the whole band
 
     def _strip(self, rows: np.ndarray) -> None:
         residues = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).copy()

@@ -227,13 +227,13 @@ class Segmentation:
         return ("warmup",) if phase == "warmup" else ("final",)
 
     def validate(self, network: Network) -> Found:
-        from jaxsr.data.batched_network import BatchedNetwork
+        from jaxsr.data.batched_network import BatchedNetwork, submit_function
         from jaxsr.metrics.evaluation import evaluate
 
         form = InputForm.from_description(self.describe())
         # The JAX engine compiles each shape of a batch: pictures of several sizes share some.
         shared = self.config.engine == "jax"
-        detector = BatchedNetwork(network, form, batch=16, shared=shared)
+        detector = BatchedNetwork(submit_function(network), form, batch=16, shared=shared)
         report = evaluate(detector, self.held_out).figures
         names = ("iou", "niou", "precision", "recall", "f1", "pd", "fa")
         metrics = {name: float(getattr(report, name)) for name in names}
