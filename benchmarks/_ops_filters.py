@@ -102,7 +102,7 @@ def _clip() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _box_by_numpy(masks: np.ndarray) -> tuple[int, int, int, int]:
-    """The union's bounding box only, all a host needs to read the masks for; then ours."""
+    """The union's bounding box only, all that a host reads the masks for; then jaxsr's box."""
     hit = np.any(masks[..., 0] > 0.5, axis=0)
     rows, columns = np.flatnonzero(hit.any(1)), np.flatnonzero(hit.any(0))
     assert (rows[0], rows[-1], columns[0], columns[-1]) == (200, 419, 500, 799)

@@ -21,7 +21,7 @@ from jaxsr.comparison.summary import (
     token_lines,
 )
 
-_PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width of its own
+_PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width
 _MOST = 40  # rows of a table on the terminal
 
 

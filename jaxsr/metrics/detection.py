@@ -212,17 +212,17 @@ class DetectionMetrics:
     def _add(self, name: str, scores: np.ndarray, mask: np.ndarray) -> None:
         targets = components(mask)
         predicted = scores > self._cut
-        found = match(components(predicted), targets, distance_px=self._distance)
+        matched = match(components(predicted), targets, distance_px=self._distance)
         right, wrong = int((predicted & mask).sum()), int((predicted & ~mask).sum())
         missed = int(mask.sum()) - right
         self._rows.append(
             ImageFigures(
                 name=name,
                 iou=_ratio(right, right + wrong + missed),
-                targets=found.targets,
-                found=found.found,
-                false_detections=found.predictions - found.found,
-                false_pixels=found.false_pixels,
+                targets=matched.targets,
+                found=matched.found,
+                false_detections=matched.predictions - matched.found,
+                false_pixels=matched.false_pixels,
                 true_positive_pixels=right,
                 false_positive_pixels=wrong,
                 false_negative_pixels=missed,
@@ -292,8 +292,8 @@ def _image_ious(counts: np.ndarray, empty: Empty) -> np.ndarray:
     return each[union > 0] if empty == "skip" else each
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: int, total: int) -> float:
+    return part / total if total else 0.0
 
 
 def _rank(scores: np.ndarray) -> np.ndarray:

@@ -47,7 +47,7 @@ def load_model(
 
     Args:
       model: see the module's docstring. None: the weights that come with jaxsr.
-      kind: what the caller runs; anything else is refused, a user's own class is not.
+      kind: what the caller needs; another kind is refused. A user's class may be anything.
       weights: file for `package.module:Class` or a module.
       options: keyword arguments of the class.
       random_weights: a family's name gives a small network with random weights.

@@ -39,7 +39,7 @@ class LoadedModel:
     family: str
     """Name of its family, or of its class where it is of none."""
     kind: Kind | None = None
-    """None for a user's own class."""
+    """None for a user's class."""
     value_range: tuple[float, float] = (0.0, 1.0)
     """Intensities of black and white in the pictures that it takes."""
     metadata: Mapping[str, Any] | None = None

@@ -85,9 +85,9 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
         if inner is None:
             break
         loaded = loaded[inner]
-    found = _list(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
+    keys = _list(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
     raise InputError(
-        f"{source} holds no state dict: found {found or 'nothing'}, looked for tensors or one of "
+        f"{source} holds no state dict: found {keys or 'nothing'}, looked for tensors or one of "
         f"{', '.join(WRAPPERS)}; save the state dict alone"
     )
 
@@ -119,26 +119,26 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
     """Copies `weights` into `module`, all of them or, on an error, none.
 
     Args:
-      module: takes the values in its own dtype and device.
+      module: takes the values in its dtype and on its device.
       weights: tensors by the module's names; only `num_batches_tracked` may be absent.
       source: where the weights are from, for errors.
 
     Raises:
       ValueError: a name missing or left over, another shape, or a value that is not finite.
     """
-    own = module.state_dict()
-    missing = [n for n in own if n not in weights and not n.endswith("num_batches_tracked")]
-    unexpected = [name for name in weights if name not in own]
+    expected = module.state_dict()
+    missing = [n for n in expected if n not in weights and not n.endswith("num_batches_tracked")]
+    unexpected = [name for name in weights if name not in expected]
     shapes = [
-        f"{name} is {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
-        for name in own
-        if name in weights and weights[name].shape != own[name].shape
+        f"{name} is {tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
+        for name in expected
+        if name in weights and weights[name].shape != expected[name].shape
     ]
     problems = (("missing", missing), ("unexpected", unexpected), ("misshapen", shapes))
-    said = [f"{len(names)} {problem}: {_list(names)}" for problem, names in problems if names]
-    if said:
+    mismatches = [f"{len(names)} {problem}: {_list(names)}" for problem, names in problems if names]
+    if mismatches:
         raise InputError(
-            f"{source} does not fit {type(module).__name__}: {'; '.join(said)}; use the "
+            f"{source} does not fit {type(module).__name__}: {'; '.join(mismatches)}; use the "
             "configuration that the weights were trained with"
         )
     broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
@@ -146,7 +146,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
         raise InputError(
             f"{source} holds NaN or infinity in {_list(broken)}; use another checkpoint"
         )
-    module.load_state_dict({**own, **weights})
+    module.load_state_dict({**expected, **weights})
 
 
 def _list(names) -> str:

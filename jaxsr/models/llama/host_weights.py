@@ -18,6 +18,6 @@ def host_weights(network: nn.Module) -> dict[str, np.ndarray]:
 
 
 def without_values(network: nn.Module) -> nn.Module:
-    """The same network on the meta device; the given one is not changed."""
+    """The same network on the meta device; `network` itself is not changed."""
     tensors = (*network.parameters(), *network.buffers())
     return copy.deepcopy(network, {id(tensor): tensor.to("meta") for tensor in tensors})

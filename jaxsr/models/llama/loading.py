@@ -1,4 +1,4 @@
-"""From a path on disk to a network with its weights: a Hugging Face folder or a GGUF file.
+"""Loads Llama and Qwen3 networks from Hugging Face folders and GGUF files.
 
 Checkpoints that are quantised (block and channel FP8, compressed-tensors int8) stay so.
 """
@@ -114,7 +114,7 @@ def build(
     *,
     quantization: dict[str, Any] | None = None,
 ) -> CausalLM:
-    """A network over the given tensors, which are used as they are where the dtype agrees.
+    """A network over these tensors, which are not copied where the dtype agrees.
 
     Raises:
       ValueError: tensors are missing, surplus or of the wrong shape, or the quantisation is one
@@ -173,8 +173,10 @@ def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[
             layer = W8A8Linear(weight, scale, bias=bias)
         else:
             # One scale, or one per output, is no block whatever the stated block size.
-            whole = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(weight, block)
-            layer = ScaledLinear(weight, scale, block=None if whole else block, bias=bias)
+            unblocked = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(
+                weight, block
+            )
+            layer = ScaledLinear(weight, scale, block=None if unblocked else block, bias=bias)
         swap(network, name, layer)
 
 
