@@ -3,11 +3,11 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.comparison.backend_spec import BackendSpec, Dtype, Engine, Platform, Precision
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
 from jaxsr.runtime.cli import parse_options
@@ -19,18 +19,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions(WorkloadOptions):
+class TraceOptions(BackendSpec, WorkloadOptions):
     """One run to record."""
 
-    engine: Engine = "jax"
-    """Who computes."""
-    platform: Platform = "auto"
-    """Where; `auto` takes the first that the engine finds."""
-    dtype: Dtype = "float32"
-    """Of weights, activations and cache."""
-    precision: Precision = "highest"
-    """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, `bfloat16`
-    (JAX) does on any platform what TPUs do."""
     granularity: Literal["module", "operation"] = "operation"
     """Record every torch function, or what every module returns."""
     alone: bool = False
@@ -43,19 +34,14 @@ class TraceOptions(WorkloadOptions):
     """Folder for the trace."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        side = self.side()
+        BackendSpec.__post_init__(self)
+        WorkloadOptions.__post_init__(self)
         if self.alone:
-            side.check_operations_alone()
+            self.check_operations_alone()
 
     def side(self) -> BackendSpec:
         """Engine, place, dtype and precision."""
-        return BackendSpec(
-            engine=self.engine,
-            platform=self.platform,
-            dtype=self.dtype,
-            precision=self.precision,
-        )
+        return BackendSpec(**{f.name: getattr(self, f.name) for f in fields(BackendSpec)})
 
 
 @dataclass(frozen=True, kw_only=True)

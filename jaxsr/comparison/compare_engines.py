@@ -18,8 +18,8 @@ from jaxsr.errors import InputError
 
 def compare_engines(
     workload: Workload,
-    first: BackendSpec | Runner,
-    second: BackendSpec | Runner,
+    first: "BackendSpec | Runner",
+    second: "BackendSpec | Runner",
     *,
     other: Workload | None = None,
     reference: bool = False,

@@ -3,49 +3,39 @@
 The page is the template `report.html.jinja`; here is what it shows.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxsr.comparison.calls import ROOT
 from jaxsr.comparison.error_plot import Drawing, draw_depth
-from jaxsr.comparison.result import Comparison, Row
+from jaxsr.comparison.result import Comparison
 from jaxsr.comparison.summary import (
-    Group,
-    around,
+    Word,
     block_of,
-    blocks,
-    group_texts,
     headline,
-    modules,
     notes,
-    number,
-    row_texts,
+    report_tables,
+    row_table,
     token_lines,
+    token_table,
     worst_rows,
 )
 
 _WORST = 25
-_TOKENS = 200
-
-Line = tuple[bool, Sequence[str]]
-"""Whether it is a finding, and its cells."""
 
 
-def page(comparison: Comparison, *, word: Callable[[int], str] = str) -> str:
+def page(comparison: Comparison, *, word: Word = str) -> str:
     """The page's source."""
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(
-        loader=PackageLoader("jaxsr.comparison", "."), autoescape=True, keep_trailing_newline=True
-    )
+    environment = Environment(loader=PackageLoader("jaxsr.comparison", "."), autoescape=True)
     first, second = comparison.first, comparison.second
-    block = block_of(comparison.findings[0].row.call.path) if comparison.findings else ""
-    near = around(comparison, comparison.findings[0]) if comparison.findings else []
-    worst = worst_rows(comparison, _WORST)
     exact = any(row.exact is not None for row in comparison.rows)
-    row_headings = ("operation", "result", "total", "inherited", "local", "explained")
-    if exact:
-        row_headings += ("first − float64", "second − float64")
+    worst = worst_rows(comparison, _WORST)
+    title = f"the {len(worst)} largest errors for what rounding explains"
+    tables = report_tables(comparison, exact=exact)
+    tables.append(row_table(comparison, worst, title, exact=exact))
+    if comparison.steps:
+        tables.append(token_table(comparison, word))
     return environment.get_template("report.html.jinja").render(
         title=f"{first['subject']['family']}: {first['side_short']} against {second['side_short']}",
         agree=comparison.agree,
@@ -54,23 +44,10 @@ def page(comparison: Comparison, *, word: Callable[[int], str] = str) -> str:
         sides=[_side("first", first), _side("second", second)],
         key=_key(comparison, exact),
         drawings=_drawings(comparison),
-        group_headings=lambda kind: (
-            kind, "operations", "total, worst", "total, at its end", "local, worst", "at",
-        ),
-        blocks=_group_lines(blocks(comparison)),
+        tables=tables,
         findings=comparison.findings,
-        block=block,
-        modules=_group_lines(modules(comparison, block)) if comparison.findings else [],
-        row_headings=row_headings,
-        around=_row_lines(near, comparison, exact),
-        worst=_row_lines(worst, comparison, exact),
-        token_headings=(
-            "step", "first", "second", "margin, first", "margin, second", "logits moved",
-            "top-10 overlap", "KL, nats", "",
-        ),
-        tokens=_token_lines(comparison, word),
         notes=notes(comparison),
-    )  # fmt: skip
+    )
 
 
 def _side(which: str, header: dict[str, Any]) -> tuple[str, dict[str, str]]:
@@ -116,32 +93,3 @@ def _drawings(comparison: Comparison) -> list[Drawing]:
         first = [row for row in rows if row.step == 0]
         drawings.append(draw_depth(comparison, first, title="Step 0"))
     return drawings
-
-
-def _group_lines(groups: Sequence[Group]) -> list[Line]:
-    return [(bool(group.findings), group_texts(group)) for group in groups]
-
-
-def _row_lines(rows: Sequence[Row], comparison: Comparison, exact: bool) -> list[Line]:
-    numbers = {finding.row.number for finding in comparison.findings}
-    lines = []
-    for row in rows:
-        local, texts = row.local, row_texts(row)
-        if exact:
-            pair = (None, None) if local is None else (local.first_exact, local.second_exact)
-            texts = (*texts, *("–" if value is None else number(value) for value in pair))
-        lines.append((row.number in numbers, texts))
-    return lines
-
-
-def _token_lines(comparison: Comparison, word: Callable[[int], str]) -> list[Line]:
-    lines = []
-    for step in comparison.steps[:_TOKENS]:
-        verdict = "equal" if step.agree else "benign tie" if step.tie else "differ"
-        texts = (
-            str(step.step), word(step.first_token), word(step.second_token),
-            f"{step.first_margin:.3g}", f"{step.second_margin:.3g}", f"{step.moved:.3g}",
-            f"{step.overlap:.0%}", f"{step.divergence:.1e}", verdict,
-        )  # fmt: skip
-        lines.append((not step.agree and not step.tie, texts))
-    return lines

@@ -70,7 +70,7 @@ class LocalErrorObserver:
         second: Runner,
         counterparts: dict[int, Call],
         *,
-        reference: Runner | None,
+        reference: "Runner | None",
         within: Callable[[Call], bool],
         suspects: int,
     ) -> None:
@@ -182,7 +182,7 @@ def local_errors(
     counterparts: Sequence[dict[int, Call]],
     *,
     tokens: Sequence[int] = (),
-    reference: Runner | None = None,
+    reference: "Runner | None" = None,
     within: Callable[[Call], bool] = lambda call: True,
     progress: Progress = lambda text: None,
 ) -> list[dict[int, Local]]:

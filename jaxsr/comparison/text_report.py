@@ -1,25 +1,12 @@
 """A comparison as tables on the terminal, and as JSON."""
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxsr.comparison.result import Comparison, Row
-from jaxsr.comparison.summary import (
-    Group,
-    Word,
-    around,
-    block_of,
-    blocks,
-    group_texts,
-    headline,
-    modules,
-    notes,
-    row_texts,
-    token_lines,
-)
+from jaxsr.comparison.summary import Word, headline, notes, report_tables, token_lines
 
 _PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width
 _MOST = 40  # rows of a table on the terminal
@@ -40,48 +27,19 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
     say(f"first side: {names[0]} ({devices[0]}); second side: {names[1]} ({devices[1]})")
     say(headline(comparison), "bold green" if comparison.agree else "bold red")
 
-    def table(title: str, groups: Sequence[Group]) -> None:
-        grid = Table(title=title)
-        grid.add_column("module")
-        for heading in ("operations", "total, worst", "total, at its end", "local, worst", "at"):
-            grid.add_column(heading, justify="left" if heading == "at" else "right")
-        grid.add_column("found", justify="right")
-        shown = _most_telling(groups)
-        for group in shown:
-            grid.add_row(
-                *group_texts(group),
-                str(group.findings or ""),
-                style="red" if group.findings else None,
-            )
+    for table in report_tables(comparison, most=_MOST):
+        grid = Table(title=table.title)
+        for column, heading in enumerate(table.headings):
+            grid.add_column(heading, justify="left" if column in table.left else "right")
+        for finding, cells in table.lines:
+            grid.add_row(*cells, style="red" if finding else None)
         console.print(grid)
-        if len(shown) < len(groups):
-            say(f"({len(groups) - len(shown)} modules without a finding left out)")
-
-    table("by block", blocks(comparison))
-    if comparison.findings:
-        finding = comparison.findings[0]
-        block = block_of(finding.row.call.path)
-        table(f"modules of {block}", modules(comparison, block))
-        grid = Table(title="operations around the first finding")
-        for heading in ("operation", "result", "total", "inherited", "local", "explained"):
-            left = heading in ("operation", "result")
-            grid.add_column(heading, justify="left" if left else "right")
-        for row in around(comparison, finding):
-            grid.add_row(*row_texts(row), style="red" if row is finding.row else None)
-        console.print(grid)
-        for other in comparison.findings[1:6]:
-            say(f"also found: {other.row.call.place}: {other.text}")
-        if len(comparison.findings) > 6:
-            say(f"and {len(comparison.findings) - 6} more (see the JSON)")
+    for other in comparison.findings[1:6]:
+        say(f"also found: {other.row.call.place}: {other.text}")
+    if len(comparison.findings) > 6:
+        say(f"and {len(comparison.findings) - 6} more (see the JSON)")
     for line in (*token_lines(comparison, word), *notes(comparison)):
         say(line)
-
-
-def _most_telling(groups: Sequence[Group]) -> list[Group]:
-    if len(groups) <= _MOST:
-        return list(groups)
-    worst = sorted(groups, key=lambda g: (-g.findings, -g.total))[:_MOST]
-    return [group for group in groups if group in worst]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

@@ -20,15 +20,15 @@ from jaxsr.comparison.op_recorder import (
     call_again,
 )
 from jaxsr.comparison.workload import Inputs, Workload
-from jaxsr.errors import InputError
 from jaxsr.interop.host_arrays import to_numpy, to_torch
+from jaxsr.runtime.setup import torch_device
 
 
 class TorchBackend:
     """Runs a subject's network in torch, eagerly.
 
     Raises:
-      ValueError: torch finds no device of the platform asked for.
+      DeviceError: torch finds no device of the platform asked for.
     """
 
     fused = False
@@ -37,11 +37,8 @@ class TorchBackend:
     """Whether programs that record different tensors gave different results."""
 
     def __init__(self, workload: Workload, side: BackendSpec) -> None:
-        cuda = torch.cuda.is_available()
-        if side.platform == "cuda" and not cuda:
-            raise InputError("platform cuda is not usable: torch finds no CUDA device; use cpu")
         self.side = side
-        self.device = torch.device("cuda" if cuda and side.platform != "cpu" else "cpu")
+        self.device = torch.device(torch_device(side.platform))
         self.dtype = getattr(torch, side.dtype)
         plain = self.device.type == "cpu" and side.dtype == "float32"
         network = workload.network if plain else copy.deepcopy(workload.network)

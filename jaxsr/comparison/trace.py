@@ -4,47 +4,26 @@ import hashlib
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from jaxsr.comparison.backend_spec import BackendSpec
-from jaxsr.comparison.calls import Call
-from jaxsr.comparison.op_recorder import Record
+from jaxsr.comparison.op_recorder import Granularity, Record
 from jaxsr.comparison.statistics import SAMPLE, Figures, describe
-from jaxsr.comparison.workload import Inputs, LanguageWorkload, Workload
+from jaxsr.comparison.workload import LanguageWorkload, Workload
 
-Granularity = Literal["module", "operation"]
+if TYPE_CHECKING:
+    from jaxsr.comparison.jax_backend import JaxBackend
+    from jaxsr.comparison.torch_backend import TorchBackend
+
+Runner: TypeAlias = "TorchBackend | JaxBackend"
+"""A workload's network on an engine."""
+
 Progress = Callable[[str], None]
 
 FORMAT = 1
 """Of trace files; another number is refused."""
-
-
-class Runner(Protocol):
-    """A subject's network on an engine: `TorchBackend` or `JaxBackend`."""
-
-    side: BackendSpec
-    fused: bool
-    inconsistent: bool
-
-    def describe(self) -> dict[str, str]: ...
-    def run(self, inputs: Inputs) -> Any: ...
-    def record(
-        self,
-        inputs: Inputs,
-        *,
-        step: int,
-        granularity: Granularity = "operation",
-        keep: Sequence[str] = (),
-        alone: bool = False,
-    ) -> tuple[Any, list[Record]]: ...
-    def observe(
-        self, inputs: Inputs, observer: Any, *, step: int, granularity: Granularity = "operation"
-    ) -> Any: ...
-    def value(self, tensor: Any) -> np.ndarray | None: ...
-    def weight(self, name: str) -> np.ndarray: ...
-    def call(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

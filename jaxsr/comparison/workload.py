@@ -41,7 +41,7 @@ class Workload:
     """A network with inputs."""
 
     family: str
-    """`fast-srgan`, `span`, `mshnet`, `llama`, or the class of another network."""
+    """Name of the family, or the class of another network."""
     model: str
     """Where the weights are from."""
     network: nn.Module = field(repr=False)

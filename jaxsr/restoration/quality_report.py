@@ -6,6 +6,7 @@ on RGB, where its weights are installed. Pictures are compared upright, in 8 bit
 out.
 """
 
+import glob
 import json
 import math
 import statistics
@@ -107,13 +108,7 @@ def _find(truth: Path, relative: Path) -> Path | None:
     exact = truth / relative
     if exact.is_file():
         return exact
-    return next(iter(sorted(exact.parent.glob(f"{_escaped(relative.stem)}.*"))), None)
-
-
-def _escaped(text: str) -> str:
-    import glob
-
-    return glob.escape(text)
+    return next(iter(sorted(exact.parent.glob(f"{glob.escape(relative.stem)}.*"))), None)
 
 
 def _rgb(picture: Picture) -> np.ndarray:
