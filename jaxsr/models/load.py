@@ -104,12 +104,6 @@ def _accepted(random_weights: bool) -> str:
     )
 
 
-def _check_kind(source: str, family: str, kind: Kind | None) -> None:
-    actual = find_family(family).kind
-    if kind not in (None, actual):
-        raise InputError(f"{source} holds a {family}, a {actual}; give a {kind} instead")
-
-
 def _shipped() -> Path:
     path = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED)))
     if not path.is_file():
@@ -148,10 +142,10 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
 
 
 def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedModel:
-    loaders = {name: find_family(name).load_checkpoint for name in FAMILIES}
-    family, load = next((name, load) for name, load in loaders.items() if load is not None)
-    _check_kind(str(path), family, kind)
-    return load(path, **options)
+    if kind not in (None, "language model"):
+        raise InputError(f"{path} holds a language model; give a {kind} instead")
+    loaders = (find_family(name).load_checkpoint for name in FAMILIES)
+    return next(load for load in loaders if load is not None)(path, **options)
 
 
 def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
@@ -164,7 +158,10 @@ def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
         config = family.recognise(bare)
         if config is None:
             continue
-        _check_kind(str(path), family_name, kind)
+        if kind not in (None, family.kind):
+            raise InputError(
+                f"{path} holds a {family_name}, a {family.kind}; give a {kind} instead"
+            )
         stated = metadata.get("config")
         network = family.build(stated if isinstance(stated, dict) else config)
         load_weights(network, bare, source=str(path))

@@ -1,7 +1,8 @@
 """The model families: what each is for, how it is built, recognised and trained.
 
-To add a family, make a folder here whose `family.py` defines `FAMILY`, and add its line to
-`FAMILIES`. The commands, `jaxsr.compare` and the doctor then know it.
+To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to `FAMILIES`,
+and list the new package in pyproject.toml. All commands, `jaxsr.compare` and the doctor then know it;
+`tests/models/test_registry.py` covers it.
 """
 
 from collections.abc import Callable, Mapping
