@@ -75,7 +75,12 @@ class InputForm:
         for name in ("mean", "deviation"):
             if name in options:
                 options[name] = tuple(options[name])
-        return cls(**options)
+        try:
+            return cls(**options)
+        except TypeError as error:
+            raise InputError(
+                f"the weights' description of their input is damaged: {error}"
+            ) from error
 
     def prepare(self, image: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "3 H W"]:
         """A picture as the network wants it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.doctor.checks import Finding
+from jaxsr.doctor.checks import Finding, relative_error
 from jaxsr.errors import one_line
 
 # Dozens of layers in float32 at highest precision.
@@ -88,4 +88,4 @@ def _difference(network: Any, inputs: tuple[Any, ...]) -> float:
         result = jax.tree.leaves(run(model.params, model.buffers, *inputs))[0]
     with torch.inference_mode():
         reference = jax.tree.leaves(network(*map(torch.from_numpy, inputs)))[0].numpy()
-    return float(np.abs(np.asarray(result, np.float64) - reference).max() / np.abs(reference).max())
+    return relative_error(result, reference)

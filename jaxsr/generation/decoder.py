@@ -108,3 +108,11 @@ class Engine(Protocol):
         `options.max_new_tokens` counts from the beginning, those in the snapshot included.
         """
         ...
+
+
+def from_slot_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:
+    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond."""
+    out = np.zeros((*cache.shape[:2], int((filled - first).max()), cache.shape[3]), cache.dtype)
+    for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
+        out[row, :, : end - begin] = cache[row, :, begin:end]
+    return out

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import sampling, sharding
-from jaxsr.generation.decoder import UNFILLED, Snapshot
+from jaxsr.generation.decoder import UNFILLED, Snapshot, from_slot_zero
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots, padded
 from jaxsr.generation.stored_programs import stored, structure
@@ -276,8 +276,8 @@ class JaxEngine:
         filled, first = state["filled"], state["first"]
         layers = [(k.swapaxes(2, 3), v) for k, v in state["cache"]]
         return Snapshot(
-            keys=[_from_zero(k, first, filled) for k, _ in layers],
-            values=[_from_zero(v, first, filled) for _, v in layers],
+            keys=[from_slot_zero(k, first, filled) for k, _ in layers],
+            values=[from_slot_zero(v, first, filled) for _, v in layers],
             filled=filled - first,
             token=state["token"],
             done=state["done"],
@@ -345,11 +345,3 @@ def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> ja
         return jax.lax.dynamic_update_slice_in_dim(cache, new, at_B[0], axis)
     put = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
     return jax.vmap(put)(cache, new, at_B)
-
-
-def _from_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:
-    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond."""
-    out = np.zeros((*cache.shape[:2], int((filled - first).max()), cache.shape[3]), cache.dtype)
-    for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
-        out[row, :, : end - begin] = cache[row, :, begin:end]
-    return out

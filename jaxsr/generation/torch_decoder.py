@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jaxsr.generation.decoder import UNFILLED, Snapshot
+from jaxsr.generation.decoder import UNFILLED, Snapshot, from_slot_zero
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots, padded
 from jaxsr.generation.sampling import choose_on_host
@@ -129,11 +129,7 @@ class TorchEngine:
         first = np.zeros_like(filled) if batch.first is None else batch.first.cpu().numpy()
 
         def host(cache: torch.Tensor) -> np.ndarray:
-            width = int((filled - first).max())
-            out = cache.new_zeros((*cache.shape[:2], width, cache.shape[3]))
-            for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
-                out[row, :, : end - begin] = cache[row, :, begin:end]
-            return out.float().cpu().numpy()
+            return from_slot_zero(cache.float().cpu().numpy(), first, filled)
 
         return Snapshot(
             keys=[host(k) for k, _ in batch.cache],
