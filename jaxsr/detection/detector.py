@@ -14,7 +14,7 @@ A weights file that jaxsr exported says how it was trained; for others the paper
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -246,36 +246,26 @@ class Detector:
 
 
 def load_detector(
-    weights: Path,
-    *,
-    options: ComputeOptions = _DEFAULTS,
-    batch: int = 8,
-    lane_folding: Literal["auto", "on", "off"] = "auto",
-    evaluate: Form | None = None,
-    base: int | None = None,
+    weights: Path, *, evaluate: Form | None = None, base: int | None = None, **options: Any
 ) -> Detector:
     """The detector of a weights file.
 
     Args:
       weights: a file that jaxsr exported, or a published checkpoint (see `load_mshnet`).
-      options, batch, lane_folding: see `Detector`.
-      evaluate: takes the place of what the file says.
-      base: takes the place of what the file says.
+      evaluate, base: take the place of what the file says.
+      **options: see `Detector`.
 
     Raises:
-      FileNotFoundError, ValueError: the file is missing, or not an MSHNet's.
+      MissingFileError, InputError: the file is missing, or not an MSHNet's.
     """
-    from dataclasses import replace
-
     from jaxsr.models.mshnet.checkpoint import load_mshnet
 
     network = load_mshnet(weights)
     form = InputForm.from_description(describe_file(weights))
-    if evaluate is not None:
-        form = replace(form, evaluate=evaluate)
-    if base is not None:
-        form = replace(form, base=base)
-    return Detector(network, form, options=options, batch=batch, lane_folding=lane_folding)
+    form = replace(
+        form, evaluate=evaluate or form.evaluate, base=form.base if base is None else base
+    )
+    return Detector(network, form, **options)
 
 
 def check_batch(batch: int, options: ComputeOptions) -> None:
