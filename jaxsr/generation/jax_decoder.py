@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import sampling, sharding
-from jaxsr.generation.decoder import UNFILLED, Snapshot, from_slot_zero
+from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot, from_slot_zero
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
@@ -46,7 +46,7 @@ class JaxBatch:
         self.count = int(state["count"])
 
 
-class JaxEngine:
+class JaxEngine(Engine):
     """Runs a Llama-family network in JAX.
 
     Args:
@@ -213,25 +213,21 @@ class JaxEngine:
 
     # ---- what Engine asks for
 
-    def start(
+    def _start(
         self,
-        prompts: Sequence[Sequence[int]],
-        requests: Sequence[int],
+        tokens: np.ndarray,
+        length: np.ndarray,
+        requests: np.ndarray,
         options: SamplingOptions,
-        *,
-        stop_ids: Sequence[int] = (),
-        slots: int | None = None,
-        padding: Padding = "right",
+        stop_ids: tuple[int, ...],
+        slots: int,
+        padding: Padding,
     ) -> JaxBatch:
-        """See `Engine.start`."""
-        tokens_BT, length_B = padded(prompts, padding=padding)
-        need = cache_slots(int(length_B.max()), options.max_new_tokens)
-        slots = max(slots or need, need)
-        shape = (*tokens_BT.shape, slots, room_for(options), padding)
+        shape = (*tokens.shape, slots, room_for(options), padding)
         args = self._replicated(
-            tokens_BT,
-            length_B,
-            np.asarray(requests, np.int32),
+            tokens,
+            length,
+            requests,
             np.int32(options.seed),
             np.array([*stop_ids, UNFILLED - 1], np.int32),
         )
@@ -256,22 +252,18 @@ class JaxEngine:
         return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int) -> None:
-        """See `Engine.advance`; returns before the device is done."""
         batch.count = min(batch.count + steps, batch.options.max_new_tokens)
         args = self._loop_args(batch, batch.count)
         program = self._decode_program(batch, *args)
         batch.state = program(self._weights, batch.state, *args)
 
     def outputs(self, batch: JaxBatch) -> np.ndarray:
-        """See `Engine.outputs`."""
         return np.asarray(batch.state["outputs"])[:, : batch.count]
 
     def finished(self, batch: JaxBatch) -> bool:
-        """See `Engine.finished`; waits for the device."""
         return batch.count >= batch.options.max_new_tokens or bool(batch.state["done"].all())
 
     def snapshot(self, batch: JaxBatch) -> Snapshot:
-        """See `Engine.snapshot`."""
         state = jax.device_get(batch.state)
         filled, first = state["filled"], state["first"]
         layers = [(k.swapaxes(2, 3), v) for k, v in state["cache"]]
@@ -288,7 +280,6 @@ class JaxEngine:
     def resume(
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> JaxBatch:
-        """See `Engine.resume`."""
         count, room = snapshot.outputs.shape[1], room_for(options)
         slots = cache_slots(snapshot.keys[0].shape[2], max(options.max_new_tokens - count, 1))
         grow = [(0, 0), (0, 0), (0, slots - snapshot.keys[0].shape[2]), (0, 0)]
