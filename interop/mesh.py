@@ -5,6 +5,7 @@ state are replicated over `data` and, where `fsdp` is above 1, split over it.
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxsr.interop.aot.chips import quiet_libtpu
+from jaxsr.interop.distributed import has_tpu
 from jaxsr.interop.errors import DeviceError, InputError
 from jaxsr.interop.mesh_shape import DATA_AXES, MeshShape
 
@@ -43,8 +46,11 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
         # how many devices there are.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", simulated_devices)
+    # Without a TPU libtpu complains; with one, what it says may matter.
+    silent = importlib.util.find_spec("libtpu") is not None and not has_tpu()
     try:
-        backend = jax.default_backend()
+        with quiet_libtpu() if silent else contextlib.nullcontext():
+            backend = jax.default_backend()
     # JAX asserts where it knows the platform but finds no device of it.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip() or "JAX finds no such device.").splitlines()[0]

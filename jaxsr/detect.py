@@ -13,12 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _detect(arguments: list[str]) -> int:
     from jaxsr.detection.config import DetectConfig
 
-    config = parse_options(
-        DetectConfig,
-        arguments,
-        prog="python -m jaxsr.detect",
-        description="Marks small targets in infrared pictures, folders of them, and videos.",
-    )
+    config = parse_options(DetectConfig, arguments, prog="python -m jaxsr.detect")
     if config.aot is not None:
         from jaxsr.detection.aot import run
     else:

@@ -14,12 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _evaluate(arguments: list[str]) -> None:
     from jaxsr.detection.config import EvaluateConfig
 
-    config = parse_options(
-        EvaluateConfig,
-        arguments,
-        prog="python -m jaxsr.evaluate",
-        description="IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split.",
-    )
+    config = parse_options(EvaluateConfig, arguments, prog="python -m jaxsr.evaluate")
     from jaxsr.data.infrared import open_split
     from jaxsr.detection.evaluation import write_report
     from jaxsr.metrics.evaluation import evaluate

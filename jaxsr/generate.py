@@ -17,12 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _generate(arguments: list[str]) -> int | None:
     from jaxsr.generation.config import GenerateConfig
 
-    config = parse_options(
-        GenerateConfig,
-        arguments,
-        prog="python -m jaxsr.generate",
-        description="Generates text with a Llama or Qwen3 model, on JAX or on torch.",
-    )
+    config = parse_options(GenerateConfig, arguments, prog="python -m jaxsr.generate")
     if config.aot is not None:
         from jaxsr.generation.aot import run
     else:

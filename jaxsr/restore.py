@@ -29,12 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _restore(arguments: list[str]) -> int:
     from jaxsr.restoration.config import RestoreConfig
 
-    config = parse_options(
-        RestoreConfig,
-        arguments,
-        prog="python -m jaxsr.restore",
-        description="Restores pictures and videos with a torch network, on JAX or on torch.",
-    )
+    config = parse_options(RestoreConfig, arguments, prog="python -m jaxsr.restore")
     if config.aot is not None:
         from jaxsr.restoration.aot import run
     else:

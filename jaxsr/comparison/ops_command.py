@@ -8,8 +8,9 @@ from jaxsr.comparison.ops_figure import draw_comparison
 from jaxsr.comparison.ops_report import print_tables
 from jaxsr.data.photos import open_photos
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.mesh import select_platform
 from jaxsr.runtime.cli import parse_options
-from jaxsr.runtime.setup import configure_jax, start_platform
+from jaxsr.runtime.setup import configure_jax
 
 
 def run(arguments: list[str]) -> None:
@@ -18,7 +19,7 @@ def run(arguments: list[str]) -> None:
         Options, arguments, prog="python -m jaxsr.compare ops", description=run.__doc__ or ""
     )
     configure_jax(None)  # times of first runs include compiling
-    start_platform(options.platform)
+    select_platform(options.platform)
     photos = open_photos(options.images, crop=1, check="header")
     chosen = range(min(options.limit, len(photos)))
     pictures = [photos.read(index) for index in chosen]

@@ -2,11 +2,13 @@
 
 import glob
 import os
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
+from jaxsr.errors import FileAccessError
 
 SEARCHED_ENDINGS = frozenset((*READ_ONLY_ENDINGS, *(e for each in ENDINGS.values() for e in each)))
 """Endings of files that are taken for pictures in a folder."""
@@ -79,3 +81,19 @@ def target_path(source: Source, out: Path, *, suffix: str, format: str | None) -
     if format is not None and ending.lower() not in ENDINGS[format]:
         ending = ENDINGS[format][0]
     return out / relative.parent / f"{relative.stem}{suffix}{ending}"
+
+
+def check_folder(out: Path) -> None:
+    """Makes the folder of a command's results, and refuses it before hours of work go into it.
+
+    Raises:
+      FileAccessError: it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise FileAccessError(
+            f"cannot write to {out}: {error.strerror or error}; choose another --out"
+        ) from error

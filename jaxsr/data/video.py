@@ -24,14 +24,13 @@ def open_video(path: Path) -> Iterator[Any]:
     """A PyAV container to read from; what FFmpeg finds wrong inside the block is `UnreadableVideo`.
 
     Raises:
-      ImportError: PyAV is not installed.
-      UnreadableVideo: no video in the file.
+      UnreadableVideo: no video in the file, or PyAV is not installed.
       OSError: the file cannot be read.
     """
     try:
         import av
     except ImportError as error:
-        raise ImportError("videos need PyAV: pip install av") from error
+        raise UnreadableVideo("videos need PyAV: pip install av") from error
     logging.getLogger("libav").setLevel(logging.ERROR)
     try:
         with av.open(str(path)) as container:

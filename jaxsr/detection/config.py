@@ -52,7 +52,7 @@ class DetectorOptions(LaneFoldingOptions, ComputeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig(DetectorOptions, AotOptions):
-    """Options of `jaxsr.detect`."""
+    """Marks small targets in infrared pictures, folders of them, and videos."""
 
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Pictures, videos, folders and globs."""
@@ -61,13 +61,12 @@ class DetectConfig(DetectorOptions, AotOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.least_px < 1:
-            raise InputError(f"least_px must be at least 1, got {self.least_px}")
+        self.check_at_least(1, "least_px")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(DetectorOptions):
-    """Options of `jaxsr.evaluate`."""
+    """IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split."""
 
     data: tyro.conf.Positional[Path]
     """Folder of the data set."""

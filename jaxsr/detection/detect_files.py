@@ -123,7 +123,7 @@ class _Session:
                     out.mux(encoder.encode(None))
                 if frames.damage is not None:
                     raise frames.damage
-        except (UnreadableVideo, ImportError, OSError) as error:
+        except (UnreadableVideo, OSError) as error:
             after = f" (after {decoded} frames)" if decoded else ""
             _complain(str(source.path), f"{error}{after}")
             return 1

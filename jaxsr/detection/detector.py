@@ -57,29 +57,24 @@ class Detector(BatchedNetwork):
 
 
 def load_detector(
-    weights: Path,
-    *,
-    options: ComputeOptions = _DEFAULTS,
-    batch: int = 8,
-    lane_folding: Literal["auto", "on", "off"] = "auto",
-    evaluate: Form | None = None,
-    base: int | None = None,
+    weights: Path, *, evaluate: Form | None = None, base: int | None = None, **options: Any
 ) -> Detector:
     """The detector of a weights file.
 
     Args:
       weights: a file that jaxsr exported, a published checkpoint, or a run folder.
-      options, batch, lane_folding: see `Detector`.
-      evaluate: takes the place of what the file says.
-      base: takes the place of what the file says.
+      evaluate, base: take the place of what the file says.
+      **options: see `Detector`.
 
     Raises:
       FileNotFoundError, ValueError: the file is missing, or not a detector's.
     """
     loaded = load_model(weights, kind="detector")
     form = InputForm.from_description(loaded.metadata or {})
-    form = replace(form, evaluate=evaluate or form.evaluate, base=base or form.base)
-    return Detector(loaded.network, form, options=options, batch=batch, lane_folding=lane_folding)
+    form = replace(
+        form, evaluate=evaluate or form.evaluate, base=form.base if base is None else base
+    )
+    return Detector(loaded.network, form, **options)
 
 
 def check_batch(batch: int, options: ComputeOptions) -> None:

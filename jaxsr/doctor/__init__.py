@@ -13,10 +13,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _diagnose(arguments: list[str]) -> int:
     from jaxsr.doctor.diagnose import DoctorConfig, diagnose
 
-    config = parse_options(
-        DoctorConfig,
-        arguments,
-        prog="python -m jaxsr.doctor",
-        description="Checks libraries, devices, arithmetic and models on this machine.",
-    )
-    return diagnose(config)
+    return diagnose(parse_options(DoctorConfig, arguments, prog="python -m jaxsr.doctor"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.doctor.checks import Finding
+from jaxsr.doctor.checks import Finding, relative_error
 
 # Relative to the largest result. Sums of 512 float32 products stay within 512 roundings of 6e-8;
 # bfloat16 rounds inputs to 8 bits, 4e-3 each.
@@ -40,14 +40,10 @@ def check_arithmetic() -> Iterator[Finding]:
     yield _every_device()
 
 
-def _error(result: Any, reference: np.ndarray) -> float:
-    return float(np.abs(np.asarray(result, np.float64) - reference).max() / np.abs(reference).max())
-
-
 def _compare(
     subject: str, compute: Callable[[], Any], reference: np.ndarray, most: float
 ) -> Finding:
-    error = _error(compute(), reference)
+    error = relative_error(compute(), reference)
     detail = f"largest error {error:.1e} of the largest value"
     if error <= most:
         return Finding(subject, "ok", detail)
@@ -61,7 +57,7 @@ def _compare(
 
 
 def _default_precision(compute: Callable[[], Any], reference: np.ndarray) -> Finding:
-    error = _error(compute(), reference)
+    error = relative_error(compute(), reference)
     detail = f"largest error {error:.1e} of the largest value"
     if error <= _FLOAT32:
         return Finding("float32 product, default", "ok", detail)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from jaxsr.errors import one_line
 
@@ -45,3 +47,8 @@ def run_checks(checks: dict[str, Check]) -> Iterator[tuple[str, Finding]]:
                     "this check itself broke; JAXSR_TRACEBACK=1 python -m jaxsr.doctor shows where",
                 ),
             )
+
+
+def relative_error(result: Any, reference: np.ndarray) -> float:
+    """The largest difference, in units of the reference's largest value."""
+    return float(np.abs(np.asarray(result, np.float64) - reference).max() / np.abs(reference).max())

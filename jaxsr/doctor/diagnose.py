@@ -5,7 +5,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxsr.doctor.adapter import check_adapter
+from jaxsr.doctor.arithmetic import check_arithmetic
 from jaxsr.doctor.checks import Check, Finding, run_checks
+from jaxsr.doctor.devices import check_devices
+from jaxsr.doctor.installation import check_installation
+from jaxsr.doctor.models import check_models
+from jaxsr.doctor.storage import check_storage
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import ComputeOptions, Platform
 from jaxsr.runtime.setup import setup_compute
@@ -15,7 +21,7 @@ _MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """Options of the command."""
+    """Checks libraries, devices, arithmetic and models on this machine."""
 
     platform: Platform = "auto"
     """What to check; auto takes TPU, then CUDA, then CPU, as the other commands do."""
@@ -51,13 +57,6 @@ def _print(finding: Finding) -> None:
 
 
 def _checks(config: DoctorConfig) -> dict[str, Check]:
-    from jaxsr.doctor.adapter import check_adapter
-    from jaxsr.doctor.arithmetic import check_arithmetic
-    from jaxsr.doctor.devices import check_devices
-    from jaxsr.doctor.installation import check_installation
-    from jaxsr.doctor.models import check_models
-    from jaxsr.doctor.storage import check_storage
-
     usable = True
 
     def devices() -> Iterator[Finding]:

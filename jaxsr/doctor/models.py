@@ -3,9 +3,7 @@
 import time
 from collections.abc import Iterator
 
-import numpy as np
-
-from jaxsr.doctor.checks import Finding
+from jaxsr.doctor.checks import Finding, relative_error
 from jaxsr.errors import one_line
 
 # Dozens of layers in float32 at highest precision.
@@ -51,5 +49,4 @@ def _difference(family: str) -> float:
         jax_output = jax.tree.leaves(run(model.params, model.buffers, example.numpy()))[0]
     with torch.inference_mode():
         torch_output = jax.tree.leaves(network(example))[0].numpy()
-    error = np.abs(np.asarray(jax_output, np.float64) - torch_output).max()
-    return float(error / np.abs(torch_output).max())
+    return relative_error(jax_output, torch_output)

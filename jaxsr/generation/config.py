@@ -14,7 +14,7 @@ from jaxsr.runtime.options import AotOptions
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(SamplingOptions, AotOptions):
-    """Options of `jaxsr.generate`."""
+    """Generates text with a Llama or Qwen3 model, on JAX or on torch."""
 
     prompts: tyro.conf.Positional[tuple[str, ...]] = ()
     """Texts to go on from."""

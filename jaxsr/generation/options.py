@@ -24,8 +24,7 @@ class SamplingOptions(CheckedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        self.check_at_least(1, "max_new_tokens")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise InputError(f"temperature must be finite and not below 0, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:

@@ -79,7 +79,7 @@ def _write(path: Path, exported: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, hashlib.sha256(body).digest() + body)
     except OSError as error:
-        _LOG.warning("the traced program is not stored: %s", error)
+        _LOG.warning("the traced program is not kept: %s", error)
 
 
 def _digest(key: Any, args: tuple[Any, ...]) -> str:

@@ -1,7 +1,7 @@
 """The model families: what each is for, how it is built, recognised and trained.
 
 To add a family, make a folder here whose `family.py` defines `FAMILY`, add its line to `FAMILIES`,
-and list the new package in pyproject.toml. All commands, `jaxsr.compare` and the doctor then know it;
+and list the new package in pyproject.toml. All commands and the doctor then know it, and
 `tests/models/test_registry.py` covers it.
 """
 

@@ -16,7 +16,7 @@ FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreConfig(LaneFoldingOptions, AotOptions):
-    """Restores pictures and videos."""
+    """Restores pictures and videos with a torch network, on JAX or on torch."""
 
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Pictures, videos, folders (searched through, their structure kept) and globs."""
@@ -63,15 +63,9 @@ class RestoreConfig(LaneFoldingOptions, AotOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (("quality", 1, 100), ("max_pixels", 1, None)):
-            value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                limit = f"from {low} to {high}" if high else f"at least {low}"
-                raise InputError(f"{name} must be {limit}, got {value}")
-        for name in ("tile", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        self.check_at_least(1, "max_pixels", "tile", "batch")
+        if not 1 <= self.quality <= 100:
+            raise InputError(f"quality must be from 1 to 100, got {self.quality}")
         if self.outscale is not None and not 0 < self.outscale <= 64:
             raise InputError(f"outscale must be above 0 and at most 64, got {self.outscale}")
         if "/" in self.suffix or "\\" in self.suffix:

@@ -7,7 +7,6 @@ not with its area.
 
 import collections
 import itertools
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -275,54 +274,6 @@ class Restorer:
 def result_size(size: Size, outscale: float) -> Size:
     """(height, width) times `outscale`, rounded, at least one pixel."""
     return max(1, round(size[0] * outscale)), max(1, round(size[1] * outscale))
-
-
-class ThreadedSink:
-    """Runs another sink's writing and finishing in a thread of its own, a few bands behind.
-
-    Args:
-      sink: does the work; its errors end up in `done`.
-      done: called once from the thread, with the error or None.
-    """
-
-    def __init__(self, sink: Sink, done: Callable[[Exception | None], None]) -> None:
-        self._sink, self._done = sink, done
-        self._rows: queue.Queue[Any] = queue.Queue(maxsize=1)
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def write(self, rows: np.ndarray) -> None:
-        if self._error is not None:
-            raise self._error
-        self._rows.put(rows)
-
-    def finish(self) -> None:
-        self._rows.put(None)
-
-    def fail(self, error: Exception) -> None:
-        self._rows.put(error)
-
-    def _work(self) -> None:
-        ended = False
-        while not ended:
-            item: Any = self._rows.get()
-            ended = item is None or isinstance(item, Exception)
-            self._error = self._error or (item if isinstance(item, Exception) else None)
-            if self._error is not None:
-                continue
-            try:
-                if isinstance(item, np.ndarray):
-                    self._sink.write(item)
-                else:
-                    self._sink.finish()
-            except Exception as error:
-                self._error = error
-        try:
-            if self._error is not None:
-                self._sink.fail(self._error)
-        finally:  # whoever waits for this picture must not wait for ever
-            self._done(self._error)
 
 
 class ByteBudget:

@@ -5,13 +5,12 @@ import signal
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from jaxsr.data.sources import Inputs, find_sources
-from jaxsr.errors import FileAccessError, InputError
+from jaxsr.data.sources import Inputs, check_folder, find_sources
+from jaxsr.errors import InputError
 from jaxsr.restoration.batch import BatchRestorer
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -54,7 +53,7 @@ def run(config: RestoreConfig) -> int:
         from jaxsr.restoration.throughput import benchmark
 
         return benchmark(model, config)
-    _claim_folder(config.out)
+    check_folder(config.out)
     _print_tiling(model, config)
     status = _restore(model, config, inputs, began)
     if config.truth is not None:
@@ -121,18 +120,6 @@ def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
             "--tiling approximate cuts them, which changes the result"
         )
     print(f"note: {cause}; {consequence}", flush=True)
-
-
-def _claim_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".jaxsr.partial"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise FileAccessError(
-            f"cannot write to {out}: {error.strerror or error}; choose another --out"
-        ) from error
 
 
 def _interrupt(*_: Any) -> None:

@@ -7,7 +7,7 @@ from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel, find_model
 from jaxsr.restoration.pipeline import Restorer
 from jaxsr.restoration.tiling import Size, Tiler
-from jaxsr.runtime.runner import Runner, open_runner
+from jaxsr.runtime.runner import Around, Runner, open_runner
 from jaxsr.runtime.torch_runner import TorchRunner
 
 # On an accelerator one tile leaves most of it idle; on a CPU more only take memory.
@@ -26,6 +26,11 @@ def configured_model(config: RestoreConfig) -> RestorationModel:
     )
 
 
+def around_network(model: RestorationModel, config: RestoreConfig) -> Around:
+    """What is computed around the network of a tile."""
+    return around_tiles(model.value_range, ensemble=config.ensemble)
+
+
 def tile_runner(model: RestorationModel, config: RestoreConfig) -> tuple[Runner, int]:
     """The runner of tiles, and how many it takes at once.
 
@@ -35,7 +40,7 @@ def tile_runner(model: RestorationModel, config: RestoreConfig) -> tuple[Runner,
     runner = open_runner(
         model.network,
         config,
-        around=around_tiles(model.value_range, ensemble=config.ensemble),
+        around=around_network(model, config),
         lane_folding=config.lane_folding,
     )
     batch = config.batch or _BATCH.get(runner.platform, BATCH_ELSEWHERE)
@@ -60,8 +65,7 @@ def make_restorer(
     runner, batch = tile_runner(model, config)
     host = runner
     if config.engine == "jax":
-        around = around_tiles(model.value_range, ensemble=config.ensemble)
-        host = TorchRunner(model.network, around=around)
+        host = TorchRunner(model.network, around=around_network(model, config))
     restorer = Restorer(
         runner,
         host,

@@ -45,7 +45,7 @@ def restore_videos(
             try:
                 restore_video(source.path, target, model, config)
                 outcome.restored.append((source.path, target))
-            except (PictureError, ValueError, OSError, ImportError) as error:
+            except (ValueError, OSError) as error:
                 outcome.failed.append((str(source.path), one_line(error)))
     return outcome
 
@@ -56,8 +56,7 @@ def restore_video(
     """Restores one video; the file appears whole or not at all.
 
     Raises:
-      ImportError: PyAV is not installed.
-      PictureError: no video in the file, or a frame could not be restored.
+      PictureError: no video in the file, PyAV is not installed, or a frame could not be restored.
       OSError: the file cannot be read or written.
     """
     try:

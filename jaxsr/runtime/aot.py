@@ -9,9 +9,10 @@ from jaxsr.interop.aot.compile import Ahead
 from jaxsr.interop.aot.report import as_json, show
 from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.mesh import select_platform
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import AotOptions
-from jaxsr.runtime.setup import compiled_folder, configure_jax, start_platform
+from jaxsr.runtime.setup import compiled_folder, configure_jax
 
 Compile = Callable[[int], Ahead]
 """Compiles a program for a batch of so many rows over all devices."""
@@ -32,7 +33,7 @@ def prepare(config: AotOptions) -> Topology:
     jax.config.update("jax_enable_compilation_cache", config.aot_save is not None)
     if config.aot_save is not None:
         config.aot_save.mkdir(parents=True, exist_ok=True)
-    start_platform("cpu")
+    select_platform("cpu")
     if config.matmul_precision != "default":
         jax.config.update("jax_default_matmul_precision", config.matmul_precision)
     assert config.aot is not None

@@ -82,19 +82,24 @@ def _few_collections() -> Iterator[None]:
 
 
 def parse_options(
-    kind: Any, arguments: Sequence[str], *, prog: str, description: str, **options: Any
+    kind: Any,
+    arguments: Sequence[str],
+    *,
+    prog: str,
+    description: str | None = None,
+    **options: Any,
 ) -> Any:
-    """`tyro.cli`, with what it rejects as a `UsageError` of one line instead of a drawn box.
+    """`tyro.cli`, with what it rejects as an `InputError` of one line instead of a drawn box.
 
     Args:
       kind: the dataclass or function whose fields are the options.
       arguments: words of the command line.
       prog: the command as its help names it.
-      description: first paragraph of the help.
+      description: first paragraph of the help. Default: the docstring of `kind`.
       **options: further ones for `tyro.cli`, `default` for example.
 
     Raises:
-      UsageError: an option is unknown or its value wrong, in the words of whoever checked it.
+      InputError: an option is unknown or its value wrong, in the words of whoever checked it.
     """
     import tyro
 
@@ -107,11 +112,7 @@ def parse_options(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise  # --help
-        raise UsageError(f"{_unboxed(shown.getvalue())}; see {prog} --help") from None
-
-
-class UsageError(InputError):
-    """The command line cannot be understood."""
+        raise InputError(f"{_unboxed(shown.getvalue())}; see {prog} --help") from None
 
 
 def _unboxed(text: str) -> str:

@@ -12,6 +12,7 @@ from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
 from jaxsr.interop.module import to_jax
+from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Around, Collect, only_network
 
 
@@ -84,11 +85,13 @@ class JaxRunner:
 def open_ahead(
     network: Any,
     topology: Topology,
+    options: ComputeOptions,
     *,
-    dtype: str = "float32",
     around: Around = only_network,
     lane_folding: Choice = "auto",
 ) -> JaxRunner:
-    """A runner over all devices of a topology, to `lower` with; see `JaxRunner`."""
+    """A runner over all devices of a topology, to `lower` with; see `open_runner`."""
     mesh = make_mesh(len(topology.devices), topology.devices)
-    return JaxRunner(network, mesh=mesh, dtype=dtype, around=around, lane_folding=lane_folding)
+    return JaxRunner(
+        network, mesh=mesh, dtype=options.dtype, around=around, lane_folding=lane_folding
+    )

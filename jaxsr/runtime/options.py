@@ -23,6 +23,13 @@ class CheckedOptions:
     def __post_init__(self) -> None:
         """Raises `InputError` for a value that cannot be used."""
 
+    def check_at_least(self, least: int, *names: str) -> None:
+        """Raises `InputError` where one of these fields is set and below `least`."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be at least {least}, got {value}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions(CheckedOptions):

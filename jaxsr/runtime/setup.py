@@ -1,6 +1,5 @@
 """Everything global that commands change in JAX and torch, in one place."""
 
-import contextlib
 import logging
 import os
 from pathlib import Path
@@ -51,14 +50,14 @@ def setup_compute(
     import jax
 
     from jaxsr.interop.distributed import start_if_asked
-    from jaxsr.interop.mesh import make_mesh
+    from jaxsr.interop.mesh import make_mesh, select_platform
 
     configure_jax(compiled_folder(options))
     if options.matmul_precision != "default":
         jax.config.update("jax_default_matmul_precision", options.matmul_precision)
     jax_platform = "cpu" if by_torch else platform
     hosts = start_if_asked(jax_platform) if distributed else 1
-    jax_platform = start_platform(jax_platform, simulated_devices=options.devices // hosts)
+    jax_platform = select_platform(jax_platform, simulated_devices=options.devices // hosts)
     if by_torch:
         return platform
     make_mesh(options.mesh_shape)  # reports too few devices before any data is read
@@ -79,17 +78,6 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
         return
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
-
-
-def start_platform(platform: str, *, simulated_devices: int = 1) -> str:
-    """`jaxsr.interop.mesh.select_platform`, without libtpu's complaints where there is no TPU."""
-    from jaxsr.interop.aot.chips import quiet_libtpu
-    from jaxsr.interop.distributed import has_tpu
-    from jaxsr.interop.mesh import select_platform
-
-    # Not where there is a TPU: what libtpu says then may matter.
-    with contextlib.nullcontext() if has_tpu() else quiet_libtpu():
-        return select_platform(platform, simulated_devices=simulated_devices)
 
 
 def torch_device(platform: str) -> str:

@@ -71,11 +71,9 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        for name in ("batch", "log_every"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("steps", "validate_every", "save_every", "lr_batch"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
+        self.check_at_least(
+            1, "batch", "log_every", "steps", "validate_every", "save_every", "lr_batch"
+        )
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise InputError(f"epochs must be positive, got {self.epochs}")
         if self.batch % shape.devices:
@@ -147,8 +145,3 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     def _part(self, kind: type[Part]) -> Part:
         names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         return kind(**{name: getattr(self, name) for name in names})
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, got {value}")

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import FileAccessError, InputError
+from jaxsr.data.sources import check_folder
+from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.training.config_file import read_config, to_json
 
@@ -63,13 +64,8 @@ def claim_folder(out: Path, config: Any, family: str) -> None:
             )
     elif config.resume and config.out is not None and out.exists() and any(out.iterdir()):
         raise InputError(f"--resume found no run in {out}; leave --resume out, or name its folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        atomic_write(saved, (json.dumps(content, indent=2) + "\n").encode())
-    except OSError as error:
-        raise FileAccessError(
-            f"cannot write to {out}: {error.strerror or error}; choose another --out"
-        ) from error
+    check_folder(out)
+    atomic_write(saved, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _differences(before: Any, now: Any) -> str:

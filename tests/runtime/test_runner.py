@@ -118,7 +118,7 @@ def test_a_batch_is_compiled_ahead_of_time(network):
 
     topology = load_topology("v5e:2x2")
     around = around_tiles((-1.0, 1.0), ensemble=False)
-    report = open_ahead(network, topology, around=around).lower(
+    report = open_ahead(network, topology, ComputeOptions(), around=around).lower(
         (8, 3, 16, 16), topology, name="small"
     )
     assert report.compiles and report.devices == 4 and report.name == "small"
