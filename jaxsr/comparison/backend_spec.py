@@ -16,14 +16,14 @@ class BackendSpec:
     """Checked when built, before any device is touched."""
 
     engine: Engine = "jax"
-    """Who computes."""
+    """Engine that computes."""
     platform: Platform = "auto"
     """Where; `auto` takes the first that the engine finds: TPU (JAX only), CUDA, CPU."""
     dtype: Dtype = "float32"
     """Of weights, activations and cache. float64 is torch's alone, as a reference."""
     precision: Precision = "highest"
     """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, the
-    likeliest reason why two platforms differ. `bfloat16` does on any platform what TPUs do."""
+    likeliest reason why two platforms differ. `bfloat16` (JAX) emulates a TPU on any platform."""
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():

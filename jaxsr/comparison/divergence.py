@@ -14,7 +14,7 @@ def find_faults(rows: list[Row], *, local_checked: bool) -> list[Finding]:
 
     Args:
       rows: all operations, totals and local errors filled in.
-      live: whether local errors were looked for.
+      local_checked: whether local errors were measured.
     """
     persists = _Persistence(rows)
     findings: list[Finding] = []
