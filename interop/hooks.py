@@ -73,10 +73,11 @@ def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
       UnsupportedTorchError: JAX would compute something else.
     """
     from jaxsr.interop._core import functionalize as _skeleton
+    from jaxsr.interop._core import registry
     from jaxsr.interop._core.dispatch import Trace
     from jaxsr.interop._core.trace_context import session
 
-    _skeleton.load_lowerings()
+    registry.load()
     trace = Trace(None)
 
     def present(value: Any) -> Any:

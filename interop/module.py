@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from torch import nn
 
 from jaxsr.interop._core.functionalize import Skeleton, array_of, build_skeleton
+from jaxsr.interop._core.registry import register_user_lowering
 from jaxsr.interop.folding.policy import LaneFolding
+from jaxsr.interop.folding.rules import FoldingRewriter
 
 Arrays = dict[str, jax.Array]
 
@@ -81,7 +83,7 @@ class JaxModule:
             train,
             method,
             self.compute_dtype,
-            self.lane_folding,
+            None if self.lane_folding is None else FoldingRewriter(self.lane_folding),
         )
 
 
@@ -144,6 +146,4 @@ def register_lowering(func: Any, lowering: Callable[..., Any]) -> None:
       lowering: takes JAX arrays where the operator takes tensors, and returns arrays; shape and
         dtype are held against what torch's meta device says.
     """
-    from jaxsr.interop._core.dispatch import OWN
-
-    OWN[func] = lowering
+    register_user_lowering(func, lowering)

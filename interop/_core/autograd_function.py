@@ -195,7 +195,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                 elif grads[i] is None:
                     result.append(jnp.zeros(tuple(args[i].shape), dtype))
                 else:
-                    grad = trace._ours(grads[i])
+                    grad = trace.as_jax_tensor(grads[i])
                     result.append(cast(grad.array(), dtype))
             return tuple(result)
 
@@ -235,7 +235,7 @@ def patched(trace: Trace) -> Iterator[None]:
     plain = getattr(checkpoint, "__wrapped__", checkpoint)
 
     def our_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if not trace.mine():
+        if not trace.is_tracing_thread():
             return plain(function, *args, **kwargs)
         if kwargs.pop("context_fn", None) is not None:
             raise UnsupportedTorchError(
@@ -246,7 +246,7 @@ def patched(trace: Trace) -> Iterator[None]:
         return checkpointed(function)(*args, **kwargs)
 
     def our_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if not trace.mine():
+        if not trace.is_tracing_thread():
             return apply.__func__(cls, *args, **kwargs)
         return apply_function(trace, cls, args, kwargs)
 

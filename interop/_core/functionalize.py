@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import fnmatch
 import functools
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +19,9 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from jaxsr.interop._core import torchax as _torchax
+from jaxsr.interop._core import registry
 from jaxsr.interop._core.autograd_function import checkpointed
+from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import Trace, cast
 from jaxsr.interop._core.dtypes import check_range, constant_to_numpy, to_jax_dtype, x64
 from jaxsr.interop._core.tensor import JaxTensor
@@ -63,30 +63,11 @@ def array_of(tensor: torch.Tensor, name: str) -> Any:
 _BATCH_NORM_FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
-def load_lowerings() -> None:
-    """Imports torchax and our own lowerings, which register themselves; outside any trace."""
-    _torchax.prepare()
-    for name in (
-        "lowerings.convolution",
-        "lowerings.batch_norm",
-        "lowerings.attention",
-        "lowerings.pooling",
-        "lowerings.resample",
-        "lowerings.elementwise",
-        "lowerings.fft",
-        "lowerings.gradients",
-        "lowerings.torch_functions",
-        "lowerings.indexing",
-        "folding.rules",
-    ):
-        importlib.import_module(f"jaxsr.interop.{name}")
-
-
 def build_skeleton(
     module: nn.Module, remat: tuple[str, ...], sync_axis: str | tuple[str, ...] | None = None
 ) -> "Skeleton":
-    load_lowerings()
-    from jaxsr.interop.lowerings.torch_functions import batch_norm_forward
+    registry.load()
+    from jaxsr.interop.lowerings.batch_norm import batch_norm_forward
 
     _refuse_wrappers(module)
     slots, aliases, non_persistent = _slots(module)
@@ -231,10 +212,10 @@ class Skeleton:
         train: bool | None,
         method: str,
         compute_dtype: Any,
-        lane_folding: Any = None,
+        rewriter: Rewriter | None = None,
     ) -> tuple[Any, dict[str, jax.Array]]:
         self._check_names(params, buffers)
-        trace = Trace(rng, lane_folding)
+        trace = Trace(rng, rewriter)
         with session(trace):
             held = {
                 name: self._hold(

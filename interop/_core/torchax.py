@@ -16,13 +16,6 @@ import torch
 
 _LOCK = threading.Lock()
 
-# Lowered by torchax with a key of its own, or with semantics that the conformance suite found
-# wrong; what `lowerings` does not replace goes to torch's own decompositions.
-_REFUSED_PACKETS = frozenset({
-    "bernoulli", "geometric", "normal", "uniform", "randn", "rand", "randint", "randn_like",
-    "randint_like", "randperm", "multinomial", "cauchy_", "exponential_", "embedding_renorm_",
-})  # fmt: skip
-
 
 @functools.cache
 def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -63,8 +56,6 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
 def lowering(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """torchax's JAX function for an aten overload, or None."""
     table, _ = _tables()
-    if func.overloadpacket.__name__ in _REFUSED_PACKETS:
-        return None
     return table.get(func) or table.get(func.overloadpacket)
 
 

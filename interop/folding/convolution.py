@@ -21,8 +21,7 @@ from jaxsr.interop.folding.layout import (
     groups_of,
     spread_channels,
 )
-from jaxsr.interop.lowerings.any_convolution import convolve_any
-from jaxsr.interop.lowerings.weight_gradient import convolve
+from jaxsr.interop.lowerings.convolution import general_convolution, unit_stride_convolution
 
 WORTH = 0.75
 """What part of the groups a result with an offset may leave to be read, to be given one: 18 of 24
@@ -161,7 +160,7 @@ class _Convolution:
         right = (groups - 1) * step + kernel.shape[1] - x.groups - left
 
         def run(lanes: jax.Array, kernel: jax.Array) -> jax.Array:
-            return convolve_any(
+            return general_convolution(
                 lanes,
                 kernel,
                 (self.stride[0], step),
@@ -213,8 +212,8 @@ def _one_column(
     """Groups of one column are pixels with their channels last: an ordinary convolution, NHWC."""
     pairs = [(p, p) for p in padding]
     if tuple(stride) == tuple(dilation) == (1, 1):
-        return convolve(x, weight, pairs, channels_last=True)
-    return convolve_any(
+        return unit_stride_convolution(x, weight, pairs, channels_last=True)
+    return general_convolution(
         x, weight, stride, pairs, rhs_dilation=dilation, layout=("NHWC", "OIHW", "NHWC")
     )
 

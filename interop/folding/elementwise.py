@@ -6,14 +6,14 @@ and that can be made again from what is kept in any case.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core import torchax as _torchax
-from jaxsr.interop._core.dispatch import OWN, PREFER_DECOMPOSITION
+from jaxsr.interop._core.dispatch import PLACEMENT_OPTIONS
+from jaxsr.interop._core.registry import Kind, resolve
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.folding.layout import (
     Folded,
@@ -26,9 +26,7 @@ from jaxsr.interop.folding.layout import (
     unfold,
 )
 from jaxsr.interop.folding.pixel_shuffle import Shuffled
-
-if TYPE_CHECKING:
-    from jaxsr.interop.folding.policy import LaneFolding
+from jaxsr.interop.folding.policy import LaneFolding
 
 aten = torch.ops.aten
 
@@ -58,16 +56,15 @@ def is_pointwise(func: Any) -> bool:
 
 
 def pointwise(
-    folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
+    folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any
 ) -> Folded | Shuffled | None:
     """The rule of all such operations: images in one layout, and what broadcasts against them."""
-    lowered = OWN.get(func) or OWN.get(func.overloadpacket)
-    if lowered is None and not (
-        func in PREFER_DECOMPOSITION and _torchax.decomposition(func) is not None
-    ):
-        lowered = _torchax.lowering(func)
-    if lowered is None or not isinstance(meta, torch.Tensor) or meta.dim() != 4:
+    entry = resolve(func)
+    if entry.kind not in (Kind.USER, Kind.LOWERING, Kind.TORCHAX) or entry.function is None:
         return None
+    if not isinstance(meta, torch.Tensor) or meta.dim() != 4:
+        return None
+    lowered = entry.function
     tensors = [t for t in leaves(args, kwargs) if isinstance(t, JaxTensor)]
     shape = tuple(meta.shape)
     found = _on_shuffled(lowered, tensors, shape, args, kwargs)
@@ -116,11 +113,7 @@ def pointwise(
 
 
 def _called(lowered: Any, lanes: Callable[[Any], Any], args: tuple, kwargs: dict) -> jax.Array:
-    named = {
-        k: lanes(v)
-        for k, v in kwargs.items()
-        if k not in ("device", "layout", "pin_memory", "non_blocking", "memory_format")
-    }
+    named = {k: lanes(v) for k, v in kwargs.items() if k not in PLACEMENT_OPTIONS}
     return lowered(*(lanes(v) for v in args), **named)
 
 
@@ -128,7 +121,7 @@ def _on_shuffled(
     lowered: Any, tensors: list[JaxTensor], shape: tuple[int, ...], args: tuple, kwargs: dict
 ) -> Shuffled | None:
     """On pixels as before a pixel shuffle, if all images lie so and all else fits."""
-    whole = [t.image for t in tensors if tuple(t.shape) == shape]
+    whole = [t.deferred for t in tensors if tuple(t.shape) == shape]
     images = [i for i in whole if isinstance(i, Shuffled)]
     if not whole or len(images) < len(whole):
         return None
@@ -141,7 +134,7 @@ def _on_shuffled(
     def lanes(value: Any) -> Any:
         if not isinstance(value, JaxTensor):
             return value
-        image = value.image
+        image = value.deferred
         return image.array if isinstance(image, Shuffled) else like.in_lanes(value.array())
 
     return like.holding(_called(lowered, lanes, args, kwargs))

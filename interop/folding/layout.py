@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.interop._core.deferred import DeferredArray
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.lowerings.extremes import sharing
 
@@ -39,7 +40,7 @@ LANES = 128
     drop_fields=["maker", "recipe"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Folded:
+class Folded(DeferredArray):
     """A batch of images in folded form; a JAX pytree with one leaf."""
 
     array: jax.Array
@@ -86,6 +87,22 @@ class Folded:
     def holding(self, array: jax.Array) -> "Folded":
         """Another array in the same layout."""
         return Folded(array, self.parts, self.width, self.fold, self.offset)
+
+    def dense(self) -> jax.Array:
+        return unfold(self)
+
+    def settled(self) -> "Folded":
+        return self
+
+    def map_array(self, function: Callable[[jax.Array], jax.Array]) -> "Folded":
+        return self.holding(function(self.array))
+
+    def channel_means(self, array: jax.Array) -> jax.Array:
+        total = jnp.sum(self.holding(array).cleaned(), (0, 1, 2))
+        return sum_columns(total, self) / (self.array.shape[0] * self.array.shape[1] * self.width)
+
+    def spread(self, channels: jax.Array) -> jax.Array:
+        return spread_channels(channels, self)
 
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> "Folded":
         """`array`, which is `make(self.array, *values)`, in the same layout.

@@ -7,7 +7,7 @@ lanes as well, and the few outputs of a whole group fill them better.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxsr.interop._core.deferred import DeferredArray
 from jaxsr.interop.folding.layout import LANES, Folded, by_ones, column_order, unfold
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shuffled:
+class Shuffled(DeferredArray):
     """A batch of images, logically (N, C, H·factor, W·factor)."""
 
     array: jax.Array
@@ -69,7 +70,10 @@ class Shuffled:
         array = spread_lanes(self.array, self.factor, places)
         return Folded(array, (self.channels,), self.shape[3], self.factor)
 
-    def unfolded(self) -> jax.Array:
+    def map_array(self, function: Callable[[jax.Array], jax.Array]) -> "Shuffled":
+        return self.holding(function(self.array))
+
+    def dense(self) -> jax.Array:
         """(N, C, H·factor, W·factor).
 
         A network's output has few channels, and moves at far fewer cycles as rows first and then as

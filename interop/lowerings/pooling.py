@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dispatch import lowers
+from jaxsr.interop._core.registry import lowers
 
 aten = torch.ops.aten
 

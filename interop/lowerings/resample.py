@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.dispatch import lowers
+from jaxsr.interop._core import torchax
+from jaxsr.interop._core.registry import decomposes, lowers
 
 aten = torch.ops.aten
 
@@ -67,7 +68,20 @@ for _n in (1, 2, 3):
     _register(getattr(aten, f"_upsample_nearest_exact{_n}d").default, "nearest-exact", aligns=False)
 
 
-# ---- grid sampling in three dimensions (torch's own decomposition covers two)
+# ---- grid sampling
+
+
+@decomposes(aten.grid_sampler_2d.default)
+def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, *options: Any) -> torch.Tensor:
+    """torch's decomposition; like torch's kernels, with coordinates in float32."""
+    decomposition = torchax.decomposition(aten.grid_sampler_2d.default)
+    assert decomposition is not None
+    return decomposition(_widened(x), _widened(grid), *options)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.to(torch.float32) if half else tensor
 
 
 def _unnormalise(coord: jax.Array, size: int, align: bool) -> jax.Array:

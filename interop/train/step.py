@@ -443,7 +443,7 @@ def _per_device(update: Callable[..., Any], mesh: Mesh, *, alone: bool) -> Calla
         with contextlib.nullcontext() if alone else whole_batch_statistics():
             return update(reduce, params, buffers, opt_states, batch, key_data)
 
-    from jaxsr.interop.lowerings.batch_statistics import whole_batch_statistics
+    from jaxsr.interop.lowerings.batch_norm import whole_batch_statistics
 
     whole, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
     return jax.shard_map(

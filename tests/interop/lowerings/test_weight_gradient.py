@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from jaxsr.interop.lowerings.weight_gradient import LANES, WIDE, convolve
+from jaxsr.interop.lowerings.convolution import LANES, WIDE, unit_stride_convolution
 
 # images, input and output channels, height, width, kernel, padding
 SHAPES = {
@@ -40,8 +40,10 @@ def case(request):
 def ours(pad, channels_last):
     def run(image, weight):
         if not channels_last:
-            return convolve(image, weight, [(pad, pad)] * 2)
-        out = convolve(jnp.moveaxis(image, 1, 3), weight, [(pad, pad)] * 2, channels_last=True)
+            return unit_stride_convolution(image, weight, [(pad, pad)] * 2)
+        out = unit_stride_convolution(
+            jnp.moveaxis(image, 1, 3), weight, [(pad, pad)] * 2, channels_last=True
+        )
         return jnp.moveaxis(out, 3, 1)
 
     return run
