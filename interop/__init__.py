@@ -22,6 +22,7 @@ _HOME = {
     "init_state": "train.step",
     "make_train_step": "train.step",
     "Checkpoints": "checkpoint",
+    "explain": "explanation",
     "LaneFolding": "folding.policy",
     "choose_folding": "folding.policy",
 }

@@ -254,10 +254,7 @@ class Trace:
 
     def _functional(self, func: Any, entry: Entry, args: tuple, kwargs: dict, metas: Any) -> Any:
         if entry.function is None:
-            raise UnsupportedTorchError(
-                f"{name_of(func)} has no JAX lowering; express it with other operations, or add "
-                "one: jaxsr.interop.register_lowering, or a file of interop/lowerings"
-            )
+            raise UnsupportedTorchError(f"{func} has no JAX lowering; {registry.HOW_TO_ADD}")
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
         jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}

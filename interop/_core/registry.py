@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 from torch._ops import OpOverload, OpOverloadPacket
 
@@ -22,7 +22,15 @@ from jaxsr.interop._core import torchax
 from jaxsr.interop._core.schema import functional_of, is_composite, name_of, schema_of
 
 Function = Callable[..., Any]
+Overload: TypeAlias = "OpOverload[..., Any]"
+Packet: TypeAlias = "OpOverloadPacket[..., Any]"
+Operator: TypeAlias = "OpOverload[..., Any] | OpOverloadPacket[..., Any]"
 Decorated = TypeVar("Decorated", bound=Function)
+
+HOW_TO_ADD = (
+    "express it with other operations, or add a lowering: jaxsr.interop.register_lowering, or a "
+    "function under @lowers in a file of interop/lowerings"
+)
 
 PACKAGES = ("jaxsr.interop.lowerings", "jaxsr.interop.folding")
 """Packages whose modules register entries when imported."""
@@ -71,13 +79,23 @@ class Entry:
 _ENTRIES: dict[tuple[Kind | None, object], Entry] = {}
 
 
-def resolve(func: OpOverload) -> Entry:
+def is_overload(func: object) -> TypeGuard[Overload]:
+    """Whether it is an aten overload, as `torch.ops.aten.amax.default`."""
+    return isinstance(func, OpOverload)
+
+
+def is_packet(func: object) -> TypeGuard[Packet]:
+    """Whether it is an aten operator with its overloads, as `torch.ops.aten.amax`."""
+    return isinstance(func, OpOverloadPacket)
+
+
+def resolve(func: Overload) -> Entry:
     """Who computes an aten overload: the first of the following that applies."""
     return _resolve(func)
 
 
 @functools.cache
-def _resolve(func: OpOverload) -> Entry:
+def _resolve(func: Overload) -> Entry:
     user, entry = _ENTRIES.get((Kind.USER, func)), _ENTRIES.get((None, func))
     schema = schema_of(func)
     if user is not None:
@@ -106,6 +124,11 @@ def _resolve(func: OpOverload) -> Entry:
     return Entry(Kind.NOTHING)
 
 
+def is_torch_decomposition(func: Overload, entry: Entry) -> bool:
+    """Whether a decomposition is torch's own, not one registered here."""
+    return _ENTRIES.get((None, func)) is not entry
+
+
 def function_override(func: object) -> Entry | None:
     """The override or refusal of a torch function, None where torch's own is run."""
     return _ENTRIES.get((None, func))
@@ -121,27 +144,27 @@ def unused_torchax(func: object) -> Entry | None:
     return _ENTRIES.get((Kind.UNUSED, func))
 
 
-def lowers(*funcs: OpOverload) -> Callable[[Decorated], Decorated]:
+def lowers(*funcs: Overload) -> Callable[[Decorated], Decorated]:
     """Registers a JAX lowering: arrays for tensors, as the operator takes them; returns arrays."""
     return _decorator(Kind.LOWERING, funcs)
 
 
-def handles(*funcs: OpOverload) -> Callable[[Decorated], Decorated]:
+def handles(*funcs: Overload) -> Callable[[Decorated], Decorated]:
     """Registers `(trace, func, args, kwargs)` on tensors, for what no pure function computes."""
     return _decorator(Kind.HANDLER, funcs)
 
 
-def lifts(*funcs: OpOverload) -> Callable[[Decorated], Decorated]:
+def lifts(*funcs: Overload) -> Callable[[Decorated], Decorated]:
     """Registers `(trace, func, args, kwargs)` on tensors that the trace has not adopted."""
     return _decorator(Kind.LIFT, funcs)
 
 
-def decomposes(*funcs: OpOverload) -> Callable[[Decorated], Decorated]:
+def decomposes(*funcs: Overload) -> Callable[[Decorated], Decorated]:
     """Registers a function of tensors that calls other torch operators."""
     return _decorator(Kind.DECOMPOSITION, funcs)
 
 
-def views(*funcs: OpOverload) -> Callable[[Decorated], Decorated]:
+def views(*funcs: Overload) -> Callable[[Decorated], Decorated]:
     """Registers `(parent, arguments, metas)`, which returns a `View` for each result, or None."""
     return _decorator(Kind.VIEW, funcs)
 
@@ -151,7 +174,7 @@ def overrides(*funcs: object) -> Callable[[Decorated], Decorated]:
     return _decorator(Kind.FUNCTION, funcs)
 
 
-def folds(*funcs: OpOverload) -> Callable[[Decorated], Decorated]:
+def folds(*funcs: Overload) -> Callable[[Decorated], Decorated]:
     """Registers a rule of lane folding: `interop/folding/rules.py` says what it takes."""
     return _decorator(Kind.FOLDING, funcs)
 
@@ -163,16 +186,20 @@ def refuse(reasons: Mapping[object, str]) -> None:
         _register(func, Entry(Kind.REFUSED, reason=reason, source=place))
 
 
-def skip_torchax(reason: str, *funcs: OpOverload | OpOverloadPacket) -> None:
+def skip_torchax(reason: str, *funcs: Operator) -> None:
     """Leaves torchax's lowerings of operators unused, because of `reason`."""
     place = _caller()
     for func in funcs:
         _register(func, Entry(Kind.UNUSED, reason=reason, source=place))
 
 
-def register_user_lowering(func: OpOverload | OpOverloadPacket, lowering: Function) -> None:
+def register_user_lowering(func: Operator, lowering: Function) -> None:
     """What `jaxsr.interop.register_lowering` does; replaces an earlier one of the same operator."""
-    _register(func, Entry(Kind.USER, lowering, source=source_of(lowering)))
+    entry = Entry(Kind.USER, lowering, source=source_of(lowering))
+    # Of an operator with overloads those that write, as `out=`, follow the functional one.
+    functional = [f for f in _overloads(func) if not (is_overload(f) and _aliases(f))]
+    for overload in functional or [func]:
+        _register(overload, entry)
 
 
 def _decorator(kind: Kind, funcs: tuple[object, ...]) -> Callable[[Decorated], Decorated]:
@@ -189,14 +216,11 @@ def _decorator(kind: Kind, funcs: tuple[object, ...]) -> Callable[[Decorated], D
 def _register(func: object, entry: Entry) -> None:
     slot = entry.kind if entry.kind in _BESIDE else None
     for target in _overloads(func):
-        if isinstance(target, OpOverload) and entry.kind in _FUNCTIONAL:
-            schema = schema_of(target)
-            if schema.mutated or schema.is_view:
-                does = "writes into" if schema.mutated else "is a view of"
-                raise ValueError(
-                    f"{target} {does} its argument, which no lowering can do; register one for the "
-                    "operator that returns a new tensor"
-                )
+        if is_overload(target) and entry.kind in _FUNCTIONAL and _aliases(target):
+            raise ValueError(
+                f"{target} {_aliases(target)} its argument, which no lowering can do; register one "
+                "for the operator that returns a new tensor"
+            )
         earlier = _ENTRIES.get((slot, target))
         if earlier is not None and entry.kind is not Kind.USER:
             places = " and ".join(f"at {e.source} ({e.kind.value})" for e in (earlier, entry))
@@ -205,14 +229,20 @@ def _register(func: object, entry: Entry) -> None:
     _resolve.cache_clear()
 
 
+def _aliases(func: Overload) -> str:
+    """What an overload does to its argument, "" where its result is a new tensor."""
+    schema = schema_of(func)
+    return "writes into" if schema.mutated else "is a view of" if schema.is_view else ""
+
+
 def _overloads(func: object) -> list[object]:
-    if isinstance(func, OpOverloadPacket):
+    if is_packet(func):
         return [getattr(func, name) for name in func.overloads()]
     return [func]
 
 
 def _full_name(func: object) -> str:
-    return str(func) if isinstance(func, OpOverload) else name_of(func)
+    return str(func) if is_overload(func) else name_of(func)
 
 
 def _caller() -> str:
@@ -225,9 +255,9 @@ def _caller() -> str:
 
 def source_of(function: Function) -> str:
     """file:line where a function is defined, "" where Python does not know."""
-    plain: Any = function
-    while hasattr(plain, "__wrapped__") or isinstance(plain, functools.partial):
-        plain = getattr(plain, "__wrapped__", None) or plain.func
+    plain: object = function
+    while (inner := getattr(plain, "__wrapped__", getattr(plain, "func", None))) is not None:
+        plain = inner
     code = getattr(plain, "__code__", None)
     return "" if code is None else _place(code.co_filename, code.co_firstlineno)
 

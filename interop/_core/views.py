@@ -157,7 +157,6 @@ def _bind(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 @views(
     aten.view.default,
-    aten._unsafe_view.default,
     aten._reshape_alias.default,
     aten.unsqueeze.default,
     aten.squeeze.default,
@@ -168,7 +167,7 @@ def _reshaped(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     return [_reshape(parent, tuple(metas[0].shape))]
 
 
-@views(aten.alias.default, aten.view_as.default)
+@views(aten.alias.default)
 def _identity(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     return [View(parent, lambda p: p, lambda p, new: new)]
 
@@ -183,7 +182,7 @@ def _permuted(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     return [_permute(parent, tuple(arguments["dims"]))]
 
 
-@views(aten.t.default, aten.numpy_T.default)
+@views(aten.t.default)
 def _reversed(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     return [_permute(parent, tuple(reversed(range(parent.dim()))))]
 

@@ -30,6 +30,8 @@ from jaxsr.interop.folding.policy import LaneFolding
 
 aten = torch.ops.aten
 
+LANEWISE = (Kind.USER, Kind.LOWERING, Kind.TORCHAX)
+"""Kinds whose function computes one element at a time on lanes as well."""
 _EXTRA_POINTWISE = {aten.clone.default, aten._to_copy.default, aten._prelu_kernel.default}
 # Finite for all finite values, and so in the columns that fill the last group.
 _FINITE = {
@@ -60,7 +62,7 @@ def pointwise(
 ) -> Folded | Shuffled | None:
     """The rule of all such operations: images in one layout, and what broadcasts against them."""
     entry = resolve(func)
-    if entry.kind not in (Kind.USER, Kind.LOWERING, Kind.TORCHAX) or entry.function is None:
+    if entry.kind not in LANEWISE or entry.function is None:
         return None
     if not isinstance(meta, torch.Tensor) or meta.dim() != 4:
         return None
@@ -71,7 +73,11 @@ def pointwise(
     if found is not None:
         return found
     # What is held now: a write may replace it before anybody asks for it without offset.
-    contents = {id(t): t.content() for t in tensors}
+    # By position, not identity: the order of what a gradient keeps is part of the program.
+    position: dict[int, int] = {}
+    for tensor in tensors:
+        position.setdefault(id(tensor), len(position))
+    contents = {position[id(t)]: t.content() for t in tensors}
     whole = [v for v in contents.values() if isinstance(v, Folded) and v.shape == shape]
     if not whole:
         return None
@@ -85,7 +91,7 @@ def pointwise(
             def lanes(value: Any) -> Any:
                 if not isinstance(value, JaxTensor):
                     return value
-                array = values[id(value)]
+                array = values[position[id(value)]]
                 if guards and like.padded and array.ndim == 4 and array.shape[2] == like.groups:
                     array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
                 return array
