@@ -1,3 +1,4 @@
+# pyright: strict
 """Torch modules as pure JAX functions, and what it takes to train them on a mesh.
 
 Names are imported on first use: importing this package touches no device and changes nothing.

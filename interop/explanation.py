@@ -36,8 +36,8 @@ class OperatorExplanation:
 
     def __str__(self) -> str:
         first = f"{self.name}: {self.who}" + (f" ({self.source})" if self.source else "")
-        rest = (self.detail, f"lane folding: {self.folding}" if self.folding else "")
-        return "\n  ".join([first, *(text for text in rest if text)])
+        others = (self.detail, f"lane folding: {self.folding}" if self.folding else "")
+        return "\n  ".join([first, *(line for line in others if line)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,8 @@ def explain(target: object) -> Explanation:
 def _overload(packet: Packet, name: str) -> "Overload | None":
     """None for overloads of TorchScript's own, which the dispatcher does not know."""
     overload: Overload = getattr(packet, name)
-    known = torch._C._dispatch_has_kernel(overload.name())  # pyright: ignore
-    return overload if known else None
+    has_kernel = torch._C._dispatch_has_kernel(overload.name())  # pyright: ignore
+    return overload if has_kernel else None
 
 
 def _explain_overload(func: Overload) -> OperatorExplanation:
@@ -149,12 +149,12 @@ def _named(name: str) -> object:
     """The operator or function of that name."""
     path = name.removeprefix("torch.ops.").replace("::", ".").split(".")
     if path[0] == "torch":
-        found: Any = torch
+        result: Any = torch
         for depth, part in enumerate(path[1:], 1):
-            if not hasattr(found, part):
-                raise _unknown(name, [".".join([*path[:depth], known]) for known in dir(found)])
-            found = getattr(found, part)
-        return found
+            if not hasattr(result, part):
+                raise _unknown(name, [".".join([*path[:depth], member]) for member in dir(result)])
+            result = getattr(result, part)
+        return result
     operators = {
         operator.replace("::", ".")
         for operator in torch._C._dispatch_get_all_op_names()  # pyright: ignore
@@ -164,10 +164,10 @@ def _named(name: str) -> object:
     plain = ".".join(path)
     if plain not in overloads | packets:
         raise _unknown(name, sorted(packets | overloads))
-    found = torch.ops
+    result = torch.ops
     for part in path:
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def _unknown(name: str, names: list[str]) -> ValueError:

@@ -1,3 +1,4 @@
+# pyright: strict
 """A torch module inside a Flax NNX project.
 
     net = TorchModule(torch_module, rngs=nnx.Rngs(0))
@@ -16,7 +17,7 @@ from torch import nn
 from jaxsr.interop.module import JaxModule, to_jax
 
 
-class TorchBuffer(nnx.BatchStat):
+class TorchBuffer(nnx.BatchStat[Any]):
     """A torch buffer or frozen parameter: state that no optimiser moves."""
 
 

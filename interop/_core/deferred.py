@@ -5,12 +5,9 @@ This is all that the core knows of lane folding (`interop/folding`), which imple
 
 import abc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import jax
-
-if TYPE_CHECKING:
-    from jaxsr.interop._core.dispatch import Trace
 
 
 class DeferredArray(abc.ABC):
@@ -54,7 +51,11 @@ class Rewriter(Protocol):
     """Computes operators in a form of its own, where that is faster; a trace has one or none."""
 
     def rewrite(
-        self, trace: "Trace", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, trace: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
-        """Returns whether it computed the operator, and the resulting tensors."""
+        """Runs an operator of a `Trace`, if it wants to.
+
+        Returns:
+          Whether it did, and the resulting tensors.
+        """
         ...

@@ -87,8 +87,8 @@ class Trace:
             return self._adopt(plain)
 
     def _adopt(self, plain: torch.Tensor) -> JaxTensor:
-        known = self.adopted.get(id(plain))
-        if known is None:
+        adopted = self.adopted.get(id(plain))
+        if adopted is None:
             if plain.device.type == "meta":
                 raise UnsupportedTorchError(
                     "a tensor on the meta device that is neither parameter nor buffer has no "
@@ -104,9 +104,9 @@ class Trace:
                 torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"),
                 Cell(None, value, "a torch tensor that is neither parameter nor buffer"),
             ).set_const(value)
-            # The plain tensor is kept alive, so that its id stays its own.
-            known = self.adopted[id(plain)] = (plain, tensor)
-        return known[1]
+            # The plain tensor is kept alive, so that no other one gets its id.
+            adopted = self.adopted[id(plain)] = (plain, tensor)
+        return adopted[1]
 
     # ---- the dispatcher
 
@@ -118,7 +118,7 @@ class Trace:
         if entry.kind is Kind.REFUSED:
             raise UnsupportedTorchError(entry.reason)
         if entry.kind is Kind.LIFT:
-            return entry.function(self, func, args, kwargs)
+            return entry.call(self, func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.as_jax_tensor, (args, kwargs))
         if kwargs.get("generator") is not None:
             raise UnsupportedTorchError(
@@ -129,7 +129,7 @@ class Trace:
             if done:
                 return result
         if entry.kind is Kind.HANDLER:
-            return entry.function(self, func, args, kwargs)
+            return entry.call(self, func, args, kwargs)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         if entry.kind is Kind.COMPOSITE:
@@ -152,7 +152,7 @@ class Trace:
             return self._view(func, entry.function, args, kwargs, metas)
         if entry.kind is Kind.DECOMPOSITION:
             with self.dispatch_mode:
-                return self._wrap_decomposed(func, entry.function(*args, **kwargs), metas)
+                return self._wrap_decomposed(func, entry.call(*args, **kwargs), metas)
         return self._functional(func, entry, args, kwargs, metas)
 
     def as_jax_tensor(self, tensor: torch.Tensor) -> JaxTensor:
@@ -201,13 +201,13 @@ class Trace:
                 t.cell.before_write()
         cargs, ckwargs = pytree.tree_map_only(JaxTensor, lambda t: t.const, (args, kwargs))
         result = func(*cargs, **ckwargs)
-        known = {id(t.const): t for t in tensors}
+        by_const = {id(t.const): t for t in tensors}
         parent = tensors[0] if schema.is_view and tensors else None
 
-        def back(value: torch.Tensor) -> JaxTensor:
-            if id(value) in known:
-                known[id(value)].cell.version += 1
-                return known[id(value)]
+        def as_tensor(value: torch.Tensor) -> JaxTensor:
+            if id(value) in by_const:
+                by_const[id(value)].cell.version += 1
+                return by_const[id(value)]
             if parent is None:
                 return self.wrap_const(value)
             return None  # type: ignore[return-value]
@@ -215,7 +215,7 @@ class Trace:
         if parent is not None:
             metas = self.meta_result(func, args, kwargs)
             return True, self._view(func, entry.function, args, kwargs, metas, result)
-        return True, pytree.tree_map_only(torch.Tensor, back, result)
+        return True, pytree.tree_map_only(torch.Tensor, as_tensor, result)
 
     def _view(
         self, func: Any, form: Any, args: tuple, kwargs: dict, metas: Any, consts: Any = None
@@ -225,7 +225,7 @@ class Trace:
             # The value is conjugated or negated at once; torch's lazy mark must not stay.
             metas = torch.ops.aten.alias.default(parent.meta)
         storage = parent.meta.untyped_storage()._cdata
-        flat = list(metas) if isinstance(metas, (list, tuple)) else [metas]
+        flat = _as_list(metas)
         if any(m.untyped_storage()._cdata != storage for m in flat):
             raise AssertionError(f"{name_of(func)} is no view of its first argument")
         try:
@@ -247,8 +247,8 @@ class Trace:
             for m, v in zip(flat, views, strict=True)
         ]
         if consts is not None:
-            real = list(consts) if isinstance(consts, (list, tuple)) else [consts]
-            for tensor, const in zip(out, real, strict=True):
+            const_list = _as_list(consts)
+            for tensor, const in zip(out, const_list, strict=True):
                 tensor.set_const(const)
         return out if isinstance(metas, (list, tuple)) else out[0]
 
@@ -450,8 +450,8 @@ class _FunctionMode(TorchFunctionMode):
         entry = registry.function_override(func)
         if entry is not None and entry.kind is Kind.REFUSED:
             raise UnsupportedTorchError(entry.reason)
-        if entry is not None and entry.function is not None:
-            return entry.function(self.trace, func, args, kwargs)
+        if entry is not None:
+            return entry.call(self.trace, func, args, kwargs)
         if func in self.constructors or kwargs.get("device") is not None:
             kwargs["device"] = "cpu"
         return func(*args, **kwargs)

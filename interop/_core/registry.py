@@ -75,6 +75,11 @@ class Entry:
     source: str = ""
     """file:line where it is registered or defined."""
 
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """`function`, of a kind that always has one."""
+        assert self.function is not None, self
+        return self.function(*args, **kwargs)
+
 
 _ENTRIES: dict[tuple[Kind | None, object], Entry] = {}
 

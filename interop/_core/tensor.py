@@ -48,7 +48,7 @@ class Cell:
 
     __slots__ = ("_lazy", "_settled", "_value", "const", "owner", "region", "version")
 
-    _lazy: DeferredArray | Callable[[], jax.Array] | None
+    _lazy: Any
     _settled: tuple[Region | None, ChannelArray] | None
     _value: Any
 

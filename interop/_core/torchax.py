@@ -31,13 +31,13 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
     with _LOCK:
         fast_path = torch.backends.mha.get_fastpath_enabled()
         telemetry = os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
-        ours = "torchax" not in sys.modules
+        first_import = "torchax" not in sys.modules
         client = getattr(jax.config, "jax_pjrt_client_create_options", None)
         try:
             from torchax.ops import jaten, ops_registry  # noqa: F401
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
-            if ours and hasattr(torch, "jax"):
+            if first_import and hasattr(torch, "jax"):
                 torch.jax.is_available = lambda: False
             if telemetry is None:
                 os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)

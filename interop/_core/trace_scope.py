@@ -1,4 +1,4 @@
-"""Stretches of a trace inside other JAX transformations, and what may be kept across them."""
+"""Parts of a trace inside other JAX transformations, and which values may cross their bounds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 
 
 class Written(Protocol):
-    """What a region knows of a cell (`_tensor.py`)."""
+    """What a region knows of a cell (`tensor.py`)."""
 
     region: "Region | None"
     value: Any

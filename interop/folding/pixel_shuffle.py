@@ -128,10 +128,10 @@ def convolve_shuffled(
     # Of each pair of places in a group and another one, the tap between them, or none.
     taps, reach = [], []
     extents = (x.factor, x.fold * x.factor)
-    for where, extent, pad in zip(x.rows_and_columns(), extents, padding, strict=True):
+    for positions, extent, pad in zip(x.rows_and_columns(), extents, padding, strict=True):
         first, last = -pad // extent, (extent - 1 + pad) // extent
         groups = np.arange(first, last + 1)[:, None, None] * extent
-        taps.append(groups + where[:, None] - where[None] + pad)
+        taps.append(groups + positions[:, None] - positions[None] + pad)
         reach.append((-first, last))
     row, column = taps[0][:, None], taps[1][None]
     inside = (row >= 0) & (row < sides[0]) & (column >= 0) & (column < sides[1])

@@ -56,10 +56,10 @@ class LaneFolding:
 
     def fold_of(self, channels: int) -> int:
         """Columns in a group of images with so many channels."""
-        return next((f for most, f in sorted(self.folds.items()) if channels <= most), 1)
+        return next((f for limit, f in sorted(self.folds.items()) if channels <= limit), 1)
 
     def choose(
-        self, *, inputs: int, outputs: int, width: int, stride: int, held: int | None
+        self, *, inputs: int, outputs: int, width: int, stride: int, current: int | None
     ) -> int:
         """The fold that a convolution's input gets, 1 for none.
 
@@ -67,31 +67,31 @@ class LaneFolding:
           inputs, outputs: channels.
           width: columns of the input.
           stride: along columns.
-          held: the fold that the input has already.
+          current: the fold that the input has already.
         """
         if self.channels_last:
             return 1
-        wanted = self.fold_of(outputs) * stride
-        if held is not None:
-            if held * inputs > LANES and held * outputs > 2 * LANES:
+        columns = self.fold_of(outputs) * stride
+        if current is not None:
+            if current * inputs > LANES and current * outputs > 2 * LANES:
                 # Wider than the lanes on both sides, what is added is multiplication by zero.
                 return self._fitting(max(self.fold_of(inputs), self.fold_of(outputs)), width)
-            further = wanted > held and wanted * inputs <= _MOVED
-            return self._fitting(wanted, width) if further else held
+            further = columns > current and columns * inputs <= _MOVED
+            return self._fitting(columns, width) if further else current
         if self.fold_of(outputs) == 1:
             return 1
-        while wanted > 1 and wanted * inputs > _WIDEST:
-            wanted //= 2
-        return self._fitting(wanted, width)
+        while columns > 1 and columns * inputs > _WIDEST:
+            columns //= 2
+        return self._fitting(columns, width)
 
-    def _fitting(self, wanted: int, width: int) -> int:
+    def _fitting(self, columns: int, width: int) -> int:
         """The fold itself if it divides the width or wastes little of it, else a smaller one."""
-        while wanted > 1 and wanted > width:
-            wanted //= 2
-        half = wanted // 2
-        if width % wanted and half > 1 and width % half == 0:
+        while columns > 1 and columns > width:
+            columns //= 2
+        half = columns // 2
+        if width % columns and half > 1 and width % half == 0:
             return half
-        return wanted
+        return columns
 
 
 CHANNELS_LAST = LaneFolding({}, channels_last=True)

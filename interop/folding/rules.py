@@ -121,14 +121,14 @@ def _convolution(
     stride, padding, dilation = ((*v, *v)[:2] for v in (stride, padding, dilation))
     values = weight.array(), None if bias is None else bias.array()
     if isinstance(x.deferred, Shuffled) and (*stride, *dilation) == (1, 1, 1, 1):
-        found = convolve_shuffled(x.deferred, *values, padding)
-        if found is not None:
-            return found
+        result = convolve_shuffled(x.deferred, *values, padding)
+        if result is not None:
+            return result
     image = x.content()
-    held = image.fold if isinstance(image, Folded) else None
+    current = image.fold if isinstance(image, Folded) else None
     outputs, inputs = weight.shape[:2]
     size = folding.choose(
-        inputs=inputs, outputs=outputs, width=x.shape[3], stride=stride[1], held=held
+        inputs=inputs, outputs=outputs, width=x.shape[3], stride=stride[1], current=current
     )
     if size == 1 and not folding.channels_last:
         return None
@@ -166,23 +166,23 @@ def _reduce(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: An
         if not keep:
             return None
         if name == "amax":
-            found = largest_channel(image)
+            result = largest_channel(image)
         else:
-            found = sum_channels(image.array, image) / (image.channels if name == "mean" else 1)
-        return Folded(sign * found, (1,), image.width, image.fold, image.offset)
+            result = sum_channels(image.array, image) / (image.channels if name == "mean" else 1)
+        return Folded(sign * result, (1,), image.width, image.fold, image.offset)
     if not {2, 3} <= axes or (1 in axes and name == "amax"):
         return None
     if name == "amax":
-        found = sign * largest_pixel(image, batch=0 in axes)
+        result = sign * largest_pixel(image, batch=0 in axes)
     else:
         wide = image.cleaned().astype(jnp.promote_types(image.dtype, jnp.float32))
         over = tuple(sorted((axes & {0}) | {1, 2}))
-        found = sum_columns(jnp.sum(wide, over, keepdims=True), image)
+        result = sum_columns(jnp.sum(wide, over, keepdims=True), image)
         if 1 in axes:
-            found = jnp.sum(found, 3, keepdims=True)
+            result = jnp.sum(result, 3, keepdims=True)
         if name == "mean":
-            found = found / math.prod(x.shape[a] for a in axes)
-    return found.transpose(0, 3, 1, 2).reshape(tuple(meta.shape))
+            result = result / math.prod(x.shape[a] for a in axes)
+    return result.transpose(0, 3, 1, 2).reshape(tuple(meta.shape))
 
 
 @folds(aten.mean.default, aten.sum.default)
@@ -198,12 +198,12 @@ def _max_pool(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: 
     if not _halves(*args[1:], **kwargs):
         return None
     image = args[0].content()
-    found = pool(image, first_largest)
-    if found is None:
+    pooled = pool(image, first_largest)
+    if pooled is None:
         return None
-    plain = resolve(func).function
-    assert plain is not None
-    return found, lambda: plain(args[0].array(), *args[1:], **kwargs)[1]
+    lowering = resolve(func).function
+    assert lowering is not None
+    return pooled, lambda: lowering(args[0].array(), *args[1:], **kwargs)[1]
 
 
 @jax.custom_jvp
@@ -227,10 +227,10 @@ def _first_largest_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arra
     best, index = _first_largest(primals)
     # XLA would keep what the comparisons gave, a byte for each, instead of one.
     index = jax.lax.optimization_barrier(index)
-    moved = tangents[0]
+    total = tangents[0]
     for k, tangent in enumerate(tangents[1:], 1):
-        moved = jnp.where(index == k, tangent, moved)
-    return best, moved
+        total = jnp.where(index == k, tangent, total)
+    return best, total
 
 
 @folds(aten.avg_pool2d.default)
@@ -275,8 +275,8 @@ def _cat(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) 
     dtype = to_jax_dtype(meta.dtype)
     # The fold of the most lanes: the least has to move.
     size = max((c for c in contents if isinstance(c, Folded)), key=lambda c: c.array.size).fold
-    held = {c.offset if isinstance(c, Folded) and c.fold == size else 0 for c in contents}
-    offset = held.pop() if len(held) == 1 else 0
+    offsets = {c.offset if isinstance(c, Folded) and c.fold == size else 0 for c in contents}
+    offset = offsets.pop() if len(offsets) == 1 else 0
 
     def alike(content: Folded | jax.Array) -> Folded:
         if not isinstance(content, Folded):
@@ -292,9 +292,9 @@ def _cat(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) 
 
 def _enlarging(method: str, aligns: bool) -> Rule:
     def run(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
-        x, size, *rest = args
-        align = bool(rest.pop(0)) if aligns else False
-        scales = (*rest, None, None)[:2]
+        x, size, *options = args
+        align = bool(options.pop(0)) if aligns else False
+        scales = (*options, None, None)[:2]
         image = x.content()
         if folding.channels_last:
             if not isinstance(image, Folded):
@@ -304,8 +304,8 @@ def _enlarging(method: str, aligns: bool) -> Rule:
         if not isinstance(image, Folded):
             # Wide images enter here where the result is what folding is for.
             ratio = size[1] // image.shape[3]
-            wide = folding.fold_of(image.shape[1]) == 1
-            if ratio < 2 or not wide or ratio * image.shape[1] > WIDE_LANES:
+            is_wide = folding.fold_of(image.shape[1]) == 1
+            if ratio < 2 or not is_wide or ratio * image.shape[1] > WIDE_LANES:
                 return None
             image = fold(image, 1)
         elif (size[1] // image.width) * image.array.shape[3] > 2 * WIDE_LANES:
@@ -333,12 +333,12 @@ _INSTANCE_NORM = inspect.signature(F.instance_norm)
 
 @overrides(F.instance_norm)
 def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    given = _INSTANCE_NORM.bind(*args, **kwargs)
-    given.apply_defaults()
-    x, weight, bias, eps = (given.arguments[n] for n in ("input", "weight", "bias", "eps"))
+    call = _INSTANCE_NORM.bind(*args, **kwargs)
+    call.apply_defaults()
+    x, weight, bias, eps = (call.arguments[n] for n in ("input", "weight", "bias", "eps"))
     image = x.settled() if isinstance(x, JaxTensor) else None
-    running = any(given.arguments[n] is not None for n in ("running_mean", "running_var"))
-    if image is None or running or not given.arguments["use_input_stats"]:
+    running = any(call.arguments[n] is not None for n in ("running_mean", "running_var"))
+    if image is None or running or not call.arguments["use_input_stats"]:
         return func(*args, **kwargs)
     if math.prod(image.shape[2:]) < 2:
         return func(*args, **kwargs)  # torch refuses a single pixel

@@ -81,19 +81,21 @@ def _run_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    given = [None if t is None else trace.as_jax_tensor(t) for t in (query, key, value, attn_mask)]
+    tensors = [
+        None if t is None else trace.as_jax_tensor(t) for t in (query, key, value, attn_mask)
+    ]
     if attn_mask is not None and is_causal:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        metas = [None if t is None else t.meta for t in given]
+        metas = [None if t is None else t.meta for t in tensors]
         meta = func(*metas, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     drop = functools.partial(_drop, trace.next_key(), dropout_p) if dropout_p > 0 else None
 
-    arrays = [None if t is None else t.array() for t in given]
+    arrays = [None if t is None else t.array() for t in tensors]
     q, k, v, mask = arrays
     assert q is not None and k is not None and v is not None
     out = attention(q, k, v, mask, is_causal, scale, enable_gqa, drop)
-    needs = any(t is not None and t.needs_grad for t in given)
+    needs = any(t is not None and t.needs_grad for t in tensors)
     return trace.wrap_result(func, out, meta, needs)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch import nn
 
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace, cast
@@ -23,17 +25,17 @@ aten = torch.ops.aten
 # ---- statistics of a part of the batch
 
 
-_WHOLE = ContextVar("whole", default=False)
+_WHOLE_BATCH = ContextVar("whole_batch", default=False)
 
 
 @contextlib.contextmanager
 def whole_batch_statistics() -> Iterator[None]:
     """While a step is traced for one device's rows, but promises statistics of all rows."""
-    before = _WHOLE.set(True)
+    token = _WHOLE_BATCH.set(True)
     try:
         yield
     finally:
-        _WHOLE.reset(before)
+        _WHOLE_BATCH.reset(token)
 
 
 def check_rows(rows: int, axis: object) -> None:
@@ -46,7 +48,7 @@ def check_rows(rows: int, axis: object) -> None:
     Raises:
       UnsupportedTorchError: the statistics would be those of one device's rows.
     """
-    if _WHOLE.get() and axis is None and rows > 1:
+    if _WHOLE_BATCH.get() and axis is None and rows > 1:
         raise UnsupportedTorchError(
             "batch normalisation outside of nn.BatchNorm1d, 2d and 3d cannot take its statistics "
             "over all devices in bfloat16; use one of these modules, --batch-norm local, or "
@@ -93,8 +95,8 @@ def batch_norm(
             n = x.numel() // x.shape[1] * (1 if axis is None else lax.axis_size(axis))
             m = momentum.array() if isinstance(momentum, JaxTensor) else momentum
             with torch.no_grad():
-                _track(trace, mean, lax.stop_gradient(mu), m)
-                _track(trace, var, lax.stop_gradient(sigma2) * (n / max(n - 1, 1)), m)
+                _update_running(trace, mean, lax.stop_gradient(mu), m)
+                _update_running(trace, var, lax.stop_gradient(sigma2) * (n / max(n - 1, 1)), m)
     else:
         mu, sigma2 = mean.array().astype(wide), var.array().astype(wide)
         centred = value.astype(wide) - images.spread(mu)
@@ -104,8 +106,8 @@ def batch_norm(
 
     def normalised(centred: jax.Array, scale: jax.Array, *shift: jax.Array) -> jax.Array:
         out = centred * images.spread(scale)
-        for moved in shift:
-            out = out + images.spread(moved)
+        for channels in shift:
+            out = out + images.spread(channels)
         return out.astype(value.dtype)
 
     def make(value: jax.Array, mu: jax.Array, *rest: jax.Array) -> jax.Array:
@@ -138,7 +140,7 @@ class _DenseImages:
         return array
 
 
-def _track(trace: Trace, running: JaxTensor, new: jax.Array, momentum: Any) -> None:
+def _update_running(trace: Trace, running: JaxTensor, new: jax.Array, momentum: Any) -> None:
     old = running.array()
     trace.write(running, (1 - momentum) * old + momentum * new, False)
 
@@ -167,19 +169,40 @@ def _batch_norm_with_update(trace: Trace, func: Any, args: tuple, kwargs: dict) 
 # ---- modules whose factor or mesh axis the aten operators cannot express
 
 
-def batch_norm_forward(module: Any, axis: str | tuple[str, ...] | None, x: Any) -> Any:
-    """`_BatchNorm.forward` for momentum=None, a traced factor, and for a named mesh axis."""
+def replace_forwards(module: nn.Module, sync_axis: str | tuple[str, ...] | None) -> None:
+    """Replaces `forward` of BatchNorm layers with momentum=None, or statistics over a mesh axis.
+
+    Args:
+      module: changed in place.
+      sync_axis: mesh axes of `nn.SyncBatchNorm` layers, or None.
+    """
+    for layer in module.modules():
+        if type(layer).forward not in _FORWARDS:
+            continue
+        assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        axis = sync_axis if isinstance(layer, nn.SyncBatchNorm) else None
+        if axis is not None or (layer.momentum is None and layer.track_running_stats):
+            layer.forward = functools.partial(_forward, layer, axis)
+
+
+_FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def _forward(layer: Any, axis: str | tuple[str, ...] | None, x: torch.Tensor) -> torch.Tensor:
     from jaxsr.interop._core.trace_context import running_trace
 
-    module._check_input_dim(x)
+    layer._check_input_dim(x)
     trace = running_trace()
-    tracked = module.running_mean is not None
-    batch = module.training or not tracked
-    factor: Any = module.momentum
-    if module.training and tracked:
-        module.num_batches_tracked.add_(1)
+    tracked = layer.running_mean is not None
+    batch = layer.training or not tracked
+    factor: Any = layer.momentum
+    if layer.training and tracked:
+        layer.num_batches_tracked.add_(1)
         if factor is None:
-            factor = 1.0 / module.num_batches_tracked.to(torch.float32)
-    given = (x, module.weight, module.bias, module.running_mean, module.running_var)
-    ours = [None if t is None else trace.as_jax_tensor(t) for t in given]
-    return batch_norm(trace, *ours, batch, factor, module.eps, axis)[0]  # type: ignore[arg-type]
+            factor = 1.0 / layer.num_batches_tracked.to(torch.float32)
+    weight, bias, mean, var = (
+        None if t is None else trace.as_jax_tensor(t)
+        for t in (layer.weight, layer.bias, layer.running_mean, layer.running_var)
+    )
+    x = trace.as_jax_tensor(x)
+    return batch_norm(trace, x, weight, bias, mean, var, batch, factor, layer.eps, axis)[0]

@@ -141,11 +141,11 @@ def general_convolution(
     # Of a stride, the input gradient is dilated by it, and padded by as much as this one lacks.
     strided = [i for i in range(n) if (taps[i], stride[i], rhs[i], padding[i][0]) == (2, 2, 1, 1)]
     if 0 < len(strided) < n:
-        around = [(0, 0, 0)] * x.ndim
+        zeros = [(0, 0, 0)] * x.ndim
         for i in strided:
-            around[spatial[i]] = (*padding[i], 0)
+            zeros[spatial[i]] = (*padding[i], 0)
             padding[i] = (0, 0)
-        x = lax.pad(x, jnp.zeros((), x.dtype), around)
+        x = lax.pad(x, jnp.zeros((), x.dtype), zeros)
 
     dilated = [i for i in range(n) if lhs[i] == 2 and rhs[i] == 1 and padding[i] == (0, 0)]
     for i in dilated:
@@ -186,8 +186,8 @@ def unit_stride_convolution(
     if kernel == [1, 1] and form.padding == ((0, 0), (0, 0)) and x.size:
         return lax.platform_dependent(x, weight, cpu=form.product, default=form.plain)
     few = outputs < LANES <= inputs
-    own = few or (outputs > inputs >= WIDE and not channels_last)
-    return _convolve(form, x, weight) if own else form.plain(x, weight)
+    reversed_roles = few or (outputs > inputs >= WIDE and not channels_last)
+    return _convolve(form, x, weight) if reversed_roles else form.plain(x, weight)
 
 
 @dataclasses.dataclass(frozen=True)

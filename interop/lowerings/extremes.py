@@ -69,9 +69,9 @@ def sharing(
     @run.defjvp
     def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         (x,), (dx,) = primals, tangents
-        most = run(x)
-        ties = equal(x, spread(most)).astype(x.dtype)
-        return most, (total(ties * dx) / total(ties)).astype(x.dtype)
+        extremes = run(x)
+        ties = equal(x, spread(extremes)).astype(x.dtype)
+        return extremes, (total(ties * dx) / total(ties)).astype(x.dtype)
 
     return run(array)
 
@@ -87,10 +87,10 @@ def extreme(
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(values.astype(jnp.float32), axes, keepdims=True)
 
-    def found(array: jax.Array) -> jax.Array:
+    def reduced(array: jax.Array) -> jax.Array:
         return reduction(array, axes, keepdims=True)
 
-    out = sharing(array, found, spread=lambda most: most, total=total)
+    out = sharing(array, reduced, spread=lambda extremes: extremes, total=total)
     return out if keepdims else out.squeeze(axes)
 
 
@@ -113,16 +113,16 @@ def fmin(x: jax.Array, y: jax.Array) -> jax.Array:
     return _pick(x, y, (x <= y) | is_nan(y))
 
 
-def _larger(func: Any, value: Callable[..., jax.Array], less: Callable) -> None:
+def _lowers_pairwise(func: Any, value: Callable[..., jax.Array], less: Callable) -> None:
     """`func`, the larger of two or the smaller, with its gradient halved between equals.
 
     JAX asks which of the two equals the result. Neither does where the result was rounded and they
     are computed again, and both get zero.
     """
 
-    def partial(own: jax.Array, other: jax.Array) -> jax.Array:
-        own, other = rounded(own), rounded(other)
-        return jnp.where(own == other, 0.5, jnp.where(less(own, other), 0.0, 1.0))
+    def partial(first: jax.Array, second: jax.Array) -> jax.Array:
+        first, second = rounded(first), rounded(second)
+        return jnp.where(first == second, 0.5, jnp.where(less(first, second), 0.0, 1.0))
 
     chosen = with_partials(value, lambda x, y, _: partial(x, y), lambda x, y, _: partial(y, x))
 
@@ -132,24 +132,24 @@ def _larger(func: Any, value: Callable[..., jax.Array], less: Callable) -> None:
         return chosen(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else value(x, y)
 
 
-_larger(aten.maximum.default, jnp.maximum, lambda own, other: own < other)
-_larger(aten.minimum.default, jnp.minimum, lambda own, other: own > other)
+_lowers_pairwise(aten.maximum.default, jnp.maximum, lambda own, other: own < other)
+_lowers_pairwise(aten.minimum.default, jnp.minimum, lambda own, other: own > other)
 
 
 # ---- along axes
 
 
-def _over_axes(func: Any, reduction: Callable[..., jax.Array]) -> None:
+def _lowers_over_axes(func: Any, reduction: Callable[..., jax.Array]) -> None:
     @lowers(func)
     def run(x: jax.Array, dim: Sequence[int] = (), keepdim: bool = False) -> jax.Array:
         axes = tuple(d % max(x.ndim, 1) for d in dim)[: x.ndim] or tuple(range(x.ndim))
         return extreme(x, reduction, axes, keepdim)
 
 
-_over_axes(aten.amax.default, jnp.max)
-_over_axes(aten.amin.default, jnp.min)
-_over_axes(aten.max.default, jnp.max)
-_over_axes(aten.min.default, jnp.min)
+_lowers_over_axes(aten.amax.default, jnp.max)
+_lowers_over_axes(aten.amin.default, jnp.min)
+_lowers_over_axes(aten.max.default, jnp.max)
+_lowers_over_axes(aten.min.default, jnp.min)
 
 
 def _with_index(

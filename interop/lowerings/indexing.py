@@ -82,9 +82,9 @@ def _select(trace: Trace, parent: JaxTensor, dim: int, index: jax.Array) -> JaxT
 def _getitem(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     x, key = args
     if isinstance(x, torch.Tensor):
-        found = _selected(trace, trace.as_jax_tensor(x), key)
-        if found is not None:
-            return found
+        selected = _selected(trace, trace.as_jax_tensor(x), key)
+        if selected is not None:
+            return selected
     return func(*args, **kwargs)
 
 
@@ -131,15 +131,15 @@ def searchsorted(
     side: str | None = None,
     sorter: jax.Array | None = None,
 ) -> jax.Array:
-    which = "right" if right or side == "right" else "left"
+    side_name = "right" if right or side == "right" else "left"
     if sorter is not None:
         sequence = jnp.take_along_axis(sequence, sorter, -1)
     if sequence.ndim == 1:
-        return jnp.searchsorted(sequence, values, side=which)
+        return jnp.searchsorted(sequence, values, side=side_name)
     rows = sequence.reshape(-1, sequence.shape[-1])
     queries = values.reshape(rows.shape[0], -1)
-    found = jax.vmap(lambda s, v: jnp.searchsorted(s, v, side=which))(rows, queries)
-    return found.reshape(values.shape)
+    positions = jax.vmap(lambda s, v: jnp.searchsorted(s, v, side=side_name))(rows, queries)
+    return positions.reshape(values.shape)
 
 
 # ---- scatter
@@ -163,14 +163,14 @@ def scatter_reduce(
     # Among equals torch shares the gradient; XLA's scatter would give each of them all of it.
     out = lax.stop_gradient(out)
     source = source[tuple(slice(0, n) for n in index.shape)]
-    where = list(jnp.indices(index.shape, sparse=True))
-    where[dim] = index
-    place = tuple(where)
+    indices = list(jnp.indices(index.shape, sparse=True))
+    indices[dim] = index
+    place = tuple(indices)
     reached = jnp.zeros(x.shape, x.dtype).at[place].add(1)
-    ties, held = equal(source, out[place]), equal(x, out)
+    ties, ties_here = equal(source, out[place]), equal(x, out)
     # torch counts the tensor's own element even where include_self=False leaves it out.
-    own = held & (jnp.asarray(include_self) | (reached == 0))
-    count = held.astype(x.dtype).at[place].add(ties.astype(x.dtype))
-    share = jnp.where(own, x / jnp.maximum(count, 1), 0)
+    counts_itself = ties_here & (jnp.asarray(include_self) | (reached == 0))
+    count = ties_here.astype(x.dtype).at[place].add(ties.astype(x.dtype))
+    share = jnp.where(counts_itself, x / jnp.maximum(count, 1), 0)
     share = share.at[place].add(jnp.where(ties, source / jnp.maximum(count[place], 1), 0))
     return straight_through(share, out)

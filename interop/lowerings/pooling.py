@@ -68,14 +68,14 @@ def _max_pool(
             for o, d, n, s in zip(offset, dilation, counts, stride, strict=True)
         )
         value = padded[(..., *window)]
-        where = jnp.asarray(positions[window])
+        place = jnp.asarray(positions[window])
         if best is None or index is None:
-            best, index = value, jnp.broadcast_to(where, value.shape)
+            best, index = value, jnp.broadcast_to(place, value.shape)
             continue
         # NaN wins, as in torch; padding never does, even against a window of -inf.
         wins = (value > best) | jnp.isnan(value) & ~jnp.isnan(best) | (index < 0)
         best = jnp.where(wins, value, best)
-        index = jnp.where(wins, where, index)
+        index = jnp.where(wins, place, index)
     assert best is not None and index is not None
     return best, index
 
@@ -159,9 +159,9 @@ def _adaptive_mean(x: jax.Array, size: Any, ndim: int) -> jax.Array:
         weights = np.zeros((out, n), np.float32)
         for row, (a, b) in enumerate(_adaptive_bounds(n, out)):
             weights[row, a:b] = 1 / (b - a)
-        moved = jnp.moveaxis(wide, axis, -1)
-        moved = jnp.matmul(moved, weights.T, precision=lax.Precision.HIGHEST)
-        wide = jnp.moveaxis(moved, -1, axis)
+        last_axis = jnp.moveaxis(wide, axis, -1)
+        last_axis = jnp.matmul(last_axis, weights.T, precision=lax.Precision.HIGHEST)
+        wide = jnp.moveaxis(last_axis, -1, axis)
     return wide.astype(x.dtype)
 
 

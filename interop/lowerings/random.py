@@ -75,11 +75,11 @@ _IN_PLACE = [
 def _random_fresh(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     meta = trace.meta_result(func, args, kwargs)
     name = func.overloadpacket.__name__
-    rest = args[1:] if name.startswith("rand") else args
+    parameters = args[1:] if name.startswith("rand") else args
     if func is aten.normal.float_float:
-        rest = args
+        parameters = args
     dtype = to_jax_dtype(meta.dtype)
-    value = _draw(func, trace.next_key(), tuple(meta.shape), dtype, rest, kwargs)
+    value = _draw(func, trace.next_key(), tuple(meta.shape), dtype, parameters, kwargs)
     return trace.wrap_like(cast(value, dtype), meta, False)
 
 

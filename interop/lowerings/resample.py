@@ -32,7 +32,7 @@ def resize_images(
         out / x.shape[axis] if factor is None else factor
         for factor, out, axis in zip(scales, size, axes, strict=True)
     ]
-    given = any(factor is not None for factor in scales)
+    has_factor = any(factor is not None for factor in scales)
     return resize(
         x,
         tuple(size),
@@ -40,7 +40,7 @@ def resize_images(
         antialias=aa,
         convention="torch",
         axes=axes,
-        scale=factors if given and not align else None,
+        scale=factors if has_factor and not align else None,
         align_corners=align,
     )
 
@@ -128,10 +128,10 @@ def grid_sampler_3d(
     return total
 
 
-def _gather(x: jax.Array, where: list[jax.Array]) -> jax.Array:
+def _gather(x: jax.Array, coordinates: list[jax.Array]) -> jax.Array:
     inside = jnp.ones((), bool)
     flat = jnp.zeros((), jnp.int32)
-    for size, c in zip(x.shape[2:], where, strict=True):
+    for size, c in zip(x.shape[2:], coordinates, strict=True):
         inside = inside & (c >= 0) & (c <= size - 1)
         flat = flat * size + jnp.clip(c, 0, size - 1).astype(jnp.int32)
     rows = x.reshape(*x.shape[:2], -1)

@@ -98,15 +98,15 @@ def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 @overrides(torch.tensor_split, torch.Tensor.tensor_split)
 def _tensor_split(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     args_: list[Any] = list(args)
-    where = args_[1] if len(args_) > 1 else next(iter(kwargs.values()), None)
-    if isinstance(where, JaxTensor):
-        if where.const is None:
+    sections = args_[1] if len(args_) > 1 else next(iter(kwargs.values()), None)
+    if isinstance(sections, JaxTensor):
+        if sections.const is None:
             raise UnsupportedTorchError(
                 "tensor_split at traced places has no fixed shapes; split at Python numbers"
             )
-        places = tuple(where.const.tolist()) if where.dim() else where.const.item()
-        rest = {k: v for k, v in kwargs.items() if k == "dim"}
-        return func(args_[0], places, *args_[2:], **rest)
+        places = tuple(sections.const.tolist()) if sections.dim() else sections.const.item()
+        options = {k: v for k, v in kwargs.items() if k == "dim"}
+        return func(args_[0], places, *args_[2:], **options)
     return func(*args, **kwargs)
 
 
@@ -115,17 +115,19 @@ def _tensor_split(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 @overrides(torch.Tensor.to)
 def _to(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    tensor, *rest = args
+    tensor, *positional = args
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
     other = kwargs.pop("other", None)
-    if rest and isinstance(rest[0], torch.Tensor):
-        other = rest.pop(0)
+    if positional and isinstance(positional[0], torch.Tensor):
+        other = positional.pop(0)
     if other is not None:
         kwargs["dtype"] = other.dtype
-    rest = [v for v in rest if not isinstance(v, (str, int, torch.device)) and v is not None]
-    if not rest and kwargs.get("dtype") is None and "memory_format" not in kwargs:
+    positional = [
+        v for v in positional if not isinstance(v, (str, int, torch.device)) and v is not None
+    ]
+    if not positional and kwargs.get("dtype") is None and "memory_format" not in kwargs:
         return tensor.clone() if kwargs.get("copy") else tensor
-    return func(tensor, *rest, **kwargs)
+    return func(tensor, *positional, **kwargs)
 
 
 @overrides(torch.Tensor.cuda, torch.Tensor.cpu)
