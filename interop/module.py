@@ -110,11 +110,11 @@ def to_jax(
       sync_axis: mesh axes over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
         Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
       lane_folding: how to fold narrow convolutions into a TPU's lanes: `choose_folding("auto",
-        device)` of `jaxsr.interop.folding.policy`. Default: not at all.
+        device)` of `jaxsr.interop`. Default: not at all.
 
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
-        message names the submodule and the way out.
+        message names the submodule and a workaround.
       ValueError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
     """
     dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)

@@ -281,7 +281,7 @@ class JaxTensor(torch.Tensor):
 
     def register_hook(self, hook: Callable) -> None:  # type: ignore[override]
         raise UnsupportedTorchError(
-            "Tensor.register_hook changes gradients behind JAX's back; "
+            "Tensor.register_hook changes gradients, which JAX would not see; "
             "write a torch.autograd.Function with that backward"
         )
 

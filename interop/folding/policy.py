@@ -1,7 +1,7 @@
 """Lane folding: narrow convolutions on TPU compute neighbouring columns side by side.
 
 A TPU computes a convolution of 16 channels at the price of one of 128, and keeps its activations in
-eight times their size. Folded, eight columns share those 128 lanes (`_folded.py`). Nothing of it is
+eight times their size. Folded, eight columns share those 128 lanes (`layout.py`). Nothing of it is
 seen from outside: the values are those of the plain network, up to the order of sums.
 
 CPUs convolve images whose channels come last; torch's order costs two transposes a convolution.
@@ -10,7 +10,7 @@ Folded one column at a time, images lie so from layer to layer.
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
 
-Which fold a width gets is a table (`_lane_table.py`), searched with the TPU compiler's estimates.
+Which fold a width gets is a table (`table.py`), searched with the TPU compiler's estimates.
 """
 
 import dataclasses

@@ -11,8 +11,8 @@ aten = torch.ops.aten
 
 _MEMORY = "{} changes a tensor's memory; make a new tensor instead"
 _HOOK = (
-    "Tensor.register_hook changes gradients behind JAX's back; write a torch.autograd.Function "
-    "with that backward"
+    "Tensor.register_hook changes gradients, which JAX would not see; "
+    "write a torch.autograd.Function with that backward"
 )
 _GRAD = "torch.autograd.grad inside forward; compute that gradient with jax.grad over apply"
 
