@@ -26,8 +26,8 @@ Rooms:
 - `aot/`: compilation ahead of time: chips, programs, reports.
 
 To add a lowering, write a function of arrays under `@lowers(torch.ops.aten.NAME.OVERLOAD)` in the
-file of `lowerings/` that has its subject, or in a new file there, and a case in
-`tests/interop/conformance`. For an operator of your own, call `register_lowering` instead.
+file of `lowerings/` that has its subject, or in a new file there, and a test in
+`tests/interop/lowerings`. For an operator of your own, call `register_lowering` instead.
 
 Names are imported on first use: importing this package touches no device and changes nothing.
 """
