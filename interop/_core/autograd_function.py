@@ -1,8 +1,8 @@
 """Parts of a trace that run inside another JAX transformation.
 
 `torch.utils.checkpoint` becomes `jax.checkpoint`; a `torch.autograd.Function` becomes a
-`jax.custom_vjp` with the same backward. In-place writes made inside (BatchNorm statistics, say) are
-carried out as additional results.
+`jax.custom_vjp` with the same backward. In-place writes made inside, such as BatchNorm statistics,
+leave it as additional results.
 """
 
 import functools

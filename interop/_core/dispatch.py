@@ -1,9 +1,10 @@
 """Runs aten operations on `JaxTensor`s: aliasing, `no_grad`, random keys, results checked.
 
-Torch itself decomposes its functions into aten operations (the same ones that its CPU backend runs)
-and works out shapes, strides and dtypes on the meta device; a lowering only has to give the values.
-A lowering whose result has another shape than torch's raises, one with another dtype is cast, so
-that neither can go unnoticed.
+Torch decomposes its functions into aten operators, the same ones that its CPU backend runs. Each
+also runs on torch's meta device, which gives shapes, strides and dtypes; a lowering only gives the
+values. A result of another shape than torch's raises, one of another dtype is cast.
+
+`Trace.dispatch` asks `registry` who computes an operator and acts on the answer.
 """
 
 import threading
@@ -37,7 +38,7 @@ PLACEMENT_OPTIONS = (
 
 
 class Trace:
-    """One run of `apply`: its random key, and the plain torch tensors that it met."""
+    """One run of `apply`: its random key, and the plain torch tensors that its code used."""
 
     def __init__(self, rng: jax.Array | None, rewriter: Rewriter | None = None) -> None:
         self.rng = rng
@@ -77,12 +78,13 @@ class Trace:
         return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
 
     def wrap_const(self, value: torch.Tensor, owner: str = "") -> JaxTensor:
+        """A new tensor whose value is a torch tensor that depends on no input."""
         value = value.detach()
         tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
         return tensor.set_const(value)
 
     def adopt(self, plain: torch.Tensor) -> JaxTensor:
-        """An ordinary torch tensor met in the module's code: a constant of the program."""
+        """An ordinary torch tensor in the module's code, as a constant of the program."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             return self._adopt(plain)
 
@@ -297,7 +299,7 @@ class Trace:
         return _as_returned(tensors, metas)
 
     def _wrap_decomposed(self, func: Any, result: Any, metas: Any) -> Any:
-        """Casts what a decomposition returns; its strides may differ, values come from ours."""
+        """A decomposition's tensors in torch's dtypes and strides."""
         tensors = [
             self.wrap_like(fit(func, value.array(), meta), meta, value.needs_grad)
             if isinstance(meta, torch.Tensor) and isinstance(value, JaxTensor)

@@ -2,14 +2,14 @@
 
 Torch code writes into views; JAX arrays cannot be written. So several `JaxTensor`s may share one
 `Cell`: the cell owns the value, a view knows its parent and the aten operation that made it. A
-read replays that operation when the cell has moved on; a write goes back through it to the cell.
+read replays that operation when the cell has changed; a write goes back through it to the cell.
 
-Each `JaxTensor` also has a shadow on torch's meta device (`meta`), made by running every operation
-there too. The shadow gives exact shapes, strides, dtypes and error messages: torch's own.
+Each `JaxTensor` also has a tensor on torch's meta device (`meta`), on which every operation runs as
+well. It gives torch's shapes, strides, dtypes and error messages.
 
-Values that no input reaches (masks, position tables, counters) stay ordinary torch CPU tensors
-inside their cell, evaluated by torch itself; that is what keeps `.item()`, `if mask.any():` and
-data-dependent shapes working on constants.
+Values that depend on no input (masks, position tables, counters) stay ordinary torch CPU tensors
+inside their cell, and torch computes them. So `.item()`, `if mask.any():` and data-dependent shapes
+work on constants.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class Cell:
     def _dense(self, lazy: Any) -> jax.Array:
         if not isinstance(lazy, DeferredArray):
             return lazy()
-        # What somebody has settled already is not moved another way as well.
+        # Once settled, the pixels are not moved a second time in another way.
         return lazy.dense() if self._settled is None else self.settled().dense()
 
     @value.setter
@@ -90,7 +90,7 @@ class Cell:
         return self._lazy if isinstance(self._lazy, DeferredArray) else None
 
     def settled(self) -> Any:
-        """A deferred value in its settled form, one for all who ask."""
+        """A deferred value in its settled form, made once."""
         made = self._settled
         if made is None or not Region.alive(made[0]):
             assert isinstance(self._lazy, DeferredArray)
@@ -110,6 +110,7 @@ class Cell:
         self.version += 1
 
     def before_write(self) -> None:
+        """Refuses a write that somebody else would have to see, and tells the running regions."""
         if self.owner:
             raise UnsupportedTorchError(
                 f"writes into {self.owner}, which would keep the value in torch and lose it here; "

@@ -21,8 +21,8 @@ class Written(Protocol):
 class Region:
     """A stretch of the trace that runs inside another JAX transformation (checkpoint, custom_vjp).
 
-    Values made there may not be seen outside except as its outputs, so a region records the cells
-    from outside that it writes, and cached views made inside are dropped when it ends.
+    Values made there may leave it only as its outputs. So a region records the cells from outside
+    that it writes, and views cached inside are dropped when it ends.
     """
 
     _stack: list["Region"] = []  # noqa: RUF012  (guarded by the environment's lock)

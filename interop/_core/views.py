@@ -1,8 +1,8 @@
 """Torch's view operations as pairs of pure functions: read from the parent, write into it.
 
 `read(parent)` gives the view's value; `write(parent, new)` gives the parent with the view's
-elements replaced. Operations without a fast form go through an index map that torch itself
-computes, by laying out `arange` with the root's strides and taking the same strided window.
+elements replaced. Operators without a form here go through an index map: torch takes the same
+strided window of an `arange` that is laid out with the root's strides.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Convolution of folded images: one of the same values on wider channels.
 
-Each place of an output group has its own copy of the kernel's row, moved by as many columns as it
-lies to the right, in a kernel over whole groups; where a copy has no tap there is a zero.
+The kernel spans whole groups of columns. For each column of an output group it has a copy of the
+original kernel's row, shifted to that column; all else is zero.
 """
 
 import dataclasses

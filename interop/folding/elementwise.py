@@ -1,7 +1,7 @@
 """Operations on folded images that take one element at a time.
 
-A gradient keeps neither maps of one channel repeated for all of them, nor an image that they meet
-and that can be made again from what is kept in any case.
+For the gradient two things are recomputed, not stored: maps of one channel repeated for all
+channels, and images that can be computed from what is stored in any case.
 """
 
 import dataclasses

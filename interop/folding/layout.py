@@ -1,13 +1,13 @@
 """Images with neighbouring columns folded into the channels, and back.
 
-Logically (N, C, H, W), held as (N, H, W/f, f·C): a TPU fills 128 lanes with the last axis, so that
-16 channels alone leave seven eighths of them, of the arithmetic and of the memory, unused. Lanes
-are ordered by column first, then by channel. The columns of a group stand in the order of their
-bits reversed (of 8: 0 4 2 6 1 5 3 7), which makes a pooling by 2 the larger of two halves, and an
-enlargement by 2 two arrays side by side. After a concatenation there are several such parts.
+Logically (N, C, H, W), stored as (N, H, W/f, f·C). A TPU fills 128 lanes with the last axis: 16
+channels alone leave seven eighths of the lanes, the arithmetic and the memory unused. Lanes are
+ordered by column first, then by channel. The columns of a group are in bit-reversed order (of 8:
+0 4 2 6 1 5 3 7). So a pooling by 2 is the larger of two halves, and an enlargement by 2 is two
+arrays side by side. After a concatenation there are several such parts.
 
-Where f does not divide W the last group is filled up with columns that hold anything finite;
-`cleaned` makes them zero before they could reach a real one.
+Where f does not divide W the last group is padded with columns of any finite values; `cleaned`
+makes them zero before they could reach a real one.
 
 The first group may begin with such columns too: `offset` of them. A 3 × 3 kernel over groups of
 two columns reads four columns for a group of results. Where results are grouped like the input,
@@ -54,9 +54,9 @@ class Folded(DeferredArray):
     offset: int = 0
     """Columns before the image's first in its group."""
     maker: "Maker | None" = dataclasses.field(default=None, compare=False, repr=False)
-    """How it was made, for what needs it made otherwise. JAX's transformations drop it."""
+    """How it was made, for what needs it in another layout. JAX's transformations drop it."""
     recipe: "Recipe | None" = dataclasses.field(default=None, compare=False, repr=False)
-    """For a gradient that makes it anew instead of keeping it. Dropped likewise."""
+    """For a gradient that recomputes it instead of storing it. Dropped likewise."""
 
     @property
     def channels(self) -> int:

@@ -1,9 +1,9 @@
-"""Images after a pixel shuffle that has moved nothing yet.
+"""Images after a pixel shuffle whose pixels have not been moved yet.
 
-A pixel shuffle of a folded image moves every pixel of its largest form, and back again for the
-gradient. What works on one element at a time does not mind where the pixels lie, and a convolution
-to few channels, such as a network's last, can read them where they are: then several rows share the
-lanes as well, and the few outputs of a whole group fill them better.
+A pixel shuffle of a folded image moves every pixel of its largest form, and again in the gradient.
+Elementwise operators do not depend on where the pixels are. A convolution to few channels, such as
+a network's last, can read them where they are: several rows share the lanes then, and the few
+outputs of a group fill them better.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
 """Lane folding: narrow convolutions on TPU compute neighbouring columns side by side.
 
-A TPU computes a convolution of 16 channels at the price of one of 128, and keeps its activations in
-eight times their size. Folded, eight columns share those 128 lanes (`layout.py`). Nothing of it is
-seen from outside: the values are those of the plain network, up to the order of sums.
+A TPU takes as long for a convolution of 16 channels as for one of 128, and its activations take
+eight times their size. Folded, eight columns share those 128 lanes (`layout.py`). Results are those
+of the plain network, up to the order of sums.
 
-CPUs convolve images whose channels come last; torch's order costs two transposes a convolution.
-Folded one column at a time, images lie so from layer to layer.
+CPUs convolve images with channels last; torch's order costs two transposes a convolution. With
+folds of one column, images stay channels last from layer to layer.
 
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
@@ -45,14 +45,13 @@ class LaneFolding:
     folds: Mapping[int, int]
     """By most channels: the columns folded into their lanes; more channels are not folded."""
     fewest_lanes: int = 64
-    """An image that an operation leaves with fewer is unfolded: with its columns in lanes it uses a
-    TPU better."""
+    """An image that an operator leaves with fewer is unfolded: columns fill the lanes better."""
     offset_bytes: int = 2
     """Images of numbers no wider than this may be grouped with an offset, which saves up to a third
     of a convolution's multiplications. In float32 it is memory that limits: some steps take a tenth
     fewer cycles with offsets, SPAN's of 48 channels on v6e takes more."""
     channels_last: bool = False
-    """Nothing is folded, and images are held with their channels last: one column in a group."""
+    """Nothing is folded; images have their channels last, one column in a group."""
 
     def fold_of(self, channels: int) -> int:
         """Columns in a group of images with so many channels."""

@@ -1,8 +1,7 @@
 """Enlargement by powers of two, and pixel shuffle, of folded images.
 
-What the pixels of an enlargement read and how much of it is `jaxsr.ops`' own table. Rows are its
-own products; the pixels that lie alike between two columns of the image are computed together, from
-the image moved by one column and another.
+Which pixels an enlargement reads, and with which weights, is the table of `jaxsr.ops`. Rows are
+matrix products. Output columns of the same phase are computed together, from shifted images.
 """
 
 from collections.abc import Sequence
@@ -95,9 +94,8 @@ def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
 def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled | jax.Array | None:
     """Pixel shuffle; None where the image does not come straight from a convolution.
 
-    The convolution is made anew with its output channels in the order in which their pixels will
-    lie, so that nothing moves but whole rows. What would have fewer lanes than `fewest_lanes` is
-    returned as (N, C, H, W).
+    The convolution is computed with its output channels in the order of the shuffled pixels, so
+    that only whole rows move. A result of fewer lanes than `fewest_lanes` is (N, C, H, W).
     """
     channels, remainder = divmod(x.channels, factor**2)
     if x.fold == 1 and len(x.parts) == 1 and not remainder:

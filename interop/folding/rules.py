@@ -1,6 +1,7 @@
-"""What torch's operations do to folded images; whatever has no rule here gets them unfolded.
+"""How torch's operators compute on folded images; an operator without a rule gets them unfolded.
 
-A rule returns the result, folded or not, or None where it does not apply.
+A rule is called with the policy, the operator, its arguments and its results on the meta device. It
+returns the result, folded or not, or None where it does not apply.
 """
 
 import dataclasses

@@ -115,11 +115,11 @@ def general_convolution(
 ) -> jax.Array:
     """`lax.conv_general_dilated`: the same sums, in a form that compiles.
 
-    XLA's algebraic simplifier (`SwapConvOperands`, jaxlib 0.10.2) takes an axis for a group where
-    the input is dilated by two, the kernel has two taps and nothing is padded. If it then exchanges
-    input and kernel, because another axis has more taps than pixels, it makes an invalid program
-    and ends the process. The input gradient of a 3 × 2 kernel of stride 2 with padding 1 over 4 × 4
-    pixels is such a program. Padding on such axes is done beside the convolution instead.
+    XLA's algebraic simplifier (`SwapConvOperands`, jaxlib 0.10.2) mistakes an axis for a group
+    where the input is dilated by two, the kernel has two taps and nothing is padded. If another
+    axis has more taps than pixels it exchanges input and kernel, makes an invalid program and ends
+    the process. The input gradient of a 3 × 2 kernel of stride 2 with padding 1 over 4 × 4 pixels
+    is such a program. Padding on such axes is a separate operation here.
 
     Args:
       x: the input, its axes as `layout[0]` says.

@@ -37,8 +37,8 @@ def _max_pool(
 ) -> tuple[jax.Array, jax.Array]:
     """The first largest element of each window, and its flat position in the image.
 
-    Built from the window's shifted strided slices, so that dilation has a gradient and ties go to
-    the first element, in XLA as in torch.
+    Built from shifted strided slices of the window: dilation has a gradient then, and ties go to
+    the first element, as in torch.
     """
     kernel = _spread(kernel, ndim)
     stride = _spread(stride, ndim) if stride not in ((), [], None) else kernel
