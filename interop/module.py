@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from torch import nn
 
 from jaxsr.interop._core.functionalize import FunctionalModule, array_of, functionalize
@@ -49,8 +50,8 @@ class JaxModule:
 
     def apply(
         self,
-        params: Mapping[str, Any],
-        buffers: Mapping[str, Any],
+        params: Mapping[str, ArrayLike],
+        buffers: Mapping[str, ArrayLike],
         *inputs: Any,
         rng: jax.Array | None = None,
         train: bool | None = False,
@@ -92,7 +93,7 @@ class JaxModule:
 def to_jax(
     module: nn.Module,
     *,
-    compute_dtype: jax.typing.DTypeLike | None = None,
+    compute_dtype: DTypeLike | None = None,
     remat: str | Sequence[str] = (),
     sync_axis: str | tuple[str, ...] | None = None,
     lane_folding: LaneFolding | None = None,
