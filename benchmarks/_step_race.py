@@ -66,7 +66,7 @@ class Workload:
     """The step to race."""
 
     objective: Any
-    """Networks and losses, see `jaxsr.models.objective`."""
+    """Networks and losses, see `jaxsr.interop.train.objective`."""
     phase: str
     """Phase of the objective."""
     exported: str
@@ -240,7 +240,7 @@ def _jax_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
 
     from jaxsr.interop import mesh as meshes
     from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
-    from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
+    from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
 
     jax.config.update("jax_platforms", told["platform"])
     if told["platform"] == "cpu":
@@ -250,14 +250,14 @@ def _jax_contender(told: dict[str, Any], workload: Callable[[Told], Workload]):
     work = workload(told)
     phase = work.objective.phase(work.phase)
     optimizers = {p.network: make_optimizer(OptimizerConfig(), 1000) for p in phase.players}
-    config = StepConfig(compute_dtype=told["dtype"], lane_folding=told["lane_folding"])
+    config = StepConfig(dtype=told["dtype"], lane_folding=told["lane_folding"])
     model = convert(work.objective, config)
     mesh = meshes.make_mesh(told["mesh"])
     state = init_state(model, optimizers, exported=work.exported, seed=0, ema=False)
     state = meshes.place(state, meshes.tree_shardings(state, mesh))
     batch = work.jax_batch(mesh)
     step = jax.jit(
-        make_train_step(model, phase, optimizers, prepare=work.prepare, mesh=mesh, config=config),
+        TrainStep(model, phase, optimizers, prepare=work.prepare, mesh=mesh, config=config),
         donate_argnums=0,
     )
     metrics: dict[str, Any] = {}
@@ -285,11 +285,12 @@ def _torch_contender(told: dict[str, Any], workload: Callable[[Told], Workload])
         {n: OptimizerConfig() for n in networks},
         dict.fromkeys(networks, 1000),
         exported=work.exported,
-        config=StepConfig(compute_dtype=told["dtype"]),
+        config=StepConfig(dtype=told["dtype"]),
         device=told["platform"],
         compiled=told["name"] == "torch.compile",
         channels_last=told["name"] == "torch channels_last",
         check_finite=False,  # it would wait for the device at every step
+        norms=False,
     )
     batch = {n: stepper.place(rows) for n, rows in work.torch_batch.items()}
     metrics: dict[str, Any] = {}

@@ -205,14 +205,14 @@ def tiles(topology_name: str, dtype: str) -> Any:
     import torch
 
     from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.models.fast_srgan.config import FastSRGANConfig
     from jaxsr.models.fast_srgan.generator import Generator
-    from jaxsr.models.fast_srgan.presets import PRESETS
     from jaxsr.restoration.aot import compile_tiles
     from jaxsr.restoration.models import RestorationModel
 
     torch.manual_seed(0)
     model = RestorationModel(
-        network=Generator(PRESETS["super-resolution"].model).eval(),
+        network=Generator(FastSRGANConfig()).eval(),
         name="fast-srgan",
         channels=3,
         value_range=(-1.0, 1.0),

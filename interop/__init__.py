@@ -50,7 +50,7 @@ _HOME = {
     "StepConfig": "train.step",
     "TrainState": "train.step",
     "init_state": "train.step",
-    "make_train_step": "train.step",
+    "TrainStep": "train.step",
     "Checkpoints": "checkpoint",
     "LaneFolding": "folding.policy",
     "choose_folding": "folding.policy",

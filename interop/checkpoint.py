@@ -15,10 +15,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxsr.interop.errors import UserError
+
 log = logging.getLogger(__name__)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written, read or used for this run."""
 
 

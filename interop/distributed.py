@@ -17,6 +17,8 @@ import os
 
 import jax
 
+from jaxsr.interop.errors import InputError
+
 log = logging.getLogger(__name__)
 
 _OWN = ("JAXSR_COORDINATOR", "JAXSR_PROCESSES", "JAXSR_PROCESS")
@@ -40,12 +42,12 @@ def start_if_asked(platform: str = "auto") -> int:
     """
     cluster = os.environ.get("JAXSR_CLUSTER", "")
     if cluster not in ("", "auto", "none"):
-        raise ValueError(f"JAXSR_CLUSTER must be auto or none, got {cluster!r}")
+        raise InputError(f"JAXSR_CLUSTER must be auto or none, got {cluster!r}")
     found = _own() or (None if cluster == "none" else _torchrun())
     if found is not None:
         coordinator, processes, process = found
         if not 0 <= process < processes:
-            raise ValueError(
+            raise InputError(
                 f"process {process} of {processes} does not exist; they are numbered from 0"
             )
         _allow_cpu_collectives()
@@ -84,7 +86,7 @@ def _own() -> tuple[str, int, int] | None:
         return None
     if not all(values):
         missing = ", ".join(n for n, v in zip(_OWN, values, strict=True) if not v)
-        raise ValueError(f"the environment names a job of several processes but not {missing}")
+        raise InputError(f"the environment names a job of several processes but not {missing}")
     return str(values[0]), _number(_OWN[1]), _number(_OWN[2])
 
 
@@ -125,5 +127,5 @@ def _may_be_tpu(platform: str) -> bool:
 def _number(name: str) -> int:
     text = os.environ[name]
     if not text.isdigit():
-        raise ValueError(f"{name} must be a number, got {text!r}")
+        raise InputError(f"{name} must be a number, got {text!r}")
     return int(text)

@@ -1,8 +1,32 @@
 # pyright: strict
-"""The error that the torch-to-JAX conversion raises."""
+"""Errors that a user can correct. Any other exception is a fault of jaxsr and keeps its traceback.
+
+Each is also the built-in error that callers of a library expect (`ValueError`, …). The message is
+one line: the value, the rule it breaks, and a workaround.
+"""
 
 
-class UnsupportedTorchError(NotImplementedError):
+class UserError(Exception):
+    """Base of everything that a user can correct; commands print it as one line."""
+
+
+class InputError(UserError, ValueError):
+    """An option, argument or file content that cannot be used."""
+
+
+class InputTypeError(UserError, TypeError):
+    """An argument of a type that cannot be used."""
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """A file or folder that does not exist."""
+
+
+class FileAccessError(UserError, OSError):
+    """A file or folder that cannot be read or written."""
+
+
+class UnsupportedTorchError(UserError, NotImplementedError):
     """A torch feature that would not compute in JAX what it computes in torch.
 
     The message names the submodule, the operation and a workaround. It is raised while the module

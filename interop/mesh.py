@@ -14,13 +14,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxsr.interop.errors import InputError, UserError
+
 DATA_AXES = ("data", "fsdp")
 PLATFORMS = ("auto", "tpu", "cuda", "cpu")
 # Below this a split costs more in latency than it saves in memory.
 _SMALLEST_SPLIT = 1024
 
 
-class DeviceError(RuntimeError):
+class DeviceError(UserError, RuntimeError):
     """The machine does not have the devices that were asked for."""
 
 
@@ -36,7 +38,7 @@ class MeshShape:
     def __post_init__(self) -> None:
         for axis in ("data", "fsdp"):
             if getattr(self, axis) < 1:
-                raise ValueError(f"mesh axis {axis} must be at least 1, got {getattr(self, axis)}")
+                raise InputError(f"mesh axis {axis} must be at least 1, got {getattr(self, axis)}")
 
     @property
     def devices(self) -> int:
@@ -57,7 +59,7 @@ class MeshShape:
         sizes = [value.strip() for _, _, value in pairs]
         known = all(n in DATA_AXES for n in names) and len(set(names)) == len(names)
         if not known or not all(re.fullmatch(r"-?\d+", s) for s in sizes):
-            raise ValueError(
+            raise InputError(
                 f"mesh {text!r} is neither a number of devices nor axes with sizes; "
                 "write 8, or data=4,fsdp=2"
             )
@@ -79,7 +81,7 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
       DeviceError: the machine has no such device, or JAX was built without it.
     """
     if platform not in PLATFORMS:
-        raise ValueError(f"platform must be one of {', '.join(PLATFORMS)}, got {platform!r}")
+        raise InputError(f"platform must be one of {', '.join(PLATFORMS)}, got {platform!r}")
     if platform != "auto":
         jax.config.update("jax_platforms", platform)
     if simulated_devices > 1:

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxsr.interop.errors import InputError, MissingFileError
+
 
 def export_weights(
     path: Path, arrays: Mapping[str, Any], *, metadata: Mapping[str, Any] | None = None
@@ -40,13 +42,13 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise FileNotFoundError(f"no weights file at {path}")
+        raise MissingFileError(f"no weights file at {path}")
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             notes = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error})") from error
+        raise InputError(f"{path} is not a whole safetensors file ({error})") from error
     return arrays, {name: json.loads(value) for name, value in notes.items()}
 
 

@@ -9,6 +9,7 @@ status of the last two is 0 where rounding explains every difference, 1 where no
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxsr.errors import InputError
 from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
@@ -30,7 +31,7 @@ def _compare(arguments: list[str]) -> int | None:
             print(f"  {what:<10}{(command.__doc__ or '').splitlines()[0]}")
         return None
     if name not in COMMANDS:
-        raise ValueError(
+        raise InputError(
             f"nothing called {name!r} to compare; choose one of {', '.join(COMMANDS)}, or give the "
             "folders of two traces"
         )

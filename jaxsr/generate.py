@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.runtime.aot_options import AheadOptions
 from jaxsr.runtime.cli import cache_folder, parse_options, run_command, run_program
@@ -77,17 +78,17 @@ class GenerateConfig(SamplingOptions, AheadOptions):
         super().__post_init__()
         AheadOptions.__post_init__(self)
         if not self.batch_size or min(self.batch_size) < 1:
-            raise ValueError(f"batch_size needs values of at least 1, got {self.batch_size}")
+            raise InputError(f"batch_size needs values of at least 1, got {self.batch_size}")
         if self.mesh < 1:
-            raise ValueError(f"mesh must be at least 1, got {self.mesh}")
+            raise InputError(f"mesh must be at least 1, got {self.mesh}")
         if self.mesh > 1 and self.engine == "torch":
-            raise ValueError(f"mesh={self.mesh} needs --engine jax; torch runs on one device")
+            raise InputError(f"mesh={self.mesh} needs --engine jax; torch runs on one device")
         if self.system and self.raw:
-            raise ValueError("system needs the chat template; drop --raw or --system")
+            raise InputError("system needs the chat template; drop --raw or --system")
         if self.engine == "torch" and self.platform == "tpu":
-            raise ValueError("the torch engine runs on cpu or cuda; use --engine jax for a TPU")
+            raise InputError("the torch engine runs on cpu or cuda; use --engine jax for a TPU")
         if self.save_cache is not None and len(self.batch_size) > 1:
-            raise ValueError("save_cache needs a single batch size")
+            raise InputError("save_cache needs a single batch size")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,16 +129,16 @@ def _generate(texts: list[str], config: GenerateConfig) -> int | None:
     prompts = [Prompt.of(text, system=config.system) for text in texts]
     for index, text in enumerate(texts):
         if not text:
-            raise ValueError(f"prompt {index} is empty; give it some text")
+            raise InputError(f"prompt {index} is empty; give it some text")
     if config.file is not None:
         prompts += read_prompts(config.file, system=config.system)
     if config.resume is None and not prompts:
-        raise ValueError("there is no prompt; give one as an argument, or a file with --file")
+        raise InputError("there is no prompt; give one as an argument, or a file with --file")
     if config.resume is not None and prompts:
-        raise ValueError("--resume goes on from saved prompts; give no others")
+        raise InputError("--resume goes on from saved prompts; give no others")
     for path in (config.out, config.save_cache):
         if path is not None and not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent} to write {path.name} into")
+            raise InputError(f"there is no folder {path.parent} to write {path.name} into")
     if config.out is not None:
         check_rows_path(config.out)
     _check_packages(config)
@@ -147,7 +148,7 @@ def _generate(texts: list[str], config: GenerateConfig) -> int | None:
 
         check_folder(config.model)
     elif not config.model.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no model at {config.model}; give a Hugging Face folder or a .gguf file"
         )
     session = _Session(config, load_tokenizer(config.tokenizer or config.model), platform)
@@ -166,7 +167,7 @@ def _check_packages(config: GenerateConfig) -> None:
     needed += ["flatbuffers"] if config.engine == "jax" else []
     needed += ["gguf"] if config.model.is_file() else []
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        raise ValueError(
+        raise InputError(
             f"generating needs {', '.join(missing)}, which is not installed; "
             "pip install -e '.[generate]'"
         )
@@ -194,7 +195,7 @@ def _prepare(config: GenerateConfig) -> str:
     select_platform("cpu")
     torch.use_deterministic_algorithms(config.deterministic)
     if config.platform == "cuda" and not torch.cuda.is_available():
-        raise ValueError("platform cuda is not usable: torch finds no CUDA device; use cpu")
+        raise InputError("platform cuda is not usable: torch finds no CUDA device; use cpu")
     return "cuda" if config.platform != "cpu" and torch.cuda.is_available() else "cpu"
 
 
@@ -248,7 +249,7 @@ class _Session:
             return int(text)
         ids = self.tokenizer.encode(text, raw=False)
         if len(ids) != 1:
-            raise ValueError(
+            raise InputError(
                 f"stop {text!r} is {len(ids)} tokens of this model; give text that is one, or an id"
             )
         return ids[0]
@@ -304,7 +305,7 @@ class _Session:
         if stream == "off" or (stream == "auto" and not (alone and sys.stdout.isatty())):
             return None
         if not alone:
-            raise ValueError("--stream on prints one output at a time; use --batch-size 1")
+            raise InputError("--stream on prints one output at a time; use --batch-size 1")
         shown: dict[int, tuple[list[int], str]] = {}
 
         def show(index: int, new: list[int]) -> None:

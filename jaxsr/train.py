@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxsr.errors import FileAccessError, InputError
 from jaxsr.runtime.cli import cache_folder, parse_options, run_command, run_program
 
 RUNS = Path("runs")
@@ -52,7 +53,7 @@ def parse(family: Any, name: str, arguments: Sequence[str]) -> Any:
         has_data = any(_is_option(a, "--data") for a in rest)
         preset = family.default_preset(has_data=has_data)
     if preset not in family.PRESET_RUNS:
-        raise ValueError(f"no preset {preset!r}; there are {', '.join(family.PRESET_RUNS)}")
+        raise InputError(f"no preset {preset!r}; there are {', '.join(family.PRESET_RUNS)}")
     default = family.PRESET_RUNS[preset]
     # The preset's length gives way to the one asked for, whichever of the two it is in.
     asked = [n for n in ("steps", "epochs") if any(_is_option(a, f"--{n}") for a in rest)]
@@ -98,7 +99,7 @@ def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]
             return argument[len(name) + 1 :], arguments[:index] + arguments[index + 1 :]
         if argument == name:
             if index + 1 == len(arguments):
-                raise ValueError(f"{name} needs a value")
+                raise InputError(f"{name} needs a value")
             return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
     return None, arguments
 
@@ -107,11 +108,11 @@ def _choose_out(config: Any, family: str, hosts: int) -> Path:
     if config.out is not None:
         return config.out
     if hosts > 1:
-        raise ValueError(f"a run of {hosts} processes needs --out, a folder that all of them see")
+        raise InputError(f"a run of {hosts} processes needs --out, a folder that all of them see")
     if config.resume:
         newest = max(RUNS.glob(f"{family}-*"), default=None, key=lambda p: p.name)
         if newest is None:
-            raise ValueError(f"--resume found no run of {family} in {RUNS}/; name one with --out")
+            raise InputError(f"--resume found no run of {family} in {RUNS}/; name one with --out")
         return newest
     return RUNS / f"{family}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -149,27 +150,27 @@ def _claim(out: Path, config: Any, family: str) -> None:
     if saved.exists():
         before = json.loads(saved.read_text())
         if before["family"] != family:
-            raise ValueError(
+            raise InputError(
                 f"{out} holds a run of {before['family']}, not of {family}; choose another --out"
             )
         if not config.resume:
-            raise ValueError(
+            raise InputError(
                 f"{out} already holds a run; add --resume to go on with it, or choose another --out"
             )
         changed = _differences(before["model"], described.get("model"))
         if changed:
-            raise ValueError(
+            raise InputError(
                 f"{out} was trained with another model ({changed}); use the same options, "
                 "or choose another --out"
             )
     elif config.resume and config.out is not None and out.exists() and any(out.iterdir()):
-        raise ValueError(f"--resume found no run in {out}; leave --resume out, or name its folder")
+        raise InputError(f"--resume found no run in {out}; leave --resume out, or name its folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
         content = {"family": family, "model": described.get("model"), "options": described}
         write_whole(saved, (json.dumps(content, indent=2) + "\n").encode())
     except OSError as error:
-        raise OSError(
+        raise FileAccessError(
             f"cannot write to {out}: {error.strerror or error}; choose another --out"
         ) from error
 

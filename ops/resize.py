@@ -3,12 +3,11 @@
 Images are channels last unless `axes` says otherwise, with any number of leading axes and any
 intensity range. Sums run in float32 (float64 for float64 images); uint8 images are resized in the
 integer arithmetic of the convention's own library. Every convention is tested against the library
-it is named for; where their rules differ is written in `_taps_torch.py` and its neighbours.
+it is named for; where their rules differ is written in `_resize/conventions/`.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,38 +16,12 @@ import numpy as np
 from jaxtyping import Array, Num
 
 from jaxsr.ops._arguments import ImageLike, image_array, normal_axis, one_of
-from jaxsr.ops._resize.conventions import matlab as _taps_matlab
-from jaxsr.ops._resize.conventions import opencv as _taps_opencv
-from jaxsr.ops._resize.conventions import pillow as _taps_pillow
-from jaxsr.ops._resize.conventions import torch as _taps_torch
+from jaxsr.ops._resize.conventions import CONVENTIONS
+from jaxsr.ops._resize.conventions.matlab import EDGES
 from jaxsr.ops._resize.dispatch import run_passes
-from jaxsr.ops._resize.weights import Pass
 
 LARGEST_EXTENT = 1 << 24
 """Pixels along one axis, beyond which float32 no longer numbers them one by one."""
-
-
-@dataclass(frozen=True)
-class _Convention:
-    passes: Callable[..., list[Pass]]
-    methods: tuple[str, ...]
-    antialias: bool | None
-    """Default, or None where the library leaves no choice."""
-    options: tuple[str, ...] = ()
-    """Arguments of `resize` that this convention knows beside size and method."""
-
-
-_CONVENTIONS = {
-    "torch": _Convention(
-        _taps_torch.torch_passes, _taps_torch.METHODS, False, ("scale", "align_corners")
-    ),
-    "opencv": _Convention(_taps_opencv.opencv_passes, _taps_opencv.METHODS, None),
-    "pillow": _Convention(_taps_pillow.pillow_passes, _taps_pillow.METHODS, None),
-    "matlab": _Convention(
-        _taps_matlab.matlab_passes, _taps_matlab.METHODS, True, ("scale", "edges")
-    ),
-}
-CONVENTIONS = tuple(_CONVENTIONS)
 
 
 def resize(
@@ -97,8 +70,8 @@ def resize(
     positive = tuple(normal_axis(axis, image.ndim, "axes") for axis in axes)
     if not positive or len(set(positive)) < len(positive):
         raise ValueError(f"axes must name different axes, at least one, got {tuple(axes)}")
-    rules = _CONVENTIONS[one_of(convention, CONVENTIONS, "convention")]
-    if convention in ("opencv", "pillow") and len(positive) > 2:
+    rules = CONVENTIONS[one_of(convention, tuple(CONVENTIONS), "convention")]
+    if rules.most_axes is not None and len(positive) > rules.most_axes:
         raise ValueError(f"the {convention} convention has two axes at most, got {tuple(axes)}")
     one_of(method, rules.methods, f"method of the {convention} convention")
     options: dict[str, Any] = {"method": method}
@@ -107,22 +80,23 @@ def resize(
         options["scale"] = scales
     elif scale is not None:
         raise ValueError(f"scale has no meaning in the {convention} convention; leave it out")
-    if align_corners and convention != "torch":
+    if "align_corners" in rules.options:
+        options["align_corners"] = bool(align_corners)
+    elif align_corners:
         raise ValueError("align_corners=True exists in the torch convention only")
-    if "edges" in rules.options:
-        options["edges"] = one_of(matlab_edges, _taps_matlab.EDGES, "matlab_edges")
-    if rules.antialias is not None:
-        options["antialias"] = rules.antialias if antialias is None else bool(antialias)
-    elif antialias is not None and antialias != (convention == "pillow"):
-        always = "always" if convention == "pillow" else "never"
+    if "matlab_edges" in rules.options:
+        options["matlab_edges"] = one_of(matlab_edges, EDGES, "matlab_edges")
+    if not rules.antialias_is_fixed:
+        # torch's Lanczos exists with antialias alone.
+        default = rules.antialias or (convention == "torch" and method == "lanczos")
+        options["antialias"] = default if antialias is None else bool(antialias)
+    elif antialias is not None and antialias != rules.antialias:
+        always = "always" if rules.antialias else "never"
         raise ValueError(
             f"antialias={antialias} contradicts the {convention} convention, which {always} does; "
             "the torch and matlab conventions leave the choice"
         )
-    if convention == "torch":
-        options["align_corners"] = bool(align_corners)
-        options["antialias"] = options["antialias"] or (antialias is None and method == "lanczos")
-        _check_torch_options(method, options["antialias"], options["align_corners"])
+    rules.check(**options)
     return _resize(
         image,
         axes=positive,
@@ -161,17 +135,6 @@ def _one_each(value: Any, count: int, name: str, single: type | tuple[type, ...]
     return tuple(value)
 
 
-def _check_torch_options(method: str, antialias: bool, align_corners: bool) -> None:
-    if antialias and method not in _taps_torch.ANTIALIASED:
-        raise ValueError(
-            f"antialias=True needs method bilinear, bicubic or lanczos, got {method!r}"
-        )
-    if method == "lanczos" and not antialias:
-        raise ValueError("method 'lanczos' needs antialias=True in the torch convention")
-    if align_corners and method not in ("bilinear", "bicubic"):
-        raise ValueError(f"align_corners=True needs method bilinear or bicubic, got {method!r}")
-
-
 @partial(jax.jit, static_argnames=("axes", "size", "convention", "options"))
 def _resize(
     image: Array,
@@ -181,6 +144,6 @@ def _resize(
     convention: str,
     options: tuple[tuple[str, Any], ...],
 ) -> Array:
-    make_passes = _CONVENTIONS[convention].passes
+    make_passes = CONVENTIONS[convention].passes
     passes = make_passes(image.shape, np.dtype(image.dtype), axes, size, **dict(options))
     return run_passes(image, passes)

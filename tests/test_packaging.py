@@ -58,6 +58,8 @@ def test_data_flows_one_way(folder, forbidden):
     for path in modules(folder):
         for name in imports(path):
             broken = [rule for rule in forbidden if name == rule or name.startswith(rule + ".")]
+            if name == "jaxsr.interop.train.objective":
+                continue  # torch only: what a family tells both engines
             assert not broken, f"{path.relative_to(ROOT)} imports {name}"
 
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.mesh import make_mesh, place, place_batch, select_platform, tree_shardings
+from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
-from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
+from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
 from jaxsr.interop.weights import export_weights
-from jaxsr.models.objective import Objective, Phase, Player
 
 
 class Denoising(Objective):
@@ -40,12 +40,12 @@ def main(out: Path, *, steps: int = 60, devices: int = 1) -> list[float]:
     torch.manual_seed(0)
     objective, mesh = Denoising(), make_mesh(devices)
     config = StepConfig()
-    adamw = OptimizerConfig(name="adamw", lr=3e-3, weight_decay=1e-2)
+    adamw = OptimizerConfig(optimizer="adamw", lr=3e-3, weight_decay=1e-2)
 
     model = convert(objective, config)
     optimizers = {"denoiser": make_optimizer(adamw, steps)}
     step = jax.jit(
-        make_train_step(
+        TrainStep(
             model,
             objective.phase("fit"),
             optimizers,

@@ -1,8 +1,7 @@
-"""TPU topologies by name, and what one of their devices can do, on a machine that has no TPU.
+"""TPU chips and topologies by name, without a TPU.
 
 `v5e:2x4` is eight v5e chips in a 2 × 4 grid. libtpu, which is on PyPI, describes and compiles for
-it. Peak rates are those that JAX itself uses for its Pallas kernels; usable memory is what the
-compiler allows a program; link rates are Google Cloud's published ones.
+it. Peak rates are those that JAX uses for its Pallas kernels.
 """
 
 import contextlib
@@ -13,16 +12,81 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-GENERATIONS = {
-    "v4": "2x2x1 … 4x4x4",
-    "v5e": "1x1 … 16x16",
-    "v5p": "1x1x1 … 4x4x4",
-    "v6e": "1x1 … 16x16",
-    "tpu7x": "1x1x1, 2x2x1, 2x2x2",
+from jaxsr.interop.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """A TPU generation. To add one: a line in `CHIPS`, and its folds in `folding/table.py`."""
+
+    name: str
+    """As topologies and `folding/table.py` name it."""
+    kinds: tuple[str, ...]
+    """As `jax.Device.device_kind` names it."""
+    sizes: str
+    """Topologies that libtpu accepts."""
+    pallas: str
+    """Member of Pallas's `ChipVersion`, which holds the peak rates."""
+    hbm_gib: float
+    """Memory a device may use: the limit in libtpu 0.0.52's own refusal."""
+    link_gbits_per_s: float
+    """Links of a device, both directions together: Google Cloud's system architecture pages."""
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip(
+            name="v4",
+            kinds=("TPU v4",),
+            sizes="2x2x1 … 4x4x4",
+            pallas="TPU_V4",
+            hbm_gib=30.75,
+            link_gbits_per_s=2400,
+        ),
+        Chip(
+            name="v5e",
+            kinds=("TPU v5 lite", "TPU v5e"),
+            sizes="1x1 … 16x16",
+            pallas="TPU_V5E",
+            hbm_gib=15.75,
+            link_gbits_per_s=1600,
+        ),
+        Chip(
+            name="v5p",
+            kinds=("TPU v5", "TPU v5p"),
+            sizes="1x1x1 … 4x4x4",
+            pallas="TPU_V5P",
+            hbm_gib=95.73,
+            link_gbits_per_s=4800,
+        ),
+        Chip(
+            name="v6e",
+            kinds=("TPU v6 lite", "TPU v6e"),
+            sizes="1x1 … 16x16",
+            pallas="TPU_V6E",
+            hbm_gib=31.24,
+            link_gbits_per_s=3584,
+        ),
+        # One JAX device is one of the chip's two cores and has half of its links.
+        Chip(
+            name="tpu7x",
+            kinds=("TPU7x",),
+            sizes="1x1x1, 2x2x1, 2x2x2",
+            pallas="TPU_7X",
+            hbm_gib=94.74,
+            link_gbits_per_s=9600 / 2,
+        ),
+    )
 }
-"""Chips, and the sizes that libtpu accepts."""
+"""Every chip that jaxsr knows, by name: topologies, reports and lane folding read this table."""
 
 _MOST_CHIPS = 256
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip that JAX calls `device_kind`, or None."""
+    return next((chip for chip in CHIPS.values() if device_kind in chip.kinds), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +103,6 @@ class Device:
     """Peak of bfloat16 products, a multiplication and an addition counting as two."""
     link_bytes_per_s: float
     """Bandwidth to other chips, both directions of all links together."""
-
-
-def _gib(value: float) -> int:
-    return int(value * 2**30)
-
-
-# Memory: the limit in libtpu 0.0.52's own refusal ("exceeds available HBM (15.75G)"). Links: the
-# system architecture pages of Google Cloud, in Gbit/s per chip.
-_LIMITS = {
-    "TPU v4": (_gib(30.75), 2400),
-    "TPU v5 lite": (_gib(15.75), 1600),
-    "TPU v5": (_gib(95.73), 4800),
-    "TPU v6 lite": (_gib(31.24), 3584),
-    "TPU7x": (_gib(94.74), 9600 / 2),  # a core has half of its chip's links
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,24 +129,26 @@ def load_topology(name: str) -> Topology:
     """
     generation, colon, size = name.partition(":")
     sides = size.split("x")
-    known = "; ".join(f"{chip}:{sizes}" for chip, sizes in GENERATIONS.items())
-    if generation not in GENERATIONS or not colon or not all(side.isdigit() for side in sides):
-        raise ValueError(f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}")
+    known = "; ".join(f"{chip.name}:{chip.sizes}" for chip in CHIPS.values())
+    if generation not in CHIPS or not colon or not all(side.isdigit() for side in sides):
+        raise InputError(f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}")
     chips = 1
     for side in sides:
         chips *= int(side)
     if not 1 <= chips <= _MOST_CHIPS:
-        raise ValueError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")
+        raise InputError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")
     from jax.experimental import topologies
 
     # A v4 chip's two cores act as one device on Cloud TPUs; libtpu's own default splits them.
     options = {"chip_config_name": "megacore"} if generation == "v4" else {}
     with quiet_libtpu():
         try:
-            found = topologies.get_topology_desc(name, "tpu", **options)
+            description = topologies.get_topology_desc(name, "tpu", **options)
         except Exception as error:
-            raise ValueError(_why_no_topology(name, known, error)) from error
-    return Topology(name=name, devices=found.devices, device=_describe(found.devices[0]))
+            raise InputError(_why_no_topology(name, known, error)) from error
+    return Topology(
+        name=name, devices=description.devices, device=_describe(description.devices[0])
+    )
 
 
 def _why_no_topology(name: str, known: str, error: Exception) -> str:
@@ -115,22 +166,19 @@ def _why_no_topology(name: str, known: str, error: Exception) -> str:
 def _describe(device: Any) -> Device:
     from jax.experimental.pallas import tpu as pallas_tpu
 
-    version = pallas_tpu.ChipVersion
-    chip = {
-        "TPU v4": version.TPU_V4,
-        "TPU v5 lite": version.TPU_V5E,
-        "TPU v5": version.TPU_V5P,
-        "TPU v6 lite": version.TPU_V6E,
-        "TPU7x": version.TPU_7X,
-    }[device.device_kind]
-    core = pallas_tpu.get_tpu_info_for_chip(chip, device.num_cores)
-    hbm_bytes, link_gbits = _LIMITS[device.device_kind]
+    chip = chip_of(device.device_kind)
+    if chip is None:
+        raise InputError(
+            f"no figures for {device.device_kind!r}; add it to CHIPS in interop/aot/chips.py"
+        )
+    version = pallas_tpu.ChipVersion[chip.pallas]
+    core = pallas_tpu.get_tpu_info_for_chip(version, device.num_cores)
     return Device(
         kind=device.device_kind,
-        hbm_bytes=hbm_bytes,
+        hbm_bytes=int(chip.hbm_gib * 2**30),
         hbm_bytes_per_s=core.mem_bw_bytes_per_second * device.num_cores,
         flops_per_s=core.bf16_ops_per_second * device.num_cores,
-        link_bytes_per_s=link_gbits * 1e9 / 8,
+        link_bytes_per_s=chip.link_gbits_per_s * 1e9 / 8,
     )
 
 
@@ -145,20 +193,18 @@ def quiet_libtpu() -> Iterator[None]:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_LIBRARY_PATH", _library() or "")
     sys.stderr.flush()
-    kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 2)
+    stderr_copy, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(sink)
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
+        os.close(null)
 
 
 def _library() -> str | None:
-    import importlib.util
-
-    found = importlib.util.find_spec("libtpu")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("libtpu")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    return os.path.join(found.submodule_search_locations[0], "libtpu.so")
+    return os.path.join(spec.submodule_search_locations[0], "libtpu.so")

@@ -14,24 +14,21 @@ Which fold a width gets is a table (`table.py`), searched with the TPU compiler'
 """
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from jaxsr.interop.aot.chips import chip_of
 from jaxsr.interop.folding.layout import LANES
 from jaxsr.interop.folding.table import FOLDS
 
+log = logging.getLogger(__name__)
+
 Choice = Literal["auto", "on", "off"]
 
-CHIPS = {
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-}
-"""JAX's names of the devices that the table has."""
-_OTHERS = "v5e"
+_OTHER_CHIPS = "v5e"
+"""Whose folds a chip without a table gets: all have 128 lanes."""
 _WIDEST = 512
 """Input lanes beyond which no convolution is folded."""
 _MOVED = 256
@@ -118,4 +115,24 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
         device = jax.devices()[0]
     if choice == "auto" and device.platform != "tpu":
         return CHANNELS_LAST if device.platform == "cpu" else None
-    return LaneFolding(FOLDS[CHIPS.get(device.device_kind, _OTHERS)])
+    return LaneFolding(_folds(device))
+
+
+def _folds(device: Any) -> Mapping[int, int]:
+    """The table of a device's chip; a TPU that has none is named in a warning."""
+    chip = chip_of(device.device_kind)
+    if chip is not None and chip.name in FOLDS:
+        return FOLDS[chip.name]
+    if device.platform == "tpu":
+        _warn_once(device.device_kind)
+    return FOLDS[_OTHER_CHIPS]
+
+
+@functools.cache
+def _warn_once(device_kind: str) -> None:
+    log.warning(
+        "lane folding has no table for %s and uses that of %s; "
+        "`python -m benchmarks.lane_folding_table` makes one",
+        device_kind,
+        _OTHER_CHIPS,
+    )

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxsr.interop.errors import InputError
+
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 
 
@@ -19,8 +21,8 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 class OptimizerConfig:
     """An optimiser, its schedule and its clipping; both engines build theirs from it."""
 
-    name: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
-    """Update rule, with torch's definition."""
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad"] = "adamw"
+    """Update rule, as torch.optim defines it."""
     lr: float = 1e-4
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -45,27 +47,29 @@ class OptimizerConfig:
     """Largest global norm of one network's gradient; None leaves gradients alone."""
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(
+                f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}"
+            )
         if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+            raise InputError(f"lr must be positive, got {self.lr}")
         if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"schedule must be constant or cosine, got {self.schedule!r}")
+            raise InputError(f"schedule must be constant or cosine, got {self.schedule!r}")
         for name in ("weight_decay", "momentum", "warmup_steps", "final_lr"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
         if not all(0 <= b < 1 for b in self.betas):
-            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+            raise InputError(f"betas must lie in [0, 1), got {self.betas}")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise ValueError("nesterov needs a momentum above 0 and a dampening of 0")
+            raise InputError("nesterov needs a momentum above 0 and a dampening of 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
+            raise InputError(f"clip_norm must be positive, got {self.clip_norm}")
 
     @property
     def epsilon(self) -> float:
         if self.eps is not None:
             return self.eps
-        return 1e-10 if self.name == "adagrad" else 1e-8
+        return 1e-10 if self.optimizer == "adagrad" else 1e-8
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -95,9 +99,9 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     if config.clip_norm is not None:
         parts.append(clip_by_global_norm(config.clip_norm))
     decay = config.weight_decay
-    if decay and config.name != "adamw":
+    if decay and config.optimizer != "adamw":
         parts.append(optax.add_decayed_weights(decay))
-    match config.name:
+    match config.optimizer:
         case "adam" | "adamw":
             parts.append(optax.scale_by_adam(*config.betas, eps=config.epsilon))
         case "adagrad":
@@ -108,10 +112,15 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
                     config.momentum, dampening=config.dampening, nesterov=config.nesterov
                 )
             )
-    if decay and config.name == "adamw":
+    if decay and config.optimizer == "adamw":
         parts.append(optax.add_decayed_weights(decay))
     parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
     return optax.chain(*parts)
+
+
+def updates_done(state: optax.OptState) -> jax.Array:
+    """Updates that an optimiser of `make_optimizer` has made, from its state."""
+    return state[-1].count  # type: ignore[index]  # the schedule is the last link of the chain
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ BatchNorm has two modes. `global` leaves the partitioning to XLA: statistics are
 global batch, at several all-reduces a layer. `local` runs the networks under `shard_map`: each
 device normalises with its own rows, and one all-reduce a player averages gradients, running
 statistics and metrics together. In that mode a loss must be a mean over samples, as
-`jaxsr.models.objective` asks; the other does not care.
+`jaxsr.interop.train.objective` asks; the other does not care.
 
 Gradients are summed over the devices in float32. Left to itself XLA sums those of bfloat16 networks
 in bfloat16, so these run under `shard_map` in both modes, `global` with BatchNorm's statistics
@@ -19,10 +19,9 @@ sums in bfloat16.
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
 
 import flax.struct
 import jax
@@ -31,8 +30,12 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.errors import InputError
+from jaxsr.interop.module import JaxModule
+from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
+from jaxsr.interop.train.objective import Objective, Phase
+from jaxsr.interop.train.optimizers import updates_done
 
-Arrays = dict[str, jax.Array]
 Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
 
 
@@ -67,9 +70,9 @@ class StepConfig:
     """Statistics over the global batch, or over each device's rows."""
     accumulate: int = 1
     """Slices a batch is cut into; gradients are averaged over them before the update."""
-    ema_decay: float = 0.0
+    ema: float = 0.0
     """Decay of the moving average of the exported network's parameters; 0 keeps none."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """What the players' networks compute in; parameters, losses and updates stay float32."""
     lane_folding: Literal["auto", "on", "off"] = "auto"
     """Narrow convolutions with columns folded into a TPU's lanes; auto: on TPUs, and channels last
@@ -77,21 +80,19 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         if self.batch_norm not in ("global", "local"):
-            raise ValueError(f"batch_norm must be global or local, got {self.batch_norm!r}")
+            raise InputError(f"batch_norm must be global or local, got {self.batch_norm!r}")
         if self.accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
+            raise InputError(f"accumulate must be at least 1, got {self.accumulate}")
+        if not 0 <= self.ema < 1:
+            raise InputError(f"ema must lie in [0, 1), got {self.ema}")
         if self.lane_folding not in ("auto", "on", "off"):
-            raise ValueError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
-        if self.compute_dtype not in ("float32", "bfloat16"):
-            raise ValueError(
-                f"compute_dtype must be float32 or bfloat16, got {self.compute_dtype!r}"
-            )
+            raise InputError(f"lane_folding must be auto, on or off, got {self.lane_folding!r}")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise InputError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
 
     def per_device(self, *, fsdp: int) -> bool:
         """Whether the step is written out for each device, rather than partitioned by XLA."""
-        return self.batch_norm == "local" or (self.compute_dtype != "float32" and fsdp == 1)
+        return self.batch_norm == "local" or (self.dtype != "float32" and fsdp == 1)
 
     def check_fits(self, *, data: int, fsdp: int) -> None:
         """Refuses a mesh of these sizes where the step cannot run on it.
@@ -100,19 +101,14 @@ class StepConfig:
           ValueError: local BatchNorm with parameters split over `fsdp`.
         """
         if self.batch_norm == "local" and fsdp > 1:
-            raise ValueError(
+            raise InputError(
                 f"batch_norm=local needs whole parameters on every device, but the mesh has "
                 f"fsdp={fsdp}; use batch_norm=global, or --mesh {data * fsdp}"
             )
 
 
-def of_network(tree: Mapping[str, Any], network: str) -> dict[str, Any]:
-    """The entries of one network, by the prefix of their torch names."""
-    return {name: leaf for name, leaf in tree.items() if name.startswith(network + ".")}
-
-
 def init_state(
-    model: Any,
+    model: JaxModule,
     optimizers: Mapping[str, optax.GradientTransformation],
     *,
     exported: str,
@@ -132,22 +128,22 @@ def init_state(
         step=jnp.zeros((), jnp.int32),
         params=dict(model.params),
         buffers=dict(model.buffers),
-        optimizers={n: tx.init(of_network(model.params, n)) for n, tx in optimizers.items()},
+        optimizers={n: tx.init(select_network(model.params, n)) for n, tx in optimizers.items()},
         # A copy: the step donates its state, and one buffer cannot be donated twice.
-        ema=jax.tree.map(jnp.copy, of_network(model.params, exported)) if ema else {},
+        ema=jax.tree.map(jnp.copy, select_network(model.params, exported)) if ema else {},
         key=jax.random.key_data(jax.random.key(seed)),
         failed_step=jnp.zeros((), jnp.int32),
     )
 
 
 def convert(
-    objective: Any,
+    objective: Objective,
     config: StepConfig,
     *,
     remat: Sequence[str] = (),
     fsdp: int = 1,
     device: Any = None,
-) -> Any:
+) -> JaxModule:
     """The objective as a pure function, its players' networks computing in `compute_dtype`.
 
     Losses stay in float32: a network's inputs are cast on entry and its outputs on leaving.
@@ -163,11 +159,11 @@ def convert(
     from jaxsr.interop.module import to_jax
 
     folding = choose_folding(config.lane_folding, device)
-    if config.compute_dtype == "float32":
+    if config.dtype == "float32":
         return to_jax(objective, remat=remat, lane_folding=folding)
     import torch
 
-    dtype = getattr(torch, config.compute_dtype)
+    dtype = getattr(torch, config.dtype)
     objective = copy.deepcopy(objective)
     for network in sorted(_player_networks(objective)):
         module = objective.get_submodule(network)
@@ -200,230 +196,139 @@ def _player_networks(objective: Any) -> set[str]:
     return {player.network for phase in objective.phases for player in phase.players}
 
 
-def make_train_step(
-    model: Any,
-    phase: Any,
-    optimizers: Mapping[str, optax.GradientTransformation],
-    *,
-    prepare: Prepare,
-    mesh: Mesh,
-    config: StepConfig | None = None,
-) -> Callable[[TrainState, Any], tuple[TrainState, Arrays]]:
-    """Builds `step(state, batch) -> (state, metrics)`; the caller jits it, donating the state.
+@dataclass(frozen=True, eq=False)
+class TrainStep:
+    """One step of a phase, `step(state, batch) -> (state, metrics)`; jit it, donating the state.
 
-    Args:
-      model: the objective, converted by `convert`.
-      phase: the phase to train, see `jaxsr.models.objective`.
-      optimizers: one per network that moves in any phase.
-      prepare: from the host's batch and the run's root key to the objective's batch.
-      mesh: where the step will run.
-      config: accumulation, BatchNorm mode, moving average, compute dtype.
+    Metrics are scalars by `network/name`: the loss, what the loss reports, `grad_norm` before
+    clipping, `update_norm`, `param_norm` before the update, and `lr` where a schedule is given.
 
     Raises:
       ValueError: local BatchNorm on a mesh that splits parameters.
     """
-    config = config or StepConfig()
-    config.check_fits(data=mesh.shape["data"], fsdp=mesh.shape["fsdp"])
-    update = functools.partial(_update_players, model, phase, optimizers, config)
-    if config.per_device(fsdp=mesh.shape["fsdp"]):
-        update = _per_device(update, mesh, alone=config.batch_norm == "local")
-    else:
-        update = functools.partial(update, lambda tree: tree)
 
-    def step(state: TrainState, batch: Any) -> tuple[TrainState, Arrays]:
+    model: JaxModule
+    """The objective, converted by `convert`."""
+    phase: Phase
+    """The phase to train."""
+    optimizers: Mapping[str, optax.GradientTransformation]
+    """One for each network that learns in any phase."""
+    _: KW_ONLY
+    prepare: Prepare
+    """From the host's batch and the run's root key to the objective's batch."""
+    mesh: Mesh
+    """Where the step will run."""
+    config: StepConfig = field(default_factory=StepConfig)
+    """Accumulation, BatchNorm mode, moving average, compute dtype."""
+    schedules: Mapping[str, optax.Schedule] = field(default_factory=dict)
+    """Learning rate by network, as a function of its updates; for the metrics alone."""
+
+    def __post_init__(self) -> None:
+        self.config.check_fits(data=self.mesh.shape["data"], fsdp=self.mesh.shape["fsdp"])
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Arrays]:
         root = jax.random.wrap_key_data(state.key)
-        prepared = dict(prepare(batch, root))
+        prepared = dict(self.prepare(batch, root))
         key = jax.random.key_data(jax.random.fold_in(root, state.step))
+
+        update = self._update_players
+        if self.config.per_device(fsdp=self.mesh.shape["fsdp"]):
+            update = _per_device(
+                update, self.mesh, local_statistics=self.config.batch_norm == "local"
+            )
         params, buffers, opt_states, metrics = update(
             state.params, state.buffers, state.optimizers, prepared, key
         )
-        finite = jnp.all(jnp.stack([jnp.isfinite(value) for value in metrics.values()]))
-        new = TrainState(
+
+        new = state.replace(
             step=state.step + 1,
             params=params,
             buffers=buffers,
             optimizers=opt_states,
-            ema=_move_average(state.ema, params, state.step, config.ema_decay),
-            key=state.key,
-            failed_step=state.failed_step,
+            ema=_update_ema(state.ema, params, state.step, self.config.ema),
         )
-        keep = finite & (state.failed_step == 0)
-        failed = jnp.where(keep | (state.failed_step > 0), state.failed_step, state.step + 1)
-        new = jax.tree.map(lambda n, o: jnp.where(keep, n, o), new, state)
-        return new.replace(failed_step=failed), metrics
+        return _unless_failed(state, new, metrics), metrics
 
-    return step
-
-
-def _update_players(
-    model: Any,
-    phase: Any,
-    optimizers: Mapping[str, optax.GradientTransformation],
-    config: StepConfig,
-    reduce: Callable[[Any], Any],
-    params: Arrays,
-    buffers: Arrays,
-    opt_states: dict[str, Any],
-    batch: Arrays,
-    key_data: jax.Array,
-) -> tuple[Arrays, Arrays, dict[str, Any], Arrays]:
-    """Moves every player of the phase in turn; `reduce` averages a tree over the devices."""
-    key = jax.random.wrap_key_data(key_data)
-    gradients = _Gradients(model, phase, jnp.dtype(config.compute_dtype))
-    params, opt_states = dict(params), dict(opt_states)
-    metrics: Arrays = {}
-    shared = gradients.share(params, buffers, batch, key) if config.accumulate == 1 else None
-    for index, player in enumerate(phase.players):
-        if shared is not None:
-            buffers = shared.buffers if index == 0 else buffers
-            grads, buffers, found = gradients.of_player(index, params, buffers, batch, key, shared)
-        else:
-            grads, buffers, found = _accumulate(
-                gradients, index, params, buffers, batch, key, config.accumulate
-            )
-        statistics = {n: leaf for n, leaf in buffers.items() if n not in model.frozen}
-        grads, statistics, found = reduce((grads, statistics, found))
-        buffers = {**buffers, **statistics}
-        network = player.network
-        own = of_network(params, network)
-        updates, opt_states[network] = optimizers[network].update(grads, opt_states[network], own)
-        moved: Any = optax.apply_updates(own, updates)
-        params.update(moved)
-        found["grad_norm"] = optax.tree.norm(grads)
-        metrics |= {f"{network}/{name}": value for name, value in found.items()}
-    return params, buffers, opt_states, metrics
-
-
-class _Shared(NamedTuple):
-    """What a phase's players share: the tensors, their pullback, and the buffers afterwards."""
-
-    tensors: Any
-    pullback: Callable[[Any], Any]
-    buffers: Arrays
-
-
-@dataclass(frozen=True)
-class _Gradients:
-    """Loss and gradient of one player on one batch."""
-
-    model: Any
-    phase: Any
-    dtype: jnp.dtype
-
-    def share(self, params: Arrays, buffers: Arrays, batch: Arrays, key: jax.Array) -> _Shared:
-        learners = [p.network for p in self.phase.players if p.through_shared]
-        moving = {k: v for n in learners for k, v in of_network(params, n).items()}
-
-        def run(moving: Arrays):
-            return self.model.apply(
-                self._cast(params | moving),
-                buffers,
-                batch,
-                rng=jax.random.fold_in(key, len(self.phase.players)),
-                train=True,
-                method=self.phase.share,
-            )
-
-        tensors, pullback, new_buffers = jax.vjp(run, moving, has_aux=True)
-        return _Shared(tensors, lambda cotangent: pullback(cotangent)[0], new_buffers)
-
-    def of_player(
+    def _update_players(
         self,
-        index: int,
         params: Arrays,
         buffers: Arrays,
+        opt_states: dict[str, Any],
         batch: Arrays,
-        key: jax.Array,
-        shared: _Shared,
-    ) -> tuple[Arrays, Arrays, Arrays]:
-        """Gradient by name, buffers after the pass, and the metrics with the loss among them."""
-        player = self.phase.players[index]
+        key_data: jax.Array,
+        average: Callable[[Any], Any] = lambda tree: tree,
+    ) -> tuple[Arrays, Arrays, dict[str, Any], Arrays]:
+        """Every player in turn: gradients, update, metrics; `average` is over the devices."""
+        key = jax.random.wrap_key_data(key_data)
+        gradients = Gradients(
+            model=self.model,
+            phase=self.phase,
+            compute_dtype=jnp.dtype(self.config.dtype),
+        )
+        slices = self.config.accumulate
+        params, opt_states = dict(params), dict(opt_states)
+        metrics: Arrays = {}
+        shared = gradients.share(params, buffers, batch, key) if slices == 1 else None
+        for index, player in enumerate(self.phase.players):
+            network = player.network
+            with jax.named_scope(network):
+                if shared is None:
+                    result = gradients.accumulate(index, params, buffers, batch, key, slices)
+                else:
+                    before = shared.buffers if index == 0 else buffers
+                    result = gradients.of_player(index, params, before, batch, key, shared)
+                statistics = {n: v for n, v in result.buffers.items() if n not in self.model.frozen}
+                grads, statistics, scalars = average((result.grads, statistics, result.metrics))
+                buffers = {**result.buffers, **statistics}
 
-        def loss(own: Arrays, tensors: Any):
-            (value, metrics), after = self.model.apply(
-                self._cast(params | own),
-                buffers,
-                tensors,
-                batch,
-                rng=jax.random.fold_in(key, index),
-                train=True,
-                method=player.loss,
-            )
-            return value, (after, metrics)
+                network_params = select_network(params, network)
+                opt_state = opt_states[network]
+                updates, opt_states[network] = self.optimizers[network].update(
+                    grads, opt_state, network_params
+                )
+                new_params: Any = optax.apply_updates(network_params, updates)
+                params.update(new_params)
 
-        own = of_network(params, player.network)
-        (value, (after, metrics)), (grads, into_shared) = jax.value_and_grad(
-            loss, argnums=(0, 1), has_aux=True
-        )(own, shared.tensors)
-        if player.through_shared:
-            through = of_network(shared.pullback(into_shared), player.network)
-            grads = jax.tree.map(jnp.add, grads, through)
-        return grads, after, {"loss": value, **metrics}
-
-    def _cast(self, params: Arrays) -> Arrays:
-        if self.dtype == jnp.float32:
-            return params
-        networks = {p.network for p in self.phase.players}
-        mine = {k: v for n in networks for k, v in of_network(params, n).items()}
-        return params | {k: v.astype(self.dtype) for k, v in mine.items()}
+                scalars["grad_norm"] = optax.tree.norm(grads)
+                scalars["update_norm"] = optax.tree.norm(updates)
+                scalars["param_norm"] = optax.tree.norm(network_params)
+                if network in self.schedules:
+                    scalars["lr"] = self.schedules[network](updates_done(opt_state))
+            metrics |= {f"{network}/{name}": value for name, value in scalars.items()}
+        return params, buffers, opt_states, metrics
 
 
-def _accumulate(
-    gradients: _Gradients,
-    index: int,
-    params: Arrays,
-    buffers: Arrays,
-    batch: Arrays,
-    key: jax.Array,
-    slices: int,
-) -> tuple[Arrays, Arrays, Arrays]:
-    """Averages one player's gradient over slices of the batch, one slice in memory at a time.
+def decides_failure(metric: str) -> bool:
+    """Whether a step fails where this metric (`network/name`) is not finite.
 
-    Slice j takes rows j, j + slices, …, so that each holds rows of every device and nothing moves
-    between them. What the players share is computed anew for each; its buffers count once.
+    The squares of these two norms overflow long before the values do.
     """
-
-    def cut(rows: jax.Array) -> jax.Array:
-        if rows.shape[0] % slices:
-            raise ValueError(
-                f"a batch of {rows.shape[0]} rows cannot be cut into accumulate={slices} slices; "
-                "use a divisor of the rows"
-            )
-        return rows.reshape(-1, slices, *rows.shape[1:]).swapaxes(0, 1)
-
-    def body(carry, xs):
-        buffers, total = carry
-        slice_index, rows = xs
-        slice_key = jax.random.fold_in(key, slice_index)
-        shared = gradients.share(params, buffers, rows, slice_key)
-        before = shared.buffers if index == 0 else buffers
-        grads, after, metrics = gradients.of_player(index, params, before, rows, slice_key, shared)
-        return (after, jax.tree.map(jnp.add, total, (grads, metrics))), None
-
-    pieces = jax.tree.map(cut, batch)
-    first = jax.tree.map(lambda rows: rows[0], pieces)
-    grads_and_metrics = jax.eval_shape(
-        lambda b: gradients.of_player(
-            index, params, b, first, key, gradients.share(params, b, first, key)
-        )[::2],
-        buffers,
-    )
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), grads_and_metrics)
-    (buffers, total), _ = jax.lax.scan(body, (buffers, zeros), (jnp.arange(slices), pieces))
-    grads, metrics = jax.tree.map(lambda leaf: leaf / slices, total)
-    return grads, buffers, metrics
+    return metric.rpartition("/")[2] not in ("param_norm", "update_norm")
 
 
-def _per_device(update: Callable[..., Any], mesh: Mesh, *, alone: bool) -> Callable[..., Any]:
-    """Runs `update` on each device's rows, averaging in each call of `reduce`.
+def _unless_failed(old: TrainState, new: TrainState, metrics: Arrays) -> TrainState:
+    """The new state, or the old one from the first step on whose metrics are not finite."""
+    finite = [jnp.isfinite(value) for name, value in metrics.items() if decides_failure(name)]
+    finite = jnp.all(jnp.stack(finite))
+    keep = finite & (old.failed_step == 0)
+    failed_step = jnp.where(keep | (old.failed_step > 0), old.failed_step, old.step + 1)
+    state = jax.tree.map(lambda n, o: jnp.where(keep, n, o), new, old)
+    return state.replace(failed_step=failed_step)
+
+
+def _per_device(
+    update: Callable[..., Any], mesh: Mesh, *, local_statistics: bool
+) -> Callable[..., Any]:
+    """Runs `update` on each device's rows, averaging over the devices in each call of `average`.
 
     Args:
-      update: takes `reduce` first, then the state's parts, the batch and the key.
+      update: takes the state's parts, the batch, the key, and `average`.
       mesh: where.
-      alone: whether statistics may be those of a device's rows; else BatchNorm must exchange them.
+      local_statistics: whether statistics may be those of one device's rows; otherwise BatchNorm
+        must exchange them.
     """
 
-    def reduce(tree: Any) -> Any:
+    def average(tree: Any) -> Any:
         # A tree, not one vector of all: compilers join the sums of a tree into one all-reduce, and
         # a TPU pays dearly for reshaping kernels to rows (14 of 38 M cycles of a GAN's step).
         leaves, structure = jax.tree.flatten(tree)
@@ -440,24 +345,24 @@ def _per_device(update: Callable[..., Any], mesh: Mesh, *, alone: bool) -> Calla
         key = jax.random.wrap_key_data(key_data)
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))
         key_data = jax.random.key_data(key)
-        with contextlib.nullcontext() if alone else whole_batch_statistics():
-            return update(reduce, params, buffers, opt_states, batch, key_data)
+        with contextlib.nullcontext() if local_statistics else whole_batch_statistics():
+            return update(params, buffers, opt_states, batch, key_data, average)
 
     from jaxsr.interop.lowerings.batch_norm import whole_batch_statistics
 
-    whole, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
+    replicated, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(whole, whole, whole, rows, whole),
-        out_specs=whole,
+        in_specs=(replicated, replicated, replicated, rows, replicated),
+        out_specs=replicated,
         # The averages make the outputs equal on every device; the checker cannot see that
         # through the torch module's operations.
         check_vma=False,
     )
 
 
-def _move_average(ema: Arrays, params: Arrays, step: jax.Array, decay: float) -> Arrays:
+def _update_ema(ema: Arrays, params: Arrays, step: jax.Array, decay: float) -> Arrays:
     """Moves the average; early on it follows faster, (1 + t) / (10 + t), as TensorFlow's does."""
     if not ema:
         return ema

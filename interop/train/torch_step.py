@@ -5,13 +5,15 @@ It takes the objective, the phases, the optimiser configuration and the prepared
 """
 
 import contextlib
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxsr.interop.errors import UserError
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
 from jaxsr.interop.train.step import StepConfig
 
@@ -21,7 +23,7 @@ def make_torch_optimizer(
 ) -> torch.optim.Optimizer:
     """The `torch.optim` optimiser of this configuration; the caller sets the learning rate."""
     decay, eps = config.weight_decay, config.epsilon
-    match config.name:
+    match config.optimizer:
         case "adam":
             return torch.optim.Adam(parameters, config.lr, config.betas, eps, decay)
         case "adamw":
@@ -39,7 +41,7 @@ def make_torch_optimizer(
             )
 
 
-class NonFiniteError(ArithmeticError):
+class NonFiniteError(UserError, ArithmeticError):
     """A loss or a gradient is not a finite number."""
 
 
@@ -56,7 +58,9 @@ class TorchStep:
       device: `cpu`, `cuda` or any torch device.
       compiled: run the objective's networks through `torch.compile`.
       channels_last: keep activations NHWC in memory.
-      check_finite: wait for every loss and stop where one is not finite.
+      check_finite: wait for every loss and stop where one is not finite, the state as it was
+        before that step.
+      norms: report `param_norm` and `update_norm`, which copies the parameters once a step.
     """
 
     def __init__(
@@ -71,13 +75,14 @@ class TorchStep:
         compiled: bool = False,
         channels_last: bool = False,
         check_finite: bool = True,
+        norms: bool = True,
     ) -> None:
         self.config = config or StepConfig()
         self.device = torch.device(device)
         layout = torch.channels_last if channels_last else torch.preserve_format
         self.objective = objective.to(self.device, memory_format=layout).train()
         self.layout = layout
-        self._check_finite = check_finite
+        self._check_finite, self._norms = check_finite, norms
         self.step = 0
         self.updates_done = dict.fromkeys(optimizers, 0)
         self._configs = dict(optimizers)
@@ -90,12 +95,12 @@ class TorchStep:
         }
         self.exported = exported
         self.ema: dict[str, Tensor] = {}
-        if self.config.ema_decay:
+        if self.config.ema:
             self.ema = {
                 f"{exported}.{n}": p.detach().clone() for n, p in self._parameters[exported].items()
             }
-        if self.config.compute_dtype != "float32":
-            self._compute_in(getattr(torch, self.config.compute_dtype))
+        if self.config.dtype != "float32":
+            self._compute_in(getattr(torch, self.config.dtype))
         if compiled:
             for name in optimizers:
                 self._network(name).compile()
@@ -118,8 +123,41 @@ class TorchStep:
         """One step of the phase on a prepared batch; returns metrics by `network/name`.
 
         Raises:
-          NonFiniteError: a loss or gradient is not finite; that network was not updated.
+          NonFiniteError: a loss or gradient is not finite; the state is as it was before.
         """
+        if not self._check_finite:
+            return self._train_step(phase_name, batch)
+        undo = self._snapshot(phase_name)
+        try:
+            return self._train_step(phase_name, batch)
+        except NonFiniteError:
+            undo()
+            raise
+
+    def _snapshot(self, phase_name: str) -> Callable[[], None]:
+        """Copies what a step may change before a later player's loss fails; returns the way back.
+
+        The last player's parameters are not among it: they move after every check.
+        """
+        updated = [player.network for player in self.objective.phase(phase_name).players[:-1]]
+        tensors = dict(self.objective.named_buffers())
+        for network in updated:
+            tensors |= {f"{network}.{n}": p for n, p in self._parameters[network].items()}
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        optimizers = {n: copy.deepcopy(self._optimizers[n].state_dict()) for n in updated}
+        updates_done = dict(self.updates_done)
+
+        def undo() -> None:
+            with torch.no_grad():
+                for name, value in copies.items():
+                    tensors[name].copy_(value)
+            for name, state in optimizers.items():
+                self._optimizers[name].load_state_dict(state)
+            self.updates_done = updates_done
+
+        return undo
+
+    def _train_step(self, phase_name: str, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         phase = self.objective.phase(phase_name)
         tensors = {name: self.place(rows) for name, rows in batch.items()}
         metrics: dict[str, Tensor] = {}
@@ -144,12 +182,12 @@ class TorchStep:
                 (loss / slices).backward(retain_graph=shared is not None and needed_again)
                 for name, value in {"loss": loss, **found}.items():
                     sums[name] = sums.get(name, 0) + value.detach() / slices
-            sums["grad_norm"] = self._update(player.network)
+            sums["grad_norm"] = self._clip_gradients(player.network)
             if self._check_finite:
                 self._refuse_not_finite(player.network, sums)
-            self._apply(player.network)
+            sums |= self._update(player.network)
             metrics |= {f"{player.network}/{name}": value for name, value in sums.items()}
-        self._move_average()
+        self._update_ema()
         self.step += 1
         return metrics
 
@@ -165,7 +203,7 @@ class TorchStep:
         tensor = torch.from_numpy(np.array(rows)).to(self.device, non_blocking=True)
         return tensor.to(memory_format=self.layout) if tensor.ndim == 4 else tensor
 
-    def _update(self, network: str) -> Tensor:
+    def _clip_gradients(self, network: str) -> Tensor:
         """Clips the gradients; returns their norm before."""
         parameters = list(self._parameters[network].values())
         for parameter in parameters:
@@ -178,15 +216,27 @@ class TorchStep:
             return nn.utils.clip_grad_norm_(parameters, limit)
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
-    def _apply(self, network: str) -> None:
-        optimizer = self._optimizers[network]
+    def _update(self, network: str) -> dict[str, Tensor]:
+        """One optimiser step; returns the learning rate, and the norms where they are asked for."""
+        optimizer, parameters = self._optimizers[network], list(self._parameters[network].values())
+        lr = float(np.asarray(self._schedules[network](self.updates_done[network])))
         for group in optimizer.param_groups:
-            group["lr"] = float(np.asarray(self._schedules[network](self.updates_done[network])))
-        optimizer.step()
+            group["lr"] = lr
         self.updates_done[network] += 1
+        if not self._norms:
+            optimizer.step()
+            return {"lr": torch.tensor(lr)}
+        before = [p.detach().clone() for p in parameters]
+        optimizer.step()
+        changes = [p.detach() - old for p, old in zip(parameters, before, strict=True)]
+        return {
+            "lr": torch.tensor(lr),
+            "param_norm": nn.utils.get_total_norm(before),
+            "update_norm": nn.utils.get_total_norm(changes),
+        }
 
-    def _move_average(self) -> None:
-        decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
+    def _update_ema(self) -> None:
+        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
             for name, old in self.ema.items():
                 new = self._parameters[self.exported][name.removeprefix(f"{self.exported}.")]

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from jaxsr.errors import InputError
+
 Engine = Literal["jax", "torch"]
 Platform = Literal["auto", "tpu", "cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float64"]
@@ -27,13 +29,13 @@ class Side:
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             if value not in get_args(kind):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value}")
+                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {value}")
         if self.engine == "torch" and self.platform == "tpu":
-            raise ValueError("the torch engine runs on cpu or cuda; use engine=jax for a TPU")
+            raise InputError("the torch engine runs on cpu or cuda; use engine=jax for a TPU")
         if self.engine == "torch" and self.precision == "bfloat16":
-            raise ValueError("precision bfloat16 is for engine=jax; torch has default and highest")
+            raise InputError("precision bfloat16 is for engine=jax; torch has default and highest")
         if self.engine == "jax" and self.dtype == "float64":
-            raise ValueError("dtype float64 is for engine=torch; JAX runs without 64-bit numbers")
+            raise InputError("dtype float64 is for engine=torch; JAX runs without 64-bit numbers")
 
     def check_operations_alone(self) -> None:
         """That operations can run one by one.
@@ -42,7 +44,7 @@ class Side:
           ValueError: operands are to be rounded, which is done to whole programs.
         """
         if self.precision == "bfloat16":
-            raise ValueError(
+            raise InputError(
                 "precision=bfloat16 takes whole programs: give it to the second side, --b, and "
                 "leave --alone out"
             )
@@ -60,13 +62,13 @@ class Side:
             if not equals:
                 name, value = "engine", name
             if name not in _KINDS or not value:
-                raise ValueError(
+                raise InputError(
                     f"{text!r} is no side of a comparison: {part.strip()!r} is none of "
                     f"{', '.join(f'{n}=' for n in _KINDS)}; write torch, or "
                     "engine=jax,dtype=bfloat16"
                 )
             if name in chosen:
-                raise ValueError(f"{text!r} names its {name} twice")
+                raise InputError(f"{text!r} names its {name} twice")
             chosen[name] = value
         return cls(**chosen)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxsr.comparison.backend_spec import Dtype, Engine, Platform, Precision, Side
 from jaxsr.comparison.workload_options import SubjectOptions
+from jaxsr.errors import InputError
 from jaxsr.runtime.cli import cache_folder, parse_options
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def trace(arguments: list[str]) -> int:
         f"{len(recorded.outputs)} steps, {whole} of them whole; {recorded.header['recorder']}"
     )
     if options.keep and not whole:
-        raise ValueError(
+        raise InputError(
             f"keep={' '.join(options.keep)!r} matches no module:operation of this run; the trace "
             f"at {options.out} has their names"
         )
@@ -164,7 +165,7 @@ def engines(arguments: list[str]) -> int:
     if options.model_b is not None:
         other = open_subject(replace(options, model=options.model_b))
         if other.identity() != subject.identity():
-            raise ValueError(
+            raise InputError(
                 f"model_b={options.model_b} has other parameters or takes other inputs than "
                 f"{options.model}; the two must share names and shapes"
             )

@@ -13,6 +13,7 @@ from jaxsr.comparison.local_error import local_errors
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.trace import Progress, Runner, Trace, make_trace, open_side
 from jaxsr.comparison.workload import Subject
+from jaxsr.errors import InputError
 
 
 def compare_sides(
@@ -44,7 +45,7 @@ def compare_sides(
         for what, side in ((subject, first), (other or subject, second))
     ]
     if within and within not in dict(subject.network.named_modules()):
-        raise ValueError(
+        raise InputError(
             f"within={within!r} is no module of {type(subject.network).__name__}; there are "
             + ", ".join(name for name, _ in subject.network.named_children())
         )

@@ -23,6 +23,7 @@ from jaxsr.comparison.resize_backends import (
     library_versions,
     make_resizers,
 )
+from jaxsr.errors import InputError
 
 Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
 Dtype = Literal["uint8", "float32", "bfloat16"]
@@ -71,13 +72,13 @@ class Options:
         for name, known in (("methods", METHODS), ("dtypes", DTYPES)):
             values = getattr(self, name)
             if not values or set(values) - set(known):
-                raise ValueError(f"{name} must be among {', '.join(known)}, got {values!r}")
+                raise InputError(f"{name} must be among {', '.join(known)}, got {values!r}")
         if min(self.size) < 1:
-            raise ValueError(f"size must be at least 1 on each side, got {self.size}")
+            raise InputError(f"size must be at least 1 on each side, got {self.size}")
         if self.limit < 1:
-            raise ValueError(f"limit must be at least 1 picture, got {self.limit}")
+            raise InputError(f"limit must be at least 1 picture, got {self.limit}")
         if self.runs < 5:
-            raise ValueError(f"runs must be at least 5 for a median, got {self.runs}")
+            raise InputError(f"runs must be at least 5 for a median, got {self.runs}")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from jaxsr.comparison.thresholds import (
 from jaxsr.comparison.tokens import compare_logits
 from jaxsr.comparison.trace import Trace
 from jaxsr.comparison.trace_records import Record
+from jaxsr.errors import InputError
 
 
 def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> None:
@@ -46,14 +47,14 @@ def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> 
                 trace.header["subject"]["inputs" if part == "inputs" else "model"]
                 for trace in (first, second)
             ]
-            raise ValueError(
+            raise InputError(
                 f"{names[0]} and {names[1]} are traces of different {what}: {said[0]} ({a}) and "
                 f"{said[1]} ({b}); {way}"
             )
     for part in ("granularity", "sample"):
         a, b = first.header[part], second.header[part]
         if a != b:
-            raise ValueError(
+            raise InputError(
                 f"{names[0]} was recorded with {part} {a}, {names[1]} with {b}; record one again"
             )
 

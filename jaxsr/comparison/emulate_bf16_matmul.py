@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.core import primitives as known
 
+from jaxsr.errors import InputError
+
 PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p)
 _CALLS = {
     known.jit_p: "jaxpr",
@@ -74,7 +76,7 @@ def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
             continue
         closed = [program for program in programs if isinstance(program, ClosedJaxpr)]
         if primitive not in _LOOPS or len(closed) < len(programs):
-            raise ValueError(
+            raise InputError(
                 f"products inside {primitive.name} cannot be rounded; use precision=highest"
             )
         narrowed = tuple(_narrowed(program) for program in closed)

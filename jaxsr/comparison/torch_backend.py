@@ -15,6 +15,7 @@ from jaxsr.comparison.calls import Call, Program
 from jaxsr.comparison.op_recorder import Ear, Granularity, Listener, call_again
 from jaxsr.comparison.trace_records import FiguresEar, Record
 from jaxsr.comparison.workload import Inputs, Subject
+from jaxsr.errors import InputError
 
 _BITS = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
@@ -39,7 +40,7 @@ class TorchSide:
     def __init__(self, subject: Subject, side: Side) -> None:
         cuda = torch.cuda.is_available()
         if side.platform == "cuda" and not cuda:
-            raise ValueError("platform cuda is not usable: torch finds no CUDA device; use cpu")
+            raise InputError("platform cuda is not usable: torch finds no CUDA device; use cpu")
         self.side = side
         self.device = torch.device("cuda" if cuda and side.platform != "cpu" else "cpu")
         self.dtype = getattr(torch, side.dtype)

@@ -16,6 +16,7 @@ from jaxsr.comparison.calls import Call
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.trace import FORMAT, Trace
 from jaxsr.comparison.trace_records import Record
+from jaxsr.errors import InputError, MissingFileError
 
 JSON, TENSORS = "trace.json", "tensors.safetensors"
 
@@ -62,7 +63,7 @@ def load_trace(folder: Path) -> Trace:
 
     for path in (folder / JSON, folder / TENSORS):
         if not path.is_file():
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"no trace at {folder}: it lacks {path.name}; give a folder that "
                 "`jaxsr.compare trace --out` wrote"
             )
@@ -70,17 +71,17 @@ def load_trace(folder: Path) -> Trace:
         content = json.loads((folder / JSON).read_bytes())
         found, format_ = content["tensors_sha256"], content["header"]["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
+        raise InputError(
             f"{folder / JSON} is cut off or no trace ({type(error).__name__}: {error}); record it "
             "again"
         ) from error
     if format_ != FORMAT:
-        raise ValueError(
+        raise InputError(
             f"{folder / JSON} has format {format_!r}, this jaxsr reads {FORMAT}; record it again"
         )
     data = (folder / TENSORS).read_bytes()
     if hashlib.sha256(data).hexdigest() != found:
-        raise ValueError(
+        raise InputError(
             f"{folder / TENSORS} is damaged, or of another trace than {JSON} ({len(data)} bytes "
             "with another digest); copy the folder again, or record it again"
         )
@@ -88,7 +89,7 @@ def load_trace(folder: Path) -> Trace:
         tensors = load(data)
         return _read(content, tensors)
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(
+        raise InputError(
             f"{folder / JSON} does not describe a trace ({type(error).__name__}: {error}); record "
             "it again"
         ) from error
@@ -100,7 +101,7 @@ def _read(content: dict[str, Any], tensors: dict[str, np.ndarray]) -> Trace:
     def figures(row: dict[str, Any]) -> Figures:
         start, length = row["sample"]
         if start + length > len(samples):
-            raise ValueError("a sample lies beyond the samples' end")
+            raise InputError("a sample lies beyond the samples' end")
         return Figures.from_row(row, samples[start : start + length])
 
     records = [

@@ -14,6 +14,7 @@ from torch import nn
 
 from jaxsr.comparison.workload import ImageSubject, LanguageSubject, Subject
 from jaxsr.comparison.workload_options import FAMILIES, SubjectOptions
+from jaxsr.errors import InputError, MissingFileError
 
 _SEED = 20261121
 
@@ -31,7 +32,7 @@ def open_subject(options: SubjectOptions) -> Subject:
     if path.suffix == ".gguf" or _is_language(path / "config.json"):
         return _language(path, options)
     if ":" not in name and not path.exists():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no model {name!r}: it is no file or folder here, and no family with random weights "
             f"({', '.join(FAMILIES)}); give one of these, a weights file, a model folder, or "
             "package.module:Class"
@@ -79,7 +80,7 @@ def _detector(path: Path, options: SubjectOptions) -> Subject | None:
         with safe_open(path, framework="np") as file:
             names = {name.removeprefix("network.") for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error})") from error
+        raise InputError(f"{path} is not a whole safetensors file ({error})") from error
     if "conv_init.weight" not in names:
         return None
     from jaxsr.detection.detector import describe_file
@@ -113,11 +114,11 @@ def _decoded(path: Path) -> np.ndarray:
     from jaxsr.data.decode import UnreadablePicture, decode_rgb
 
     if not path.is_file():
-        raise FileNotFoundError(f"no picture at {path}; give an image file")
+        raise MissingFileError(f"no picture at {path}; give an image file")
     try:
         return decode_rgb(path)
     except UnreadablePicture as error:
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from error
+        raise InputError(f"{path} cannot be read as a picture: {error}") from error
 
 
 def _picture(options: SubjectOptions) -> np.ndarray:
@@ -131,7 +132,7 @@ def _picture(options: SubjectOptions) -> np.ndarray:
         picture = _decoded(options.image)
     height, width = picture.shape[:2]
     if min(height, width) < size:
-        raise ValueError(
+        raise InputError(
             f"{options.image} is {height}×{width} px, smaller than size={size}; give a smaller "
             "--size"
         )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxsr.errors import InputError
+
 FAMILIES = ("fast-srgan", "span", "mshnet", "llama")
 """Networks that a bare name gives, with random weights."""
 
@@ -29,8 +31,8 @@ class SubjectOptions:
 
     def __post_init__(self) -> None:
         if self.size < 16:
-            raise ValueError(f"size must be at least 16 px, got {self.size}")
+            raise InputError(f"size must be at least 16 px, got {self.size}")
         if self.steps < 1:
-            raise ValueError(f"steps must be at least 1 token, got {self.steps}")
+            raise InputError(f"steps must be at least 1 token, got {self.steps}")
         if not self.prompt:
-            raise ValueError("prompt is empty; give it some text")
+            raise InputError("prompt is empty; give it some text")

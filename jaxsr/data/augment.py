@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jaxsr.data.infrared_batches import ResidentInfrared
+from jaxsr.errors import InputError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of each channel, of an image in 0…1."""
@@ -86,11 +87,11 @@ def make_augmentation(
     """
     base = crop if base is None else base
     if crop < 16 or crop % 16:
-        raise ValueError(f"crop must be a multiple of 16 px, got {crop}")
+        raise InputError(f"crop must be a multiple of 16 px, got {crop}")
     if base < 2:
-        raise ValueError(f"base must be at least 2 px, got {base}")
+        raise InputError(f"base must be at least 2 px, got {base}")
     if kind not in ("scale", "patch"):
-        raise ValueError(f"kind must be 'scale' or 'patch', got {kind!r}")
+        raise InputError(f"kind must be 'scale' or 'patch', got {kind!r}")
 
     def prepare(
         batch: Mapping[str, Array], key: Array, resident: ResidentInfrared | None = None

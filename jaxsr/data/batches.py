@@ -12,6 +12,7 @@ import numpy as np
 from jaxsr.data.photos import Photos
 from jaxsr.data.prefetch import BatchStream, Fill, HostBatch
 from jaxsr.data.sampler import CropOrder
+from jaxsr.errors import InputError
 
 
 def train_batches(
@@ -48,7 +49,7 @@ def train_batches(
         raises `RuntimeError`, naming the file, from the iterator.
     """
     if form not in ("image", "window"):
-        raise ValueError(f"form must be 'image' or 'window', got {form!r}")
+        raise InputError(f"form must be 'image' or 'window', got {form!r}")
 
     def begin(windows: np.ndarray) -> tuple[HostBatch, Fill | None]:
         if form == "window":

@@ -21,6 +21,8 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
+from jaxsr.errors import InputError
+
 # A file with one of these endings claims to be a picture: if it is none, that is an error. Files
 # with other endings (labels, checksums, readmes) are pictures only if their content says so.
 _ENDINGS = """
@@ -47,7 +49,7 @@ _ORIENTATION = 0x0112
 _TIFF = (b"II*\x00", b"MM\x00*")
 
 
-class UnreadablePicture(ValueError):
+class UnreadablePicture(InputError):
     """The file cannot be decoded whole as a picture; the message is the reason, a short phrase."""
 
 

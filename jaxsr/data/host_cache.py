@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxsr.errors import InputError
+
 _SHARE_OF_FREE_MEMORY = 0.25  # the rest is for the step, the neighbours and the file cache
 _SEGMENT_BYTES = 2**30  # of a scratch file that one mapping covers
 _log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class PixelCache:
         if limit_bytes is None:
             limit_bytes = int(_SHARE_OF_FREE_MEMORY * free_memory_bytes())
         if limit_bytes < 0:
-            raise ValueError(f"cache_bytes must be 0 (keep nothing) or more, got {limit_bytes}")
+            raise InputError(f"cache_bytes must be 0 (keep nothing) or more, got {limit_bytes}")
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
         self._arrays: dict[Hashable, np.ndarray] = {}
@@ -76,7 +78,7 @@ class _ScratchFile:
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         except OSError as error:
-            raise ValueError(
+            raise InputError(
                 f"cannot keep photos in {folder}: {error.strerror}; "
                 f"give a folder on a local disk that can be written to"
             ) from error

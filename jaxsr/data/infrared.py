@@ -29,6 +29,7 @@ from jaxsr.data.decode import PICTURE_ENDINGS, UnreadablePicture, decode_rgb
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import decode_mask
 from jaxsr.data.photos import available_cpus
+from jaxsr.errors import InputError, MissingFileError
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "gt")
@@ -124,14 +125,14 @@ class Infrared:
           ValueError: the fraction is out of range, or leaves nothing on one side.
         """
         if not 0 < fraction < 1:
-            raise ValueError(
+            raise InputError(
                 f"the validation split must be a fraction between 0 and 1, got {fraction}; "
                 "to validate on a list of your own, give its file"
             )
         draw = np.array([_name_draw(name) for name in self.names])
         held = draw <= max(fraction, draw.min())  # a few names can all lie above the fraction
         if held.all():
-            raise ValueError(
+            raise InputError(
                 f"{self.source} ({self.split}) has {len(self)} image(s), too few to hold out "
                 f"{fraction} for validation; add images, or give a validation list"
             )
@@ -180,7 +181,7 @@ def open_training(
     for other, what in ((set(train.names), "the training list"), (tested, "the test list")):
         shared = sorted(set(held.names) & other)
         if shared:
-            raise ValueError(
+            raise InputError(
                 f"{len(shared)} image(s) of the validation list {validation} are also in {what}, "
                 f"{shared[0]} among them; give a list apart from both, or a fraction to hold out"
             )
@@ -213,7 +214,7 @@ def open_split(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {folder}; give the folder of an infrared data set")
+        raise MissingFileError(f"no folder {folder}; give the folder of an infrared data set")
     images, masks = _subfolder(folder, IMAGE_FOLDERS), _subfolder(folder, MASK_FOLDERS)
     list_file = find_list(folder, split, lists)
     names = read_list(list_file)
@@ -249,7 +250,7 @@ def open_split(
     problems |= {name: result for name, result in found.items() if isinstance(result, str)}
     if problems:
         gray_masks = any("gray values" in reason for reason in problems.values())
-        raise ValueError(
+        raise InputError(
             f"{len(problems)} of the {len(names)} images that {list_file} names cannot be used: "
             f"{_listing(problems, names)}; mend the files or take the names out of the list"
             + (", or binarise gray masks with --mask-threshold 127" if gray_masks else "")
@@ -278,7 +279,7 @@ def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -
     if isinstance(split, Path) and split.is_file():
         return split
     if lists is not None and not (folder / lists).is_dir():
-        raise FileNotFoundError(f"no folder {lists} with split lists in {folder}")
+        raise MissingFileError(f"no folder {lists} with split lists in {folder}")
     below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     places = [folder, *below] if lists is None else [folder / lists]
     stems = LISTS[split] if not isinstance(split, Path) else (split.stem,)
@@ -287,14 +288,14 @@ def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -
             found = [file for place in where for file in _lists_named(place, stem)]
             if len(found) > 1:
                 given = ", ".join(file.relative_to(folder).as_posix() for file in found)
-                raise ValueError(
+                raise InputError(
                     f"{folder} has several lists for {stem} ({given}); choose the folder they are "
                     "in with --lists, or keep one of them"
                 )
             if found:
                 return found[0]
     wanted = " or ".join(f"{stem}.txt" for stem in stems)
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"no {wanted} in {folder}{f'/{lists}' if lists else ' or one folder below'}; write the "
         "names of the split's images into it, one a line"
     )
@@ -309,11 +310,11 @@ def read_list(file: Path) -> list[str]:
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not a text file of names in UTF-8") from error
+        raise InputError(f"{file} is not a text file of names in UTF-8") from error
     bare = (_stem(line.replace("\\", "/").split("/")[-1]) for line in lines if line)
     names = list(dict.fromkeys(bare))
     if not names:
-        raise ValueError(f"{file} is empty; write the names of the split's images, one a line")
+        raise InputError(f"{file} is empty; write the names of the split's images, one a line")
     return names
 
 
@@ -340,7 +341,7 @@ def _subfolder(folder: Path, names: Iterable[str]) -> Path:
     for name in names:
         if (folder / name).is_dir():
             return folder / name
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"no folder {', '.join(names)} in {folder}; a data set has images/NAME.png and "
         "masks/NAME.png beside its lists"
     )

@@ -21,6 +21,7 @@ from jaxsr.data.infrared import Infrared, to_gray
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.prefetch import BatchStream, Fill, HostBatch
 from jaxsr.data.sampler import CropOrder
+from jaxsr.errors import InputError
 
 
 def infrared_batches(
@@ -54,9 +55,9 @@ def infrared_batches(
       ValueError: an argument is out of range.
     """
     if channels not in (1, 3):
-        raise ValueError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
+        raise InputError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
     if form not in ("image", "index"):
-        raise ValueError(f"form must be 'image' or 'index', got {form!r}")
+        raise InputError(f"form must be 'image' or 'index', got {form!r}")
 
     def begin(windows: np.ndarray) -> tuple[HostBatch, Fill | None]:
         index = windows[:, 0]

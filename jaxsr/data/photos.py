@@ -23,6 +23,7 @@ from PIL import Image
 
 from jaxsr.data.decode import UnreadablePicture, claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.host_cache import PixelCache
+from jaxsr.errors import InputError, MissingFileError
 
 BUILT_IN_TRAINING = (
     "skimage/data/astronaut.png",
@@ -118,7 +119,7 @@ class Photos:
           ValueError: a fraction is not above 0 and at most 1, or none is given.
         """
         if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
-            raise ValueError(
+            raise InputError(
                 f"fractions must be one or more numbers above 0 and at most 1, got {fractions}"
             )
         kept = [
@@ -160,7 +161,7 @@ class Photos:
           ValueError: the fraction is out of range, or no photo would be left on one side.
         """
         if not 0 < held_out < 1:
-            raise ValueError(
+            raise InputError(
                 f"held_out must be a fraction between 0 and 1, got {held_out}; "
                 f"give --val FOLDER to hold out nothing"
             )
@@ -170,7 +171,7 @@ class Photos:
         held = [i for i, d in enumerate(draw) if d <= bar]
         kept = [i for i, d in enumerate(draw) if d > bar]
         if not kept:
-            raise ValueError(
+            raise InputError(
                 f"{self.source} has {len(self)} photo(s), too few to hold out held_out={held_out} "
                 f"for validation and train on the rest; add photos, or give --val FOLDER"
             )
@@ -232,7 +233,7 @@ def _part_built_in(photos: Photos, crop: int) -> tuple[Photos, Photos]:
     kept = [i for i, name in enumerate(photos.names) if name in BUILT_IN_TRAINING]
     held = [i for i, name in enumerate(photos.names) if name in BUILT_IN_VALIDATION]
     if not kept or not held:
-        raise ValueError(
+        raise InputError(
             f"{photos.source}: {len(kept)} left to train on and {len(held)} to validate on, "
             f"at least one of each is needed; use a smaller crop than {crop} or give --data FOLDER"
         )
@@ -287,11 +288,11 @@ def open_photos(
       ValueError: no picture in it, or (under "error") bad files among them.
     """
     if crop < 1:
-        raise ValueError(f"crop must be at least 1 pixel, got {crop}")
+        raise InputError(f"crop must be at least 1 pixel, got {crop}")
     if on_bad_file not in ("error", "skip"):
-        raise ValueError(f"on_bad_file must be 'error' or 'skip', got {on_bad_file!r}")
+        raise InputError(f"on_bad_file must be 'error' or 'skip', got {on_bad_file!r}")
     if check not in ("decode", "header"):
-        raise ValueError(f"check must be 'decode' or 'header', got {check!r}")
+        raise InputError(f"check must be 'decode' or 'header', got {check!r}")
     if cache is None:
         cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
     if folder is None:
@@ -322,14 +323,14 @@ def open_photos(
     bad.sort(key=lambda file: file.name)
 
     if bad and on_bad_file == "error":
-        raise ValueError(
+        raise InputError(
             f"{len(bad)} of {len(good) + len(bad)} pictures in {source} cannot be used: "
             f"{_listing(bad)}; mend or remove them, choose a smaller crop if they are too small, "
             f"or leave them out with --on-bad-file skip"
         )
     if not good:
         detail = f" (skipped {len(bad)}: {_listing(bad)})" if bad else ""
-        raise ValueError(
+        raise InputError(
             f"no picture in {source}{detail}; give a folder that holds PNG, JPEG, TIFF, WebP or "
             f"other pictures, at any depth"
         )
@@ -372,7 +373,7 @@ def _built_in() -> dict[str, Path]:
         spec = importlib.util.find_spec(package)  # finds the package without importing it
         if spec is None or not spec.submodule_search_locations:
             wheel = {"skimage": "scikit-image", "sklearn": "scikit-learn"}[package]
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"the built-in photos come with {wheel}, which is not installed; "
                 f"install it or give --data FOLDER"
             )
@@ -383,9 +384,9 @@ def _built_in() -> dict[str, Path]:
 def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
     """Picture files below `folder` by relative name, sorted, and what could not be looked into."""
     if not folder.exists():
-        raise FileNotFoundError(f"no folder {folder}; give the path of a folder with pictures")
+        raise MissingFileError(f"no folder {folder}; give the path of a folder with pictures")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder; give the folder that holds it")
+        raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
     found: dict[str, Path] = {}
     bad: list[BadFile] = []
     for path in _walk(folder, bad):
@@ -442,7 +443,7 @@ def _refuse_overlap(photos: Photos, validation: Photos) -> None:
         if os.path.realpath(p) in real
     ]
     if shared:
-        raise ValueError(
+        raise InputError(
             f"{len(shared)} photo(s) of --val {validation.source} are also trained on, "
             f"{shared[0]} among them; give folders without common files, or leave --val out"
         )

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.sampler import CropOrder
+from jaxsr.errors import InputError
 
 HostBatch = dict[str, np.ndarray]
 Fill = Callable[[np.ndarray], None]
@@ -56,20 +57,20 @@ class BatchStream:
           ValueError: an argument is out of range.
         """
         if hosts < 1 or not 0 <= host < hosts:
-            raise ValueError(
+            raise InputError(
                 f"host must be between 0 and hosts - 1, got host={host}, hosts={hosts}"
             )
         if global_batch < 1 or global_batch % hosts:
-            raise ValueError(
+            raise InputError(
                 f"global_batch={global_batch} cannot be split over hosts={hosts}; "
                 f"use a positive multiple of {hosts}"
             )
         if start_step < 0:
-            raise ValueError(f"start_step must be 0 or more, got start_step={start_step}")
+            raise InputError(f"start_step must be 0 or more, got start_step={start_step}")
         if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, got threads={threads}")
+            raise InputError(f"threads must be at least 1, got threads={threads}")
         if prefetch < 1:
-            raise ValueError(f"prefetch must be at least 1 batch, got prefetch={prefetch}")
+            raise InputError(f"prefetch must be at least 1 batch, got prefetch={prefetch}")
         self._order, self._make = order, begin
         self._rows = global_batch // hosts
         self._first = start_step * global_batch + host * self._rows
@@ -109,7 +110,7 @@ class BatchStream:
         """Hands the next batch to the threads."""
         first = self._first
         if first + self._rows > _MOST_SAMPLES:
-            raise ValueError(
+            raise InputError(
                 f"sample {first} and its batch reach {_MOST_SAMPLES}, where 32-bit sample numbers "
                 f"end; start a new run from these weights"
             )

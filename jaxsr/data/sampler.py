@@ -16,6 +16,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int32
 
+from jaxsr.errors import InputError
+
 _CORNERS = 0  # second half of the Philox key: 0 draws corners, 1 + epoch draws that epoch's order
 
 
@@ -34,16 +36,16 @@ class CropOrder:
 
     def __post_init__(self) -> None:
         if not len(self.sizes):
-            raise ValueError("sizes must name at least one photo, got none")
+            raise InputError("sizes must name at least one photo, got none")
         if self.crop < 1 or self.crop > np.min(self.sizes):
-            raise ValueError(
+            raise InputError(
                 f"crop must be between 1 and the photos' least side {np.min(self.sizes)} px, "
                 f"got {self.crop}"
             )
         if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
+            raise InputError(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
         if self.crops_per_photo < 1:
-            raise ValueError(f"crops_per_photo must be at least 1, got {self.crops_per_photo}")
+            raise InputError(f"crops_per_photo must be at least 1, got {self.crops_per_photo}")
 
     @property
     def epoch_length(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxsr.data.infrared import Infrared, Pair
+from jaxsr.errors import InputError
 
 KINDS = ("sky", "clouds", "clutter", "sea")
 
@@ -45,9 +46,9 @@ class _Draws:
 def scene(seed: int, number: int, *, side: int = 256) -> Pair:
     """Draws one scene: the image, uint8 (side, side, 3) with equal channels, and its mask."""
     if not 0 <= seed < 2**63 or number < 0:
-        raise ValueError(f"seed and number must be 0 or more, got {seed} and {number}")
+        raise InputError(f"seed and number must be 0 or more, got {seed} and {number}")
     if side < 32:
-        raise ValueError(f"side must be at least 32 px for a scene, got {side}")
+        raise InputError(f"side must be at least 32 px for a scene, got {side}")
     draw = _Draws(np.random.Philox(key=[seed, number]))
     kind = KINDS[int(draw.between(0, len(KINDS)))]
     level = _BACKGROUNDS[kind](draw, side)
@@ -64,9 +65,9 @@ def open_scenes(count: int, *, seed: int = 0, side: int = 256, split: str = "tra
     """`count` scenes as a split; "train", "validation" and "test" have no scene in common."""
     offsets = {"train": 0, "validation": 1 << 40, "test": 1 << 41}
     if split not in offsets:
-        raise ValueError(f"split must be one of {', '.join(offsets)}, got {split!r}")
+        raise InputError(f"split must be one of {', '.join(offsets)}, got {split!r}")
     if count < 1:
-        raise ValueError(f"count must be at least 1 scene, got {count}")
+        raise InputError(f"count must be at least 1 scene, got {count}")
     made: dict[str, Pair] = {}
 
     def load(name: str) -> Pair:

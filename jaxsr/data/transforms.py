@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Num, UInt8
 
 from jaxsr.data.device_cache import ResidentPhotos
+from jaxsr.errors import InputError
 from jaxsr.ops.colour import rgb_to_y
 from jaxsr.ops.resize import resize
 
@@ -46,9 +47,9 @@ class DetailLoss:
 
     def __post_init__(self) -> None:
         if not self.factors or min(self.factors) < 1:
-            raise ValueError(f"factors must be one or more integers from 1, got {self.factors}")
+            raise InputError(f"factors must be one or more integers from 1, got {self.factors}")
         if self.noise < 0:
-            raise ValueError(f"noise must be 0 or more levels of 255, got {self.noise}")
+            raise InputError(f"noise must be 0 or more levels of 255, got {self.noise}")
 
 
 def make_preparation(
@@ -87,24 +88,24 @@ def make_preparation(
     """
     factors = (scale,)
     if scale < 1:
-        raise ValueError(f"scale must be 1 or more, got {scale}")
+        raise InputError(f"scale must be 1 or more, got {scale}")
     if channels not in (1, 3):
-        raise ValueError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
+        raise InputError(f"channels must be 1 (luma) or 3 (RGB), got {channels}")
     if augment not in ("none", "flip", "turn"):
-        raise ValueError(f"augment must be 'none', 'flip' or 'turn', got {augment!r}")
+        raise InputError(f"augment must be 'none', 'flip' or 'turn', got {augment!r}")
     if bicubic not in ("torch", "matlab"):
-        raise ValueError(f"bicubic must be 'torch' or 'matlab', got {bicubic!r}")
+        raise InputError(f"bicubic must be 'torch' or 'matlab', got {bicubic!r}")
     if scale > 1 and loss_of_detail is not None:
-        raise ValueError(f"loss_of_detail is for scale=1 (restoration), got scale={scale}")
+        raise InputError(f"loss_of_detail is for scale=1 (restoration), got scale={scale}")
     if scale == 1:
         loss_of_detail = loss_of_detail or DetailLoss()
         factors = loss_of_detail.factors
     if any(crop % factor for factor in factors):
-        raise ValueError(f"crop={crop} must be a multiple of {', '.join(map(str, factors))}")
+        raise InputError(f"crop={crop} must be a multiple of {', '.join(map(str, factors))}")
     ranges = dict(sorted((labels or {}).items()))
     for name, (low, high) in ranges.items():
         if not low <= high:
-            raise ValueError(f"label {name!r} must be drawn from (low, high), got ({low}, {high})")
+            raise InputError(f"label {name!r} must be drawn from (low, high), got ({low}, {high})")
 
     def prepare(
         batch: Mapping[str, Array], key: Array, resident: ResidentPhotos | None = None
@@ -114,7 +115,7 @@ def make_preparation(
         else:
             image = resident.crops(batch["window"], crop)
         if image.shape[-2:] != (crop, crop):
-            raise ValueError(f"crops must be {crop}×{crop} px, got {image.shape[-2:]}")
+            raise InputError(f"crops must be {crop}×{crop} px, got {image.shape[-2:]}")
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch["sample"])
         if augment != "none":
             image = turn(image, _each(keys, _TURN, jax.random.bits), quarters=augment == "turn")

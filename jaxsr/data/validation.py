@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from jaxsr.data.photos import Photos
+from jaxsr.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +46,17 @@ def validation_pairs(
       ValueError: a photo is smaller than the scale, or an argument is out of range.
     """
     if scale < 1 or detail_factor < 1:
-        raise ValueError(
+        raise InputError(
             f"scale and detail_factor must be at least 1, got {scale} and {detail_factor}"
         )
     if longest_px is not None and longest_px < scale:
-        raise ValueError(f"longest_px must be at least scale={scale}, got {longest_px}")
+        raise InputError(f"longest_px must be at least scale={scale}, got {longest_px}")
     for index, name in enumerate(photos.names):
         photo = cut_to_multiple(
             photos.read(index), scale if scale > 1 else detail_factor, longest_px
         )
         if not photo.size:
-            raise ValueError(f"{name} has {photos.sizes[index]} px, too few for scale={scale}")
+            raise InputError(f"{name} has {photos.sizes[index]} px, too few for scale={scale}")
         yield _pair(name, photo, scale, channels, detail_factor)
 
 

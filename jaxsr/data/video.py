@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxsr.errors import InputError
+
 # Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
 _ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "ffv1": "ffv1"}
 # Near-transparent for H.264 and H.265 by their authors' scales.
 _RATE_FACTOR = {"libx264": "16", "libx265": "18", "libvpx-vp9": "20"}
 
 
-class UnreadableVideo(ValueError):
+class UnreadableVideo(InputError):
     """A file that is no video, or that cannot be decoded or encoded; the message is the reason."""
 
 

@@ -25,6 +25,7 @@ from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_vid
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.options import DetectorOptions
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
+from jaxsr.errors import InputError
 from jaxsr.runtime.aot_options import AheadOptions
 
 
@@ -39,7 +40,7 @@ class DetectConfig(DetectorOptions, AheadOptions):
         DetectorOptions.__post_init__(self)
         AheadOptions.__post_init__(self)
         if self.least_px < 1:
-            raise ValueError(f"least_px must be at least 1, got {self.least_px}")
+            raise InputError(f"least_px must be at least 1, got {self.least_px}")
 
 
 def run(inputs: list[str], config: DetectConfig) -> int:
@@ -49,12 +50,12 @@ def run(inputs: list[str], config: DetectConfig) -> int:
       ValueError, FileNotFoundError: no input, no weights, or a folder that cannot be used.
     """
     if not inputs:
-        raise ValueError("no input; name pictures, folders or videos")
+        raise InputError("no input; name pictures, folders or videos")
     found = find_sources(inputs, out=config.out)
     for name, reason in found.problems:
         _complain(name, reason)
     if not found.sources:
-        raise ValueError(
+        raise InputError(
             f"nothing to look at in {', '.join(inputs)}; name pictures, folders or videos"
         )
     _refuse_double_names(found.sources)
@@ -237,7 +238,7 @@ def _refuse_double_names(sources: list[Source]) -> None:
     for source in sources:
         other = seen.setdefault(source.relative.with_suffix(""), source)
         if other.path.resolve() != source.path.resolve():
-            raise ValueError(
+            raise InputError(
                 f"{other.path} and {source.path} would both be written as "
                 f"{source.relative.with_suffix('.png')}; give their folders apart, each its --out"
             )

@@ -24,6 +24,7 @@ from PIL import Image
 
 from jaxsr.data.infrared import to_gray
 from jaxsr.detection.batching import Size, Together, plan
+from jaxsr.errors import InputError
 
 Form = Literal["base", "native"]
 
@@ -56,15 +57,15 @@ class InputForm:
 
     def __post_init__(self) -> None:
         if len(self.mean) != 3 or len(self.deviation) != 3:
-            raise ValueError(
+            raise InputError(
                 f"mean and deviation need 3 channels, got {self.mean} and {self.deviation}"
             )
         if not all(value > 0 for value in self.deviation):
-            raise ValueError(f"deviation must be positive, got {self.deviation}")
+            raise InputError(f"deviation must be positive, got {self.deviation}")
         if self.base < 16 or self.base % 16:
-            raise ValueError(f"base must be a positive multiple of 16 px, got {self.base}")
+            raise InputError(f"base must be a positive multiple of 16 px, got {self.base}")
         if self.evaluate not in ("base", "native"):
-            raise ValueError(f"evaluate must be 'base' or 'native', got {self.evaluate!r}")
+            raise InputError(f"evaluate must be 'base' or 'native', got {self.evaluate!r}")
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "InputForm":
@@ -132,9 +133,9 @@ class Detector:
           ValueError: the batch cannot be split over the mesh.
         """
         if batch < 1 or mesh < 1 or batch % mesh:
-            raise ValueError(f"batch={batch} must be a positive multiple of mesh={mesh}")
+            raise InputError(f"batch={batch} must be a positive multiple of mesh={mesh}")
         if engine not in ("jax", "torch"):
-            raise ValueError(f"engine must be 'jax' or 'torch', got {engine!r}")
+            raise InputError(f"engine must be 'jax' or 'torch', got {engine!r}")
         self.form, self.batch = form or InputForm(), batch
         self._mesh, self._shared, self._program_px = mesh, shared, _PROGRAM_PX["cpu"]
         if not hasattr(network, "state_dict"):
@@ -287,7 +288,7 @@ def describe_file(weights: Path) -> dict[str, Any]:
     described = read_weights(weights)[1]
     family = described.get("family", "mshnet")
     if family != "mshnet":
-        raise ValueError(f"{weights} holds a {family}, not an mshnet; give a detector's weights")
+        raise InputError(f"{weights} holds a {family}, not an mshnet; give a detector's weights")
     return described
 
 

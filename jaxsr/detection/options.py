@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxsr.detection.detector import Detector, Form, load_detector
+from jaxsr.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,9 @@ class DetectorOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be at least 0 and below 1, got {self.threshold}")
+            raise InputError(f"threshold must be at least 0 and below 1, got {self.threshold}")
         if self.batch < 1 or self.mesh < 1 or self.batch % self.mesh:
-            raise ValueError(f"batch={self.batch} must be a positive multiple of mesh={self.mesh}")
+            raise InputError(f"batch={self.batch} must be a positive multiple of mesh={self.mesh}")
 
     def select_platform(self) -> None:
         """Fixes where JAX computes and keeps its programs; before any array exists.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxsr.errors import InputError
 from jaxsr.generation.decoder import Snapshot
 from jaxsr.interop.weights import export_weights, read_weights
 
@@ -49,9 +50,9 @@ def load_snapshot(path: Path, *, fingerprint: str, model: str) -> tuple[Snapshot
     """
     arrays, notes = read_weights(Path(path))
     if notes.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a saved cache; --resume takes what --save-cache wrote")
+        raise InputError(f"{path} is not a saved cache; --resume takes what --save-cache wrote")
     if notes["fingerprint"] != fingerprint:
-        raise ValueError(
+        raise InputError(
             f"{path} belongs to the model {notes['model']!r}, not to {model!r}; its cache means "
             "nothing to another"
         )

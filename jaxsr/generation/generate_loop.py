@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxsr.errors import InputError
 from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots
@@ -61,23 +62,23 @@ def check_prompts(
       ValueError: no prompt, an empty one, one too long for the context, or unknown token ids.
     """
     if not prompts:
-        raise ValueError("there is no prompt; give one as an argument, or a file with --file")
+        raise InputError("there is no prompt; give one as an argument, or a file with --file")
     for index, prompt in enumerate(prompts):
         if not len(prompt):
-            raise ValueError(f"prompt {index} is empty; give it at least one token")
+            raise InputError(f"prompt {index} is empty; give it at least one token")
         if len(prompt) >= context:
-            raise ValueError(
+            raise InputError(
                 f"prompt {index} has {len(prompt)} tokens, but the model's context holds "
                 f"{context}; shorten it"
             )
         if len(prompt) + options.max_new_tokens > context:
-            raise ValueError(
+            raise InputError(
                 f"prompt {index} has {len(prompt)} tokens, and {options.max_new_tokens} new ones "
                 f"would pass the model's context of {context}; use --max-new-tokens "
                 f"{context - len(prompt)} or fewer"
             )
         if not 0 <= min(prompt) <= max(prompt) < vocabulary:
-            raise ValueError(
+            raise InputError(
                 f"prompt {index} has the token id {max(prompt)}, but the model knows "
                 f"{vocabulary}; is the tokenizer this model's?"
             )
@@ -115,7 +116,7 @@ def complete(
       ValueError: see `check_prompts`; or `batch_size` is below 1.
     """
     if batch_size < 1:
-        raise ValueError(f"batch size must be at least 1, got {batch_size}")
+        raise InputError(f"batch size must be at least 1, got {batch_size}")
     config = engine.config
     check_prompts(
         prompts, options, context=config.max_position_embeddings, vocabulary=config.vocab_size
@@ -178,12 +179,12 @@ def continue_from(
     """
     have = snapshot.outputs.shape[1]
     if have >= options.max_new_tokens:
-        raise ValueError(
+        raise InputError(
             f"the saved batch has {have} tokens already; ask for more with --max-new-tokens"
         )
     reach = int(snapshot.filled.max()) + options.max_new_tokens - have
     if reach > engine.config.max_position_embeddings:
-        raise ValueError(
+        raise InputError(
             f"{options.max_new_tokens} tokens would pass the model's context of "
             f"{engine.config.max_position_embeddings}; use a smaller --max-new-tokens"
         )

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from jaxsr.errors import InputError
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
@@ -21,13 +23,13 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature must be finite and not below 0, got {self.temperature}")
+            raise InputError(f"temperature must be finite and not below 0, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, or None for all; got {self.top_k}")
+            raise InputError(f"top_k must be at least 1, or None for all; got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], or None for all; got {self.top_p}")
+            raise InputError(f"top_p must lie in (0, 1], or None for all; got {self.top_p}")
 
     @property
     def greedy(self) -> bool:

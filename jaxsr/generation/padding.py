@@ -9,6 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from jaxsr.errors import InputError
+
 Padding = Literal["right", "left"]
 
 SMALLEST_BUCKET = 16
@@ -36,10 +38,10 @@ def padded(prompts: Sequence[Sequence[int]], *, padding: Padding) -> tuple[np.nd
       ValueError: there is no prompt, or one is empty.
     """
     if not prompts:
-        raise ValueError("there is no prompt to generate from")
+        raise InputError("there is no prompt to generate from")
     for index, prompt in enumerate(prompts):
         if not len(prompt):
-            raise ValueError(f"prompt {index} is empty; give it at least one token")
+            raise InputError(f"prompt {index} is empty; give it at least one token")
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.zeros((len(prompts), bucket(int(lengths.max()))), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):

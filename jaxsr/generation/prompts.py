@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxsr.errors import InputError, MissingFileError
+
 Message = Mapping[str, str]
 
 _ROLES = {"human": "user", "gpt": "assistant"}
@@ -41,13 +43,13 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no prompt file at {path}")
+        raise MissingFileError(f"no prompt file at {path}")
     prompts = []
     for number, raw in enumerate(path.read_bytes().splitlines(), 1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(
+            raise InputError(
                 f"{path} line {number} is not valid UTF-8 (byte {error.start}: "
                 f"0x{raw[error.start]:02x}); save the file as UTF-8"
             ) from error
@@ -58,7 +60,7 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
         else:
             prompts.append(Prompt.of(line, system=system))
     if not prompts:
-        raise ValueError(f"{path} holds no prompt")
+        raise InputError(f"{path} holds no prompt")
     return prompts
 
 
@@ -66,30 +68,30 @@ def _from_json(line: str, where: str, system: str | None) -> Prompt:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
+        raise InputError(f"{where} is not JSON: {error}") from error
     if isinstance(value, str):
         return _checked(value, where, system)
     if not isinstance(value, dict):
-        raise ValueError(f"{where} must be an object or a string, got {type(value).__name__}")
+        raise InputError(f"{where} must be an object or a string, got {type(value).__name__}")
     for name in ("prompt", "text"):
         if name in value:
             return _checked(value[name], where, system)
     for name in ("messages", "conversations"):
         if name in value:
             return _chat(value[name], where, system)
-    raise ValueError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
+    raise InputError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
 
 
 def _checked(text: Any, where: str, system: str | None) -> Prompt:
     if not isinstance(text, str) or not text:
-        raise ValueError(f"{where} has an empty prompt, or one that is not text")
+        raise InputError(f"{where} has an empty prompt, or one that is not text")
     return Prompt.of(text, system=system)
 
 
 def _chat(value: Any, where: str, system: str | None) -> Prompt:
     messages = []
     if not isinstance(value, list):
-        raise ValueError(f"{where} must hold a list of messages, got {type(value).__name__}")
+        raise InputError(f"{where} must hold a list of messages, got {type(value).__name__}")
     for item in value:
         entry = item if isinstance(item, dict) else {}
         role, content = (
@@ -97,13 +99,13 @@ def _chat(value: Any, where: str, system: str | None) -> Prompt:
             entry.get("content", entry.get("value")),
         )
         if not isinstance(role, str) or not isinstance(content, str):
-            raise ValueError(f"{where} has a message without role and content as text")
+            raise InputError(f"{where} has a message without role and content as text")
         messages.append({"role": _ROLES.get(role, role), "content": content})
     # An answer that the data set brings along is what is to be generated.
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
-        raise ValueError(f"{where} has no message to answer")
+        raise InputError(f"{where} has no message to answer")
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return Prompt(text=messages[-1]["content"], messages=tuple(messages))
@@ -135,6 +137,6 @@ def check_rows_path(path: Path) -> None:
       ValueError: its suffix is neither .jsonl nor .csv, or its folder is missing.
     """
     if path.suffix not in (".jsonl", ".csv"):
-        raise ValueError(f"out must end in .jsonl or .csv, got {path}")
+        raise InputError(f"out must end in .jsonl or .csv, got {path}")
     if not path.parent.is_dir():
-        raise ValueError(f"out is {path}, but there is no folder {path.parent}")
+        raise InputError(f"out is {path}, but there is no folder {path.parent}")

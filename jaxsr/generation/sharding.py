@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxsr.errors import InputError
 from jaxsr.interop.mesh import DeviceError, replicated
 from jaxsr.models.llama.config import LlamaConfig
 
@@ -28,7 +29,7 @@ def tensor_mesh(devices: int) -> Mesh:
       DeviceError: the machine has fewer.
     """
     if devices < 1:
-        raise ValueError(f"mesh must be at least 1, got {devices}")
+        raise InputError(f"mesh must be at least 1, got {devices}")
     found = jax.devices()
     if len(found) < devices:
         raise DeviceError(

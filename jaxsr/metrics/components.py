@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 from scipy import ndimage
 
+from jaxsr.errors import InputError
+
 _EIGHT = np.ones((3, 3), bool)
 
 
@@ -51,7 +53,7 @@ class Match:
 def components(mask: Shaped[np.ndarray, "h w"]) -> Components:
     """The components of a mask."""
     if mask.ndim != 2:
-        raise ValueError(f"a mask must be (height, width), got shape {mask.shape}")
+        raise InputError(f"a mask must be (height, width), got shape {mask.shape}")
     labels, count = cast(tuple[np.ndarray, int], ndimage.label(mask != 0, structure=_EIGHT))
     flat = labels.ravel()
     # SciPy counts by first pixel today, which it does not promise and the matching relies on.
@@ -84,7 +86,7 @@ def match(predicted: Components, targets: Components, *, distance_px: float = 3.
       ValueError: the distance is not positive.
     """
     if not distance_px > 0:
-        raise ValueError(f"distance_px must be positive, got {distance_px}")
+        raise InputError(f"distance_px must be positive, got {distance_px}")
     free = np.ones(len(predicted), bool)
     pairs: list[tuple[int, int]] = []
     for number, centroid in enumerate(targets.centroids):

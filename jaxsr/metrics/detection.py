@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
+from jaxsr.errors import InputError
 from jaxsr.metrics.components import components, match
 
 Empty = Literal["zero", "one", "skip"]
@@ -67,7 +68,7 @@ def pixel_figures(counts: Shaped[np.ndarray, "n 3"], *, empty: Empty = "zero") -
 def logit(probability: float) -> float:
     """The logit of a probability in [0, 1); minus infinity for 0."""
     if not 0 <= probability < 1:
-        raise ValueError(f"a threshold must be at least 0 and below 1, got {probability}")
+        raise InputError(f"a threshold must be at least 0 and below 1, got {probability}")
     return float(np.log(probability / (1 - probability))) if probability > 0 else float("-inf")
 
 
@@ -158,11 +159,11 @@ class DetectionMetrics:
           ValueError: an argument is out of range.
         """
         if empty not in ("zero", "one", "skip"):
-            raise ValueError(f"empty must be 'zero', 'one' or 'skip', got {empty!r}")
+            raise InputError(f"empty must be 'zero', 'one' or 'skip', got {empty!r}")
         if curve_points < 1:
-            raise ValueError(f"curve_points must be at least 1, got {curve_points}")
+            raise InputError(f"curve_points must be at least 1, got {curve_points}")
         if not distance_px > 0:
-            raise ValueError(f"distance_px must be positive, got {distance_px}")
+            raise InputError(f"distance_px must be positive, got {distance_px}")
         self._cut = logit(threshold)
         self._threshold, self._distance = threshold, distance_px
         self._empty: Empty = empty
@@ -186,13 +187,13 @@ class DetectionMetrics:
         """
         logits, masks = np.asarray(logits), np.asarray(masks)
         if logits.ndim != 3 or logits.shape != masks.shape or len(names) != len(logits):
-            raise ValueError(
+            raise InputError(
                 f"logits {logits.shape} and masks {masks.shape} must both be (n, height, width) "
                 f"with a name for each; got {len(names)} name(s)"
             )
         if np.isnan(logits).any():
             worst = names[int(np.isnan(logits).any(axis=(1, 2)).argmax())]
-            raise ValueError(f"the prediction for {worst} has NaN; the weights are not usable")
+            raise InputError(f"the prediction for {worst} has NaN; the weights are not usable")
         for name, scores, mask in zip(names, logits, masks != 0, strict=True):
             self._add(name, scores, mask)
 
@@ -233,7 +234,7 @@ class DetectionMetrics:
         """
         rows = self._rows
         if not rows:
-            raise ValueError("no image was evaluated; give a split with at least one")
+            raise InputError("no image was evaluated; give a split with at least one")
         counts = np.array(
             [
                 (r.true_positive_pixels, r.false_positive_pixels, r.false_negative_pixels)

@@ -6,6 +6,8 @@ Images are NCHW, normalised as the caller's method asks. Parameter names are tor
 
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
+
 
 class AlexNet(nn.Module):
     """Features of an image after each of the five convolutions."""
@@ -36,7 +38,7 @@ class AlexNet(nn.Module):
           ValueError: not (B, 3, H, W), or a side below 31 px, of which the poolings leave nothing.
         """
         if image_BCHW.ndim != 4 or image_BCHW.shape[1] != 3 or min(image_BCHW.shape[2:]) < 31:
-            raise ValueError(
+            raise InputError(
                 "AlexNet takes (batch, 3, height, width) of at least 31×31 px, got "
                 f"{tuple(image_BCHW.shape)}; use larger images"
             )

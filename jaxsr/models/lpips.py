@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.alexnet import AlexNet
 from jaxsr.models.perceptual import as_rgb
 from jaxsr.models.vgg import VGG16
@@ -32,7 +33,7 @@ class LPIPS(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         if network not in ("alexnet", "vgg16"):
-            raise ValueError(f"network must be alexnet or vgg16, got {network!r}")
+            raise InputError(f"network must be alexnet or vgg16, got {network!r}")
         self.net = AlexNet() if network == "alexnet" else VGG16()
         self.heads = nn.ModuleList(nn.Conv2d(width, 1, 1, bias=False) for width in self.net.widths)
         self.register_buffer("shift", torch.tensor(SHIFT).reshape(1, 3, 1, 1), False)
@@ -46,7 +47,7 @@ class LPIPS(nn.Module):
           ValueError: the shapes differ, or the images are too small for the network.
         """
         if image_BCHW.shape != target_BCHW.shape:
-            raise ValueError(
+            raise InputError(
                 f"images are {tuple(image_BCHW.shape)} and {tuple(target_BCHW.shape)}; "
                 "LPIPS compares equal shapes"
             )

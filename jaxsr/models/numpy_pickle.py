@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.errors import InputError, MissingFileError
+
 # bfloat16 has no numpy code; the files at hand are float32.
 DTYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"})
 
@@ -73,14 +75,14 @@ def read_numpy_pickle(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             tree = _ArraysOnly(file).load()
     except pickle.UnpicklingError as error:
-        raise ValueError(
+        raise InputError(
             f"{path} is refused: it holds more than numpy arrays ({error!s:.100}), which "
             "unpickling would run; get the file from its source again, or convert it to safetensors"
         ) from error
     except FileNotFoundError:
-        raise FileNotFoundError(f"no weights file at {path}; check the path") from None
+        raise MissingFileError(f"no weights file at {path}; check the path") from None
     except Exception as error:  # any garbled opcode: EOFError, ValueError, TypeError, KeyError …
-        raise ValueError(
+        raise InputError(
             f"{path} cannot be read ({error!s:.100}); get it from its source again"
         ) from error
     arrays: dict[str, np.ndarray] = {}
@@ -96,6 +98,6 @@ def _flatten(tree: object, keys: tuple[str, ...], arrays: dict, path: Path) -> N
         arrays["/".join(keys)] = tree.array
     else:
         found, place = type(tree).__name__, "/".join(keys)[:80] or "its top"
-        raise ValueError(
+        raise InputError(
             f"{path} holds a {found} at {place}, not numpy arrays; get it from its source again"
         )

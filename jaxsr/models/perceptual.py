@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.vgg import VGG16
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -20,7 +21,7 @@ def as_rgb(image_BCHW: Tensor) -> Tensor:
       ValueError: the images have another number of channels.
     """
     if image_BCHW.ndim != 4 or image_BCHW.shape[1] not in (1, 3):
-        raise ValueError(
+        raise InputError(
             f"images must be (batch, 1 or 3, height, width), got {tuple(image_BCHW.shape)}"
         )
     return image_BCHW if image_BCHW.shape[1] == 3 else image_BCHW.expand(-1, 3, -1, -1)

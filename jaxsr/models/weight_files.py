@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError, MissingFileError
+
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
 WRAPPERS = ("params_ema", "params", "state_dict", "net", "model")
 
@@ -30,13 +32,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         built), or one that holds no tensors.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no weights file at {path}; check the path")
+        raise MissingFileError(f"no weights file at {path}; check the path")
     if path.suffix == ".safetensors":
         loaded = _read_safetensors(path)
     elif path.suffix in (".pt", ".pth"):
         loaded = _read_torch(path)
     else:
-        raise ValueError(
+        raise InputError(
             f"{path} ends in {path.suffix or 'nothing'!r}; weights are read from .safetensors, .pt "
             "and .pth files"
         )
@@ -50,7 +52,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(
+        raise InputError(
             f"{path} cannot be read as safetensors ({_first_line(error)}); the file is damaged or "
             "cut short, get it again"
         ) from error
@@ -61,7 +63,7 @@ def _read_torch(path: Path) -> object:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "GLOBAL" in str(error):
-            raise ValueError(
+            raise InputError(
                 f"{path} is refused: it holds Python objects, which loading would run; save the "
                 "state dict alone, or convert it to safetensors where you trust it"
             ) from error
@@ -95,7 +97,7 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
             break
         loaded = loaded[inner]
     found = _list(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
-    raise ValueError(
+    raise InputError(
         f"{source} holds no state dict: found {found or 'nothing'}, looked for tensors or one of "
         f"{', '.join(WRAPPERS)}; save the state dict alone"
     )
@@ -118,7 +120,7 @@ def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, T
         names = bare
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(
+        raise InputError(
             f"{source} holds {double!r} both with and without a prefix; save one of the two alone"
         )
     return dict(zip(names, weights.values(), strict=True))
@@ -146,13 +148,13 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
     problems = (("missing", missing), ("unexpected", unexpected), ("misshapen", shapes))
     said = [f"{len(names)} {problem}: {_list(names)}" for problem, names in problems if names]
     if said:
-        raise ValueError(
+        raise InputError(
             f"{source} does not fit {type(module).__name__}: {'; '.join(said)}; use the "
             "configuration that the weights were trained with"
         )
     broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
     if broken:
-        raise ValueError(
+        raise InputError(
             f"{source} holds NaN or infinity in {_list(broken)}; use another checkpoint"
         )
     module.load_state_dict({**own, **weights})

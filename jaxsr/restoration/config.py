@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jaxsr.errors import InputError
 from jaxsr.restoration.pictures import MAX_PIXELS
 from jaxsr.runtime.aot_options import AheadOptions
 
@@ -79,25 +80,25 @@ class RestoreConfig(AheadOptions):
             value = getattr(self, name)
             if value < low or (high is not None and value > high):
                 limit = f"from {low} to {high}" if high else f"at least {low}"
-                raise ValueError(f"{name} must be {limit}, got {value}")
+                raise InputError(f"{name} must be {limit}, got {value}")
         for name in ("tile", "batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise InputError(f"{name} must be at least 1, got {value}")
         if self.outscale is not None and not 0 < self.outscale <= 64:
-            raise ValueError(f"outscale must be above 0 and at most 64, got {self.outscale}")
+            raise InputError(f"outscale must be above 0 and at most 64, got {self.outscale}")
         if "/" in self.suffix or "\\" in self.suffix:
-            raise ValueError(
+            raise InputError(
                 f"suffix is part of a file name, got {self.suffix!r}; use --out for folders"
             )
         if self.engine == "torch" and self.mesh > 1:
-            raise ValueError(
+            raise InputError(
                 f"engine=torch runs on one device, got mesh={self.mesh}; use --engine jax"
             )
         if self.engine == "torch" and self.platform == "tpu":
-            raise ValueError("engine=torch does not run on TPUs; use --engine jax")
+            raise InputError("engine=torch does not run on TPUs; use --engine jax")
         if self.report is not None and self.truth is None:
-            raise ValueError(
+            raise InputError(
                 "report needs pictures to compare with; name their folder with --truth"
             )
         self.class_options()
@@ -108,11 +109,11 @@ class RestoreConfig(AheadOptions):
         try:
             options = json.loads(self.model_options)
         except json.JSONDecodeError as error:
-            raise ValueError(
+            raise InputError(
                 f"model_options is no JSON ({error}): {self.model_options!r}"
             ) from None
         if not isinstance(options, dict):
-            raise ValueError(
+            raise InputError(
                 f"model_options must be a JSON object such as '{{\"width\": 64}}', got "
                 f"{self.model_options!r}"
             )
@@ -124,6 +125,6 @@ class RestoreConfig(AheadOptions):
         for text in self.benchmark:
             width, by, height = text.lower().replace("×", "x").partition("x")
             if not (by and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
-                raise ValueError(f"benchmark takes sizes such as 1280x720, got {text!r}")
+                raise InputError(f"benchmark takes sizes such as 1280x720, got {text!r}")
             found.append((int(height), int(width)))
         return found

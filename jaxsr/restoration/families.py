@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.weight_files import load_weights
 
 Weights = Mapping[str, Tensor]
@@ -37,7 +38,7 @@ def build_known(weights: Weights, said: Mapping[str, Any], *, source: str) -> nn
     if {"neck.0.weight", "stem.0.conv1.weight", "head.0.weight"} <= set(weights):
         return _fast_srgan(weights, said.get("config"), source)
     if family is not None:
-        raise ValueError(
+        raise InputError(
             f"{source} is a network of family {family!r}, which does not restore pictures; "
             "give the weights of one that does"
         )

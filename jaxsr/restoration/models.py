@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.weight_files import load_weights, read_weights
 from jaxsr.restoration.families import build_known
 from jaxsr.restoration.receptive_field import Reach, measure_reach
@@ -85,7 +86,7 @@ def find_model(
         network, name, default = _own_class(str(model), weights, options or {}), str(model), UNIT
     else:
         if weights is not None or options:
-            raise ValueError(
+            raise InputError(
                 "--weights and --model-options go with --model package.module:Class; "
                 "a weights file of a known family is given to --model itself"
             )
@@ -95,13 +96,13 @@ def find_model(
     if channels is None:
         channels = _input_channels(network)
     if channels not in (1, 3):
-        raise ValueError(
+        raise InputError(
             f"{name} takes pictures of {channels} channels; restoring works with 1 (luma, gray) "
             "and 3 (RGB): wrap the network in a module that takes one of these"
         )
     low, high = value_range or default
     if not low < high:
-        raise ValueError(
+        raise InputError(
             f"value_range must be (black, white) with black below white, got {low}, {high}"
         )
     return RestorationModel(
@@ -112,7 +113,7 @@ def find_model(
 def _shipped() -> Path:
     path = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED)))
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             "this installation holds no weights of jaxsr's own; train some with `python -m "
             "jaxsr.train span --out runs/mine` and give --model runs/mine, or name a weights file"
         )
@@ -125,17 +126,17 @@ def _weights_in(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} holds no exported network (*.safetensors): let the run reach its first "
             "export, or give the weights file itself"
         )
     names = ", ".join(path.name for path in found[:4])
-    raise ValueError(f"{folder} holds several weights files ({names}); give one of them to --model")
+    raise InputError(f"{folder} holds several weights files ({names}); give one of them to --model")
 
 
 def _from_file(path: Path) -> tuple[nn.Module, tuple[float, float]]:
     if path.exists() and path.suffix not in WEIGHT_ENDINGS:
-        raise ValueError(
+        raise InputError(
             f"--model {path} is neither a run folder, nor a {', '.join(WEIGHT_ENDINGS)} file, nor "
             "package.module:Class"
         )
@@ -175,19 +176,19 @@ def _by_spandrel(path: Path, weights: Mapping[str, Tensor]) -> nn.Module:
             UnsupportedModelError,
         )
     except Exception as error:  # torchvision, which it needs, may fail to import in many ways
-        raise ValueError(
+        raise InputError(
             f"{said}; give --model package.module:Class --weights {path}, or install jaxsr's "
             f"extra spandrel, which knows many architectures ({type(error).__name__}: {error})"
         ) from error
     try:
         descriptor = ModelLoader("cpu").load_from_state_dict(dict(weights))
     except UnsupportedModelError:
-        raise ValueError(
+        raise InputError(
             f"{said}, nor one that spandrel knows; give --model package.module:Class --weights "
             f"{path}"
         ) from None
     if not isinstance(descriptor, ImageModelDescriptor):
-        raise ValueError(f"{path} is a {type(descriptor).__name__}; restoring needs one picture in")
+        raise InputError(f"{path} is a {type(descriptor).__name__}; restoring needs one picture in")
     return descriptor.model
 
 
@@ -196,25 +197,25 @@ def _own_class(model: str, weights: Path | None, options: Mapping[str, Any]) -> 
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             f"--model {model}: cannot import {module_name} ({error}); run where it can be "
             "imported, or set PYTHONPATH"
         ) from error
     made = getattr(module, class_name, None)
     if not callable(made):
-        raise ValueError(f"--model {model}: {module_name} has no class or function {class_name!r}")
+        raise InputError(f"--model {model}: {module_name} has no class or function {class_name!r}")
     try:
         inspect.signature(made).bind(**options)
     except TypeError as error:
-        raise ValueError(
+        raise InputError(
             f"--model {model}: {class_name} does not take these arguments ({error}); give them as "
             "--model-options '{\"name\": value}'"
         ) from error
     network = made(**options)
     if not isinstance(network, nn.Module):
-        raise ValueError(f"--model {model} made a {type(network).__name__}, not a torch module")
+        raise InputError(f"--model {model} made a {type(network).__name__}, not a torch module")
     if weights is None:
-        raise ValueError(f"--model {model} needs its weights: add --weights FILE")
+        raise InputError(f"--model {model} needs its weights: add --weights FILE")
     load_weights(network, read_weights(weights), source=str(weights))
     return network
 
@@ -230,7 +231,7 @@ def _input_channels(network: nn.Module) -> int:
             return channels
         except (RuntimeError, ValueError):  # what modules raise for a wrong number of channels
             continue
-    raise ValueError(
+    raise InputError(
         f"{type(network).__name__} takes neither (1, 3, 64, 64) nor (1, 1, 64, 64); wrap it in a "
         "module that takes pictures (batch, channels, height, width)"
     )

@@ -20,6 +20,8 @@ import numpy as np
 from jaxtyping import Shaped
 from PIL import Image, UnidentifiedImageError
 
+from jaxsr.errors import InputError
+
 Kind = Literal["gray", "gray-alpha", "rgb", "rgb-alpha", "cmyk"]
 
 CHANNELS: dict[Kind, int] = {"gray": 1, "gray-alpha": 2, "rgb": 3, "rgb-alpha": 4, "cmyk": 4}
@@ -40,7 +42,7 @@ _PNG_NOTES = frozenset(
 )
 
 
-class PictureError(ValueError):
+class PictureError(InputError):
     """A file that is no picture this reads or writes; the message is the reason, a short phrase."""
 
 

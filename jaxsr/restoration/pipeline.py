@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Shaped
 
+from jaxsr.errors import InputError
 from jaxsr.restoration import colour
 from jaxsr.restoration.pictures import CHANNELS, Kind
 from jaxsr.restoration.rescale import RowRescaler
@@ -230,7 +231,7 @@ class Restorer:
         height, width = (bottom - tile.inner_top) * scale, (right - tile.inner_left) * scale
         inner = result[:, top : top + height, left : left + width]
         if not np.isfinite(inner).all():
-            raise ValueError("the network returned NaN or infinity; try --dtype float32")
+            raise InputError("the network returned NaN or infinity; try --dtype float32")
         pieces = opened.pieces.setdefault((row, column), [None] * opened.outputs)
         pieces[index] = inner
         complete = [piece for piece in pieces if piece is not None]

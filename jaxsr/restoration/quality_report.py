@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxsr.data.sources import Source, target_path
+from jaxsr.errors import InputError
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -69,7 +70,7 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
             sheet.append((name, [result, wanted, given]))
     if not rows:
         told = "; ".join(f"{name}: {reason}" for name, reason in problems[:3])
-        raise ValueError(
+        raise InputError(
             f"no result could be compared with {config.truth}"
             f"{' (' + told + ')' if told else ''}; truth pictures have the sources' relative names"
         )
@@ -129,7 +130,7 @@ def _figures(
     name: str, result: np.ndarray, truth: np.ndarray, source: np.ndarray, border: int, lpips: object
 ) -> Figures:
     if result.shape != truth.shape:
-        raise ValueError(
+        raise InputError(
             f"the result is {result.shape[1]}×{result.shape[0]}, the truth "
             f"{truth.shape[1]}×{truth.shape[0]}"
         )

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
+
 _SIDES = (32, 64, 128, 256, 512)
 """Sides of the probes in pixels, tried until the influence of a corner ends inside."""
 _PROBE = 64
@@ -152,13 +154,13 @@ def _scale(network: nn.Module, channels: int) -> tuple[int, int]:
         output = network(_picture(channels, _PROBE))
     if not isinstance(output, Tensor) or output.ndim != 4:
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(
+        raise InputError(
             f"{type(network).__name__} returned {what} for a (1, {channels}, {_PROBE}, {_PROBE}) "
             "picture; it must return one tensor (batch, channels, height, width)"
         )
     _, out_channels, height, width = output.shape
     if height != width or height % _PROBE or out_channels != channels:
-        raise ValueError(
+        raise InputError(
             f"{type(network).__name__} turned ({channels}, {_PROBE}, {_PROBE}) into "
             f"({out_channels}, {height}, {width}); restoring needs the same channels and a whole "
             "multiple of both sides"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from jaxsr.errors import InputError, InputTypeError
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import CHANNELS, Kind, Picture, PictureError, read_picture
@@ -34,27 +35,27 @@ def as_picture(image: Any, index: int) -> Picture:
         try:
             return read_picture(Path(image))
         except PictureError as error:
-            raise ValueError(f"{image}: {error}") from error
+            raise InputError(f"{image}: {error}") from error
     if isinstance(image, Image.Image):
         kind = _PILLOW.get(image.mode)
         if kind is None:
-            raise ValueError(
+            raise InputError(
                 f"image {index} has Pillow mode {image.mode}; convert it to one of "
                 f"{', '.join(_PILLOW)}"
             )
         pixels = np.asarray(image)
         return Picture(pixels=pixels.reshape(*pixels.shape[:2], CHANNELS[kind]), kind=kind)
     if not isinstance(image, np.ndarray):
-        raise TypeError(
+        raise InputTypeError(
             f"image {index} is a {type(image).__name__}; give NumPy arrays, Pillow images or paths"
         )
     if image.dtype not in (np.uint8, np.uint16):
-        raise TypeError(
+        raise InputTypeError(
             f"image {index} has dtype {image.dtype}; give uint8 (0…255) or uint16 (0…65535) samples"
         )
     pixels = image[..., None] if image.ndim == 2 else image
     if pixels.ndim != 3 or pixels.shape[2] not in _KINDS or 0 in pixels.shape:
-        raise ValueError(
+        raise InputError(
             f"image {index} has shape {image.shape}; give (height, width) or "
             "(height, width, 1 to 4)"
         )
@@ -98,7 +99,7 @@ def restore_arrays(
     results = []
     for index, sink in enumerate(sinks):
         if sink.error is not None:
-            raise ValueError(f"image {index}: {sink.error}") from sink.error
+            raise InputError(f"image {index}: {sink.error}") from sink.error
         assert sink.result is not None
         gray = sink.result.shape[-1] == 1
         results.append(sink.result[..., 0] if gray else sink.result)

@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from jaxsr.data.sources import Found, find_sources
+from jaxsr.errors import FileAccessError, InputError
 from jaxsr.restoration.batch import BatchRestorer
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -32,11 +33,11 @@ def run(config: RestoreConfig) -> int:
     began = time.perf_counter()
     signal.signal(signal.SIGTERM, _interrupt)
     if not config.inputs and not config.benchmark:
-        raise ValueError("nothing to restore: name pictures, videos, folders or globs")
+        raise InputError("nothing to restore: name pictures, videos, folders or globs")
     found = find_sources(config.inputs, out=config.out)
     if config.inputs and not found.sources:
         told = "; ".join(f"{name}: {reason}" for name, reason in found.problems)
-        raise ValueError(
+        raise InputError(
             f"no pictures found ({told or f'{found.ignored} files have other endings'}); "
             "name pictures, videos, folders or globs"
         )
@@ -141,7 +142,7 @@ def _claim_folder(out: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise OSError(
+        raise FileAccessError(
             f"cannot write to {out}: {error.strerror or error}; choose another --out"
         ) from error
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jaxsr.errors import InputError
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel, find_model
 from jaxsr.restoration.pipeline import Restorer
@@ -57,7 +58,7 @@ def _torch_device(platform: str) -> str:
 
     found = torch.cuda.is_available()
     if platform == "cuda" and not found:
-        raise ValueError(
+        raise InputError(
             "platform=cuda, but torch finds no CUDA device; use --platform cpu or auto"
         )
     return "cuda" if found and platform in ("auto", "cuda") else "cpu"

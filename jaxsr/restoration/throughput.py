@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.errors import InputError
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pipeline import Work
@@ -48,7 +49,7 @@ def measure(
         restorer.run([Work(pixels=pixels, kind="rgb", sink=sink)])
         spent = time.perf_counter() - start
         if sink.error is not None:
-            raise ValueError(f"{width}x{height}: {sink.error}") from sink.error
+            raise InputError(f"{width}x{height}: {sink.error}") from sink.error
         return spent
 
     first = once()

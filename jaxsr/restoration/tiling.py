@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxsr.errors import InputError
 from jaxsr.restoration.receptive_field import Reach
 
 Size = tuple[int, int]
@@ -64,7 +65,7 @@ class Plan:
         return self.shape[0] * self.shape[1] * sum(len(row) for row in self.rows)
 
 
-class WholePictureTooLarge(ValueError):
+class WholePictureTooLarge(InputError):
     """A network with global statistics was given more than it can take at once."""
 
 
@@ -99,7 +100,7 @@ class Tiler:
         self.side = self._aligned(tile or self._default_side())
         least = 2 * self.margin + reach.period
         if self.side < least and not self._whole:
-            raise ValueError(
+            raise InputError(
                 f"tile={tile} is too small: this network reads {self.margin} pixels beyond each "
                 f"side; use --tile {max(least, _SMALLEST_TILE)} or more"
             )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxsr.errors import InputError
+
 
 @dataclass(frozen=True, kw_only=True)
 class AheadOptions:
@@ -20,4 +22,4 @@ class AheadOptions:
     def __post_init__(self) -> None:
         given = [n for n in ("aot_json", "aot_save", "aot_largest") if getattr(self, n)]
         if given and self.aot is None:
-            raise ValueError(f"{given[0]} needs aot, the topology to compile for: --aot v5e:2x4")
+            raise InputError(f"{given[0]} needs aot, the topology to compile for: --aot v5e:2x4")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jaxsr.errors import InputError, UserError
 from jaxsr.runtime.allocator import keep_freed_memory
 
 WRONG_INPUT = 2
@@ -30,10 +31,10 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
 
 
 def run_command(command: Callable[[], int | None]) -> int:
-    """Runs a command; what the user can mend becomes one line on stderr and exit status 2.
+    """Runs a command; a `UserError` becomes one line on stderr and exit status 2.
 
-    Those are the errors that jaxsr raises for callers. Anything else is a fault of ours and keeps
-    its traceback. `JAXSR_TRACEBACK=1` shows the traceback of both.
+    Any other exception is a fault of jaxsr and keeps its traceback. `JAXSR_TRACEBACK=1` shows the
+    traceback of both.
 
     Args:
       command: does the work; returns the exit status, or None for 0.
@@ -44,7 +45,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print("jaxsr: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except _for_the_user() as error:
+    except UserError as error:
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
@@ -95,7 +96,7 @@ def parse_options(
         raise UsageError(f"{_unboxed(shown.getvalue())}; see {prog} --help") from None
 
 
-class UsageError(ValueError):
+class UsageError(InputError):
     """The command line cannot be understood."""
 
 
@@ -112,24 +113,6 @@ def cache_folder() -> Path:
     """Where jaxsr keeps what can be made again: `$XDG_CACHE_HOME/jaxsr` or `~/.cache/jaxsr`."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "jaxsr"
-
-
-def _for_the_user() -> tuple[type[BaseException], ...]:
-    """Errors whose message is meant for the person at the terminal.
-
-    Looked up only once something was raised: a class that no loaded module defines cannot be it.
-    """
-    own = []
-    for module, name in (
-        ("jaxsr.interop.checkpoint", "CheckpointError"),
-        ("jaxsr.interop.mesh", "DeviceError"),
-        ("jaxsr.training.loop", "TrainingError"),
-        ("jaxsr.interop.errors", "UnsupportedTorchError"),
-    ):
-        loaded = sys.modules.get(module)
-        if loaded is not None and hasattr(loaded, name):
-            own.append(getattr(loaded, name))
-    return (ValueError, TypeError, FileNotFoundError, OSError, *own)
 
 
 def _one_line(error: BaseException) -> str:

@@ -4,16 +4,19 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
+from jaxsr.errors import InputError
 from jaxsr.interop.mesh import PLATFORMS, MeshShape
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
 from jaxsr.runtime.aot_options import AheadOptions
 
+Part = TypeVar("Part", StepConfig, OptimizerConfig)
+
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(AheadOptions):
+class RunConfig(AheadOptions, StepConfig, OptimizerConfig):
     """Options of every training run; a family adds its own."""
 
     mesh: str = "1"
@@ -24,8 +27,6 @@ class RunConfig(AheadOptions):
     """jax: one jitted, sharded step. torch: the same run in plain PyTorch, for comparison."""
     compile: bool = False
     """With the torch engine: run the networks through torch.compile."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the networks compute in; parameters, losses and updates stay float32."""
     matmul_precision: Literal["default", "high", "highest"] = "default"
     """JAX's precision of float32 products. TPU's default rounds their inputs to bfloat16."""
 
@@ -48,37 +49,11 @@ class RunConfig(AheadOptions):
     """Passes over the data; either these or steps."""
     batch: int
     """Samples per step, over the whole mesh and all hosts."""
-    accumulate: int = 1
-    """Slices a batch is computed in, one after the other, to save memory."""
-    batch_norm: Literal["global", "local"] = "global"
-    """BatchNorm statistics over the global batch, or over each device's rows."""
-    lane_folding: Literal["auto", "on", "off"] = "auto"
-    """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto: on
-    TPUs alone."""
     remat: bool = False
     """Recompute the networks' blocks in the backward pass instead of keeping activations."""
 
-    optimizer: Literal["adam", "adamw", "sgd", "adagrad"]
-    """Update rule, as torch.optim defines it."""
-    lr: float
-    """Peak learning rate."""
     lr_batch: int | None = None
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's moments."""
-    momentum: float = 0.0
-    """SGD's momentum."""
-    weight_decay: float = 0.0
-    """Weight decay, as the optimiser understands it."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Course of the learning rate."""
-    warmup_steps: int = 0
-    """Updates over which the learning rate rises from 0."""
-    clip_norm: float | None = None
-    """Largest gradient norm of a network. Default: no clipping."""
-    ema: float = 0.0
-    """Decay of the moving average that validation and export use; 0 keeps none."""
-
     seed: int = 0
     """Of the weights, the order of the data and every random number in the step."""
     out: Path | None = None
@@ -99,50 +74,51 @@ class RunConfig(AheadOptions):
     """Folder for compiled programs. Default: jaxsr in the user's cache folder."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for part in (AheadOptions, StepConfig, OptimizerConfig):
+            part.__post_init__(self)
         shape = self.mesh_shape  # parses, and so checks
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(
+            raise InputError(
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        for name in ("batch", "accumulate", "log_every"):
+        for name in ("batch", "log_every"):
             _at_least(name, getattr(self, name), 1)
         for name in ("steps", "validate_every", "save_every", "lr_batch"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
-            raise ValueError(f"epochs must be positive, got {self.epochs}")
+            raise InputError(f"epochs must be positive, got {self.epochs}")
         if self.platform not in PLATFORMS:
-            raise ValueError(
+            raise InputError(
                 f"platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
             )
         if self.batch % shape.devices:
-            raise ValueError(
+            raise InputError(
                 f"batch={self.batch} cannot be split over mesh={self.mesh} ({shape.devices} "
                 f"devices); use a multiple of {shape.devices}"
             )
         rows = self.batch // shape.devices
         if rows % self.accumulate:
-            raise ValueError(
+            raise InputError(
                 f"the {rows} rows that batch={self.batch} gives each of {shape.devices} devices "
                 f"cannot be cut into accumulate={self.accumulate} slices; use a divisor of {rows}"
             )
         if self.engine == "torch" and shape.devices > 1:
-            raise ValueError(
+            raise InputError(
                 f"the torch engine runs on one device, got mesh={self.mesh}; leave --mesh out"
             )
         if self.engine == "torch" and self.platform == "tpu":
-            raise ValueError("the torch engine runs on cuda or cpu, got platform='tpu'")
+            raise InputError("the torch engine runs on cuda or cpu, got platform='tpu'")
         if self.compile and self.engine != "torch":
-            raise ValueError("compile=True is for engine=torch; the jax engine always compiles")
+            raise InputError("compile=True is for engine=torch; the jax engine always compiles")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
+            raise InputError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
         for name in ("cache_gb", "resident_gb"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        _ = self.profile_window, self.optimizer_config  # each checks itself
+                raise InputError(f"{name} must not be negative, got {value}")
+        _ = self.profile_window  # checks itself
         self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
 
     def in_steps(self, samples: int) -> Self:
@@ -160,7 +136,7 @@ class RunConfig(AheadOptions):
           ValueError: the length is in epochs still.
         """
         if self.steps is None:
-            raise ValueError(f"epochs={self.epochs} are not steps before the data is known")
+            raise InputError(f"epochs={self.epochs} are not steps before the data is known")
         return self.steps
 
     @property
@@ -174,41 +150,30 @@ class RunConfig(AheadOptions):
             return None
         start, colon, stop = self.profile.partition(":")
         if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
-            raise ValueError(
+            raise InputError(
                 f"profile must be START:STOP, two step numbers in order, got {self.profile!r}"
             )
         if self.steps is not None and int(start) >= self.steps:
-            raise ValueError(
+            raise InputError(
                 f"profile={self.profile} starts beyond the run's steps={self.steps}, counted from 0"
             )
         return int(start), int(stop)
 
     @property
     def step_config(self) -> StepConfig:
-        return StepConfig(
-            batch_norm=self.batch_norm,
-            accumulate=self.accumulate,
-            ema_decay=self.ema,
-            compute_dtype=self.dtype,
-            lane_folding=self.lane_folding,
-        )
+        return self._part(StepConfig)
 
     @property
     def optimizer_config(self) -> OptimizerConfig:
-        """The optimiser of every network, its learning rate scaled with the batch if asked."""
+        """The optimiser of every network; its learning rate is scaled where `lr_batch` is set."""
         scale = self.batch / self.lr_batch if self.lr_batch else 1.0
-        return OptimizerConfig(
-            name=self.optimizer,
-            lr=self.lr * scale,
-            betas=self.betas,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-            warmup_steps=self.warmup_steps,
-            clip_norm=self.clip_norm,
-        )
+        return dataclasses.replace(self._part(OptimizerConfig), lr=self.lr * scale)
+
+    def _part(self, kind: type[Part]) -> Part:
+        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+        return kind(**{name: getattr(self, name) for name in names})
 
 
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise InputError(f"{name} must be at least {least}, got {value}")

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from jaxsr.interop import mesh as meshes
-from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
-from jaxsr.interop.train.step import convert, init_state, make_train_step, of_network
+from jaxsr.interop.train.gradients import select_network
+from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
+from jaxsr.interop.train.step import TrainStep, convert, init_state
 from jaxsr.training.task import Network, Task
 
 
@@ -33,6 +34,10 @@ class Engine(Protocol):
 
     def state(self) -> Any:
         """All that a checkpoint must hold, as a tree of arrays."""
+        ...
+
+    def sound_state(self) -> Any:
+        """`state` after a step that failed: as it was before that step, ready to go on from."""
         ...
 
     def load(self, state: Any) -> None:
@@ -73,10 +78,9 @@ class StepPrograms:
         self.mesh = mesh
         self._task = task
         self._config = config.step_config
-        self._optimizers = {
-            name: make_optimizer(config.optimizer_config, updates)
-            for name, updates in updates_of(task).items()
-        }
+        optimizer, updates = config.optimizer_config, updates_of(task)
+        self._optimizers = {n: make_optimizer(optimizer, count) for n, count in updates.items()}
+        self._schedules = {n: make_schedule(optimizer, count) for n, count in updates.items()}
         blocks = task.blocks if config.remat else ()
         self._model = convert(
             task.objective,
@@ -99,13 +103,14 @@ class StepPrograms:
 
     def jit(self, phase: str) -> Callable[..., Any]:
         """The step of a phase, `(state, batch) -> (state, metrics)`; it consumes its state."""
-        step = make_train_step(
+        step = TrainStep(
             self._model,
             self._task.objective.phase(phase),
             self._optimizers,
             prepare=self._task.prepare,
             mesh=self.mesh,
             config=self._config,
+            schedules=self._schedules,
         )
         return jax.jit(
             step,
@@ -153,6 +158,9 @@ class JaxEngine:
     def state(self) -> Any:
         return self._state
 
+    def sound_state(self) -> Any:
+        return self._state.replace(failed_step=self._state.failed_step * 0)
+
     def load(self, state: Any) -> None:
         self._state = state
         self._step = int(jax.device_get(state.step))
@@ -161,8 +169,8 @@ class JaxEngine:
         """Parameters (averaged where they are) and buffers of the exported network, own names."""
         name = self._task.exported
         state = self._state
-        params = {**of_network(state.params, name), **state.ema}
-        trees = whole_on_host((params, of_network(state.buffers, name)))
+        params = {**select_network(state.params, name), **state.ema}
+        trees = whole_on_host((params, select_network(state.buffers, name)))
         own = [{k.removeprefix(name + "."): v for k, v in tree.items()} for tree in trees]
         return own[0], own[1]
 
@@ -223,6 +231,9 @@ class TorchEngine:
 
     def state(self) -> Any:
         return self._runner.state()
+
+    def sound_state(self) -> Any:
+        return self.state()
 
     def load(self, state: Any) -> None:
         self._runner.load(state)

@@ -11,11 +11,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 
+from jaxsr.errors import FileAccessError, UserError
 from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.interop.train.step import decides_failure
+from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights, write_whole
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
@@ -24,7 +27,7 @@ from jaxsr.training.task import Task, phase_at
 log = logging.getLogger(__name__)
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says what is safe and what to do."""
 
 
@@ -110,7 +113,12 @@ class _Run:
             while engine.step < total:
                 phase = phase_at(self.task.phases, engine.step)
                 profiler.before(engine)
-                metrics = engine.train_step(phase, next(batches))
+                try:
+                    metrics = engine.train_step(phase, next(batches))
+                except NonFiniteError as error:
+                    if self.waiting:
+                        self._report(engine.step, phase)
+                    self._fail(engine.step + 1, str(error))
                 done = engine.step
                 self.waiting[done] = metrics
                 last = done == total
@@ -153,23 +161,19 @@ class _Run:
             return
         step, name, value = bad
         self.records.steps(step, phase, {s: m for s, m in fetched.items() if s <= step})
-        safe = self._save_before_failure(step)
-        raise TrainingError(
-            f"{name} is {value} at step {step}; {safe}. Lower --lr, set --clip-norm, or train in "
-            "float32, and go on with --resume"
-        )
+        self._fail(step, f"{name} is {value} at step {step}")
 
-    def _save_before_failure(self, step: int) -> str:
-        """The JAX step leaves the state as it was before a failing step: that state is saved."""
-        state = self.engine.state()
-        failed = getattr(state, "failed_step", None)
-        if failed is None:
-            kept = self.checkpoints.steps
-            return f"the newest checkpoint is of step {kept[-1]}" if kept else "nothing was saved"
+    def _fail(self, step: int, cause: str) -> NoReturn:
+        """Saves the state before the failing step, which both engines leave as it was; raises."""
+        saved = "nothing to save before step 1"
         if step > 1:
-            self.checkpoints.save(step - 1, state.replace(failed_step=failed * 0), None)
+            self.checkpoints.save(step - 1, self.engine.sound_state(), None)
             self.checkpoints.wait()
-        return f"the state of step {step - 1} is saved"
+            saved = f"the state of step {step - 1} is saved"
+        raise TrainingError(
+            f"{cause}; {saved}. Lower --lr, set --clip-norm, or train in float32, and go on with "
+            "--resume"
+        )
 
     def _validate(self, done: int, phase: str) -> None:
         # Every host judges for itself: all need the figures, for Orbax ranks checkpoints by them,
@@ -202,7 +206,7 @@ def _first_not_finite(
 ) -> tuple[int, str, float] | None:
     for step, metrics in fetched.items():
         for name, value in metrics.items():
-            if not math.isfinite(value):
+            if decides_failure(name) and not math.isfinite(value):
                 return step, name, value
     return None
 
@@ -213,7 +217,7 @@ def _write_picture(path: Path, picture: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     done, encoded = cv2.imencode(".png", picture[..., ::-1])
     if not done:
-        raise OSError(f"cannot encode {path}")
+        raise FileAccessError(f"cannot encode {path}")
     write_whole(path, encoded.tobytes())
 
 

@@ -20,6 +20,7 @@ from jaxsr.data.device_cache import resident_bytes, resident_photos
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
+from jaxsr.errors import InputError
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.training.config import RunConfig
 from jaxsr.training.task import Found, HostBatches, Network
@@ -67,7 +68,7 @@ class PhotoRun(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.crop < 1 or self.crop % self.picture.scale:
-            raise ValueError(
+            raise InputError(
                 f"crop={self.crop} must be a positive multiple of the model's "
                 f"scale={self.picture.scale}"
             )
@@ -88,7 +89,7 @@ class Networks:
     """What a family trains."""
 
     objective: Any
-    """With the network `generator`; see `jaxsr.models.objective`."""
+    """With the network `generator`; see `jaxsr.interop.train.objective`."""
     blocks: Sequence[str]
     """Names of the objective's submodules that `remat` recomputes."""
     labels: Mapping[str, tuple[float, float]] | None = None

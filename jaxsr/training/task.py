@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from jaxsr.errors import InputError
 from jaxsr.training.config import RunConfig
 
 Network = Callable[..., np.ndarray]
@@ -40,7 +41,7 @@ class Task(Protocol):
 
     @property
     def objective(self) -> Any:
-        """The networks and losses, see `jaxsr.models.objective`."""
+        """The networks and losses, see `jaxsr.interop.train.objective`."""
         ...
 
     @property
@@ -113,7 +114,7 @@ def load_family(name: str) -> Any:
       ValueError: there is no such family.
     """
     if name not in FAMILIES:
-        raise ValueError(f"no model family {name!r}; there are {', '.join(FAMILIES)}")
+        raise InputError(f"no model family {name!r}; there are {', '.join(FAMILIES)}")
     return import_module(FAMILIES[name])
 
 
@@ -124,7 +125,7 @@ def phase_at(phases: Sequence[tuple[str, int]], step: int) -> str:
         end += steps
         if step < end:
             return name
-    raise ValueError(f"step {step} lies beyond the phases, which end at {end}")
+    raise InputError(f"step {step} lies beyond the phases, which end at {end}")
 
 
 def check_phases(phases: Sequence[tuple[str, int]], steps: int) -> None:
@@ -136,13 +137,13 @@ def check_phases(phases: Sequence[tuple[str, int]], steps: int) -> None:
     listed = ", ".join(f"{name} {length}" for name, length in phases)
     for name, length in phases:
         if length < 1:
-            raise ValueError(
+            raise InputError(
                 f"the {name} phase would get {length} of steps={steps} ({listed}); "
                 "give the run more steps, or the other phases fewer"
             )
     total = sum(length for _, length in phases)
     if total != steps:
-        raise ValueError(
+        raise InputError(
             f"the phases ({listed}) take {total} steps, but the run has steps={steps}; "
             "make them equal"
         )

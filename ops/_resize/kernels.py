@@ -1,15 +1,17 @@
-"""Applies tap tables along one axis of an array: six ways to compute the same sums.
+"""Applies a table of weights along one axis of an array.
+
+`by_definition` is the whole operation; the tests hold every other form to it. The fast forms:
 
 - `by_phase`: the outputs of a rational ratio p/q repeat every p pixels with the input shifted by q,
-  so each of the p phases is a weighted sum of strided slices. Reads the unpadded input (a pad and a
-  slice in one XLA:CPU fusion evaluate the pad once a tap); the few outputs at the ends are gathered
-  from the two strips they read.
-- `by_gather`: one gather a tap; for ratios without a short period, and quick to compile.
-- `by_loop`: the same, a few taps at a time in a loop, so that a filter hundreds of taps wide (a
-  thumbnail of a large photo) compiles as quickly as a narrow one.
-- `by_matmul`: matrices, which is what a TPU is fast at; only fit for finite input, because their
-  zeros meet every pixel of a band. `by_matmul_of_any` bears with the rest, for more products.
-- `by_digits`: matrices too, for levels and fixed-point weights, exactly.
+  so each of the p phases is a weighted sum of strided slices. Wins on CPUs and GPUs where the ratio
+  is simple. It reads the unpadded input (a pad and a slice in one XLA:CPU fusion evaluate the pad
+  once a tap); the few outputs at the ends are gathered from the two strips they read.
+- `by_gather`: one gather a tap. Wins where the ratio has no short period, and compiles quickly.
+- `by_loop`: the same, a few taps at a time in a loop: a filter hundreds of taps wide (a thumbnail
+  of a large photo) compiles as quickly as a narrow one.
+- `by_matmul`: matrix products, the fastest on a TPU. For finite input only: their zeros meet every
+  pixel of a band. `by_matmul_of_any` takes any input, for more products.
+- `by_digits`: matrix products for uint8 levels and fixed-point weights, exact.
 
 All of them sum in the dtype of the array they are given, and from the first tap to the last where
 the tables ask for it. The first two end in a concatenation, which XLA:CPU does not fuse into what
@@ -58,6 +60,13 @@ class Phases:
     """Periods that do."""
     slices: tuple[tuple[tuple[int, np.ndarray], ...], ...]
     """For every phase, (offset of the input slice, weight or weights along the axis)."""
+
+
+def by_definition(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+    """`out[o] = sum_t weight[o, t] * in[index[o, t]]`: what every form below computes."""
+    pixels = jnp.moveaxis(x, axis, -1)[..., taps.index]
+    products = _product(pixels, taps.weight.astype(x.dtype), taps)
+    return jnp.moveaxis(products.sum(-1, dtype=x.dtype), -1, axis)
 
 
 def apply_taps(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None) -> jax.Array:

@@ -1,8 +1,8 @@
 """What one output pixel of a one-dimensional resize reads, and how much of each.
 
 A separable resize is, along each axis, `out[o] = sum_t weight[o, t] * in[index[o, t]]`. The tables
-are NumPy, made once at trace time by the convention (`_taps_torch.py` and its neighbours) and
-applied by `_resample.py`.
+are NumPy, made once at trace time by the convention (`conventions/`) and applied by
+`kernels.py`.
 """
 
 from collections.abc import Callable, Sequence

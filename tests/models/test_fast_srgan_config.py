@@ -5,14 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from jaxsr.models.fast_srgan import (
-    PRESETS,
-    RESTORATION,
-    SUPER_RESOLUTION,
-    Discriminator,
-    FastSRGANConfig,
-    Recipe,
-)
+from jaxsr.models.fast_srgan import Discriminator, FastSRGANConfig
+from jaxsr.training.fast_srgan import RESTORATION, SUPER_RESOLUTION
+
+PRESETS = {"super-resolution": SUPER_RESOLUTION, "restoration": RESTORATION}
 
 
 @pytest.mark.parametrize(
@@ -58,26 +54,22 @@ def test_discriminators_have_the_published_widths_and_strides():
 
 def test_presets_are_the_published_recipes():
     sr, restoration = SUPER_RESOLUTION, RESTORATION
-    assert (sr.recipe.optimizer, sr.recipe.lr, sr.recipe.batch, sr.recipe.crop) == (
-        "adamw",
-        1e-4,
-        24,
-        96,
-    )
+    assert (sr.optimizer, sr.lr, sr.batch, sr.crop) == ("adamw", 1e-4, 24, 96)
+    assert (sr.weight_decay, sr.schedule) == (1e-2, "constant")
     weights = ("pixel_weight", "perceptual_weight", "adversarial_weight")
     assert [getattr(sr.model, name) for name in weights] == [0.0, 0.5, 0.5 * 0.1]
     assert [getattr(restoration.model, name) for name in weights] == [1.0, 1.0, 1e-3]
     assert (restoration.model.scale, restoration.model.channels) == (1, 1)
-    recipe = restoration.recipe
-    assert (recipe.optimizer, recipe.weight_decay, recipe.schedule) == ("adam", 1e-4, "cosine")
+    assert (restoration.optimizer, restoration.weight_decay) == ("adam", 1e-4)
+    assert (restoration.schedule, restoration.batch, restoration.crop) == ("cosine", 8, 96)
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_every_preset_leaves_steps_for_its_adversarial_phase(preset):
     # The predecessor's warm-up took all epochs by default, and the phase never ran.
-    assert 0 < preset.recipe.pretrain_share < 1
-    with pytest.raises(ValueError, match=r"pretrain_share must be above 0 and below 1, got 1\.0"):
-        Recipe(**{**dataclasses.asdict(preset.recipe), "pretrain_share": 1.0})
+    assert all(steps > 0 for _, steps in preset.phases) and len(preset.phases) == 2
+    with pytest.raises(ValueError, match="the adversarial phase would get 0 of steps"):
+        dataclasses.replace(preset, pretrain_steps=preset.steps)
 
 
 @pytest.mark.parametrize("crop", [33, 48, 96, 100])

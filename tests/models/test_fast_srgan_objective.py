@@ -56,7 +56,7 @@ def make_batch(config, n=4, crop=32, seed=0):
 
 
 def run_step(objective, phase, batch, optimizers):
-    """One step by the letter of `jaxsr.models.objective`."""
+    """One step by the letter of `jaxsr.interop.train.objective`."""
     shared, said = getattr(objective, phase.share)(batch), {}
     for player in phase.players:
         seen = shared if player.through_shared else {k: v.detach() for k, v in shared.items()}

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from jaxsr.models.mshnet import MSHNet, MSHNetConfig, MSHNetObjective, load_mshnet
 from jaxsr.models.mshnet.network import ChannelAttention
-from jaxsr.models.mshnet.presets import PRESETS
+from jaxsr.training.segmentation import PAPER, TOOLBOX
 
 THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 2, 1), attention_ratio=2)
 
@@ -137,15 +137,18 @@ def test_weights_of_something_else_are_refused(tmp_path):
 
 
 def test_presets_hold_what_the_publications_say():
-    paper, toolbox = PRESETS["mshnet-paper"], PRESETS["mshnet-toolbox"]
-    recipe = paper.recipe
-    assert paper.model.loss == "paper" and toolbox.model.loss == "corrected"
-    assert (recipe.optimizer, recipe.lr, recipe.schedule) == ("adagrad", 0.05, "constant")
-    assert (recipe.batch, recipe.epochs, recipe.warmup_epochs) == (4, 400, 5)
-    assert (recipe.base, recipe.crop, recipe.augment) == (256, 256, "scale")
-    recipe = toolbox.recipe
-    assert (recipe.optimizer, recipe.lr, recipe.batch) == ("adam", 5e-4, 16)
-    assert (recipe.epochs, recipe.crop, recipe.evaluate) == (400, 256, "native")
+    assert PAPER.model.loss == "paper" and TOOLBOX.model.loss == "corrected"
+    assert (PAPER.optimizer, PAPER.lr, PAPER.schedule) == ("adagrad", 0.05, "constant")
+    assert (PAPER.batch, PAPER.epochs, PAPER.warmup_epochs) == (4, 400, 5)
+    assert (PAPER.base_size, PAPER.crop_size, PAPER.augment) == (256, 256, "scale")
+    assert (PAPER.normalise, PAPER.evaluate) == ("imagenet", "base")
+    assert (TOOLBOX.optimizer, TOOLBOX.lr, TOOLBOX.batch) == ("adam", 5e-4, 16)
+    assert (TOOLBOX.epochs, TOOLBOX.crop_size, TOOLBOX.evaluate) == (400, 256, "native")
+    assert (TOOLBOX.augment, TOOLBOX.normalise, TOOLBOX.schedule) == (
+        "patch",
+        "dataset",
+        "constant",
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop import to_jax
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
-from jaxsr.interop.train.step import StepConfig, init_state, make_train_step
+from jaxsr.interop.train.step import StepConfig, TrainStep, init_state
 from jaxsr.models.mshnet import MSHNet, MSHNetConfig, MSHNetObjective
 
 THIN: Any = {"widths": (8, 12, 16), "blocks": (1, 1, 1), "attention_ratio": 4}
@@ -120,15 +120,13 @@ def test_twenty_steps_agree(optimizer):
     """Both optimisers from the same weights on the same batches, the loss followed throughout."""
     torch.manual_seed(3)
     objective = MSHNetObjective(MSHNetConfig(**THIN))
-    config = OptimizerConfig(name=optimizer[0], lr=optimizer[1])
+    config = OptimizerConfig(optimizer=optimizer[0], lr=optimizer[1])
     optimizers = {"network": make_optimizer(config, 20)}
     model = to_jax(objective)
     mesh = meshes.make_mesh(1)
     state = init_state(model, optimizers, exported="network", seed=0, ema=False)
     plan = objective.phase("main")
-    step = jax.jit(
-        make_train_step(model, plan, optimizers, prepare=lambda batch, key: batch, mesh=mesh)
-    )
+    step = jax.jit(TrainStep(model, plan, optimizers, prepare=lambda batch, key: batch, mesh=mesh))
     kind = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[optimizer[0]]
     theirs = kind(objective.network.parameters(), lr=optimizer[1])
     objective.train()
@@ -147,11 +145,11 @@ def test_twenty_steps_agree(optimizer):
 
 
 def _steps_on(devices, batch_norm, objective, count=2):
-    optimizers = {"network": make_optimizer(OptimizerConfig(name="sgd", lr=0.1), 10)}
+    optimizers = {"network": make_optimizer(OptimizerConfig(optimizer="sgd", lr=0.1), 10)}
     model, mesh = to_jax(objective), meshes.make_mesh(devices)
     state = init_state(model, optimizers, exported="network", seed=0, ema=False)
     state = meshes.place(state, meshes.tree_shardings(state, mesh))
-    step = make_train_step(
+    step = TrainStep(
         model,
         objective.phase("main"),
         optimizers,

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxsr.ops import resize
-from jaxsr.ops.resize import _CONVENTIONS, CONVENTIONS
+from jaxsr.ops._resize.conventions import CONVENTIONS
 
 # A method of every convention, by what its filter may read: the radius in input pixels when
 # enlarging, which the scale stretches where the method antialiases.
@@ -269,8 +269,12 @@ def test_property_tables_stay_inside_and_sum_to_one(rule, extent, outputs, dtype
         antialias = method == "lanczos" or (option and method in ("bilinear", "bicubic"))
         options = {"antialias": antialias, "align_corners": False, "scale": (None,)}
     elif convention == "matlab":
-        options = {"antialias": option, "edges": "mirror" if option else "clamp", "scale": (None,)}
-    passes = _CONVENTIONS[convention].passes(
+        options = {
+            "antialias": option,
+            "matlab_edges": "mirror" if option else "clamp",
+            "scale": (None,),
+        }
+    passes = CONVENTIONS[convention].passes(
         (extent,), np.dtype(dtype), (0,), (outputs,), method=method, **options
     )
     if extent == outputs and not passes:

@@ -4,18 +4,12 @@ from jaxsr.models.fast_srgan.config import LABELS, FastSRGANConfig
 from jaxsr.models.fast_srgan.discriminator import Discriminator
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.fast_srgan.objective import FastSRGANObjective, build_objective
-from jaxsr.models.fast_srgan.presets import PRESETS, RESTORATION, SUPER_RESOLUTION, Preset, Recipe
 
 __all__ = [
     "LABELS",
-    "PRESETS",
-    "RESTORATION",
-    "SUPER_RESOLUTION",
     "Discriminator",
     "FastSRGANConfig",
     "FastSRGANObjective",
     "Generator",
-    "Preset",
-    "Recipe",
     "build_objective",
 ]

@@ -1,12 +1,14 @@
 """The one configuration of the Fast-SRGAN family: super-resolution and restoration forms alike.
 
 Sizes are in pixels, intensities of images in [-1, 1]. Defaults are the super-resolution form of
-https://github.com/HasnainRaz/Fast-SRGAN; `presets.py` holds both forms with their training recipes.
+https://github.com/HasnainRaz/Fast-SRGAN. Presets that train both: `jaxsr/training/fast_srgan.py`.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
+
+from jaxsr.errors import InputError
 
 Norm = Literal["instance", "batch", "none"]
 
@@ -66,20 +68,20 @@ class FastSRGANConfig:
         _one_of("pixel_loss", self.pixel_loss, ("smooth_l1", "l1"))
         for name in ("width", "depth", "discriminator_width", "discriminator_layers"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         weights = ("pixel_weight", "perceptual_weight", "adversarial_weight")
         for name in weights:
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(
+                raise InputError(
                     f"{name} must be finite and not negative, got {getattr(self, name)}"
                 )
         if not any(getattr(self, name) for name in weights):
-            raise ValueError(f"{', '.join(weights)} are all 0; at least one must be positive")
+            raise InputError(f"{', '.join(weights)} are all 0; at least one must be positive")
         for name in LABELS:
             low, high = getattr(self, name)
             # A mean target above 1 rewards infinite logits: the cross-entropy has no minimum.
             if not (low <= high and 0 <= (low + high) / 2 <= 1):
-                raise ValueError(
+                raise InputError(
                     f"{name} must be (low, high) with low ≤ high and a mean within 0 and 1, "
                     f"got ({low}, {high})"
                 )
@@ -132,4 +134,4 @@ class FastSRGANConfig:
 
 def _one_of(name: str, value: object, allowed: tuple) -> None:
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
+        raise InputError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")

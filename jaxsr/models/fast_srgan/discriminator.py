@@ -8,6 +8,7 @@ parameters and one logit per 16×16 pixels. The restoration form has four stride
 
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.fast_srgan.config import FastSRGANConfig, Norm
 from jaxsr.models.fast_srgan.generator import norm_layer
 
@@ -53,12 +54,12 @@ class Discriminator(nn.Module):
         """
         config, shape = self.config, tuple(image_BCHW.shape)
         if len(shape) != 4 or shape[1] != config.channels:
-            raise ValueError(
+            raise InputError(
                 f"the discriminator takes (batch, {config.channels}, height, width), got {shape}"
             )
         stride = config.discriminator_stride
         if config.discriminator_norm == "instance" and min(shape[2:]) <= stride:
-            raise ValueError(
+            raise InputError(
                 f"the discriminator's normalisation needs images above {stride}×{stride} px, got "
                 f"{shape[2]}×{shape[3]}; use a larger crop or fewer discriminator_layers"
             )

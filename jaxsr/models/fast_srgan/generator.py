@@ -14,6 +14,7 @@ keep that code's names whatever normalisation they hold. Departures:
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.fast_srgan.config import FastSRGANConfig, Norm
 
 # B batch, C image channels, D features, h w low resolution, H W high resolution
@@ -101,7 +102,7 @@ class Generator(nn.Module):
         """
         config = self.config
         if low_BChw.ndim != 4 or low_BChw.shape[1] != config.channels:
-            raise ValueError(
+            raise InputError(
                 f"the generator takes (batch, {config.channels}, height, width), got "
                 f"{tuple(low_BChw.shape)}; build it with channels=1 for luma, 3 for RGB"
             )

@@ -8,6 +8,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from jaxsr.errors import InputError
+
 
 def pixel_loss(image: Tensor, target: Tensor, *, kind: Literal["smooth_l1", "l1"]) -> Tensor:
     """Mean distance between two image batches of one shape.
@@ -16,7 +18,7 @@ def pixel_loss(image: Tensor, target: Tensor, *, kind: Literal["smooth_l1", "l1"
       ValueError: the shapes differ, which torch would broadcast.
     """
     if image.shape != target.shape:
-        raise ValueError(
+        raise InputError(
             f"the output is {tuple(image.shape)} and the truth {tuple(target.shape)}; the high "
             "images must be exactly `scale` times the low ones, with the same channels"
         )
@@ -34,7 +36,7 @@ def logit_loss(logits: Tensor, labels: Tensor) -> Tensor:
       ValueError: the labels have neither shape.
     """
     if tuple(labels.shape) not in (tuple(logits.shape), (logits.shape[0], 1, 1, 1)):
-        raise ValueError(
+        raise InputError(
             f"labels are {tuple(labels.shape)} for logits {tuple(logits.shape)}; draw them in the "
             f"logits' shape (`config.label_shape(crop=…)`) or as ({logits.shape[0]}, 1, 1, 1)"
         )

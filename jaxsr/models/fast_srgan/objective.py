@@ -15,11 +15,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
+from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.discriminator import Discriminator
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.fast_srgan.losses import logit_loss, pixel_loss
-from jaxsr.models.objective import Batch, Objective, Phase, Player
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import how_to_get_vgg16, load_vgg16
 from jaxsr.models.vgg import VGG16
@@ -63,7 +64,7 @@ class FastSRGANObjective(Objective):
         super().__init__()
         known = [phase.name for phase in PHASES]
         if not phases or not set(phases) <= set(known):
-            raise ValueError(f"phases must be some of {', '.join(known)}; got {', '.join(phases)}")
+            raise InputError(f"phases must be some of {', '.join(known)}; got {', '.join(phases)}")
         self.config = config
         self.phases = tuple(phase for phase in PHASES if phase.name in phases)
         self.generator = Generator(config) if generator is None else generator
@@ -73,7 +74,7 @@ class FastSRGANObjective(Objective):
             self.discriminator = Discriminator(config)
             if config.perceptual_weight:
                 if perceptual is None:
-                    raise ValueError(
+                    raise InputError(
                         f"perceptual_weight={config.perceptual_weight} needs VGG16 weights: "
                         + how_to_get_vgg16()
                     )

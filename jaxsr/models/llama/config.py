@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxsr.errors import InputError
+
 ARCHITECTURES = ("llama", "qwen3")
 
 
@@ -25,9 +27,9 @@ class Llama3Scaling:
 
     def __post_init__(self) -> None:
         if self.factor < 1:
-            raise ValueError(f"rope factor must be at least 1, got {self.factor}")
+            raise InputError(f"rope factor must be at least 1, got {self.factor}")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(
+            raise InputError(
                 "rope scaling needs 0 < low_freq_factor < high_freq_factor, "
                 f"got {self.low_freq_factor} and {self.high_freq_factor}"
             )
@@ -70,7 +72,7 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         if self.model_type not in ARCHITECTURES:
-            raise ValueError(
+            raise InputError(
                 f"model_type {self.model_type!r} is not supported; jaxsr generates with "
                 f"{' and '.join(ARCHITECTURES)} models"
             )
@@ -86,14 +88,14 @@ class LlamaConfig:
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
+            raise InputError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+            raise InputError(f"head_dim must be even for rotary positions, got {self.head_dim}")
 
     @property
     def qk_norm(self) -> bool:
@@ -109,18 +111,18 @@ class LlamaConfig:
         """
         model_type = fields.get("model_type")
         if model_type not in ARCHITECTURES:
-            raise ValueError(
+            raise InputError(
                 f"config.json has model_type {model_type!r}; jaxsr generates with "
                 f"{' and '.join(ARCHITECTURES)} models"
             )
         if (act := fields.get("hidden_act", "silu")) != "silu":
-            raise ValueError(f"config.json has hidden_act {act!r}; only silu is computed here")
+            raise InputError(f"config.json has hidden_act {act!r}; only silu is computed here")
         if fields.get("use_sliding_window"):
-            raise ValueError("config.json has use_sliding_window; only full attention is computed")
+            raise InputError("config.json has use_sliding_window; only full attention is computed")
         needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
         needed = (*needed, "num_attention_heads")
         if missing := [name for name in needed if name not in fields]:
-            raise ValueError(f"config.json lacks {', '.join(missing)}")
+            raise InputError(f"config.json lacks {', '.join(missing)}")
         heads = fields["num_attention_heads"]
         # transformers 5 moved both rope fields into one.
         rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
@@ -147,10 +149,10 @@ def _scaling(rope: Mapping[str, Any]) -> Llama3Scaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ValueError(
+        raise InputError(
             f"config.json has rope type {kind!r}; only default and llama3 are computed here"
         )
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     if missing := [name for name in names if name not in rope]:
-        raise ValueError(f"config.json's llama3 rope scaling lacks {', '.join(missing)}")
+        raise InputError(f"config.json's llama3 rope scaling lacks {', '.join(missing)}")
     return Llama3Scaling(**{name: rope[name] for name in names})

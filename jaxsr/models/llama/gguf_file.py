@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.errors import InputError, MissingFileError
+
 _SCALARS = {
     0: "B",
     1: "b",
@@ -55,7 +57,7 @@ class GGUFFile:
           ValueError: the file lacks it.
         """
         if name not in self.fields:
-            raise ValueError(f"{self.path} has no field {name!r}; it cannot be loaded without")
+            raise InputError(f"{self.path} has no field {name!r}; it cannot be loaded without")
         return self.fields[name]
 
     def read(self, name: str) -> np.ndarray:
@@ -78,7 +80,7 @@ class GGUFFile:
             rows = raw.reshape(*tensor.shape[:-1], -1)
             return gguf.quants.dequantize(rows, kind).reshape(tensor.shape)
         except (NotImplementedError, KeyError) as error:
-            raise ValueError(
+            raise InputError(
                 f"{self.path}: tensor {name} is {kind.name}, which cannot be read; "
                 "convert the file to Q8_0 or F16"
             ) from error
@@ -93,15 +95,15 @@ def open_gguf(path: Path) -> GGUFFile:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no GGUF file at {path}")
+        raise MissingFileError(f"no GGUF file at {path}")
     size = path.stat().st_size
     if size < 24:
-        raise ValueError(f"{path} has {size} bytes: not a GGUF file, or one cut short")
+        raise InputError(f"{path} has {size} bytes: not a GGUF file, or one cut short")
     data = np.memmap(path, mode="r", dtype=np.uint8)
     try:
         return _parse(path, data, size)
     except (struct.error, IndexError, UnicodeDecodeError, MemoryError, OverflowError) as error:
-        raise ValueError(f"{path} ends or breaks off within its header; fetch it again") from error
+        raise InputError(f"{path} ends or breaks off within its header; fetch it again") from error
 
 
 class _Cursor:
@@ -146,9 +148,9 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
 
     cursor = _Cursor(memoryview(data))  # pyright: ignore[reportArgumentType]
     if cursor.scalar("4s") != b"GGUF":
-        raise ValueError(f"{path} does not begin with GGUF; it is not such a file")
+        raise InputError(f"{path} does not begin with GGUF; it is not such a file")
     if (version := cursor.scalar("I")) not in (2, 3):
-        raise ValueError(f"{path} is GGUF version {version}; versions 2 and 3 are read")
+        raise InputError(f"{path} is GGUF version {version}; versions 2 and 3 are read")
     tensor_count, field_count = cursor.scalar("Q"), cursor.scalar("Q")
     fields = {}
     for _ in range(field_count):
@@ -166,11 +168,11 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
         try:
             block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
         except (ValueError, KeyError) as error:
-            raise ValueError(f"{path}: tensor {name} has the unknown type {kind}") from error
+            raise InputError(f"{path}: tensor {name} has the unknown type {kind}") from error
         count = int(np.prod(shape, dtype=np.int64))
         length = count // block * block_bytes
         if base + offset + length > size:
-            raise ValueError(
+            raise InputError(
                 f"{path} is cut short: {size} bytes, but tensor {name} ends at byte "
                 f"{base + offset + length}; fetch the file again"
             )

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jaxsr.errors import InputError
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_file import GGUFFile
 
@@ -39,24 +40,24 @@ def read_config(file: GGUFFile) -> LlamaConfig:
     """
     arch = file.need("general.architecture")
     if arch not in ARCHITECTURES:
-        raise ValueError(
+        raise InputError(
             f"{file.path} holds a {arch!r} model; jaxsr generates with "
             f"{' and '.join(ARCHITECTURES)} models"
         )
     if file.fields.get(f"{arch}.expert_count"):
-        raise ValueError(f"{file.path} holds a mixture of experts; only dense models are computed")
+        raise InputError(f"{file.path} holds a mixture of experts; only dense models are computed")
     scaling = file.fields.get(f"{arch}.rope.scaling.type", "none")
     if scaling != "none":
-        raise ValueError(f"{file.path} asks for rope scaling {scaling!r}, which is not computed")
+        raise InputError(f"{file.path} asks for rope scaling {scaling!r}, which is not computed")
     heads = file.need(f"{arch}.attention.head_count")
     hidden = file.need(f"{arch}.embedding_length")
     head_dim = file.fields.get(f"{arch}.attention.key_length", hidden // heads)
     if (turned := file.fields.get(f"{arch}.rope.dimension_count", head_dim)) != head_dim:
-        raise ValueError(
+        raise InputError(
             f"{file.path} turns {turned} of {head_dim} features per head; only all is computed"
         )
     if "token_embd.weight" not in file.tensors:
-        raise ValueError(f"{file.path} has no tensor token_embd.weight; it is not a whole model")
+        raise InputError(f"{file.path} has no tensor token_embd.weight; it is not a whole model")
     return LlamaConfig(
         model_type=arch,
         vocab_size=file.tensors["token_embd.weight"].shape[0],
@@ -103,7 +104,7 @@ def _torch_name(name: str, file: GGUFFile) -> str:
     parts = stem.split(".")
     if len(parts) == 3 and parts[0] == "blk" and parts[2] in _INNER:
         return f"model.layers.{parts[1]}.{_INNER[parts[2]]}.{kind}"
-    raise ValueError(f"{file.path} has a tensor {name!r} that a Llama or Qwen3 network lacks")
+    raise InputError(f"{file.path} has a tensor {name!r} that a Llama or Qwen3 network lacks")
 
 
 def _unpermuted(array: np.ndarray, head_dim: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.llama.config import LlamaConfig
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -23,13 +24,13 @@ def read_json(path: Path) -> dict[str, Any]:
       ValueError: it is not a JSON object.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no {path.name} in {path.parent}; a model folder needs one")
+        raise MissingFileError(f"no {path.name} in {path.parent}; a model folder needs one")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise InputError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
+        raise InputError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return value
 
 
@@ -43,7 +44,7 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{folder} lacks {len(missing)} of {len(names)} shards: {', '.join(missing[:3])}; "
                 "fetch them from where the others came from"
             )
@@ -53,7 +54,7 @@ def weight_files(folder: Path) -> list[Path]:
     hint = ""
     if any(folder.glob("*.bin")):
         hint = "; .bin files are pickles, which are never opened: convert them to safetensors"
-    raise FileNotFoundError(f"no {SINGLE} or {INDEX} in {folder}{hint}")
+    raise MissingFileError(f"no {SINGLE} or {INDEX} in {folder}{hint}")
 
 
 def check_folder(folder: Path) -> None:
@@ -82,4 +83,4 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 for name in file.keys():  # noqa: SIM118  (a safe_open is no mapping)
                     yield name, file.get_tensor(name)
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+            raise InputError(f"{path} is not a whole safetensors file: {error}") from error

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.llama import gguf_model, hf_folder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
@@ -60,7 +61,7 @@ def load_model(
         return _from_folder(path, dtype, scheme)
     if path.is_file():
         return _from_gguf(path, dtype, scheme)
-    raise FileNotFoundError(f"no model at {path}; give a Hugging Face folder or a .gguf file")
+    raise MissingFileError(f"no model at {path}; give a Hugging Face folder or a .gguf file")
 
 
 def _from_folder(folder: Path, dtype: torch.dtype, scheme: Scheme | None) -> LoadedModel:
@@ -131,17 +132,17 @@ def build(
         _swap_quantized(network, tensors, quantization)
     wanted = {n: t for n, t in network.state_dict().items() if t.is_meta}
     if missing := [name for name in wanted if name not in tensors]:
-        raise ValueError(f"the checkpoint lacks {_some(missing)}")
+        raise InputError(f"the checkpoint lacks {_some(missing)}")
     if surplus := [name for name in tensors if name not in wanted]:
-        raise ValueError(f"the checkpoint has tensors that this network lacks: {_some(surplus)}")
+        raise InputError(f"the checkpoint has tensors that this network lacks: {_some(surplus)}")
     for name, want in wanted.items():
         if tensors[name].shape != want.shape:
-            raise ValueError(
+            raise InputError(
                 f"{name} has shape {tuple(tensors[name].shape)}, but config.json makes it "
                 f"{tuple(want.shape)}"
             )
         if not tensors[name].is_floating_point() or tensors[name].dtype in _FP8:
-            raise ValueError(
+            raise InputError(
                 f"{name} is {tensors[name].dtype}, but config.json states no quantisation for it"
             )
     state = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -166,9 +167,9 @@ def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[
         weight = tensors.pop(f"{name}.weight", None)
         if weight is None or (weight.dtype not in _FP8 and weight.dtype != torch.int8):
             what = "is missing" if weight is None else f"is {weight.dtype}"
-            raise ValueError(f"{name}.weight has a scale but {what}; int8 and float8 are computed")
+            raise InputError(f"{name}.weight has a scale but {what}; int8 and float8 are computed")
         if f"{name}.weight_zero_point" in tensors:
-            raise ValueError(f"{name} has a zero point; only symmetric quantisation is computed")
+            raise InputError(f"{name} has a zero point; only symmetric quantisation is computed")
         bias = tensors.pop(f"{name}.bias", None)
         if weight.dtype == torch.int8 and int8_activations:
             layer = W8A8Linear(weight, scale, bias=bias)
@@ -195,20 +196,20 @@ def _read_quantization(stated: dict[str, Any]) -> tuple[tuple[int, int] | None, 
         groups = list((stated.get("config_groups") or {}).values())
         weights = [group.get("weights") or {} for group in groups]
         if any(w.get("num_bits") != 8 or not w.get("symmetric", True) for w in weights):
-            raise ValueError(
+            raise InputError(
                 "config.json has a compressed-tensors scheme other than symmetric 8 bits; "
                 "only int8 and float8 are computed"
             )
         sizes = {tuple(w["block_structure"]) for w in weights if w.get("block_structure")}
         activations = [group.get("input_activations") for group in groups]
         if any(a and a.get("type") == "int" and not a.get("dynamic") for a in activations):
-            raise ValueError(
+            raise InputError(
                 "config.json has activations quantised with fixed scales; only dynamic ones, "
                 "per token, are computed"
             )
         int8 = any(a and a.get("type") == "int" for a in activations)
         return (sizes.pop() if sizes else None), int8
-    raise ValueError(
+    raise InputError(
         f"config.json has quant_method {method!r}; fp8, fbgemm_fp8 and compressed-tensors are read"
     )
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
+
 Scheme = Literal["int8", "int4"]
 
 
@@ -61,7 +63,7 @@ class ScaledLinear(QuantizedLinear):
         super().__init__(inputs, outputs, bias)
         if block is None:
             if scale.numel() not in (1, outputs):
-                raise ValueError(
+                raise InputError(
                     f"a weight of shape {(outputs, inputs)} needs one scale or {outputs}, "
                     f"got shape {tuple(scale.shape)}"
                 )
@@ -69,7 +71,7 @@ class ScaledLinear(QuantizedLinear):
         else:
             want = (-(-outputs // block[0]), -(-inputs // block[1]))
             if tuple(scale.shape) != want:
-                raise ValueError(
+                raise InputError(
                     f"a weight of shape {(outputs, inputs)} in blocks of {block} needs scales "
                     f"{want}, got {tuple(scale.shape)}"
                 )
@@ -165,7 +167,7 @@ def quantize_int4(linear: nn.Linear, *, group: int = 32) -> Int4Linear:
     weight = linear.weight.detach().float()
     outputs, inputs = weight.shape
     if inputs % group or inputs % 2:
-        raise ValueError(f"int4 needs an even number of inputs in groups of {group}, got {inputs}")
+        raise InputError(f"int4 needs an even number of inputs in groups of {group}, got {inputs}")
     grouped = weight.view(outputs, -1, group)
     scale = grouped.abs().amax(2) / 7
     scale = torch.where(scale == 0, 1.0, scale)
@@ -189,10 +191,10 @@ def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
         "int4": quantize_int4,
     }
     if scheme not in make:
-        raise ValueError(f"quantisation must be one of {', '.join(make)}; got {scheme!r}")
+        raise InputError(f"quantisation must be one of {', '.join(make)}; got {scheme!r}")
     for name, module in list(model.named_modules()):
         if isinstance(module, QuantizedLinear):
-            raise ValueError(f"{name} is quantised already; drop --quantize {scheme}")
+            raise InputError(f"{name} is quantised already; drop --quantize {scheme}")
         if isinstance(module, nn.Linear) and ".layers." in name:
             swap(model, name, make[scheme](module))
     return model

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from jaxsr.errors import InputError
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
@@ -60,7 +61,7 @@ class Tokenizer:
           ValueError: the model has no chat template, or its template refuses the messages.
         """
         if self.template is None:
-            raise ValueError("this model has no chat template; use --raw")
+            raise InputError("this model has no chat template; use --raw")
         import jinja2
 
         try:
@@ -70,7 +71,7 @@ class Tokenizer:
                 .render(messages=list(messages), add_generation_prompt=True, **self.special)
             )
         except jinja2.TemplateError as error:
-            raise ValueError(f"the model's chat template failed: {error}") from error
+            raise InputError(f"the model's chat template failed: {error}") from error
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -98,7 +99,7 @@ def _from_folder(folder: Path, path: Path) -> Tokenizer:
     try:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"{path} is not a tokenizer: {error}") from error
+        raise InputError(f"{path} is not a tokenizer: {error}") from error
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
@@ -119,7 +120,7 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
 
     kind = file.need("tokenizer.ggml.model")
     if kind != "gpt2":
-        raise ValueError(
+        raise InputError(
             f"{file.path} has a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') is read. "
             "Give the model's tokenizer.json with --tokenizer"
         )
@@ -159,7 +160,7 @@ def _splitter(file: GGUFFile) -> Any:
         return pre_tokenizers.Sequence([split, bytes_only])
     if name in ("gpt-2", "gpt2"):
         return plain
-    raise ValueError(
+    raise InputError(
         f"{file.path} splits text by the rule {name!r}, which is not known here; "
         "give the model's tokenizer.json with --tokenizer"
     )

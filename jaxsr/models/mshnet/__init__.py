@@ -4,16 +4,10 @@ from jaxsr.models.mshnet.checkpoint import load_mshnet
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
 from jaxsr.models.mshnet.objective import MSHNetObjective
-from jaxsr.models.mshnet.presets import PAPER, PRESETS, TOOLBOX, Preset, Recipe
 
 __all__ = [
-    "PAPER",
-    "PRESETS",
-    "TOOLBOX",
     "MSHNet",
     "MSHNetConfig",
     "MSHNetObjective",
-    "Preset",
-    "Recipe",
     "load_mshnet",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from jaxsr.errors import InputError
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
 from jaxsr.models.weight_files import load_weights, read_weights
@@ -44,7 +45,7 @@ def config_of(weights: Mapping[str, Tensor], *, source: str) -> MSHNetConfig:
         blocks.append(_count_blocks(weights, f"encoder_{len(blocks)}"))
     first, middle = weights.get("conv_init.weight"), weights.get("middle_layer.0.conv1.weight")
     if first is None or middle is None or not widths:
-        raise ValueError(
+        raise InputError(
             f"{source} holds no MSHNet: it lacks conv_init, encoder_0 or middle_layer; "
             f"its names begin with {', '.join(list(weights)[:3])}"
         )

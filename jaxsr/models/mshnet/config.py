@@ -1,11 +1,13 @@
 """The configuration of MSHNet: one network that marks small targets in infrared images.
 
 Defaults are the network of "Infrared Small Target Detection with Scale and Location Sensitivity"
-(CVPR 2024, arXiv:2403.19366); `presets.py` holds the recipes that train it.
+(CVPR 2024, arXiv:2403.19366). Presets that train it: `jaxsr/training/segmentation.py`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from jaxsr.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +27,21 @@ class MSHNetConfig:
 
     def __post_init__(self) -> None:
         if self.channels < 1:
-            raise ValueError(f"channels must be at least 1, got {self.channels}")
+            raise InputError(f"channels must be at least 1, got {self.channels}")
         if len(self.widths) < 2 or len(self.widths) != len(self.blocks):
-            raise ValueError(
+            raise InputError(
                 f"widths and blocks must name the same resolutions, two or more; got {self.widths} "
                 f"and {self.blocks}"
             )
         if min(self.blocks) < 1:
-            raise ValueError(f"blocks must all be at least 1, got {self.blocks}")
+            raise InputError(f"blocks must all be at least 1, got {self.blocks}")
         if self.attention_ratio < 1 or min(self.widths) < self.attention_ratio:
-            raise ValueError(
+            raise InputError(
                 f"attention_ratio must be between 1 and the least width {min(self.widths)}, "
                 f"got {self.attention_ratio}"
             )
         if self.loss not in ("paper", "corrected"):
-            raise ValueError(f"loss must be 'paper' or 'corrected', got {self.loss!r}")
+            raise InputError(f"loss must be 'paper' or 'corrected', got {self.loss!r}")
 
     @property
     def scales(self) -> int:

@@ -33,6 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jaxsr.errors import InputError
+
 Form = Literal["paper", "corrected"]
 
 ONE_PIXEL = 1.0
@@ -94,7 +96,7 @@ def deep_supervision(
 
 def _pair(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     if logits.shape != mask.shape or logits.ndim != 4 or logits.shape[1] != 1:
-        raise ValueError(
+        raise InputError(
             f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} must both be "
             "(batch, 1, height, width); the mask needs one channel and the head's size"
         )

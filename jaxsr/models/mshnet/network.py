@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.mshnet.canvas import WHOLE, Extents, Whole
 from jaxsr.models.mshnet.config import MSHNetConfig
 
@@ -157,19 +158,19 @@ class MSHNet(nn.Module):
     def _check(self, image_BCHW: Tensor, heads: str, size_B2: Tensor | None) -> None:
         channels, multiple = self.config.channels, self.config.multiple
         if image_BCHW.ndim != 4 or image_BCHW.shape[1] != channels:
-            raise ValueError(
+            raise InputError(
                 f"MSHNet takes (batch, {channels}, height, width), got {tuple(image_BCHW.shape)}; "
                 "repeat a gray image into three channels"
             )
         if any(side % multiple for side in image_BCHW.shape[2:]):
-            raise ValueError(
+            raise InputError(
                 f"MSHNet takes sides that are multiples of {multiple}, got "
                 f"{tuple(image_BCHW.shape[2:])}; pad the image and cut the output"
             )
         if heads not in ("final", "all", "warmup"):
-            raise ValueError(f"heads must be 'final', 'all' or 'warmup', got {heads!r}")
+            raise InputError(f"heads must be 'final', 'all' or 'warmup', got {heads!r}")
         if size_B2 is not None and self.training:
-            raise ValueError(
+            raise InputError(
                 "pictures of several sizes on one canvas are for evaluation; in training "
                 "BatchNorm would count what lies beyond them, so cut or pad them to one size"
             )

@@ -7,10 +7,10 @@ to answer with, for validation.
 
 from torch import Tensor, nn
 
+from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.losses import deep_supervision, warmup_loss
 from jaxsr.models.mshnet.network import MSHNet
-from jaxsr.models.objective import Batch, Objective, Phase, Player
 
 PHASES = (
     Phase(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxsr.errors import InputError
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpanConfig:
@@ -32,15 +34,15 @@ class SpanConfig:
         ):
             if getattr(self, name) not in allowed:
                 choices = ", ".join(map(str, allowed))
-                raise ValueError(f"{name} must be one of {choices}; got {getattr(self, name)!r}")
+                raise InputError(f"{name} must be one of {choices}; got {getattr(self, name)!r}")
         if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
+            raise InputError(f"width must be at least 1, got {self.width}")
         if self.depth < 2:
-            raise ValueError(
+            raise InputError(
                 f"depth must be at least 2, got {self.depth}: the first and the last block differ"
             )
         if self.expansion is not None and self.expansion < 1:
-            raise ValueError(
+            raise InputError(
                 f"expansion must be at least 1, got {self.expansion}; use None for plain "
                 "convolutions"
             )

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.fast_srgan.generator import enlarge
 from jaxsr.models.span.config import SpanConfig
 
@@ -124,7 +125,7 @@ class Span(nn.Module):
         """
         config = self.config
         if low_BChw.ndim != 4 or low_BChw.shape[1] != config.channels:
-            raise ValueError(
+            raise InputError(
                 f"SPAN takes (batch, {config.channels}, height, width), got "
                 f"{tuple(low_BChw.shape)}; build it with channels=1 for luma, 3 for RGB"
             )

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.ops._resize.convention import Convention
 from jaxsr.ops._resize.filters import BOX, TRIANGLE, Filter
 from jaxsr.ops._resize.weights import (
     Pass,
@@ -73,13 +74,13 @@ def matlab_passes(
     *,
     method: str,
     antialias: bool,
-    edges: str,
+    matlab_edges: str,
     scale: Sequence[float | None],
 ) -> list[Pass]:
     """The passes over an image of `shape`, in the order of `axes`."""
     in_order = dtype == np.uint8
     taps = [
-        (axis, _taps(shape[axis], outputs, factor, method, antialias, edges, in_order))
+        (axis, _taps(shape[axis], outputs, factor, method, antialias, matlab_edges, in_order))
         for axis, outputs, factor in zip(axes, size, scale, strict=True)
     ]
     if all(table.is_choice for _, table in taps):
@@ -131,3 +132,12 @@ def _taps(
         index = index % (2 * extent)
         index = np.minimum(index, 2 * extent - 1 - index)
     return make_taps(extent, index, weight, step=1 / scale, in_order=in_order)
+
+
+CONVENTION = Convention(
+    name="matlab",
+    passes=matlab_passes,
+    methods=METHODS,
+    antialias=True,
+    options=("scale", "matlab_edges"),
+)

@@ -17,6 +17,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from jaxsr.ops._resize.convention import Convention
 from jaxsr.ops._resize.filters import LANCZOS4, SHARP_CUBIC, TRIANGLE, Filter
 from jaxsr.ops._resize.weights import (
     Pass,
@@ -179,3 +180,13 @@ def _shrinking_area(extent: int, outputs: int) -> Taps:
     weight = np.where(index == first[:, None] - 1, before[:, None], weight)
     weight = np.where(index == last[:, None], after[:, None], weight) / cell[:, None]
     return make_taps(extent, index, weight, step=step)
+
+
+CONVENTION = Convention(
+    name="opencv",
+    passes=opencv_passes,
+    methods=METHODS,
+    antialias=False,
+    antialias_is_fixed=True,
+    most_axes=2,
+)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxsr.ops._resize.convention import Convention
 from jaxsr.ops._resize.filters import BOX, HAMMING, KEYS_CUBIC, LANCZOS3, TRIANGLE, Filter
 from jaxsr.ops._resize.weights import (
     Pass,
@@ -90,3 +91,13 @@ def _weights(extent: int, outputs: int, chosen: Filter) -> tuple[np.ndarray, np.
     weight = np.where(index < stop[:, None], weight, 0.0)
     total = weight.sum(axis=1, keepdims=True)
     return index, weight / np.where(total == 0, 1.0, total)
+
+
+CONVENTION = Convention(
+    name="pillow",
+    passes=pillow_passes,
+    methods=METHODS,
+    antialias=True,
+    antialias_is_fixed=True,
+    most_axes=2,
+)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxsr.ops._resize.convention import Convention
 from jaxsr.ops._resize.filters import KEYS_CUBIC, LANCZOS3, SHARP_CUBIC, TRIANGLE, Filter
 from jaxsr.ops._resize.weights import (
     Pass,
@@ -163,3 +164,25 @@ def _fixed_point(
     scaled = merged * (1 << bits)
     rounded = np.trunc(np.where(scaled < 0, scaled - 0.5, scaled + 0.5)).astype(np.int32)
     return make_taps(extent, index, rounded, step=step), bits
+
+
+def _check(*, method: str, antialias: bool, align_corners: bool, scale: object) -> None:
+    del scale
+    if antialias and method not in ANTIALIASED:
+        raise ValueError(
+            f"antialias=True needs method bilinear, bicubic or lanczos, got {method!r}"
+        )
+    if method == "lanczos" and not antialias:
+        raise ValueError("method 'lanczos' needs antialias=True in the torch convention")
+    if align_corners and method not in ("bilinear", "bicubic"):
+        raise ValueError(f"align_corners=True needs method bilinear or bicubic, got {method!r}")
+
+
+CONVENTION = Convention(
+    name="torch",
+    passes=torch_passes,
+    methods=METHODS,
+    antialias=False,
+    options=("scale", "align_corners"),
+    check=_check,
+)

@@ -30,8 +30,8 @@ from jaxsr.interop.aot.report import advice, as_json, show
 from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.module import to_jax
-from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
-from jaxsr.models.objective import Objective, Phase, Player
+from jaxsr.interop.train.objective import Objective, Phase, Player
+from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
 from jaxsr.runtime.aot_options import AheadOptions
 
 if importlib.util.find_spec("libtpu") is None:
@@ -254,7 +254,7 @@ def compiled_step(topology, shape="4", **options):
     objective, config = Small(), StepConfig(**options)
     model = convert(objective, config, fsdp=mesh.shape["fsdp"])
     optimizers = {name: optax.adam(1e-3) for name in ("first", "second")}
-    step = make_train_step(
+    step = TrainStep(
         model, objective.phases[0], optimizers, prepare=lambda b, _: b, mesh=mesh, config=config
     )
 
@@ -278,7 +278,7 @@ def compiled_step(topology, shape="4", **options):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_local_steps_send_the_gradients_once_in_float32(four, dtype):
-    ahead, learned = compiled_step(four[0], batch_norm="local", compute_dtype=dtype)
+    ahead, learned = compiled_step(four[0], batch_norm="local", dtype=dtype)
     count, size = ahead.by_kind["all-reduce"]
     assert count <= 4
     statistics, losses = 2 * (16 + 8) * 2, 2 * 2  # both players average them
@@ -307,7 +307,7 @@ def test_preparing_a_batch_sends_nothing_and_multiplies_levels(four, bicubic):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_are_summed_in_float32_with_statistics_of_the_whole_batch(four, dtype):
-    ahead, learned = compiled_step(four[0], batch_norm="global", compute_dtype=dtype)
+    ahead, learned = compiled_step(four[0], batch_norm="global", dtype=dtype)
     assert {d for c in ahead.collectives for d in c.dtypes} == {"f32"}
     assert sum(c.bytes for c in ahead.collectives if c.kind == "all-reduce") >= 4 * learned
 

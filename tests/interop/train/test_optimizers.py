@@ -12,23 +12,23 @@ from jaxsr.interop.train.torch_step import make_torch_optimizer
 
 STEPS = 50
 CONFIGS = {
-    "adam": OptimizerConfig(name="adam", lr=1e-2),
-    "adam, L2": OptimizerConfig(name="adam", lr=1e-2, weight_decay=1e-1),
-    "adam, betas and eps": OptimizerConfig(name="adam", lr=1e-2, betas=(0.5, 0.9), eps=1e-4),
-    "adamw": OptimizerConfig(name="adamw", lr=1e-2, weight_decay=1e-1),
-    "adamw, no decay": OptimizerConfig(name="adamw", lr=1e-2),
-    "sgd": OptimizerConfig(name="sgd", lr=1e-1),
-    "sgd, L2": OptimizerConfig(name="sgd", lr=1e-1, weight_decay=1e-1),
-    "sgd, momentum": OptimizerConfig(name="sgd", lr=1e-2, momentum=0.9),
-    "sgd, dampened": OptimizerConfig(name="sgd", lr=1e-2, momentum=0.9, dampening=0.3),
+    "adam": OptimizerConfig(optimizer="adam", lr=1e-2),
+    "adam, L2": OptimizerConfig(optimizer="adam", lr=1e-2, weight_decay=1e-1),
+    "adam, betas and eps": OptimizerConfig(optimizer="adam", lr=1e-2, betas=(0.5, 0.9), eps=1e-4),
+    "adamw": OptimizerConfig(optimizer="adamw", lr=1e-2, weight_decay=1e-1),
+    "adamw, no decay": OptimizerConfig(optimizer="adamw", lr=1e-2),
+    "sgd": OptimizerConfig(optimizer="sgd", lr=1e-1),
+    "sgd, L2": OptimizerConfig(optimizer="sgd", lr=1e-1, weight_decay=1e-1),
+    "sgd, momentum": OptimizerConfig(optimizer="sgd", lr=1e-2, momentum=0.9),
+    "sgd, dampened": OptimizerConfig(optimizer="sgd", lr=1e-2, momentum=0.9, dampening=0.3),
     "sgd, nesterov": OptimizerConfig(
-        name="sgd", lr=1e-2, momentum=0.9, nesterov=True, weight_decay=1e-2
+        optimizer="sgd", lr=1e-2, momentum=0.9, nesterov=True, weight_decay=1e-2
     ),
-    "adagrad": OptimizerConfig(name="adagrad", lr=5e-2),
-    "adagrad, L2": OptimizerConfig(name="adagrad", lr=5e-2, weight_decay=1e-1),
-    "adam, clipped": OptimizerConfig(name="adam", lr=1e-2, clip_norm=0.3),
+    "adagrad": OptimizerConfig(optimizer="adagrad", lr=5e-2),
+    "adagrad, L2": OptimizerConfig(optimizer="adagrad", lr=5e-2, weight_decay=1e-1),
+    "adam, clipped": OptimizerConfig(optimizer="adam", lr=1e-2, clip_norm=0.3),
     "adamw, cosine after warm-up": OptimizerConfig(
-        name="adamw", lr=1e-2, schedule="cosine", warmup_steps=7, weight_decay=1e-2
+        optimizer="adamw", lr=1e-2, schedule="cosine", warmup_steps=7, weight_decay=1e-2
     ),
 }
 
@@ -103,7 +103,7 @@ def test_cosine_ends_where_torch_ends():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "lion"}, "optimizer must be one of adam, adamw, sgd, adagrad, got 'lion'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, sgd, adagrad, got 'lion'"),
         ({"lr": 0.0}, r"lr must be positive, got 0\.0"),
         ({"lr": float("nan")}, "lr must be positive, got nan"),
         ({"betas": (0.9, 1.0)}, r"betas must lie in \[0, 1\)"),

@@ -14,8 +14,10 @@ from torch.nn import functional as F
 from jaxsr.interop.aot.hlo import collectives
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.mesh import make_mesh, place, place_batch, replicated
-from jaxsr.interop.train.step import StepConfig, convert, init_state, make_train_step
-from jaxsr.models.objective import Objective, Phase, Player
+from jaxsr.interop.train.objective import Objective, Phase, Player
+from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
+from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
+from jaxsr.interop.train.torch_step import TorchStep
 
 
 class Distilled(Objective):
@@ -43,7 +45,7 @@ def test_local_batch_norm_sends_gradients_and_statistics_once_and_nothing_frozen
     objective, mesh = Distilled(), make_mesh(8)
     config = StepConfig(batch_norm="local")
     model, optimizers = convert(objective, config), {"student": optax.sgd(0.1)}
-    step = make_train_step(
+    step = TrainStep(
         model, objective.phases[0], optimizers, prepare=lambda b, _: b, mesh=mesh, config=config
     )
     state = init_state(model, optimizers, exported="student", seed=0, ema=False)
@@ -70,7 +72,7 @@ def one_step(objective: Objective, images: np.ndarray, devices: int, config: Ste
     """State and metrics after a step over so many devices."""
     mesh = make_mesh(devices)
     model, optimizers = convert(objective, config), {"student": optax.sgd(0.1)}
-    step = make_train_step(
+    step = TrainStep(
         model, objective.phases[0], optimizers, prepare=lambda b, _: b, mesh=mesh, config=config
     )
     state = init_state(model, optimizers, exported="student", seed=0, ema=False)
@@ -84,8 +86,8 @@ def test_bfloat16_takes_statistics_of_the_whole_batch_and_sums_in_float32():
     # Rows of very different brightness: a device's own statistics are far from the batch's.
     images = np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)
     images += np.linspace(-3, 3, 16, dtype=np.float32)[:, None, None, None]
-    whole = StepConfig(compute_dtype="bfloat16")
-    alone = StepConfig(compute_dtype="bfloat16", batch_norm="local")
+    whole = StepConfig(dtype="bfloat16")
+    alone = StepConfig(dtype="bfloat16", batch_norm="local")
     one, single = one_step(objective, images, 1, whole)
     eight, found = one_step(objective, images, 8, whole)
     _, local = one_step(objective, images, 8, alone)
@@ -108,7 +110,7 @@ class Functional(Distilled):
 def test_statistics_of_a_part_of_the_batch_are_refused():
     images = np.zeros((16, 3, 8, 8), np.float32)
     with pytest.raises(UnsupportedTorchError, match="use one of these modules, --batch-norm local"):
-        one_step(Functional(), images, 8, StepConfig(compute_dtype="bfloat16"))
+        one_step(Functional(), images, 8, StepConfig(dtype="bfloat16"))
     one_step(Functional(), images, 8, StepConfig())  # XLA partitions: statistics of all rows
 
 
@@ -117,7 +119,53 @@ def test_instance_norm_needs_no_exchange():
     objective = Distilled()
     objective.student = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True))
     images = np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)
-    config = StepConfig(compute_dtype="bfloat16")
+    config = StepConfig(dtype="bfloat16")
     _, one = one_step(objective, images, 1, config)
     _, eight = one_step(objective, images, 8, config)
     np.testing.assert_allclose(eight["student/loss"], one["student/loss"], rtol=1e-3)
+
+
+def test_metrics_are_the_norms_and_the_learning_rate_in_both_engines():
+    """After two updates, the second on the way up a warm-up, against torch's own norms."""
+    torch.manual_seed(0)
+    objective, mesh = Distilled(), make_mesh(1)
+    config = OptimizerConfig(optimizer="sgd", lr=0.5, warmup_steps=4, clip_norm=0.1)
+    model = convert(objective, StepConfig())
+    step = TrainStep(
+        model,
+        objective.phases[0],
+        {"student": make_optimizer(config, 10)},
+        prepare=lambda batch, _: batch,
+        mesh=mesh,
+        schedules={"student": make_schedule(config, 10)},
+    )
+    state = init_state(model, step.optimizers, exported="student", seed=0, ema=False)
+    torch_step = TorchStep(objective, {"student": config}, {"student": 10}, exported="student")
+    images = np.random.default_rng(0).standard_normal((4, 3, 8, 8), np.float32)
+    for lr in (0.125, 0.25):
+        before = [p.detach().clone() for p in objective.student.parameters()]
+        state, metrics = jax.jit(step)(state, {"image": jnp.asarray(images)})
+        expected = torch_step.train_step("fit", {"image": images})
+        assert metrics.keys() == expected.keys()
+        # torch's update is a difference of rounded parameters, a hundred times its own size.
+        tolerances = {"loss": 1e-5, "grad_norm": 1e-5, "param_norm": 1e-6, "update_norm": 1e-4}
+        for name, rtol in tolerances.items():
+            value = metrics[f"student/{name}"]
+            np.testing.assert_allclose(value, expected[f"student/{name}"], rtol=rtol, err_msg=name)
+        assert float(metrics["student/lr"]) == float(expected["student/lr"]) == lr
+        norm = nn.utils.get_total_norm(before)
+        np.testing.assert_allclose(metrics["student/param_norm"], norm, rtol=1e-6)
+        # A step of plain SGD is lr as long as the clipped gradient.
+        np.testing.assert_allclose(metrics["student/update_norm"], lr * 0.1, rtol=1e-4)
+
+
+def test_each_player_is_a_scope_of_the_program():
+    objective, mesh = Distilled(), make_mesh(1)
+    model, optimizers = convert(objective, StepConfig()), {"student": optax.sgd(0.1)}
+    step = TrainStep(
+        model, objective.phases[0], optimizers, prepare=lambda batch, _: batch, mesh=mesh
+    )
+    state = init_state(model, optimizers, exported="student", seed=0, ema=False)
+    images = jnp.zeros((2, 3, 8, 8))
+    text = jax.jit(step).lower(state, {"image": images}).as_text(debug_info=True)
+    assert "student/" in text

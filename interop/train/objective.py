@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from jaxsr.interop.errors import InputError
+
 Batch = Mapping[str, Tensor]
 
 
@@ -61,4 +63,4 @@ class Objective(nn.Module):
             if phase.name == name:
                 return phase
         names = ", ".join(p.name for p in self.phases)
-        raise ValueError(f"no phase {name!r} in {type(self).__name__}; it has {names}")
+        raise InputError(f"no phase {name!r} in {type(self).__name__}; it has {names}")

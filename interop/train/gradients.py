@@ -1,0 +1,159 @@
+"""Loss and gradient of one player of a phase, on one batch or summed over its slices.
+
+A phase's `share` runs once; each player differentiates its own loss, and through what is shared
+where `Player.through_shared` says so. The protocol is `jaxsr.interop.train.objective`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.interop.errors import InputError
+from jaxsr.interop.module import JaxModule
+from jaxsr.interop.train.objective import Phase
+
+Arrays = dict[str, jax.Array]
+
+
+def select_network(tree: Mapping[str, Any], network: str) -> dict[str, Any]:
+    """The entries of one network, by the prefix of their torch names."""
+    return {name: leaf for name, leaf in tree.items() if name.startswith(network + ".")}
+
+
+class Shared(NamedTuple):
+    """What the players of a phase have in common on one batch."""
+
+    tensors: Any
+    """Result of the phase's `share`."""
+    pullback: Callable[[Any], Any]
+    """From the tensors' cotangents to gradients of the networks that learn through them."""
+    buffers: Arrays
+    """All buffers after `share`."""
+
+
+class PlayerGradients(NamedTuple):
+    """What one player's loss gives."""
+
+    grads: Arrays
+    """By parameter of the player's network."""
+    buffers: Arrays
+    """All buffers after the loss."""
+    metrics: Arrays
+    """The loss and the player's own metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """Differentiates the losses of a phase."""
+
+    model: JaxModule
+    """The objective, converted by `jaxsr.interop.train.step.convert`."""
+    phase: Phase
+    compute_dtype: Any
+    """Floating dtype of the players' networks; gradients come back in the parameters' dtype."""
+
+    def share(self, params: Arrays, buffers: Arrays, batch: Arrays, key: jax.Array) -> Shared:
+        """Runs the phase's `share` once."""
+        networks = [p.network for p in self.phase.players if p.through_shared]
+        learning = {k: v for n in networks for k, v in select_network(params, n).items()}
+
+        def run(learning: Arrays):
+            return self.model.apply(
+                self._cast(params | learning),
+                buffers,
+                batch,
+                rng=jax.random.fold_in(key, len(self.phase.players)),
+                train=True,
+                method=self.phase.share,
+            )
+
+        tensors, pullback, new_buffers = jax.vjp(run, learning, has_aux=True)
+        return Shared(tensors, lambda cotangent: pullback(cotangent)[0], new_buffers)
+
+    def of_player(
+        self,
+        index: int,
+        params: Arrays,
+        buffers: Arrays,
+        batch: Arrays,
+        key: jax.Array,
+        shared: Shared,
+    ) -> PlayerGradients:
+        """Gradients of player number `index` on a whole batch."""
+        player = self.phase.players[index]
+
+        def loss(network_params: Arrays, tensors: Any):
+            (value, metrics), new_buffers = self.model.apply(
+                self._cast(params | network_params),
+                buffers,
+                tensors,
+                batch,
+                rng=jax.random.fold_in(key, index),
+                train=True,
+                method=player.loss,
+            )
+            return value, (new_buffers, metrics)
+
+        (value, (new_buffers, metrics)), (grads, tensor_grads) = jax.value_and_grad(
+            loss, argnums=(0, 1), has_aux=True
+        )(select_network(params, player.network), shared.tensors)
+        if player.through_shared:
+            through = select_network(shared.pullback(tensor_grads), player.network)
+            grads = jax.tree.map(jnp.add, grads, through)
+        return PlayerGradients(grads, new_buffers, {"loss": value, **metrics})
+
+    def accumulate(
+        self,
+        index: int,
+        params: Arrays,
+        buffers: Arrays,
+        batch: Arrays,
+        key: jax.Array,
+        slices: int,
+    ) -> PlayerGradients:
+        """Gradients of player number `index`, averaged over slices with one in memory at a time.
+
+        Slice j takes rows j, j + slices, …: each then holds rows of every device, and nothing moves
+        between devices. `share` runs for every slice and player; its buffers count once.
+
+        Raises:
+          ValueError: the rows cannot be cut into so many slices.
+        """
+
+        def cut(rows: jax.Array) -> jax.Array:
+            if rows.shape[0] % slices:
+                raise InputError(
+                    f"a batch of {rows.shape[0]} rows cannot be cut into accumulate={slices} "
+                    "slices; use a divisor of the rows"
+                )
+            return rows.reshape(-1, slices, *rows.shape[1:]).swapaxes(0, 1)
+
+        def slice_gradients(buffers: Arrays, rows: Arrays, key: jax.Array) -> PlayerGradients:
+            shared = self.share(params, buffers, rows, key)
+            return self.of_player(
+                index, params, shared.buffers if index == 0 else buffers, rows, key, shared
+            )
+
+        def body(carry, xs):
+            buffers, total = carry
+            slice_index, rows = xs
+            step = slice_gradients(buffers, rows, jax.random.fold_in(key, slice_index))
+            return (step.buffers, jax.tree.map(jnp.add, total, (step.grads, step.metrics))), None
+
+        pieces = jax.tree.map(cut, batch)
+        first = jax.tree.map(lambda rows: rows[0], pieces)
+        shapes = jax.eval_shape(slice_gradients, buffers, first, key)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes.grads, shapes.metrics))
+        (buffers, total), _ = jax.lax.scan(body, (buffers, zeros), (jnp.arange(slices), pieces))
+        grads, metrics = jax.tree.map(lambda leaf: leaf / slices, total)
+        return PlayerGradients(grads, buffers, metrics)
+
+    def _cast(self, params: Arrays) -> Arrays:
+        if self.compute_dtype == jnp.float32:
+            return params
+        networks = {player.network for player in self.phase.players}
+        learning = {k: v for n in networks for k, v in select_network(params, n).items()}
+        return params | {k: v.astype(self.compute_dtype) for k, v in learning.items()}

@@ -1,0 +1,28 @@
+"""What a resize convention declares of itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxsr.ops._resize.weights import Pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """The rules of one library's resize; see `conventions/__init__.py` for how to add one."""
+
+    name: str
+    """What `resize(convention=…)` calls it."""
+    passes: Callable[..., list[Pass]]
+    """`(shape, dtype, axes, size, *, method, **options)`: a table of weights for each axis."""
+    methods: tuple[str, ...]
+    """Names of its filters."""
+    antialias: bool
+    """Default of `antialias`, or what the library always does."""
+    antialias_is_fixed: bool = False
+    """Whether the library leaves no choice of it."""
+    options: tuple[str, ...] = ()
+    """Arguments of `resize` that this convention alone has: scale, align_corners, matlab_edges."""
+    most_axes: int | None = None
+    """Axes that the library resizes at once."""
+    check: Callable[..., None] = lambda **options: None
+    """Raises ValueError where options do not go together."""

@@ -1,0 +1,71 @@
+"""A run's configuration leaves and comes back whole, and what is wrong with a file is one line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxsr.training import fast_srgan, segmentation, span
+from jaxsr.training.config_file import read_config, summarize, to_json
+
+PRESETS = {
+    f"{name} {preset}": (name, config)
+    for name, family in (("fast-srgan", fast_srgan), ("span", span), ("mshnet", segmentation))
+    for preset, config in family.PRESET_RUNS.items()
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_comes_back_equal(preset, tmp_path):
+    family, config = PRESETS[preset]
+    config = dataclasses.replace(config, data=Path("some/photos"), out=Path("run"), resume=True)
+    (tmp_path / "config.json").write_text(json.dumps(to_json(family, config)))
+    file = read_config(tmp_path)
+    assert file.family == family
+    restored = file.run_config(type(config))
+    assert restored == dataclasses.replace(config, out=None, resume=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not the config.json of a run"),
+        ("[]", "is not the config.json of a run"),
+        ('{"family": "span"}', "KeyError: 'options'"),
+        ('{"family": "span", "options": 3}', "is not the config.json of a run"),
+    ],
+)
+def test_other_files_are_refused(content, message, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_config(path)
+    with pytest.raises(FileNotFoundError, match="no configuration at"):
+        read_config(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 3}, 'can not match "width" to any data class field'),
+        ({"lr": "fast"}, 'wrong value type for field "lr"'),
+        ({"lr": -1.0}, r"lr must be positive, got -1\.0"),
+        ({"mesh": "2x4"}, "mesh '2x4' is neither"),
+    ],
+)
+def test_wrong_options_are_refused(change, message, tmp_path):
+    content = to_json("span", span.QUICK)
+    content["options"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path).run_config(span.SpanRun)
+
+
+def test_the_summary_names_every_option():
+    lines = summarize(span.QUICK).splitlines()
+    assert max(map(len, lines)) <= 100
+    text = " ".join(lines)
+    assert "model.width=24" in text and " lr=0.001 " in text and " ema=0.99 " in text
+    for field in dataclasses.fields(span.SpanRun):
+        assert f" {field.name}" in text
