@@ -15,6 +15,7 @@ import torch
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.registry import Entry, Kind, Overload, Packet, is_overload, is_packet
 from jaxsr.interop._core.schema import name_of
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding import rules
 from jaxsr.interop.folding.elementwise import LANEWISE, pointwise
 
@@ -62,7 +63,7 @@ def explain(target: object) -> Explanation:
       An answer for each overload; `print` it.
 
     Raises:
-      ValueError: there is no such operator or function; the message lists similar names.
+      InputError: there is no such operator or function; the message lists similar names.
     """
     registry.load()
     func: Any = _named(target) if isinstance(target, str) else target
@@ -72,7 +73,7 @@ def explain(target: object) -> Explanation:
     if is_overload(func):
         return Explanation((_explain_overload(func),))
     if not callable(func):
-        raise ValueError(f"{target!r} is neither an aten operator nor a torch function")
+        raise InputError(f"{target!r} is neither an aten operator nor a torch function")
     name = target if isinstance(target, str) else name_of(func)
     return Explanation((_explain_function(name, func),))
 
@@ -170,7 +171,7 @@ def _named(name: str) -> object:
     return result
 
 
-def _unknown(name: str, names: list[str]) -> ValueError:
+def _unknown(name: str, names: list[str]) -> InputError:
     similar = difflib.get_close_matches(name, names, n=4)
     hint = f"; similar: {', '.join(similar)}" if similar else ""
-    return ValueError(f"there is no torch operator or function {name!r}{hint}")
+    return InputError(f"there is no torch operator or function {name!r}{hint}")

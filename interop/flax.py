@@ -14,6 +14,7 @@ import jax
 from flax import nnx
 from torch import nn
 
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.module import JaxModule, to_jax
 
 
@@ -35,7 +36,7 @@ class TorchModule(nnx.Module):
     ) -> None:
         if isinstance(module, JaxModule):
             if options:
-                raise ValueError(f"a JaxModule has its options already, got {sorted(options)}")
+                raise InputError(f"a JaxModule has its options already, got {sorted(options)}")
             converted = module
         else:
             converted = to_jax(module, **options)

@@ -21,6 +21,7 @@ from torch import nn
 
 from jaxsr.interop._core.functionalize import FunctionalModule, array_of, functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.rules import FoldingRewriter
 
@@ -116,11 +117,11 @@ def to_jax(
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
         message names the submodule and a workaround.
-      ValueError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
+      InputError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
     """
     dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"compute_dtype must be a floating dtype, got {dtype}")
+        raise InputError(f"compute_dtype must be a floating dtype, got {dtype}")
     patterns = (remat,) if isinstance(remat, str) else tuple(remat)
     functional = functionalize(module, patterns, sync_axis)
     params: Arrays = {}
@@ -153,6 +154,6 @@ def register_lowering(func: Operator, lowering: Callable[..., Any]) -> None:
         dtype are held against what torch's meta device says.
 
     Raises:
-      ValueError: the operator writes into its argument, or returns a view of it.
+      InputError: the operator writes into its argument, or returns a view of it.
     """
     register_user_lowering(func, lowering)

@@ -31,7 +31,7 @@ from jaxsr.interop._core.dtypes import (
 )
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
 from jaxsr.interop.hooks import watching
 
 
@@ -192,7 +192,7 @@ class FunctionalModule:
         for pattern in patterns:
             matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
             if not matches:
-                raise ValueError(
+                raise InputError(
                     f"remat pattern {pattern!r} matches no submodule; there are "
                     + ", ".join(names[:12])
                     + (" …" if len(names) > 12 else "")
@@ -420,7 +420,7 @@ def _replaced(value: Any, new: Mapping[int, Any]) -> Any:
 def to_tensor(trace: Trace, x: Any, compute: Any) -> Any:
     """An argument as the module's code sees it."""
     if isinstance(x, torch.Tensor):
-        raise TypeError(
+        raise InputTypeError(
             "apply takes JAX or NumPy arrays, got a torch.Tensor; convert it with .numpy()"
         )
     if isinstance(x, (np.ndarray, np.generic)):

@@ -20,6 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.schema import functional_of, is_composite, name_of, schema_of
+from jaxsr.interop.errors import InputError
 
 Function = Callable[..., Any]
 Overload: TypeAlias = "OpOverload[..., Any]"
@@ -222,7 +223,7 @@ def _register(func: object, entry: Entry) -> None:
     slot = entry.kind if entry.kind in _BESIDE else None
     for target in _overloads(func):
         if is_overload(target) and entry.kind in _FUNCTIONAL and _aliases(target):
-            raise ValueError(
+            raise InputError(
                 f"{target} {_aliases(target)} its argument, which no lowering can do; register one "
                 "for the operator that returns a new tensor"
             )

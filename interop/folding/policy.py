@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxsr.interop.aot.chips import chip_of
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding.layout import LANES
 from jaxsr.interop.folding.table import FOLDS
 
@@ -103,10 +104,10 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
       device: one of JAX's; None for its first.
 
     Raises:
-      ValueError: there is no such choice.
+      InputError: there is no such choice.
     """
     if choice not in ("auto", "on", "off"):
-        raise ValueError(f"lane_folding must be auto, on or off, got {choice!r}")
+        raise InputError(f"lane_folding must be auto, on or off, got {choice!r}")
     if choice == "off":
         return None
     if device is None:
