@@ -207,35 +207,34 @@ def tiles(topology_name: str, dtype: str) -> Any:
     from jaxsr.interop.aot.chips import load_topology
     from jaxsr.models.fast_srgan.config import FastSRGANConfig
     from jaxsr.models.fast_srgan.generator import Generator
-    from jaxsr.restoration.aot import compile_tiles
-    from jaxsr.restoration.models import RestorationModel
+    from jaxsr.restoration.around_tiles import around_tiles
+    from jaxsr.runtime.jax_runner import open_ahead
+    from jaxsr.runtime.options import ComputeOptions
 
     torch.manual_seed(0)
-    model = RestorationModel(
-        network=Generator(FastSRGANConfig()).eval(),
-        name="fast-srgan",
-        channels=3,
-        value_range=(-1.0, 1.0),
-    )
     topology = load_topology(topology_name)
     batch = 8 * len(topology.devices)
-    ahead = compile_tiles(model, topology, shape=(256, 256), batch=batch, dtype=dtype)
-    return ahead, {"batch": batch}
+    options = ComputeOptions(dtype="bfloat16" if dtype == "bfloat16" else "float32")
+    around = around_tiles((-1.0, 1.0), ensemble=False)
+    runner = open_ahead(Generator(FastSRGANConfig()), topology, options, around=around)
+    return runner.lower((batch, 3, 256, 256), topology, name="restore 256x256"), {"batch": batch}
 
 
 def pictures(topology_name: str) -> Any:
     """A detector's pictures, eight a device."""
     import torch
 
-    from jaxsr.detection.aot import compile_batch
     from jaxsr.interop.aot.chips import load_topology
     from jaxsr.models.mshnet.config import MSHNetConfig
     from jaxsr.models.mshnet.network import MSHNet
+    from jaxsr.runtime.jax_runner import open_ahead
+    from jaxsr.runtime.options import ComputeOptions
 
     torch.manual_seed(0)
     topology = load_topology(topology_name)
     batch = 8 * len(topology.devices)
-    return compile_batch(MSHNet(MSHNetConfig()), topology, side=256, batch=batch), {"batch": batch}
+    runner = open_ahead(MSHNet(MSHNetConfig()), topology, ComputeOptions())
+    return runner.lower((batch, 3, 256, 256), topology, name="detect 256x256"), {"batch": batch}
 
 
 def kernels() -> dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], str], ...]]]:
@@ -294,12 +293,12 @@ def read() -> dict[str, Any]:
 def write(name: str, row: dict[str, Any]) -> None:
     """Adds a program's figures to the file, which several processes may do."""
     from benchmarks._timing import surroundings
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     found = read()
     found["surroundings"] = surroundings()
     found["programs"][name] = row
-    write_whole(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+    atomic_write(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def table() -> Iterator[str]:

@@ -79,7 +79,7 @@ def chosen(found: dict[str, dict[str, int]]) -> dict[int, int]:
 
 def main() -> None:
     """Compiles what is missing, then writes the table where it is complete."""
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=tuple(CHIPS), help="one chip")
@@ -93,7 +93,7 @@ def main() -> None:
                 if str(size) not in by_fold:
                     by_fold[str(size)] = cycles(chip, channels, size)
                     print(f"{chip} {channels} channels, fold {size}: {by_fold[str(size)]:,} cycles")
-                    write_whole(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+                    atomic_write(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
     lines = [
         '"""Columns to fold by most channels: made by benchmarks/lane_folding_table.py."""',
         "",
@@ -103,7 +103,7 @@ def main() -> None:
         "",
     ]
     if set(found) == set(CHIPS):
-        write_whole(TABLE, "\n".join(lines).encode())
+        atomic_write(TABLE, "\n".join(lines).encode())
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from _timing import surroundings
 
-from jaxsr.interop.weights import write_whole
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.runtime.allocator import with_tunables
 
 CONTENDERS = ("jax", "jax_mesh", "eager", "channels_last", "compiled")
@@ -62,12 +62,14 @@ def measure(
     """One process's figures: first batch, later calls, and peak memory."""
     from jaxsr.data.sources import Source
     from jaxsr.interop.mesh import select_platform
+    from jaxsr.restoration.around_tiles import around_tiles
     from jaxsr.restoration.batch import BatchRestorer
     from jaxsr.restoration.config import RestoreConfig
     from jaxsr.restoration.pipeline import Restorer
-    from jaxsr.restoration.session import make_engine, model_of
+    from jaxsr.restoration.restorer import configured_model, tile_runner
     from jaxsr.restoration.tiling import Tiler
-    from jaxsr.restoration.torch_engine import TorchEngine
+    from jaxsr.runtime.setup import torch_device
+    from jaxsr.runtime.torch_runner import TorchRunner
 
     with tempfile.TemporaryDirectory() as folder:
         config = RestoreConfig(
@@ -75,22 +77,22 @@ def measure(
             out=Path(folder),
             overwrite=True,
             engine="jax" if contender in JAX else "torch",
-            mesh=len(os.sched_getaffinity(0)) if contender == "jax_mesh" else 1,
+            mesh=str(len(os.sched_getaffinity(0)) if contender == "jax_mesh" else 1),
         )
-        if config.mesh > 1:
-            select_platform("auto", simulated_devices=config.mesh)
-        model = model_of(config)
+        if config.devices > 1:
+            select_platform("auto", simulated_devices=config.devices)
+        model = configured_model(config)
         if contender in (*JAX, "eager"):
-            engine, batch = make_engine(model, config)
+            engine, batch = tile_runner(model, config)
         else:
-            engine = TorchEngine(
+            engine = TorchRunner(
                 model.network,
-                value_range=model.value_range,
-                device=make_engine(model, config)[0].device.type,
+                around=around_tiles(model.value_range, ensemble=False),
+                device=torch_device("auto"),
                 compiled=contender == "compiled",
                 channels_last=contender == "channels_last",
             )
-            batch = 1 if engine.device.type == "cpu" else 8
+            batch = 1 if engine.platform == "cpu" else 8
         tiler = Tiler(model.reach, sizes=[size])
         restorer = Restorer(
             engine, engine, tiler, scale=model.scale, channels=model.channels, batch=batch
@@ -154,7 +156,7 @@ def keep(path: Path, rows: list[dict[str, Any]]) -> None:
         return width * height, CONTENDERS.index(row["contender"])
 
     result = {"benchmark": "restore", "rows": sorted(kept.values(), key=order)}
-    write_whole(path, (json.dumps(result, indent=2) + "\n").encode())
+    atomic_write(path, (json.dumps(result, indent=2) + "\n").encode())
 
 
 def summary(rows: list[dict[str, Any]], size: tuple[int, int], contender: str) -> dict[str, Any]:

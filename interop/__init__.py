@@ -41,7 +41,7 @@ _HOME = {
     "UnsupportedTorchError": "errors",
     "explain": "explanation",
     "register_lowering": "module",
-    "MeshShape": "mesh",
+    "MeshShape": "mesh_shape",
     "make_mesh": "mesh",
     "place": "mesh",
     "place_batch": "mesh",

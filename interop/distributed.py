@@ -1,4 +1,4 @@
-"""Joining the processes of one job: JAX's own multi-controller runtime, by the environment.
+"""Joins the processes of one job, as the environment describes it, in JAX's runtime.
 
 The same command runs on every host, and what the environment says decides, in this order:
 
@@ -21,7 +21,7 @@ from jaxsr.interop.errors import InputError
 
 log = logging.getLogger(__name__)
 
-_OWN = ("JAXSR_COORDINATOR", "JAXSR_PROCESSES", "JAXSR_PROCESS")
+_JAXSR = ("JAXSR_COORDINATOR", "JAXSR_PROCESSES", "JAXSR_PROCESS")
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
@@ -43,9 +43,9 @@ def start_if_asked(platform: str = "auto") -> int:
     cluster = os.environ.get("JAXSR_CLUSTER", "")
     if cluster not in ("", "auto", "none"):
         raise InputError(f"JAXSR_CLUSTER must be auto or none, got {cluster!r}")
-    found = _own() or (None if cluster == "none" else _torchrun())
-    if found is not None:
-        coordinator, processes, process = found
+    job = _named() or (None if cluster == "none" else _torchrun())
+    if job is not None:
+        coordinator, processes, process = job
         if not 0 <= process < processes:
             raise InputError(
                 f"process {process} of {processes} does not exist; they are numbered from 0"
@@ -80,14 +80,14 @@ def _allow_cpu_collectives() -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 
-def _own() -> tuple[str, int, int] | None:
-    values = [os.environ.get(name) for name in _OWN]
+def _named() -> tuple[str, int, int] | None:
+    values = [os.environ.get(name) for name in _JAXSR]
     if not any(values):
         return None
     if not all(values):
-        missing = ", ".join(n for n, v in zip(_OWN, values, strict=True) if not v)
+        missing = ", ".join(n for n, v in zip(_JAXSR, values, strict=True) if not v)
         raise InputError(f"the environment names a job of several processes but not {missing}")
-    return str(values[0]), _number(_OWN[1]), _number(_OWN[2])
+    return str(values[0]), _number(_JAXSR[1]), _number(_JAXSR[2])
 
 
 def _torchrun() -> tuple[str, int, int] | None:
@@ -121,7 +121,12 @@ def _on_tpu_vm(platform: str) -> bool:
 
 
 def _may_be_tpu(platform: str) -> bool:
-    return platform in ("auto", "tpu") and any(map(os.path.exists, _TPU_DEVICES))
+    return platform in ("auto", "tpu") and has_tpu()
+
+
+def has_tpu() -> bool:
+    """Whether the operating system shows a TPU, whatever JAX makes of it."""
+    return any(map(os.path.exists, _TPU_DEVICES))
 
 
 def _number(name: str) -> int:

@@ -26,6 +26,10 @@ class FileAccessError(UserError, OSError):
     """A file or folder that cannot be read or written."""
 
 
+class DeviceError(UserError, RuntimeError):
+    """The machine does not have the devices that were asked for."""
+
+
 class UnsupportedTorchError(UserError, NotImplementedError):
     """A torch feature that would not compute in JAX what it computes in torch.
 

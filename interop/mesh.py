@@ -5,65 +5,22 @@ state are replicated over `data` and, where `fsdp` is above 1, split over it.
 """
 
 import contextlib
-import re
+import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsr.interop.errors import InputError, UserError
+from jaxsr.interop.aot.chips import quiet_libtpu
+from jaxsr.interop.distributed import has_tpu
+from jaxsr.interop.errors import DeviceError, InputError
+from jaxsr.interop.mesh_shape import DATA_AXES, MeshShape
 
-DATA_AXES = ("data", "fsdp")
 PLATFORMS = ("auto", "tpu", "cuda", "cpu")
 # Below this a split costs more in latency than it saves in memory.
 _SMALLEST_SPLIT = 1024
-
-
-class DeviceError(UserError, RuntimeError):
-    """The machine does not have the devices that were asked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshShape:
-    """How many devices each axis takes."""
-
-    data: int = 1
-    """Devices that each hold a whole replica and a part of the batch."""
-    fsdp: int = 1
-    """Devices that share one replica: parameters and optimiser state are split over them."""
-
-    def __post_init__(self) -> None:
-        for axis in ("data", "fsdp"):
-            if getattr(self, axis) < 1:
-                raise InputError(f"mesh axis {axis} must be at least 1, got {getattr(self, axis)}")
-
-    @property
-    def devices(self) -> int:
-        return self.data * self.fsdp
-
-    @classmethod
-    def parse(cls, text: str | int) -> "MeshShape":
-        """Reads `8` (eight along `data`) or `data=4,fsdp=2`.
-
-        Raises:
-          ValueError: the text is neither, or a size is below 1.
-        """
-        text = str(text).strip()
-        if re.fullmatch(r"-?\d+", text):
-            return cls(data=int(text))
-        pairs = [part.partition("=") for part in text.split(",")]
-        names = [name.strip() for name, _, _ in pairs]
-        sizes = [value.strip() for _, _, value in pairs]
-        known = all(n in DATA_AXES for n in names) and len(set(names)) == len(names)
-        if not known or not all(re.fullmatch(r"-?\d+", s) for s in sizes):
-            raise InputError(
-                f"mesh {text!r} is neither a number of devices nor axes with sizes; "
-                "write 8, or data=4,fsdp=2"
-            )
-        return cls(**dict(zip(names, map(int, sizes), strict=True)))
 
 
 def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
@@ -89,8 +46,11 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
         # how many devices there are.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", simulated_devices)
+    # Without a TPU libtpu complains; with one, what it says may matter.
+    silent = importlib.util.find_spec("libtpu") is not None and not has_tpu()
     try:
-        backend = jax.default_backend()
+        with quiet_libtpu() if silent else contextlib.nullcontext():
+            backend = jax.default_backend()
     # JAX asserts where it knows the platform but finds no device of it.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip() or "JAX finds no such device.").splitlines()[0]
@@ -114,16 +74,29 @@ def make_mesh(shape: MeshShape | int, devices: Sequence[Any] | None = None) -> M
       DeviceError: fewer devices exist than the mesh needs.
     """
     shape = MeshShape(data=shape) if isinstance(shape, int) else shape
-    found = list(jax.devices() if devices is None else devices)
-    if len(found) < shape.devices:
-        platform = found[0].platform
+    devices = first_devices(shape.devices, devices)
+    return Mesh(np.array(devices).reshape(shape.data, shape.fsdp), DATA_AXES)
+
+
+def first_devices(count: int, devices: Sequence[Any] | None = None) -> list[Any]:
+    """The first `count` devices.
+
+    Args:
+      count: at least 1.
+      devices: to take them from. Default: `jax.devices()`, over every process.
+
+    Raises:
+      DeviceError: fewer exist.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    if len(devices) < count:
+        platform = devices[0].platform
         raise DeviceError(
-            f"mesh of {shape.devices} devices asked for, but this machine has {len(found)} "
-            f"{platform} device(s); use --mesh {len(found)}"
+            f"mesh of {count} devices asked for, but this machine has {len(devices)} "
+            f"{platform} device(s); use --mesh {len(devices)}"
             + (", or --platform cpu to simulate them" if platform != "cpu" else "")
         )
-    used = np.array(found[: shape.devices]).reshape(shape.data, shape.fsdp)
-    return Mesh(used, DATA_AXES)
+    return devices[:count]
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -1,14 +1,17 @@
-"""Weights leave and enter as safetensors under torch names; nothing is ever unpickled."""
+"""Weights leave and enter as safetensors under torch names; nothing is ever unpickled.
+
+Only `export_weights` needs JAX, and imports it.
+"""
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.errors import InputError, MissingFileError
 
 
@@ -25,15 +28,17 @@ def export_weights(
       arrays: JAX or NumPy arrays by torch name.
       metadata: what the file should say of itself; each value is stored as JSON.
     """
+    import jax
     from safetensors.numpy import save
 
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
     notes = {name: json.dumps(value) for name, value in (metadata or {}).items()}
-    write_whole(path, save(host, metadata=notes))
+    atomic_write(path, save(host, metadata=notes))
 
 
-def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays by torch name and the file's metadata.
+@contextmanager
+def open_safetensors(path: Path, *, framework: str = "numpy") -> Iterator[Any]:
+    """Opens a file as `safetensors.safe_open` does: its tensors are read when they are asked for.
 
     Raises:
       FileNotFoundError: no such file.
@@ -42,28 +47,36 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise MissingFileError(f"no weights file at {path}")
+        raise MissingFileError(f"no weights file at {path}; check the path")
     try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            notes = file.metadata() or {}
+        with safe_open(path, framework=framework) as file:
+            yield file
     except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file ({error})") from error
-    return arrays, {name: json.loads(value) for name, value in notes.items()}
+        reason = str(error).strip().partition("\n")[0][:120]
+        raise InputError(
+            f"{path} is not a whole safetensors file ({reason}); it is damaged or cut short, get "
+            "it again"
+        ) from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file beside its final name and renames it, so that a killed process leaves none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays by torch name and the file's metadata; see `open_safetensors` for the errors."""
+    with open_safetensors(path) as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return arrays, read_metadata(path)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of itself: values that are JSON decoded, others as text."""
+    with open_safetensors(path) as file:
+        return {name: _decoded(value) for name, value in (file.metadata() or {}).items()}
+
+
+def _decoded(value: str) -> Any:
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
 
 
 def _widened(array: np.ndarray) -> np.ndarray:

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from jaxsr import doctor
-from jaxsr.doctor import adapter, arithmetic, checks, devices, installation, models, storage
+from jaxsr.doctor import (
+    adapter,
+    arithmetic,
+    checks,
+    devices,
+    diagnose,
+    installation,
+    models,
+    storage,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -112,7 +121,7 @@ def test_an_unwritable_cache_is_named(tmp_path, monkeypatch):
 
 def test_exit_status_and_lines(monkeypatch, capsys):
     lines = {"some section": lambda: iter([checks.Finding("disk", "fail", "is full", "buy one")])}
-    monkeypatch.setattr(doctor, "_checks", lambda config: lines)
+    monkeypatch.setattr(diagnose, "_checks", lambda config: lines)
     assert doctor.main([]) == 1
     shown = capsys.readouterr().out
     assert "FAIL  disk: is full" in shown and "→ buy one" in shown and "1 of 1" in shown

@@ -1,4 +1,4 @@
-"""One side of a comparison: which engine computes, where, in which dtype and precision."""
+"""One side of a comparison: engine, platform, dtype and precision."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -12,7 +12,7 @@ Precision = Literal["default", "high", "highest", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class BackendSpec:
     """Checked when built, before any device is touched."""
 
     engine: Engine = "jax"
@@ -38,10 +38,10 @@ class Side:
             raise InputError("dtype float64 is for engine=torch; JAX runs without 64-bit numbers")
 
     def check_operations_alone(self) -> None:
-        """That operations can run one by one.
+        """Refuses a backend whose operations cannot run one by one.
 
         Raises:
-          ValueError: operands are to be rounded, which is done to whole programs.
+          ValueError: operands are rounded, which works on whole programs only.
         """
         if self.precision == "bfloat16":
             raise InputError(
@@ -50,7 +50,7 @@ class Side:
             )
 
     @classmethod
-    def parse(cls, text: str) -> "Side":
+    def parse(cls, text: str) -> "BackendSpec":
         """Reads `jax`, `torch,dtype=bfloat16` or `engine=jax,platform=cpu,precision=default`.
 
         Raises:

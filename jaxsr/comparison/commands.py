@@ -1,67 +1,52 @@
 """`jaxsr compare trace`, `traces` and `engines`: options, files and exit status."""
 
 import json
-import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxsr.comparison.backend_spec import Dtype, Engine, Platform, Precision, Side
-from jaxsr.comparison.workload_options import SubjectOptions
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
-from jaxsr.runtime.cli import cache_folder, parse_options
+from jaxsr.runtime.cli import parse_options
+from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.setup import cache_folder, configure_jax
 
 if TYPE_CHECKING:
     from jaxsr.comparison.result import Comparison
 
-AGREE, DIFFER = 0, 1
-
 
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions(SubjectOptions):
+class TraceOptions(BackendSpec, WorkloadOptions):
     """One run to record."""
 
-    engine: Engine = "jax"
-    """Who computes."""
-    platform: Platform = "auto"
-    """Where; `auto` takes the first that the engine finds."""
-    dtype: Dtype = "float32"
-    """Of weights, activations and cache."""
-    precision: Precision = "highest"
-    """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, `bfloat16`
-    (JAX) does on any platform what TPUs do."""
     granularity: Literal["module", "operation"] = "operation"
     """Record every torch function, or what every module returns."""
     alone: bool = False
     """In JAX, run every operation by itself instead of the program that users run."""
     keep: tuple[str, ...] = ()
-    """Patterns of `module:operation` whose tensors are kept whole, `model.layers.3.*:*` say."""
+    """Patterns of `module:operation` whose tensors are stored whole: `model.layers.3.*:*`."""
     tokens_of: Path | None = None
     """Feed the tokens of this trace instead of the greedy ones, so that the two stay comparable."""
     out: Path = Path("runs/trace")
     """Folder for the trace."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        side = self.side()
+        BackendSpec.__post_init__(self)
+        WorkloadOptions.__post_init__(self)
         if self.alone:
-            side.check_operations_alone()
+            self.check_operations_alone()
 
-    def side(self) -> Side:
+    def side(self) -> BackendSpec:
         """Engine, place, dtype and precision."""
-        return Side(
-            engine=self.engine,
-            platform=self.platform,
-            dtype=self.dtype,
-            precision=self.precision,
-        )
+        return BackendSpec(**{f.name: getattr(self, f.name) for f in fields(BackendSpec)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnginesOptions(SubjectOptions):
-    """Two runs to hold together."""
+class EnginesOptions(WorkloadOptions):
+    """Two runs to compare."""
 
     a: str = "torch,platform=cpu"
     """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed."""
@@ -80,8 +65,8 @@ class EnginesOptions(SubjectOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Side.parse(self.a).check_operations_alone()
-        Side.parse(self.b)
+        BackendSpec.parse(self.a).check_operations_alone()
+        BackendSpec.parse(self.b)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +78,18 @@ class TracesOptions:
 
 
 def trace(arguments: list[str]) -> int:
-    """Record a run by module and operation: shapes, dtypes, figures, whole tensors where asked."""
+    """Record a run by module and operation: shapes, dtypes, statistics, chosen tensors."""
     options: TraceOptions = _parse(TraceOptions, arguments, "trace", trace.__doc__)
     _prepare([options.side()])
-    from jaxsr.comparison.trace import make_trace, open_side
+    from jaxsr.comparison.trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
-    from jaxsr.comparison.workload_loader import open_subject
+    from jaxsr.comparison.workload_loader import load_workload
 
     forced = None if options.tokens_of is None else load_trace(options.tokens_of).tokens
-    subject = open_subject(options)
+    workload = load_workload(options)
     recorded = make_trace(
-        subject,
-        open_side(subject, options.side()),
+        workload,
+        open_backend(workload, options.side()),
         granularity=options.granularity,
         alone=options.alone,
         keep=options.keep,
@@ -112,22 +97,22 @@ def trace(arguments: list[str]) -> int:
         progress=_progress,
     )
     save_trace(recorded, options.out)
-    whole = sum(bool(record.whole) for record in recorded.records)
+    stored = sum(bool(record.tensors) for record in recorded.records)
     print(
         f"{recorded.name} on {recorded.header['device']}: {len(recorded.records)} operations in "
-        f"{len(recorded.outputs)} steps, {whole} of them whole; {recorded.header['recorder']}"
+        f"{len(recorded.outputs)} steps, {stored} of them whole; {recorded.header['recorder']}"
     )
-    if options.keep and not whole:
+    if options.keep and not stored:
         raise InputError(
             f"keep={' '.join(options.keep)!r} matches no module:operation of this run; the trace "
             f"at {options.out} has their names"
         )
     print(f"wrote {options.out}")
-    return AGREE
+    return ExitStatus.OK
 
 
 def traces(arguments: list[str]) -> int:
-    """Compare two recorded runs: total errors, first operation that parts, tokens."""
+    """Compare two recorded runs: total errors, the first operation that differs, tokens."""
     import tyro
 
     def both(
@@ -152,25 +137,25 @@ def traces(arguments: list[str]) -> int:
 def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
     options: EnginesOptions = _parse(EnginesOptions, arguments, "engines", engines.__doc__)
-    first, second = Side.parse(options.a), Side.parse(options.b)
+    first, second = BackendSpec.parse(options.a), BackendSpec.parse(options.b)
     _prepare([first, second])
     from dataclasses import replace
 
-    from jaxsr.comparison.compare_engines import compare_sides
+    from jaxsr.comparison.compare_engines import compare_engines
     from jaxsr.comparison.trace_file import save_trace
-    from jaxsr.comparison.workload_loader import open_subject
+    from jaxsr.comparison.workload_loader import load_workload
 
-    subject = open_subject(options)
+    workload = load_workload(options)
     other = None
     if options.model_b is not None:
-        other = open_subject(replace(options, model=options.model_b))
-        if other.identity() != subject.identity():
+        other = load_workload(replace(options, model=options.model_b))
+        if other.identity() != workload.identity():
             raise InputError(
                 f"model_b={options.model_b} has other parameters or takes other inputs than "
                 f"{options.model}; the two must share names and shapes"
             )
-    comparison, *recorded = compare_sides(
-        subject,
+    comparison, *recorded = compare_engines(
+        workload,
         first,
         second,
         other=other,
@@ -184,28 +169,21 @@ def engines(arguments: list[str]) -> int:
     return _report(comparison, options.out)
 
 
-def compare_folders(arguments: list[str]) -> bool:
-    """Whether `compare A B …` means two traces: both words are folders."""
-    return len(arguments) >= 2 and all(Path(word).is_dir() for word in arguments[:2])
-
-
 def _parse(kind: Any, arguments: Sequence[str], name: str, description: str | None) -> Any:
     return parse_options(
         kind, arguments, prog=f"python -m jaxsr.compare {name}", description=description or ""
     )
 
 
-def _prepare(sides: Sequence[Side]) -> None:
-    """What the command changes for the whole process, in one place."""
+def _prepare(sides: Sequence[BackendSpec]) -> None:
+    """Sets up JAX for the process."""
     import jax
 
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    configure_jax(cache_folder() / "compiled")
     platforms = [side.platform for side in sides if side.engine == "jax"]
     if "auto" not in platforms:
         # The CPU as well: host arrays live there, and two sides may be two platforms.
         jax.config.update("jax_platforms", ",".join(dict.fromkeys((*platforms, "cpu"))))
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _progress(text: str) -> None:
@@ -215,7 +193,7 @@ def _progress(text: str) -> None:
 def _report(comparison: "Comparison", out: Path) -> int:
     from jaxsr.comparison.html_report import page
     from jaxsr.comparison.text_report import as_json, print_report
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     words = {**comparison.first["words"], **comparison.second["words"]}
 
@@ -225,27 +203,27 @@ def _report(comparison: "Comparison", out: Path) -> int:
     print_report(comparison, word=word)
     out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(comparison), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(out / "comparison.json", f"{content}\n".encode())
-    write_whole(out / "comparison.html", page(comparison, word=word).encode())
+    atomic_write(out / "comparison.json", f"{content}\n".encode())
+    atomic_write(out / "comparison.html", page(comparison, word=word).encode())
     written = ["comparison.json", "comparison.html"]
     suspects = _suspects(comparison)
     if suspects:
         from safetensors.numpy import save
 
-        write_whole(out / "suspects.safetensors", save(suspects))
+        atomic_write(out / "suspects.safetensors", save(suspects))
         written.append("suspects.safetensors")
     print(f"wrote {out}: {', '.join(written)}")
-    return AGREE if comparison.agree else DIFFER
+    return ExitStatus.OK if comparison.agree else ExitStatus.FAILED
 
 
 def _suspects(comparison: "Comparison") -> dict[str, Any]:
-    """Inputs and both results of the first operations found, by place."""
+    """Inputs and both results of the first wrong operations, by place."""
     import numpy as np
 
-    found: dict[str, Any] = {}
+    suspects: dict[str, Any] = {}
     for row in comparison.rows:
-        for name, array in ({} if row.local is None else row.local.whole).items():
+        for name, array in ({} if row.local is None else row.local.tensors).items():
             plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
             key = f"step{row.step}/{row.call.key}/{name}"
-            found[key] = np.ascontiguousarray(plain).reshape(plain.shape)
-    return found
+            suspects[key] = np.ascontiguousarray(plain).reshape(plain.shape)
+    return suspects

@@ -1,8 +1,7 @@
 """Picture files to 8-bit RGB arrays, and what is wrong with those that will not turn into one.
 
-Pillow decodes, because it refuses a truncated file where OpenCV returns it half gray; OpenCV reads
-formats that Pillow does not know, and 16-bit colour, which Pillow cuts to its high byte; tifffile
-reads TIFFs of separate planes and of gray with alpha, which both may decode wrongly in silence.
+Which decoder reads what is decided as `picture_file` says; OpenCV also reads formats that Pillow
+does not know.
 
 What becomes of a picture that is not 8-bit RGB: EXIF orientation is applied; 16 bits are rounded to
 8 (65535 to 255); gray is repeated into three channels; palettes are looked up; transparency is
@@ -12,16 +11,23 @@ in 0…1.
 """
 
 import io
-import math
 from pathlib import Path
 
-import cv2
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from jaxsr.errors import InputError
+from jaxsr.data.picture_file import (
+    ORIENTATION,
+    UnreadablePicture,
+    is_tiff,
+    is_white_zero,
+    opencv_samples,
+    stored_size,
+    tifffile_samples,
+)
+from jaxsr.errors import one_line
 
 # A file with one of these endings claims to be a picture: if it is none, that is an error. Files
 # with other endings (labels, checksums, readmes) are pictures only if their content says so.
@@ -45,12 +51,6 @@ _SIGNATURES = (
     b"qoif",
     b"8BPS",
 )
-_ORIENTATION = 0x0112
-_TIFF = (b"II*\x00", b"MM\x00*")
-
-
-class UnreadablePicture(InputError):
-    """The file cannot be decoded whole as a picture; the message is the reason, a short phrase."""
 
 
 def claims_to_be_picture(path: Path) -> bool:
@@ -87,13 +87,13 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
                 narrow = _by_opencv(data)
             elif image.mode.startswith("I") or image.mode == "F":
                 pixels = np.asarray(image)
-                if image.mode.startswith("I;16") and _white_is_zero(image):
+                if image.mode.startswith("I;16") and is_white_zero(image):
                     pixels = 65535 - pixels
                 narrow = Image.fromarray(_narrow(pixels))
             else:
                 narrow = image
             if narrow is not image:  # exif_transpose looks for the tag on the image it turns
-                narrow.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+                narrow.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
             rgb = _to_rgb(ImageOps.exif_transpose(narrow))
         return np.asarray(rgb)
     except UnreadablePicture:
@@ -101,7 +101,7 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     except UnidentifiedImageError:
         return np.asarray(_to_rgb(_unidentified(data)))
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
-        raise UnreadablePicture(_one_line(error)) from error
+        raise UnreadablePicture(one_line(error)) from error
 
 
 def picture_size(path: Path) -> tuple[int, int]:
@@ -117,19 +117,17 @@ def picture_size(path: Path) -> tuple[int, int]:
         with path.open("rb") as file, Image.open(file) as image:
             # Asked for EXIF that does not precede a PNG's pixels, Pillow would decode them.
             no_exif = image.format == "PNG" and "exif" not in image.info
-            orientation = 1 if no_exif else image.getexif().get(_ORIENTATION, 1)
-            width, height = image.size
-            if isinstance(image, TiffImageFile):  # for these some releases turn `size` themselves
-                width, height = image.tag_v2[256], image.tag_v2[257]
+            orientation = 1 if no_exif else image.getexif().get(ORIENTATION, 1)
+            height, width = stored_size(image)
     except UnidentifiedImageError:
         height, width = decode_rgb(path).shape[:2]
         return height, width
     except OSError as error:
         if error.errno is not None:  # from the file system, not from a decoder
             raise
-        raise UnreadablePicture(_one_line(error)) from error
+        raise UnreadablePicture(one_line(error)) from error
     except Exception as error:
-        raise UnreadablePicture(_one_line(error)) from error
+        raise UnreadablePicture(one_line(error)) from error
     return (width, height) if orientation in (5, 6, 7, 8) else (height, width)
 
 
@@ -144,7 +142,7 @@ def _white_is_zero(image: Image.Image) -> bool:
 
 def _unidentified(data: bytes) -> Image.Image:
     """What Pillow has no mode for."""
-    if data[:4] in _TIFF:
+    if is_tiff(data):
         import tifffile
 
         try:
@@ -152,7 +150,7 @@ def _unidentified(data: bytes) -> Image.Image:
                 page = file.pages.first
                 mistaken = 2 in (page.samplesperpixel, page.planarconfig) or page.photometric == 0
         except Exception as error:
-            raise UnreadablePicture(_one_line(error)) from error
+            raise UnreadablePicture(one_line(error)) from error
         if mistaken:
             return _by_tifffile(data)
     return _by_opencv(data)
@@ -164,42 +162,33 @@ def _by_tifffile(data: bytes) -> Image.Image:
 
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         page = file.pages.first
-        samples, shape = page.samplesperpixel, (page.imagelength, page.imagewidth)
+        samples = page.samplesperpixel
         if page.photometric not in (0, 1, 2) or samples > 4:
             raise UnreadablePicture(f"TIFF of {samples} samples a pixel, not gray or RGB")
         try:
-            pixels = page.asarray()
+            pixels = _narrow(tifffile_samples(page))
+        except UnreadablePicture:
+            raise
         except Exception as error:
-            raise UnreadablePicture(_one_line(error)) from error
-    if pixels.size != math.prod(shape) * samples:
-        raise UnreadablePicture(f"TIFF of {pixels.shape} samples in {shape[1]}×{shape[0]} pixels")
-    if page.planarconfig == 2 and samples > 1:
-        pixels = np.moveaxis(pixels, 0, -1)
-    pixels = _narrow(pixels.reshape(*shape, samples))
+            raise UnreadablePicture(one_line(error)) from error
     colours = 3 if samples > 2 else 1
     if page.photometric == 0:
         pixels = np.concatenate((255 - pixels[..., :1], pixels[..., 1:]), axis=-1)
     kind = int(page.extrasamples[0]) if page.extrasamples else 0
     mode = {(1, 1): "La", (1, 2): "LA", (3, 1): "RGBa", (3, 2): "RGBA"}.get((colours, kind))
     mode = mode or {1: "L", 3: "RGB"}[colours]
+    height, width = pixels.shape[:2]
     pixels = np.ascontiguousarray(pixels[..., : len(mode)])
-    return Image.frombytes(mode, (shape[1], shape[0]), pixels.tobytes())
+    return Image.frombytes(mode, (width, height), pixels.tobytes())
 
 
 def _by_opencv(data: bytes) -> Image.Image:
-    try:
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error as error:
-        raise UnreadablePicture(_one_line(error)) from error
+    pixels = opencv_samples(data)
     if pixels is None:
         raise UnreadablePicture("not a picture that Pillow or OpenCV reads")
-    pixels = _narrow(pixels)
-    if pixels.ndim == 2:
-        return Image.fromarray(pixels)
-    if pixels.shape[-1] == 2:
-        return Image.fromarray(pixels, "LA")
-    order = [2, 1, 0, 3][: pixels.shape[-1]]  # OpenCV's order is blue, green, red, alpha
-    return Image.fromarray(np.ascontiguousarray(pixels[..., order]))
+    pixels = _narrow(np.ascontiguousarray(pixels))
+    gray_alpha = pixels.ndim == 3 and pixels.shape[-1] == 2
+    return Image.fromarray(pixels, "LA") if gray_alpha else Image.fromarray(pixels)
 
 
 def _narrow(pixels: np.ndarray) -> UInt8[np.ndarray, "..."]:
@@ -224,7 +213,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
     return image.convert("RGB")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

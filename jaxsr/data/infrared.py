@@ -25,10 +25,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from jaxsr.data.decode import PICTURE_ENDINGS, UnreadablePicture, decode_rgb
+from jaxsr.data.decode import PICTURE_ENDINGS, decode_rgb
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import decode_mask
 from jaxsr.data.photos import available_cpus
+from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.errors import InputError, MissingFileError
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")

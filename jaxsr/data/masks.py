@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from jaxsr.data.decode import UnreadablePicture
+from jaxsr.data.picture_file import UnreadablePicture
+from jaxsr.errors import one_line
 
 
 def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray, "h w"]:
@@ -39,7 +40,7 @@ def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray
             raise
         raise UnreadablePicture(" ".join(str(error).split()) or "not a picture") from error
     except Exception as error:  # decoders raise SyntaxError, struct.error, IndexError …
-        raise UnreadablePicture(" ".join(str(error).split()) or type(error).__name__) from error
+        raise UnreadablePicture(one_line(error)) from error
     if threshold is not None:
         return (values > threshold).astype(np.uint8)
     target = values.max()

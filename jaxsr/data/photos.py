@@ -21,8 +21,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from jaxsr.data.decode import UnreadablePicture, claims_to_be_picture, decode_rgb, picture_size
+from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.host_cache import PixelCache
+from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.errors import InputError, MissingFileError
 
 BUILT_IN_TRAINING = (

@@ -1,27 +1,23 @@
-"""Which files are meant, and where their results go."""
+"""Finds the pictures and videos that a command line names, and where their results go."""
 
 import glob
 import os
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxsr.restoration.encode import ENDING
-from jaxsr.restoration.pictures import ENDINGS
+from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
+from jaxsr.errors import FileAccessError
 
+SEARCHED_ENDINGS = frozenset((*READ_ONLY_ENDINGS, *(e for each in ENDINGS.values() for e in each)))
+"""Endings of files that are taken for pictures in a folder."""
 VIDEO_ENDINGS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mpg", ".mpeg"))
-
-_ENDINGS_OF = {
-    "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg", ".jfif"),
-    "WEBP": (".webp",),
-    "TIFF": (".tif", ".tiff"),
-}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file to restore."""
+    """A picture or video file."""
 
     path: Path
     """Where it is."""
@@ -34,8 +30,8 @@ class Source:
 
 
 @dataclass
-class Found:
-    """What the inputs named."""
+class Inputs:
+    """The files that a command line names."""
 
     sources: list[Source] = field(default_factory=list)
     """In the order of the inputs, each folder sorted."""
@@ -45,43 +41,59 @@ class Found:
     """Files in folders whose names are not those of pictures or videos."""
 
 
-def find_sources(inputs: Iterable[str], *, out: Path) -> Found:
+def find_sources(names: Iterable[str], *, out: Path) -> Inputs:
     """Looks up files, folders and globs; results of an earlier run in `out` are left alone."""
-    found = Found()
-    for text in inputs:
+    inputs = Inputs()
+    for text in names:
         path = Path(text)
         if path.is_dir():
-            _search(path, out.resolve(), found)
+            _search(path, out.resolve(), inputs)
         elif path.exists():
-            found.sources.append(Source(path, Path(path.name)))
+            inputs.sources.append(Source(path, Path(path.name)))
         else:
             matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
             files = [Path(match) for match in matches if Path(match).is_file()]
-            found.sources += [Source(match, Path(match.name)) for match in files]
+            inputs.sources += [Source(match, Path(match.name)) for match in files]
             if not files:
                 reason = "no file matches" if glob.has_magic(text) else "no such file or folder"
-                found.problems.append((text, reason))
-    return found
+                inputs.problems.append((text, reason))
+    return inputs
 
 
-def _search(folder: Path, out: Path, found: Found) -> None:
+def _search(folder: Path, out: Path, inputs: Inputs) -> None:
     def unreadable(error: OSError) -> None:
-        found.problems.append((str(error.filename), error.strerror or str(error)))
+        inputs.problems.append((str(error.filename), error.strerror or str(error)))
 
     for here, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(f for f in folders if (Path(here) / f).resolve() != out)
         for name in sorted(names):
             path = Path(here) / name
-            if path.suffix.lower() in ENDINGS | VIDEO_ENDINGS:
-                found.sources.append(Source(path, path.relative_to(folder)))
+            if path.suffix.lower() in SEARCHED_ENDINGS | VIDEO_ENDINGS:
+                inputs.sources.append(Source(path, path.relative_to(folder)))
             else:
-                found.ignored += 1
+                inputs.ignored += 1
 
 
 def target_path(source: Source, out: Path, *, suffix: str, format: str | None) -> Path:
     """Where the result goes; the ending stays as it is written where it fits the format."""
     relative = source.relative
     ending = relative.suffix
-    if format is not None and ending.lower() not in _ENDINGS_OF[format]:
-        ending = ENDING[format]
+    if format is not None and ending.lower() not in ENDINGS[format]:
+        ending = ENDINGS[format][0]
     return out / relative.parent / f"{relative.stem}{suffix}{ending}"
+
+
+def check_folder(out: Path) -> None:
+    """Makes the folder of a command's results, and refuses it before hours of work go into it.
+
+    Raises:
+      FileAccessError: it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise FileAccessError(
+            f"cannot write to {out}: {error.strerror or error}; choose another --out"
+        ) from error

@@ -1,13 +1,13 @@
-"""Video files, read and written with PyAV: whole or not at all, encoded as their source was."""
+"""Video files, read and written with PyAV: complete or not at all, encoded as their source was."""
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import InputError
+from jaxsr.interop.atomic_write import atomic_path
 
 # Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
 _ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "ffv1": "ffv1"}
@@ -24,14 +24,13 @@ def open_video(path: Path) -> Iterator[Any]:
     """A PyAV container to read from; what FFmpeg finds wrong inside the block is `UnreadableVideo`.
 
     Raises:
-      ImportError: PyAV is not installed.
-      UnreadableVideo: no video in the file.
+      UnreadableVideo: no video in the file, or PyAV is not installed.
       OSError: the file cannot be read.
     """
     try:
         import av
     except ImportError as error:
-        raise ImportError("videos need PyAV: pip install av") from error
+        raise UnreadableVideo("videos need PyAV: pip install av") from error
     logging.getLogger("libav").setLevel(logging.ERROR)
     try:
         with av.open(str(path)) as container:
@@ -53,13 +52,8 @@ def write_video(target: Path) -> Iterator[Any]:
     import av
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
-    try:
-        with av.open(str(partial), "w") as out:
-            yield out
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_path(target) as partial, av.open(str(partial), "w") as out:
+        yield out
 
 
 def add_encoder(out: Any, stream: Any, size: tuple[int, int], *, codec: str | None = None) -> Any:

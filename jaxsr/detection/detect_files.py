@@ -11,7 +11,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,58 +19,47 @@ from typing import Any
 import cv2
 import numpy as np
 
-from jaxsr.data.decode import UnreadablePicture, decode_rgb, picture_size
+from jaxsr.data.decode import decode_rgb, picture_size
+from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.data.sources import Source, find_sources
 from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
+from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
-from jaxsr.detection.options import DetectorOptions
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
 from jaxsr.errors import InputError
-from jaxsr.runtime.aot_options import AheadOptions
+from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.setup import setup_compute
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectConfig(DetectorOptions, AheadOptions):
-    """Options of the command."""
-
-    least_px: int = 1
-    """Targets of fewer pixels are left out."""
-
-    def __post_init__(self) -> None:
-        DetectorOptions.__post_init__(self)
-        AheadOptions.__post_init__(self)
-        if self.least_px < 1:
-            raise InputError(f"least_px must be at least 1, got {self.least_px}")
-
-
-def run(inputs: list[str], config: DetectConfig) -> int:
-    """Finds targets in everything named; returns the exit status, 2 if something was unreadable.
+def run(config: DetectConfig) -> int:
+    """Finds targets in all inputs; returns the exit status, 1 if a file was unreadable.
 
     Raises:
-      ValueError, FileNotFoundError: no input, no weights, or a folder that cannot be used.
+      UserError: no input, no weights, or a folder that cannot be used.
     """
-    if not inputs:
+    if not config.inputs:
         raise InputError("no input; name pictures, folders or videos")
-    found = find_sources(inputs, out=config.out)
-    for name, reason in found.problems:
+    inputs = find_sources(config.inputs, out=config.out)
+    for name, reason in inputs.problems:
         _complain(name, reason)
-    if not found.sources:
+    if not inputs.sources:
         raise InputError(
-            f"nothing to look at in {', '.join(inputs)}; name pictures, folders or videos"
+            f"nothing to look at in {', '.join(config.inputs)}; name pictures, folders or videos"
         )
-    _refuse_double_names(found.sources)
-    detector = config.detector()
-    session = _Session(detector, config)
-    failed = len(found.problems)
-    failed += session.pictures([source for source in found.sources if not source.is_video])
-    for source in found.sources:
+    _refuse_double_names(inputs.sources)
+    setup_compute(config)
+    session = _Session(config.detector(), config)
+    failed = len(inputs.problems)
+    failed += session.pictures([source for source in inputs.sources if not source.is_video])
+    for source in inputs.sources:
         if source.is_video:
             failed += session.video(source)
-    session.finish(found.sources)
-    looked = len({findings.name for findings in session.findings})
+    session.finish(inputs.sources)
+    files = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)
-    print(f"{targets} target(s) in {looked} file(s); results in {config.out}")
-    return 2 if failed else 0
+    print(f"{targets} target(s) in {files} file(s); results in {config.out}")
+    return ExitStatus.FAILED if failed else ExitStatus.OK
 
 
 class _Session:
@@ -106,7 +95,7 @@ class _Session:
             for number, image, scores in zip(together.numbers, images, logits, strict=True):
                 if number not in broken:
                     source = readable[number]
-                    findings = self._find(source, self.detector.probability(image, scores))
+                    findings = self._find(source, self.detector.form.probability(image, scores))
                     name = source.relative.with_suffix(".png")
                     self._write(Path("masks") / name, findings.mask)
                     self._write(Path("overlays") / name, overlay(image, findings))
@@ -115,7 +104,7 @@ class _Session:
     def video(self, source: Source) -> int:
         """A video, a batch of frames at a time; returns 1 if it could not be read to its end."""
         target = self.config.out / "overlays" / source.relative.with_suffix(".mp4")
-        looked = 0
+        decoded = 0
         try:
             with open_video(source.path) as container:
                 frames = _UntilDamaged(container.decode(video=0))
@@ -127,15 +116,15 @@ class _Session:
                 with write_video(target) as out:
                     encoder = add_encoder(out, stream, size, codec="libx264")
                     while first:
-                        for shown in self._frames(source, first, looked, size, rate):
+                        for shown in self._frames(source, first, decoded, size, rate):
                             out.mux(encoder.encode(shown))
-                        looked += len(first)
+                        decoded += len(first)
                         first = list(islice(frames, self.config.batch))
                     out.mux(encoder.encode(None))
                 if frames.damage is not None:
                     raise frames.damage
-        except (UnreadableVideo, ImportError, OSError) as error:
-            after = f" (after {looked} frames)" if looked else ""
+        except (UnreadableVideo, OSError) as error:
+            after = f" (after {decoded} frames)" if decoded else ""
             _complain(str(source.path), f"{error}{after}")
             return 1
         return 0
@@ -167,10 +156,8 @@ class _Session:
 
     def finish(self, sources: list[Source]) -> None:
         """Writes the tables, in the order of the sources."""
-        from jaxsr.interop.weights import write_whole
-
         place = {source.relative.as_posix(): number for number, source in enumerate(sources)}
-        self.findings.sort(key=lambda found: (place[found.name], found.frame or 0))
+        self.findings.sort(key=lambda each: (place[each.name], each.frame or 0))
         rows = [row for findings in self.findings for row in findings.rows()]
         with_frames = any(findings.frame is not None for findings in self.findings)
         columns = ["file", *(["frame"] if with_frames else []), *(f.name for f in fields(Target))]
@@ -179,13 +166,13 @@ class _Session:
         writer.writeheader()
         writer.writerows(rows)
         self.config.out.mkdir(parents=True, exist_ok=True)
-        write_whole(self.config.out / "targets.csv", text.getvalue().encode())
+        atomic_write(self.config.out / "targets.csv", text.getvalue().encode())
         described = {
             "weights": str(self.config.weights),
             "threshold": self.config.threshold,
             "pictures": [findings.as_dict() for findings in self.findings],
         }
-        write_whole(
+        atomic_write(
             self.config.out / "targets.json", (json.dumps(described, indent=1) + "\n").encode()
         )
 
@@ -203,13 +190,11 @@ class _Session:
         return findings
 
     def _write(self, name: Path, pixels: np.ndarray) -> None:
-        from jaxsr.interop.weights import write_whole
-
         path = self.config.out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         written, data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)
         assert written
-        write_whole(path, data.tobytes())
+        atomic_write(path, data.tobytes())
 
 
 class _UntilDamaged:
@@ -234,9 +219,9 @@ class _UntilDamaged:
 
 def _refuse_double_names(sources: list[Source]) -> None:
     """Two inputs whose results would have one name, such as `a/1.png` and `b/1.jpg`."""
-    seen: dict[Path, Source] = {}
+    by_name: dict[Path, Source] = {}
     for source in sources:
-        other = seen.setdefault(source.relative.with_suffix(""), source)
+        other = by_name.setdefault(source.relative.with_suffix(""), source)
         if other.path.resolve() != source.path.resolve():
             raise InputError(
                 f"{other.path} and {source.path} would both be written as "

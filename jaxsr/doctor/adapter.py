@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.doctor.checks import Finding
+from jaxsr.errors import one_line
 
 # Float32 rounding through a few layers, in units of the largest value.
 _TOLERANCE = 2e-5
@@ -26,8 +27,9 @@ def check_adapter() -> Iterator[Finding]:
         try:
             error = _difference(module, inputs)
         except Exception as problem:
-            text = " ".join(str(problem).split())[:200]
-            yield Finding(name, "fail", f"{type(problem).__name__}: {text}", _BROKEN)
+            yield Finding(
+                name, "fail", f"{type(problem).__name__}: {one_line(problem)[:200]}", _BROKEN
+            )
             continue
         detail = f"differs from torch by {error:.1e} of the largest value"
         if error <= _TOLERANCE:
@@ -106,17 +108,17 @@ def _difference(module: Any, inputs: np.ndarray) -> float:
         return (out**3).sum(), (out, buffers)
 
     with jax.default_matmul_precision("highest"):
-        found = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-        (_, (out, buffers)), (grads, into) = found(model.params, inputs)
+        step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        (_, (out, buffers)), (grads, into) = step(model.params, inputs)
     x = torch.from_numpy(inputs).requires_grad_()
-    wanted = module(x)
-    (wanted**3).sum().backward()
-    pairs = [(out, wanted.detach()), (into, x.grad)]
+    expected = module(x)
+    (expected**3).sum().backward()
+    pairs = [(out, expected.detach()), (into, x.grad)]
     pairs += [(grads[name], p.grad) for name, p in module.named_parameters() if name in grads]
     pairs += [(buffers[name], b) for name, b in module.named_buffers() if name in buffers]
-    return max(_error(np.asarray(got), want.numpy()) for got, want in pairs)
+    return max(_error(np.asarray(by_jax), by_torch.numpy()) for by_jax, by_torch in pairs)
 
 
-def _error(found: np.ndarray, wanted: np.ndarray) -> float:
-    scale = max(float(np.abs(wanted).max()), 1.0)
-    return float(np.abs(found.astype(np.float64) - wanted).max()) / scale
+def _error(result: np.ndarray, reference: np.ndarray) -> float:
+    scale = max(float(np.abs(reference).max()), 1.0)
+    return float(np.abs(result.astype(np.float64) - reference).max()) / scale

@@ -1,6 +1,6 @@
 """Simple operations on the device against the same in float64 on the CPU, by NumPy.
 
-A TPU multiplies float32 matrices in bfloat16 unless told otherwise, a GPU in TF32; both show here
+A TPU multiplies float32 matrices in bfloat16 by default, a GPU in TF32; both show here
 as they would in a training run.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.doctor.checks import Finding
+from jaxsr.doctor.checks import Finding, relative_error
 
 # Relative to the largest result. Sums of 512 float32 products stay within 512 roundings of 6e-8;
 # bfloat16 rounds inputs to 8 bits, 4e-3 each.
@@ -22,15 +22,15 @@ def check_arithmetic() -> Iterator[Finding]:
 
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 512, 512))
-    wanted = a @ b
+    reference = a @ b
 
     def multiply(precision: str, dtype: Any) -> Callable[[], Any]:
         x, y = jax.numpy.asarray(a, dtype), jax.numpy.asarray(b, dtype)
         return lambda: jax.numpy.matmul(x, y, precision=precision).astype("float32")
 
-    yield _compare("float32 product, highest", multiply("highest", "float32"), wanted, _FLOAT32)
-    yield _default_precision(multiply("default", "float32"), wanted)
-    yield _compare("bfloat16 product", multiply("default", "bfloat16"), wanted, _BFLOAT16)
+    yield _compare("float32 product, highest", multiply("highest", "float32"), reference, _FLOAT32)
+    yield _default_precision(multiply("default", "float32"), reference)
+    yield _compare("bfloat16 product", multiply("default", "bfloat16"), reference, _BFLOAT16)
     yield _convolution(rng)
     x = np.linspace(-10, 10, 4096)
     yield _compare("exp", lambda: jax.numpy.exp(jax.numpy.asarray(x, "float32")), np.exp(x), 1e-5)
@@ -40,12 +40,10 @@ def check_arithmetic() -> Iterator[Finding]:
     yield _every_device()
 
 
-def _error(found: Any, wanted: np.ndarray) -> float:
-    return float(np.abs(np.asarray(found, np.float64) - wanted).max() / np.abs(wanted).max())
-
-
-def _compare(subject: str, compute: Callable[[], Any], wanted: np.ndarray, most: float) -> Finding:
-    error = _error(compute(), wanted)
+def _compare(
+    subject: str, compute: Callable[[], Any], reference: np.ndarray, most: float
+) -> Finding:
+    error = relative_error(compute(), reference)
     detail = f"largest error {error:.1e} of the largest value"
     if error <= most:
         return Finding(subject, "ok", detail)
@@ -58,8 +56,8 @@ def _compare(subject: str, compute: Callable[[], Any], wanted: np.ndarray, most:
     )
 
 
-def _default_precision(compute: Callable[[], Any], wanted: np.ndarray) -> Finding:
-    error = _error(compute(), wanted)
+def _default_precision(compute: Callable[[], Any], reference: np.ndarray) -> Finding:
+    error = relative_error(compute(), reference)
     detail = f"largest error {error:.1e} of the largest value"
     if error <= _FLOAT32:
         return Finding("float32 product, default", "ok", detail)
@@ -76,7 +74,7 @@ def _convolution(rng: np.random.Generator) -> Finding:
     from scipy import signal
 
     image, kernel = rng.standard_normal((64, 64)), rng.standard_normal((3, 3))
-    wanted = signal.correlate2d(image, kernel, mode="same")
+    reference = signal.correlate2d(image, kernel, mode="same")
     return _compare(
         "float32 convolution, highest",
         lambda: jax.lax.conv_general_dilated(
@@ -86,7 +84,7 @@ def _convolution(rng: np.random.Generator) -> Finding:
             "SAME",
             precision="highest",
         )[0, 0],
-        wanted,
+        reference,
         _FLOAT32,
     )
 

@@ -1,8 +1,12 @@
-"""What a check found, and how checks are run: none of them can take the others down."""
+"""The result of a check, and how checks are run: one that raises does not stop the others."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxsr.errors import one_line
 
 Status = Literal["ok", "note", "fail"]
 
@@ -12,11 +16,11 @@ class Finding:
     """One line of the diagnosis."""
 
     subject: str
-    """What was looked at."""
+    """What was checked."""
     status: Status
     """`note`: works, but worth knowing; `fail`: something will not work."""
     detail: str
-    """What was seen, with the figures."""
+    """The result, with its figures."""
     advice: str | None = None
     """What to do about it; always there for a failure."""
 
@@ -34,13 +38,17 @@ def run_checks(checks: dict[str, Check]) -> Iterator[tuple[str, Finding]]:
             for finding in check():
                 yield section, finding
         except Exception as error:
-            text = " ".join(str(error).split())[:300]
             yield (
                 section,
                 Finding(
                     section,
                     "fail",
-                    f"{type(error).__name__}: {text}",
+                    f"{type(error).__name__}: {one_line(error)[:300]}",
                     "this check itself broke; JAXSR_TRACEBACK=1 python -m jaxsr.doctor shows where",
                 ),
             )
+
+
+def relative_error(result: Any, reference: np.ndarray) -> float:
+    """The largest difference, in units of the reference's largest value."""
+    return float(np.abs(np.asarray(result, np.float64) - reference).max() / np.abs(reference).max())

@@ -33,7 +33,7 @@ def probe(platform: str) -> tuple[dict[str, Any] | None, str]:
     """Starts JAX on a platform in a process of its own: one that hangs cannot hang the diagnosis.
 
     Returns:
-      What it found, or None; and why not.
+      Platform, count, kind and memory of its devices, or None; and why not.
     """
     try:
         done = subprocess.run(
@@ -48,30 +48,32 @@ def probe(platform: str) -> tuple[dict[str, Any] | None, str]:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         return None, lines[-1][:300] if lines else f"exit status {done.returncode}"
-    platform_found, count, kind, memory = json.loads(done.stdout.strip().splitlines()[-1])
-    name = {"gpu": "cuda"}.get(platform_found, platform_found)
+    backend, count, kind, memory = json.loads(done.stdout.strip().splitlines()[-1])
+    name = {"gpu": "cuda"}.get(backend, backend)
     return {"platform": name, "count": count, "kind": kind, "memory": memory}, ""
 
 
 def check_devices(platform: str) -> Iterator[Finding]:
     """What JAX starts on, and hardware that it does not see."""
-    found, why = probe(platform)
-    if found is None:
+    device, why = probe(platform)
+    if device is None:
         yield Finding(f"platform {platform}", "fail", why, _why(platform, why))
         return
-    memory = f", {found['memory'] / 2**30:.1f} GiB each" if found["memory"] else ""
+    memory = f", {device['memory'] / 2**30:.1f} GiB each" if device["memory"] else ""
     yield Finding(
-        "devices", "ok", f"{found['count']} × {found['kind']} ({found['platform']}){memory}"
+        "devices", "ok", f"{device['count']} × {device['kind']} ({device['platform']}){memory}"
     )
     if platform == "auto":
-        yield Finding("platform auto", "ok", f"takes {found['platform']}")
-    yield from _overlooked(found["platform"])
-    yield from _variables(found["platform"])
+        yield Finding("platform auto", "ok", f"takes {device['platform']}")
+    yield from _overlooked(device["platform"])
+    yield from _variables(device["platform"])
     yield _host_memory()
 
 
 def _why(platform: str, why: str) -> str:
-    if platform == "tpu" and not _has_tpu():
+    from jaxsr.interop.distributed import has_tpu
+
+    if platform == "tpu" and not has_tpu():
         return "this machine shows no TPU (/dev/accel0, /dev/vfio/0): use --platform cpu or auto"
     if "no answer" in why:
         return (
@@ -88,17 +90,15 @@ def _why(platform: str, why: str) -> str:
     return "JAX itself does not start: reinstall with pip install -e ."
 
 
-def _has_tpu() -> bool:
-    return any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0"))
-
-
-def _overlooked(found: str) -> Iterator[Finding]:
+def _overlooked(backend: str) -> Iterator[Finding]:
     """Accelerators that the machine has and JAX did not take."""
-    if _has_tpu() and found != "tpu":
+    from jaxsr.interop.distributed import has_tpu
+
+    if has_tpu() and backend != "tpu":
         yield Finding(
             "TPU", "fail", "the machine has one, JAX does not use it", "pip install -e '.[tpu]'"
         )
-    if os.path.exists("/dev/nvidia0") and found not in ("cuda", "tpu"):
+    if os.path.exists("/dev/nvidia0") and backend not in ("cuda", "tpu"):
         yield Finding(
             "CUDA",
             "fail",
@@ -107,7 +107,7 @@ def _overlooked(found: str) -> Iterator[Finding]:
         )
 
 
-def _variables(found: str) -> Iterator[Finding]:
+def _variables(backend: str) -> Iterator[Finding]:
     """Settings in the environment that change what JAX does."""
     forced = os.environ.get("JAX_PLATFORMS")
     if forced:
@@ -117,7 +117,7 @@ def _variables(found: str) -> Iterator[Finding]:
     flags = os.environ.get("XLA_FLAGS")
     if flags:
         yield Finding("XLA_FLAGS", "note", f"is set: {flags}", "unset it if results surprise you")
-    if found == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() == "false":
+    if backend == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() == "false":
         yield Finding(
             "XLA_PYTHON_CLIENT_PREALLOCATE",
             "note",

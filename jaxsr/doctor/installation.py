@@ -1,4 +1,4 @@
-"""Libraries and their versions, held against what this distribution asks for."""
+"""Installed libraries against the versions that this distribution requires."""
 
 import importlib.metadata
 import importlib.util
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from jaxsr.doctor.checks import Finding
 
 DISTRIBUTION = "jaxsr-torchax"
-# What each extra is for, in the words of a person who misses it.
+# What each extra is for.
 EXTRAS = {
     "tpu": "running on a TPU",
     "cuda": "running on a CUDA GPU",
-    "aot": "compiling for a TPU that is not there (--aot)",
+    "aot": "compiling for TPUs ahead of time, without one (--aot)",
     "generate": "generating text",
     "video": "restoring videos",
 }
@@ -41,19 +41,21 @@ def _dependencies(requirements: list[str]) -> Iterator[Finding]:
     for requirement in map(Requirement, requirements):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        found = _version(requirement.name)
-        wanted = f"{requirement.name}{requirement.specifier}"
-        if found is None:
-            yield Finding(requirement.name, "fail", "is not installed", f"pip install '{wanted}'")
-        elif not requirement.specifier.contains(found, prereleases=True):
+        version = _version(requirement.name)
+        specifier = f"{requirement.name}{requirement.specifier}"
+        if version is None:
+            yield Finding(
+                requirement.name, "fail", "is not installed", f"pip install '{specifier}'"
+            )
+        elif not requirement.specifier.contains(version, prereleases=True):
             yield Finding(
                 requirement.name,
                 "fail",
-                f"{found} is installed, {wanted} is wanted",
-                f"pip install '{wanted}'",
+                f"{version} is installed, jaxsr needs {specifier}",
+                f"pip install '{specifier}'",
             )
         else:
-            yield Finding(requirement.name, "ok", found)
+            yield Finding(requirement.name, "ok", version)
 
 
 def _extras(requirements: list[str]) -> Iterator[Finding]:
@@ -61,14 +63,14 @@ def _extras(requirements: list[str]) -> Iterator[Finding]:
 
     parsed = [Requirement(text) for text in requirements]
     for extra, purpose in EXTRAS.items():
-        wanted = [
+        needed = [
             r
             for r in parsed
             if r.marker is not None
             and r.marker.evaluate({"extra": extra})
             and not r.marker.evaluate({"extra": ""})
         ]
-        missing = [r.name for r in wanted if not _complete(r)]
+        missing = [r.name for r in needed if not _complete(r)]
         if missing:
             yield Finding(
                 f"extra {extra}",
@@ -76,7 +78,7 @@ def _extras(requirements: list[str]) -> Iterator[Finding]:
                 f"not installed ({', '.join(missing)}): needed for {purpose}",
                 f"pip install -e '.[{extra}]', if you want that",
             )
-        elif wanted:
+        elif needed:
             yield Finding(f"extra {extra}", "ok", f"complete: {purpose}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxsr.doctor.checks import Finding
-from jaxsr.runtime.cli import cache_folder
+from jaxsr.runtime.setup import cache_folder
 
 _LITTLE_GIB = 2.0
 
@@ -44,6 +44,6 @@ def _cache(folder: Path) -> Finding:
             "every start compiles anew; set XDG_CACHE_HOME to a writable folder, or give "
             "--compile-cache",
         )
-    kept = [path for path in folder.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in kept) / 2**20
-    return Finding("compile cache", "ok", f"{folder}: {len(kept)} files, {size:.0f} MiB")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 2**20
+    return Finding("compile cache", "ok", f"{folder}: {len(files)} files, {size:.0f} MiB")

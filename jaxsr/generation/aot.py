@@ -1,4 +1,4 @@
-"""Prefill and decode compiled for a TPU that is not there: `jaxsr.generate … --aot v5e:2x4`.
+"""`python -m jaxsr.generate … --aot v5e:2x4`: prefill and decode compiled ahead of time.
 
 Of a Hugging Face folder only `config.json` is read: shapes are enough.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import sharding
+from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.jax_decoder import JaxEngine, room_for
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import bucket, cache_slots
@@ -26,7 +27,7 @@ _CONTEXT = 8192
 
 
 class AheadEngine(JaxEngine):
-    """The JAX engine with shapes for weights, on devices that are not there."""
+    """The JAX engine with shapes for weights, on the devices of a topology."""
 
     def __init__(self, network: Any, topology: Topology, *, devices: int | None = None) -> None:
         """Args:
@@ -57,13 +58,13 @@ class AheadEngine(JaxEngine):
           prompt: tokens of each, padding included.
           slots: of the cache, for prompt and output.
         """
-        whole = sharding.replicated(self.mesh)
+        everywhere = sharding.replicated(self.mesh)
 
         def build(*args: Any) -> Any:
             return self._prefill(options, slots, room_for(options), "right", *args)
 
         def integers(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
+            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)
 
         inputs = (integers(batch, prompt), integers(batch), integers(batch), integers())
         stop = integers(2)
@@ -74,7 +75,7 @@ class AheadEngine(JaxEngine):
             name=f"prefill {batch}x{prompt}",
         )
         state = jax.eval_shape(build, self._weights, *inputs, stop)
-        kept = abstract({k: v for k, v in state.items() if k != "cache"}, whole)
+        others = abstract({k: v for k, v in state.items() if k != "cache"}, everywhere)
         cache = abstract(state["cache"], sharding.cache_sharding(self.config, self.mesh))
 
         def loop(*args: Any) -> Any:
@@ -82,7 +83,7 @@ class AheadEngine(JaxEngine):
 
         decode = compile_ahead(
             jax.jit(loop, donate_argnums=1),
-            (self._weights, {**kept, "cache": cache}, integers(), stop),
+            (self._weights, {**others, "cache": cache}, integers(), stop),
             self._topology,
             name=f"decode {batch}x{slots}",
         )
@@ -103,7 +104,7 @@ def shapes_of(config: LlamaConfig, *, dtype: str, scheme: Scheme | None = None) 
     return network.requires_grad_(False).eval()
 
 
-def run(texts: list[str], config: Any) -> int:
+def run(config: GenerateConfig) -> int:
     """What the command does with `--aot`; returns its exit status.
 
     Without a prompt, prompt and output fill a context of 8192 tokens, or the model's own.
@@ -111,15 +112,15 @@ def run(texts: list[str], config: Any) -> int:
     topology = prepare(config)
     network = _network(config)
     context = min(_CONTEXT, network.config.max_position_embeddings)
-    if texts:
+    if config.prompts:
         from jaxsr.models.llama.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(config.tokenizer or config.model)
-        prompt = bucket(max(len(tokenizer.encode(text)) for text in texts))
+        prompt = bucket(max(len(tokenizer.encode(text)) for text in config.prompts))
         slots = cache_slots(prompt, config.max_new_tokens)
     else:
         prompt, slots = bucket(context // 4), context
-    devices = config.mesh if config.mesh > 1 else None
+    devices = config.devices if config.devices > 1 else None
     engine = AheadEngine(network, topology, devices=devices)
     reports = [
         report
@@ -129,7 +130,7 @@ def run(texts: list[str], config: Any) -> int:
     return conclude(reports, config)
 
 
-def _network(config: Any) -> Any:
+def _network(config: GenerateConfig) -> Any:
     from jaxsr.models.llama import hf_folder
 
     path = Path(config.model)
@@ -140,10 +141,11 @@ def _network(config: Any) -> Any:
             return shapes_of(known, dtype=config.dtype, scheme=config.quantize)
     import torch
 
-    from jaxsr.models.llama.loading import load_model
+    from jaxsr.models.load import load_model
 
     dtype = getattr(torch, config.dtype)
-    return load_model(config.model, dtype=dtype, scheme=config.quantize).network
+    model = load_model(config.model, kind="language model", dtype=dtype, scheme=config.quantize)
+    return model.network
 
 
 def _dtype(tensor: Any) -> Any:

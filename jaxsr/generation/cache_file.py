@@ -19,7 +19,7 @@ FORMAT = "jaxsr-kv-cache-1"
 def save_snapshot(
     path: Path, snapshot: Snapshot, *, fingerprint: str, model: str, prompts: Sequence[str]
 ) -> None:
-    """Writes the snapshot; the file appears whole or not at all.
+    """Writes the snapshot; the file appears complete or not at all.
 
     Args:
       path: file to write.

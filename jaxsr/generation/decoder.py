@@ -4,14 +4,15 @@ An engine is `JaxEngine` or `TorchEngine`; a batch under way is its own object, 
 `Snapshot` is a batch on the host, in no engine's layout.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding
+from jaxsr.generation.padding import Padding, cache_slots, padded
 from jaxsr.models.llama.config import LlamaConfig
 
 UNFILLED = -1
@@ -53,7 +54,7 @@ class Snapshot:
         return ("filled", "token", "done", "outputs", "requests")
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Runs batches. `start` and `resume` leave at least one output token per row."""
 
     config: LlamaConfig
@@ -82,24 +83,42 @@ class Engine(Protocol):
           slots: size of the cache; at least `cache_slots` of the longest prompt, the default.
           padding: side on which shorter rows are padded.
         """
-        ...
+        tokens, length = padded(prompts, padding=padding)
+        least = cache_slots(int(length.max()), options.max_new_tokens)
+        numbers = np.asarray(requests, np.int32)
+        slots = max(slots or least, least)
+        return self._start(tokens, length, numbers, options, tuple(stop_ids), slots, padding)
 
+    @abstractmethod
+    def _start(
+        self,
+        tokens: np.ndarray,
+        length: np.ndarray,
+        requests: np.ndarray,
+        options: SamplingOptions,
+        stop_ids: tuple[int, ...],
+        slots: int,
+        padding: Padding,
+    ) -> Any:
+        """`start` with the prompts as one array (B, T); lengths and numbers are int32 (B,)."""
+
+    @abstractmethod
     def advance(self, batch: Any, steps: int) -> None:
-        """Generates up to `steps` more tokens in each row that is not done."""
-        ...
+        """Generates up to `steps` more tokens in each row that is not done; may not wait."""
 
+    @abstractmethod
     def outputs(self, batch: Any) -> np.ndarray:
         """Tokens so far, (B, N) int32, `UNFILLED` after a row's end; waits for the device."""
-        ...
 
+    @abstractmethod
     def finished(self, batch: Any) -> bool:
-        """Whether every row met a stop token or has all its tokens."""
-        ...
+        """Whether every row met a stop token or has all its tokens; waits for the device."""
 
+    @abstractmethod
     def snapshot(self, batch: Any) -> Snapshot:
         """The batch on the host."""
-        ...
 
+    @abstractmethod
     def resume(
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> Any:
@@ -107,4 +126,11 @@ class Engine(Protocol):
 
         `options.max_new_tokens` counts from the beginning, those in the snapshot included.
         """
-        ...
+
+
+def from_slot_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:
+    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond."""
+    out = np.zeros((*cache.shape[:2], int((filled - first).max()), cache.shape[3]), cache.dtype)
+    for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
+        out[row, :, : end - begin] = cache[row, :, begin:end]
+    return out

@@ -125,7 +125,7 @@ def complete(
     # One cache size for the whole run means one compiled loop; a deterministic row has its own.
     longest = max(len(prompt) for prompt in prompts)
     slots = None if deterministic else cache_slots(longest, options.max_new_tokens)
-    requests = _own_requests(prompts) if deterministic else list(range(len(prompts)))
+    requests = _requests_of(prompts) if deterministic else list(range(len(prompts)))
     run = Run()
     for begin in range(0, len(prompts), together):
         indices = list(range(begin, min(begin + together, len(prompts))))
@@ -148,17 +148,17 @@ def complete(
     return run
 
 
-def _own_requests(prompts: Sequence[Sequence[int]]) -> list[int]:
+def _requests_of(prompts: Sequence[Sequence[int]]) -> list[int]:
     """Numbers of requests that follow from each prompt's tokens alone.
 
     Of equal prompts the second is the first's number and one, so that their draws differ.
     """
-    seen: Counter[int] = Counter()
+    repeats: Counter[int] = Counter()
     numbers = []
     for prompt in prompts:
-        own = zlib.crc32(np.asarray(prompt, np.int32).tobytes())
-        numbers.append((own + seen[own]) % 2**31)
-        seen[own] += 1
+        checksum = zlib.crc32(np.asarray(prompt, np.int32).tobytes())
+        numbers.append((checksum + repeats[checksum]) % 2**31)
+        repeats[checksum] += 1
     return numbers
 
 
@@ -214,15 +214,15 @@ def _follow(
 ) -> None:
     """Advances a started batch to its end and notes its completions."""
     begin, compiled = time.perf_counter(), engine.compile_s
-    seen = 0
+    reported = 0
     outputs = first
     step = chunk or (8 if on_tokens else options.max_new_tokens)
     while True:
         if on_tokens is not None:
             for row, index in enumerate(indices):
-                if new := [int(t) for t in outputs[row, seen:] if t != UNFILLED]:
+                if new := [int(t) for t in outputs[row, reported:] if t != UNFILLED]:
                     on_tokens(index, new)
-        seen = outputs.shape[1]
+        reported = outputs.shape[1]
         if engine.finished(batch):
             break
         engine.advance(batch, step)

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import sampling, sharding
-from jaxsr.generation.decoder import UNFILLED, Snapshot
+from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot, from_slot_zero
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
@@ -46,7 +46,7 @@ class JaxBatch:
         self.count = int(state["count"])
 
 
-class JaxEngine:
+class JaxEngine(Engine):
     """Runs a Llama-family network in JAX.
 
     Args:
@@ -105,9 +105,9 @@ class JaxEngine:
         """The compiled program for this key, compiled ahead so that its time is known."""
         if key not in self._programs:
             begin = time.perf_counter()
-            told = (*key, self.platform, structure(self._skeleton))
-            kept = stored(self._folder, told, function, args, name=key[0])
-            self._programs[key] = jax.jit(kept, donate_argnums=donate).lower(*args).compile()
+            long_key = (*key, self.platform, structure(self._skeleton))
+            traced = stored(self._folder, long_key, function, args, name=key[0])
+            self._programs[key] = jax.jit(traced, donate_argnums=donate).lower(*args).compile()
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 
@@ -213,25 +213,21 @@ class JaxEngine:
 
     # ---- what Engine asks for
 
-    def start(
+    def _start(
         self,
-        prompts: Sequence[Sequence[int]],
-        requests: Sequence[int],
+        tokens: np.ndarray,
+        length: np.ndarray,
+        requests: np.ndarray,
         options: SamplingOptions,
-        *,
-        stop_ids: Sequence[int] = (),
-        slots: int | None = None,
-        padding: Padding = "right",
+        stop_ids: tuple[int, ...],
+        slots: int,
+        padding: Padding,
     ) -> JaxBatch:
-        """See `Engine.start`."""
-        tokens_BT, length_B = padded(prompts, padding=padding)
-        need = cache_slots(int(length_B.max()), options.max_new_tokens)
-        slots = max(slots or need, need)
-        shape = (*tokens_BT.shape, slots, room_for(options), padding)
+        shape = (*tokens.shape, slots, room_for(options), padding)
         args = self._replicated(
-            tokens_BT,
-            length_B,
-            np.asarray(requests, np.int32),
+            tokens,
+            length,
+            requests,
             np.int32(options.seed),
             np.array([*stop_ids, UNFILLED - 1], np.int32),
         )
@@ -256,28 +252,24 @@ class JaxEngine:
         return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int) -> None:
-        """See `Engine.advance`; returns before the device is done."""
         batch.count = min(batch.count + steps, batch.options.max_new_tokens)
         args = self._loop_args(batch, batch.count)
         program = self._decode_program(batch, *args)
         batch.state = program(self._weights, batch.state, *args)
 
     def outputs(self, batch: JaxBatch) -> np.ndarray:
-        """See `Engine.outputs`."""
         return np.asarray(batch.state["outputs"])[:, : batch.count]
 
     def finished(self, batch: JaxBatch) -> bool:
-        """See `Engine.finished`; waits for the device."""
         return batch.count >= batch.options.max_new_tokens or bool(batch.state["done"].all())
 
     def snapshot(self, batch: JaxBatch) -> Snapshot:
-        """See `Engine.snapshot`."""
         state = jax.device_get(batch.state)
         filled, first = state["filled"], state["first"]
         layers = [(k.swapaxes(2, 3), v) for k, v in state["cache"]]
         return Snapshot(
-            keys=[_from_zero(k, first, filled) for k, _ in layers],
-            values=[_from_zero(v, first, filled) for _, v in layers],
+            keys=[from_slot_zero(k, first, filled) for k, _ in layers],
+            values=[from_slot_zero(v, first, filled) for _, v in layers],
             filled=filled - first,
             token=state["token"],
             done=state["done"],
@@ -288,7 +280,6 @@ class JaxEngine:
     def resume(
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> JaxBatch:
-        """See `Engine.resume`."""
         count, room = snapshot.outputs.shape[1], room_for(options)
         slots = cache_slots(snapshot.keys[0].shape[2], max(options.max_new_tokens - count, 1))
         grow = [(0, 0), (0, 0), (0, slots - snapshot.keys[0].shape[2]), (0, 0)]
@@ -345,11 +336,3 @@ def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> ja
         return jax.lax.dynamic_update_slice_in_dim(cache, new, at_B[0], axis)
     put = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
     return jax.vmap(put)(cache, new, at_B)
-
-
-def _from_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:
-    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond."""
-    out = np.zeros((*cache.shape[:2], int((filled - first).max()), cache.shape[3]), cache.dtype)
-    for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
-        out[row, :, : end - begin] = cache[row, :, begin:end]
-    return out

@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 
 from jaxsr.errors import InputError
+from jaxsr.runtime.options import CheckedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(CheckedOptions):
     """Checked when built. Filters apply in this order: temperature, top-k, top-p."""
 
     max_new_tokens: int = 128
@@ -22,8 +23,8 @@ class SamplingOptions:
     """Of the random draws; each request draws with its own key, made of this and its number."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        super().__post_init__()
+        self.check_at_least(1, "max_new_tokens")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise InputError(f"temperature must be finite and not below 0, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:

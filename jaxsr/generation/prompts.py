@@ -112,12 +112,12 @@ def _chat(value: Any, where: str, system: str | None) -> Prompt:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as .jsonl or .csv, whole or not at all.
+    """Writes rows as .jsonl or .csv, complete or not at all.
 
     Raises:
       ValueError: another suffix.
     """
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     check_rows_path(path)
     text = io.StringIO(newline="")
@@ -127,7 +127,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         table = csv.DictWriter(text, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
-    write_whole(path, text.getvalue().encode())
+    atomic_write(path, text.getvalue().encode())
 
 
 def check_rows_path(path: Path) -> None:

@@ -46,7 +46,7 @@ def choose(
 
     Args:
       logits_BV: float32 logits.
-      keys_B2: of `request_keys`; not looked at when greedy.
+      keys_B2: of `request_keys`; unused when greedy.
       number: how many tokens each row has generated before this one.
       options: static; decides what is compiled.
     """

@@ -8,12 +8,10 @@ does not divide evenly stays whole on every device.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsr.errors import InputError
-from jaxsr.interop.mesh import DeviceError, replicated
+from jaxsr.interop.mesh import first_devices, replicated
 from jaxsr.models.llama.config import LlamaConfig
 
 AXIS = "tensor"
@@ -25,19 +23,9 @@ def tensor_mesh(devices: int) -> Mesh:
     """A mesh of the first `devices` devices along the axis `tensor`.
 
     Raises:
-      ValueError: fewer than one.
       DeviceError: the machine has fewer.
     """
-    if devices < 1:
-        raise InputError(f"mesh must be at least 1, got {devices}")
-    found = jax.devices()
-    if len(found) < devices:
-        raise DeviceError(
-            f"mesh of {devices} devices asked for, but this machine has {len(found)} "
-            f"{found[0].platform} device(s); use --mesh {len(found)}"
-            + (", or --platform cpu to simulate them" if found[0].platform != "cpu" else "")
-        )
-    return Mesh(np.array(found[:devices]), (AXIS,))
+    return Mesh(np.array(first_devices(devices)), (AXIS,))
 
 
 def weight_shardings(

@@ -1,9 +1,8 @@
-"""Traced programs kept on disk, so that a later process need not trace the network again.
+"""Traced programs stored on disk, so that a later process does not trace the network.
 
-Tracing a network of 30 blocks takes seconds, and JAX's own compilation cache saves none of them: it
-looks a program up by what tracing makes of it. Here a program is looked up by everything that the
-trace depends on, and found as `jax.export` wrote it: StableHLO, in which nothing is pickled. What
-XLA makes of it lies in JAX's cache.
+Tracing a network of 30 blocks takes seconds, and JAX's compilation cache saves none of them: its
+key is the traced program. The key here is everything that the trace depends on. A program is
+stored as `jax.export` writes it, StableHLO without pickles; XLA's results are in JAX's cache.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from jax import export
 # Code that a trace runs through: a change in any of it makes other programs.
 _SOURCES = ("jaxsr.generation", "jaxsr.models.llama", "jaxsr.interop")
 _PACKAGES = ("jax", "jaxlib", "torch", "torchax")
-# Settings that say where things are kept, not what is computed.
+# Settings of where files are, not of what is computed.
 _PLACES = ("jax_compilation_cache_dir",)
 
 _LOG = logging.getLogger(__name__)
@@ -33,8 +32,8 @@ def stored(
     """A function that computes what `trace` does, for arguments like `args`; to be jitted.
 
     Args:
-      folder: where programs are kept; made if need be. None keeps none.
-      key: what `trace` closes over, with a `repr` that tells it all.
+      folder: where programs are kept; created if absent. None stores nothing.
+      key: what `trace` closes over, with a `repr` that is complete.
       trace: the function.
       args: arrays, or their shapes, with shardings over one mesh.
       name: of the program, for its file.
@@ -42,11 +41,11 @@ def stored(
     if folder is None:
         return trace
     path = folder / f"{name}-{_digest(key, args)}.jaxexport"
-    found = _read(path)
-    if found is None:
-        found = export.export(jax.jit(trace))(*args)
-        _write(path, found)
-    return found.call
+    exported = _read(path)
+    if exported is None:
+        exported = export.export(jax.jit(trace))(*args)
+        _write(path, exported)
+    return exported.call
 
 
 def structure(network: Any) -> list[tuple[str, str, str]]:
@@ -73,12 +72,12 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, exported: Any) -> None:
-    from jaxsr.interop.weights import write_whole
+    from jaxsr.interop.atomic_write import atomic_write
 
     body = bytes(exported.serialize())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, hashlib.sha256(body).digest() + body)
+        atomic_write(path, hashlib.sha256(body).digest() + body)
     except OSError as error:
         _LOG.warning("the traced program is not kept: %s", error)
 
@@ -89,8 +88,8 @@ def _digest(key: Any, args: tuple[Any, ...]) -> str:
     settings = sorted(
         (name, repr(value)) for name, value in jax.config.values.items() if name not in _PLACES
     )
-    told = repr((key, str(tree), shapes, settings, _surroundings()))
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
+    text = repr((key, str(tree), shapes, settings, _surroundings()))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _where(array: Any) -> str:
@@ -112,4 +111,4 @@ def _files() -> Iterable[Path]:
     for package in _SOURCES:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
-            yield from sorted(Path(folder).glob("*.py"))
+            yield from sorted(Path(folder).rglob("*.py"))

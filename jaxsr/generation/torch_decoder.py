@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from jaxsr.generation.decoder import UNFILLED, Snapshot
+from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot, from_slot_zero
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.sampling import choose_on_host
 from jaxsr.models.llama.network import CausalLM
 
@@ -32,7 +32,7 @@ class TorchBatch:
     stop_ids: tuple[int, ...]
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Runs a Llama-family network in torch.
 
     Args:
@@ -49,20 +49,17 @@ class TorchEngine:
         self.compile_s = 0.0
 
     @torch.no_grad()
-    def start(
+    def _start(
         self,
-        prompts: Sequence[Sequence[int]],
-        requests: Sequence[int],
+        tokens: np.ndarray,
+        length: np.ndarray,
+        requests: np.ndarray,
         options: SamplingOptions,
-        *,
-        stop_ids: Sequence[int] = (),
-        slots: int | None = None,
-        padding: Padding = "right",
+        stop_ids: tuple[int, ...],
+        slots: int,
+        padding: Padding,
     ) -> TorchBatch:
-        """See `Engine.start`."""
-        tokens, length = padded(prompts, padding=padding)
-        need = cache_slots(int(length.max()), options.max_new_tokens)
-        slots, count = max(slots or need, need), tokens.shape[1]
+        count = tokens.shape[1]
         length_B = torch.from_numpy(length).long().to(self.torch_device)
         tokens_BT = torch.from_numpy(tokens).long().to(self.torch_device)
         batch = TorchBatch()
@@ -72,8 +69,7 @@ class TorchEngine:
         logits_BV, new = self.network(tokens_BT, first_B=batch.first, read_B=read_B)
         batch.cache = [(_grown(k, slots), _grown(v, slots)) for k, v in new]
         batch.filled = torch.full_like(length_B, count) if left else length_B.clone()
-        batch.requests = np.asarray(requests, np.int32)
-        batch.options, batch.stop_ids = options, tuple(stop_ids)
+        batch.requests, batch.options, batch.stop_ids = requests, options, stop_ids
         batch.outputs = np.zeros((len(length), 0), np.int32)
         batch.done = torch.zeros(len(length), dtype=torch.bool, device=self.torch_device)
         batch.token = torch.zeros_like(length_B)
@@ -97,7 +93,6 @@ class TorchEngine:
 
     @torch.no_grad()
     def advance(self, batch: TorchBatch, steps: int) -> None:
-        """See `Engine.advance`."""
         rows = torch.arange(len(batch.filled), device=self.torch_device)
         for _ in range(steps):
             if self.finished(batch):
@@ -116,24 +111,17 @@ class TorchEngine:
             self._take(batch, logits_BV)
 
     def outputs(self, batch: TorchBatch) -> np.ndarray:
-        """See `Engine.outputs`."""
         return batch.outputs
 
     def finished(self, batch: TorchBatch) -> bool:
-        """See `Engine.finished`."""
         return batch.outputs.shape[1] >= batch.options.max_new_tokens or bool(batch.done.all())
 
     def snapshot(self, batch: TorchBatch) -> Snapshot:
-        """See `Engine.snapshot`."""
         filled = batch.filled.cpu().numpy()
         first = np.zeros_like(filled) if batch.first is None else batch.first.cpu().numpy()
 
         def host(cache: torch.Tensor) -> np.ndarray:
-            width = int((filled - first).max())
-            out = cache.new_zeros((*cache.shape[:2], width, cache.shape[3]))
-            for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
-                out[row, :, : end - begin] = cache[row, :, begin:end]
-            return out.float().cpu().numpy()
+            return from_slot_zero(cache.float().cpu().numpy(), first, filled)
 
         return Snapshot(
             keys=[host(k) for k, _ in batch.cache],
@@ -148,7 +136,6 @@ class TorchEngine:
     def resume(
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> TorchBatch:
-        """See `Engine.resume`."""
         left = max(options.max_new_tokens - snapshot.outputs.shape[1], 1)
         slots = cache_slots(snapshot.keys[0].shape[2], left)
         dtype = self.network.model.norm.weight.dtype

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,18 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxsr.data.picture_file import ENDINGS
 from jaxsr.data.sources import Source, target_path
+from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
-from jaxsr.restoration.encode import ENDING, PictureWriter, check_holdable, open_writer
+from jaxsr.restoration.encode import PictureWriter, check_holdable, open_writer
 from jaxsr.restoration.pictures import (
     CHANNELS,
     Picture,
     PictureError,
-    one_line,
     read_picture,
     with_size,
 )
-from jaxsr.restoration.pipeline import ByteBudget, Restorer, ThreadedSink, Work, read_ahead
+from jaxsr.restoration.pipeline import ByteBudget, Restorer, Work, read_ahead
 
 log = logging.getLogger(__name__)
 
@@ -45,30 +47,54 @@ class Outcome:
 
 
 class _FileSink:
-    """Opens the file when the first rows arrive, so that a failing picture makes no folder."""
+    """Writes a picture's file in a thread, a few bands behind the device.
 
-    def __init__(self, target: Path, start: Callable[[], PictureWriter]) -> None:
-        self._target, self._start = target, start
-        self._writer: PictureWriter | None = None
+    Args:
+      start: opens the file; called with the first rows, so that a failing picture makes none.
+      done: called once from the thread, with the error or None.
+    """
+
+    def __init__(
+        self, start: Callable[[], PictureWriter], done: Callable[[Exception | None], None]
+    ) -> None:
+        self._start, self._done = start, done
+        self._queue: queue.Queue[np.ndarray | Exception | None] = queue.Queue(maxsize=1)
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, daemon=True).start()
 
     def write(self, rows: np.ndarray) -> None:
-        if self._writer is None:
-            self._target.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = self._start()
-        self._writer.write(rows)
+        if self._error is not None:
+            raise self._error
+        self._queue.put(rows)
 
     def finish(self) -> None:
-        assert self._writer is not None
-        writer, self._writer = self._writer, None
-        try:
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
+        self._queue.put(None)
 
     def fail(self, error: Exception) -> None:
-        if self._writer is not None:
-            self._writer.abandon()
+        self._queue.put(error)
+
+    def _run(self) -> None:
+        writer: PictureWriter | None = None
+        try:
+            while isinstance(rows := self._queue.get(), np.ndarray):
+                if self._error is not None:
+                    continue  # takes what the pipeline still hands over
+                try:
+                    writer = writer or self._start()
+                    writer.write(rows)
+                except Exception as error:
+                    self._error = error
+            self._error = self._error or rows
+            if self._error is None:
+                assert writer is not None
+                writer.finish()
+        except Exception as error:
+            self._error = error
+        try:
+            if self._error is not None and writer is not None:
+                writer.abandon()
+        finally:  # whoever waits for this picture must not wait for ever
+            self._done(self._error)
 
 
 class BatchRestorer:
@@ -100,14 +126,14 @@ class BatchRestorer:
     ) -> tuple[Source, Path, Picture] | tuple[Source, None, str] | None:
         """Decodes one picture, in a thread; the reason where it cannot be."""
         config = self._config
-        wanted = FORMATS[config.format] if config.format else None
+        format = FORMATS[config.format] if config.format else None
         try:
-            if wanted is not None or source.path.suffix.lower() != ".gif":
-                target = target_path(source, config.out, suffix=config.suffix, format=wanted)
+            if format is not None or source.path.suffix.lower() != ".gif":
+                target = target_path(source, config.out, suffix=config.suffix, format=format)
                 if self._exists(source, target):
                     return None
             picture = read_picture(source.path, max_pixels=config.max_pixels)
-            written = wanted or (picture.notes.format if picture.notes.format in ENDING else "PNG")
+            written = format or (picture.notes.format if picture.notes.format in ENDINGS else "PNG")
             target = target_path(source, config.out, suffix=config.suffix, format=written)
             if self._exists(source, target):
                 return None
@@ -154,7 +180,7 @@ class BatchRestorer:
         size = picture.pixels.shape[:2]
         height, width = self._restorer.result_size(size)
         written = FORMATS[self._config.format] if self._config.format else picture.notes.format
-        written = written if written in ENDING else "PNG"
+        written = written if written in ENDINGS else "PNG"
         deep = picture.pixels.dtype == np.uint16
         rows = height
         if written in ("PNG", "TIFF"):
@@ -163,17 +189,21 @@ class BatchRestorer:
         if not self._budget.acquire(cost, wait=False):
             self._restorer.flush()  # what waits for company would hold its share for ever
             self._budget.acquire(cost)
-        start = functools.partial(
-            open_writer,
-            target,
-            format=written,
-            kind=picture.kind,
-            deep=deep,
-            height=height,
-            width=width,
-            notes=with_size(picture.notes, height=height, width=width),
-            quality=self._config.quality,
-        )
+        # Not in `start`, which would hold the samples until the file is written.
+        kind, notes = picture.kind, with_size(picture.notes, height=height, width=width)
+
+        def start() -> PictureWriter:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return open_writer(
+                target,
+                format=written,
+                kind=kind,
+                deep=deep,
+                height=height,
+                width=width,
+                notes=notes,
+                quality=self._config.quality,
+            )
 
         def done(error: Exception | None) -> None:
             if error is None:
@@ -183,8 +213,7 @@ class BatchRestorer:
                 self._failed(source, _reason(error))
             self._budget.release(cost)
 
-        sink = ThreadedSink(_FileSink(target, start), done)
-        return Work(pixels=picture.pixels, kind=picture.kind, sink=sink)
+        return Work(pixels=picture.pixels, kind=picture.kind, sink=_FileSink(start, done))
 
     def _failed(self, source: Source, reason: str) -> None:
         log.debug("%s: %s", source.path, reason)

@@ -57,9 +57,9 @@ def from_outputs(
     bases = _parts(base, kind) if base is not None else [None] * len(outputs)
     gray = kind in ("gray", "gray-alpha")
     parts = []
-    for index, (output, own) in enumerate(zip(outputs, bases, strict=True)):
-        wanted = 1 if gray or index == 1 else 3
-        parts.append(_from_network(output, wanted, own))
+    for index, (output, base_part) in enumerate(zip(outputs, bases, strict=True)):
+        part_channels = 1 if gray or index == 1 else 3
+        parts.append(_from_network(output, part_channels, base_part))
     if kind == "cmyk":
         return np.concatenate([1 - part for part in parts], -1)
     if kind.endswith("alpha"):
@@ -121,11 +121,11 @@ def _for_network(part: np.ndarray, channels: int) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(planes, (channels, *planes.shape[1:])))
 
 
-def _from_network(output: np.ndarray, wanted: int, base: np.ndarray | None) -> np.ndarray:
+def _from_network(output: np.ndarray, channels: int, base: np.ndarray | None) -> np.ndarray:
     image = np.moveaxis(output, 0, -1)
-    if image.shape[-1] == wanted:
+    if image.shape[-1] == channels:
         return image
-    if wanted == 1:
+    if channels == 1:
         return image @ LUMA[:, None]
     assert base is not None
     return base + (image - base @ LUMA[:, None])

@@ -1,24 +1,24 @@
-"""Everything that `jaxsr.restore` can be told, checked before any device is touched."""
+"""The options of `jaxsr.restore`, checked before any device is touched."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
 from jaxsr.errors import InputError
 from jaxsr.restoration.pictures import MAX_PIXELS
-from jaxsr.runtime.aot_options import AheadOptions
+from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreConfig(AheadOptions):
-    """Restores pictures and videos."""
+class RestoreConfig(LaneFoldingOptions, AotOptions):
+    """Restores pictures and videos with a torch network, on JAX or on torch."""
 
-    inputs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    inputs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Pictures, videos, folders (searched through, their structure kept) and globs."""
     out: Path = Path("restored")
     """Folder for the results, made if need be."""
@@ -30,7 +30,7 @@ class RestoreConfig(AheadOptions):
     model_options: str = "{}"
     """Keyword arguments of the class, as a JSON object."""
     channels: Literal[1, 3] | None = None
-    """What the network takes: 1 (luma, gray) or 3 (RGB). Default: found out."""
+    """What the network takes: 1 (luma, gray) or 3 (RGB). Default: from the network."""
     value_range: tuple[float, float] | None = None
     """Intensities of black and white in the network's pictures. Default: the family's, else 0 1."""
     outscale: float | None = None
@@ -52,17 +52,6 @@ class RestoreConfig(AheadOptions):
     """Tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere."""
     ensemble: bool = False
     """Average over the eight flips and turns of each tile: eight times the work."""
-    engine: Literal["jax", "torch"] = "jax"
-    """Who computes."""
-    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
-    """Where."""
-    mesh: int = 1
-    """Devices that a batch is split over; on a CPU they are simulated."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the network computes in."""
-    lane_folding: Literal["auto", "on", "off"] = "auto"
-    """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto: on
-    TPUs; CPUs hold images with their channels last."""
     max_pixels: int = MAX_PIXELS
     """A picture that claims more is refused before it is decoded."""
     truth: Path | None = None
@@ -71,32 +60,18 @@ class RestoreConfig(AheadOptions):
     """Folder for the figures. Default: `report` in the folder of the results."""
     benchmark: tuple[str, ...] = ()
     """Measure these sizes, as WIDTHxHEIGHT, instead of restoring anything."""
-    compile_cache: Path | None = None
-    """Where compiled programs are kept. Default: the user's cache folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (("quality", 1, 100), ("mesh", 1, None), ("max_pixels", 1, None)):
-            value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                limit = f"from {low} to {high}" if high else f"at least {low}"
-                raise InputError(f"{name} must be {limit}, got {value}")
-        for name in ("tile", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        self.check_at_least(1, "max_pixels", "tile", "batch")
+        if not 1 <= self.quality <= 100:
+            raise InputError(f"quality must be from 1 to 100, got {self.quality}")
         if self.outscale is not None and not 0 < self.outscale <= 64:
             raise InputError(f"outscale must be above 0 and at most 64, got {self.outscale}")
         if "/" in self.suffix or "\\" in self.suffix:
             raise InputError(
                 f"suffix is part of a file name, got {self.suffix!r}; use --out for folders"
             )
-        if self.engine == "torch" and self.mesh > 1:
-            raise InputError(
-                f"engine=torch runs on one device, got mesh={self.mesh}; use --engine jax"
-            )
-        if self.engine == "torch" and self.platform == "tpu":
-            raise InputError("engine=torch does not run on TPUs; use --engine jax")
         if self.report is not None and self.truth is None:
             raise InputError(
                 "report needs pictures to compare with; name their folder with --truth"
@@ -121,10 +96,10 @@ class RestoreConfig(AheadOptions):
 
     def sizes(self) -> list[tuple[int, int]]:
         """`benchmark` as (height, width) pairs."""
-        found = []
+        sizes = []
         for text in self.benchmark:
             width, by, height = text.lower().replace("×", "x").partition("x")
             if not (by and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
                 raise InputError(f"benchmark takes sizes such as 1280x720, got {text!r}")
-            found.append((int(height), int(width)))
-        return found
+            sizes.append((int(height), int(width)))
+        return sizes

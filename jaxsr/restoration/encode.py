@@ -1,4 +1,4 @@
-"""Writes picture files band by band, whole or not at all.
+"""Writes picture files band by band, complete or not at all.
 
 PNG and TIFF are compressed as the rows arrive, so that memory does not grow with the picture. JPEG
 and WebP have no such encoder within reach: their samples are gathered first. Every format carries
@@ -15,13 +15,10 @@ import numpy as np
 from jaxtyping import Shaped
 from PIL import Image
 
-from jaxsr.restoration.atomic_write import WholeFile
+from jaxsr.interop.atomic_write import AtomicFile
 from jaxsr.restoration.pictures import CHANNELS, Kind, Notes, PictureError
 from jaxsr.restoration.png import PngWriter
 from jaxsr.restoration.tiff import TiffWriter
-
-ENDING = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "TIFF": ".tif"}
-"""File ending of each format that is written."""
 
 _LONGEST_SIDE = {"JPEG": 65500, "WEBP": 16383}  # libjpeg's and WebP's own limits
 
@@ -70,7 +67,7 @@ def open_writer(
     notes: Notes,
     quality: int,
 ) -> PictureWriter:
-    """Starts a file that will appear at `path` once it is whole.
+    """Starts a file that appears at `path` when it is complete.
 
     Args:
       path: its folder must exist.
@@ -86,7 +83,7 @@ def open_writer(
       OSError: the folder cannot be written.
     """
     shape = (height, width, CHANNELS[kind])
-    file = WholeFile(path)
+    file = AtomicFile(path)
     try:
         if format == "PNG":
             return PngWriter(file, shape, deep, kind, notes)
@@ -104,7 +101,7 @@ class _GatheringWriter:
 
     def __init__(
         self,
-        file: WholeFile,
+        file: AtomicFile,
         shape: tuple[int, int, int],
         encode: Callable[[np.ndarray, Kind, Notes, int], Sequence[bytes | memoryview]],
         kind: Kind,

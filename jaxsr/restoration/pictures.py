@@ -4,13 +4,11 @@ Samples are (height, width, channels) uint8 or uint16 as they are stored: EXIF o
 as a note and not applied, alpha is not premultiplied, no profile is applied. Palettes are looked up
 (the restored picture has colours that the palette lacks), bilevel becomes gray.
 
-Pillow decodes, restricted to the formats below, because it refuses a truncated file where OpenCV
-returns it half gray. It cuts 16-bit colour to 8 bits, so there OpenCV takes over, and tifffile for
-planar TIFF, which both read wrongly.
+Pillow decodes, restricted to the formats below; for what other decoders take over see
+`jaxsr.data.picture_file`.
 """
 
 import io
-import math
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,14 +18,19 @@ import numpy as np
 from jaxtyping import Shaped
 from PIL import Image, UnidentifiedImageError
 
-from jaxsr.errors import InputError
+from jaxsr.data.picture_file import (
+    ORIENTATION,
+    is_tiff,
+    is_white_zero,
+    opencv_samples,
+    stored_size,
+    tifffile_samples,
+)
+from jaxsr.errors import InputError, one_line
 
 Kind = Literal["gray", "gray-alpha", "rgb", "rgb-alpha", "cmyk"]
 
 CHANNELS: dict[Kind, int] = {"gray": 1, "gray-alpha": 2, "rgb": 3, "rgb-alpha": 4, "cmyk": 4}
-
-ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".jfif", ".webp", ".tif", ".tiff", ".bmp", ".gif"))
-"""File names taken for pictures in a folder."""
 
 # Pillow's other decoders stay out: some start programs, and none of them is asked for.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF")
@@ -73,7 +76,7 @@ class Notes:
         exif = Image.Exif()
         try:
             exif.load(self.exif)
-            value = exif.get(0x0112, 1)
+            value = exif.get(ORIENTATION, 1)
         except Exception:  # damaged EXIF says nothing
             return 1
         return value if value in range(1, 9) else 1
@@ -133,7 +136,7 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
     except PictureError:
         raise
     except UnidentifiedImageError:
-        if data[:4] in (b"II*\0", b"MM\0*"):
+        if is_tiff(data):
             return _unusual_tiff(data, max_pixels)
         raise PictureError("not a PNG, JPEG, WebP, TIFF, BMP or GIF picture") from None
     except Image.DecompressionBombError:
@@ -149,26 +152,14 @@ def picture_size(path: Path) -> tuple[int, int] | None:
     """(height, width) as stored, from the header; None where `read_picture` will say why not."""
     try:
         with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
-            return _stored_size(image)
+            return stored_size(image)
     except Exception:  # the same file is read again, and refused with a reason then
         return None
 
 
-def _stored_size(image: Any) -> tuple[int, int]:
-    # Pillow turns the size of a TIFF, and of no other format, by its orientation.
-    if image.format == "TIFF":
-        return image.tag_v2[257], image.tag_v2[256]
-    return image.height, image.width
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message without line breaks, or its type where it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _too_large(size: tuple[int, int] | None, limit: int) -> str:
-    said = f"{size[0]}×{size[1]} pixels claimed; " if size else ""
-    return f"{said}more than {limit:,} pixels: raise --max-pixels if the file is what it says"
+    claim = f"{size[0]}×{size[1]} pixels claimed; " if size else ""
+    return f"{claim}more than {limit:,} pixels: raise --max-pixels if the file is what it says"
 
 
 def _check_header(image: Any, max_pixels: int) -> None:
@@ -187,7 +178,7 @@ def _samples(image: Any, data: bytes) -> tuple[np.ndarray, Kind]:
         bits, sample_format = image.tag_v2.get(258, (1,)), image.tag_v2.get(339, (1,))
         _check_tiff(max(bits), sample_format)
         orientation = int(image.tag_v2.get(274, 1))
-        size = _stored_size(image)
+        size = stored_size(image)
         image.load()  # refuses a file cut short, which the decoders below may fill up
         if max(bits) == 16 and len(bits) > 1:
             return _deep(image, _deep_tiff(image, data), size)
@@ -198,7 +189,7 @@ def _samples(image: Any, data: bytes) -> tuple[np.ndarray, Kind]:
         pixels = _by_opencv(data)
         if data[25] == 4:  # gray with alpha, for which OpenCV repeats the gray
             pixels = pixels[..., (0, 3)]
-        return _deep(image, pixels, _stored_size(image))
+        return _deep(image, pixels, stored_size(image))
     return _shallow(image)
 
 
@@ -211,7 +202,7 @@ def _shallow(image: Any) -> tuple[np.ndarray, Kind]:
     mode = image.mode
     if mode.startswith("I;16"):
         gray = np.asarray(image).astype(np.uint16)[..., None]  # in this machine's byte order
-        if image.format == "TIFF" and image.tag_v2.get(262) == 0:  # white is zero
+        if is_white_zero(image):
             gray = 65535 - gray
         key = image.info.get("transparency")
         return (gray, "gray") if key is None else (_keyed(gray, (key,)), "gray-alpha")
@@ -282,10 +273,10 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
             if page.imagelength * page.imagewidth > max_pixels:
                 raise PictureError(_too_large((page.imagewidth, page.imagelength), max_pixels))
             _check_tiff(page.bitspersample, (page.sampleformat,))
-            channels, planar = page.samplesperpixel, page.planarconfig == 2
+            channels = page.samplesperpixel
             if channels not in (1, 2, 3, 4) or len(file.pages) != 1:
                 raise PictureError(f"{channels} channels on {len(file.pages)} pages")
-            pixels = page.asarray()
+            pixels = tifffile_samples(page)
             exif = Image.Exif()
             for tag in _TIFF_NOTES:
                 if tag in page.tags and isinstance(page.tags[tag].value, str | int):
@@ -295,20 +286,15 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
         raise
     except Exception as error:
         raise PictureError(one_line(error)) from error
-    if planar and pixels.ndim == 3:
-        pixels = np.moveaxis(pixels, 0, -1)
     kinds: tuple[Kind, ...] = ("gray", "gray-alpha", "rgb", "rgb-alpha")
     notes = Notes(
         format="TIFF",
         exif=exif.tobytes().removeprefix(b"Exif\0\0") if len(exif) else None,
         icc=bytes(icc.value) if icc is not None else None,
     )
-    size = page.imagelength, page.imagewidth
-    if pixels.size == 0 or pixels.shape[:2] != size or pixels.size != math.prod(size) * channels:
-        raise PictureError(f"samples of shape {pixels.shape} in a picture of {size[1]}×{size[0]}")
     if pixels.dtype.newbyteorder("=") not in (np.uint8, np.uint16):
         raise PictureError(f"{pixels.dtype} samples; restore takes 8 or 16 bits")
-    pixels = np.ascontiguousarray(pixels.reshape(*size, channels))
+    pixels = np.ascontiguousarray(pixels)
     pixels = pixels.astype(pixels.dtype.newbyteorder("="))
     if page.photometric == 0:  # white is zero
         pixels[..., :1] = np.iinfo(pixels.dtype).max - pixels[..., :1]
@@ -322,13 +308,9 @@ def _keyed(pixels: np.ndarray, key: tuple[int, ...]) -> np.ndarray:
 
 
 def _by_opencv(data: bytes) -> np.ndarray:
-    import cv2
-
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    pixels = opencv_samples(data)
     if pixels is None:
         raise PictureError("16-bit samples that could not be decoded")
-    if pixels.ndim == 3 and pixels.shape[2] >= 3:
-        pixels = pixels[..., [2, 1, 0, 3][: pixels.shape[2]]]  # OpenCV's order is blue, green, red
     return pixels
 
 
@@ -374,14 +356,14 @@ _TIFF_NOTES = (270, 271, 272, 274, 305, 306, 315, 316, 33432, 0x8769, 0x8825)
 
 
 def _descriptive(image: Any) -> Image.Exif:
-    found, exif = image.getexif(), Image.Exif()
+    stored, exif = image.getexif(), Image.Exif()
     for tag in _TIFF_NOTES:
         if tag in (0x8769, 0x8825):
-            inner = found.get_ifd(tag)
+            inner = stored.get_ifd(tag)
             if inner:
                 exif[tag] = inner
-        elif tag in found:
-            exif[tag] = found[tag]
+        elif tag in stored:
+            exif[tag] = stored[tag]
     return exif
 
 
@@ -421,11 +403,11 @@ def with_size(notes: Notes, *, height: int, width: int) -> Notes:
     return replace(notes, exif=bytes(exif))
 
 
-def _entries(exif: bytearray, order: str, ifd: int, wanted: tuple[int, ...]):
-    """(tag, offset) of the wanted entries of one image file directory."""
+def _entries(exif: bytearray, order: str, ifd: int, tags: tuple[int, ...]):
+    """(tag, offset) of some tags of one image file directory."""
     (count,) = struct.unpack_from(order + "H", exif, ifd)
     for index in range(count):
         at = ifd + 2 + 12 * index
         (tag,) = struct.unpack_from(order + "H", exif, at)
-        if tag in wanted:
+        if tag in tags:
             yield tag, at

@@ -7,7 +7,6 @@ not with its area.
 
 import collections
 import itertools
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from jaxsr.restoration import colour
 from jaxsr.restoration.pictures import CHANNELS, Kind
 from jaxsr.restoration.rescale import RowRescaler
 from jaxsr.restoration.tiling import Plan, Size, Tile, Tiler
+from jaxsr.runtime.runner import Runner
 
 # Pictures that may be half done at once: tiles of a rare shape wait for company, but not for ever.
 _MOST_OPEN = 8
@@ -55,14 +55,6 @@ class Work:
     """Bytes that the sink holds until it is done, for `Restorer`'s limit."""
 
 
-class Engine(Protocol):
-    """What `jax_engine` and `torch_engine` offer."""
-
-    programs: set[tuple[int, ...]]
-
-    def submit(self, tiles: np.ndarray) -> Callable[[], np.ndarray]: ...
-
-
 @dataclass(eq=False)
 class _Open:
     """A picture on its way."""
@@ -88,10 +80,10 @@ class _Waiting:
 
 
 class Restorer:
-    """Feeds an engine.
+    """Feeds a runner.
 
     Args:
-      engine: runs tiles.
+      runner: runs tiles.
       host: runs the pictures that are narrower than every program's tile, on plain torch.
       tiler: cuts.
       scale: of the network.
@@ -104,8 +96,8 @@ class Restorer:
 
     def __init__(
         self,
-        engine: Engine,
-        host: Engine,
+        runner: Runner,
+        host: Runner,
         tiler: Tiler,
         *,
         scale: int,
@@ -115,7 +107,7 @@ class Restorer:
         insist: bool = False,
         progress: Callable[[int], None] = lambda pixels: None,
     ) -> None:
-        self._engine, self._host, self._tiler = engine, host, tiler
+        self._runner, self._host, self._tiler = runner, host, tiler
         self._scale, self._channels, self._batch = scale, channels, batch
         self._outscale = float(outscale or scale)
         self._insist, self._progress = insist, progress
@@ -130,7 +122,7 @@ class Restorer:
         return result_size(size, self._outscale)
 
     def run(self, works: Iterable[Work]) -> None:
-        """Restores every picture; a failing one is told to its sink and the others go on."""
+        """Restores every picture; a failing one goes to its sink's `fail` and the others go on."""
         try:
             for work in works:
                 self.feed(work)
@@ -197,11 +189,11 @@ class Restorer:
 
     def _submit(self, key: tuple[Size, bool]) -> None:
         waiting = self._waiting.pop(key)
-        engine = self._engine if key[1] else self._host
+        runner = self._runner if key[1] else self._host
         while len(self._running) >= _IN_FLIGHT:
             self._collect()
         try:
-            self._running.append((engine.submit(waiting.tiles), waiting.owners))
+            self._running.append((runner.submit(waiting.tiles), waiting.owners))
         except Exception as error:
             for opened, *_ in waiting.owners:
                 self._fail(opened, error)
@@ -282,54 +274,6 @@ class Restorer:
 def result_size(size: Size, outscale: float) -> Size:
     """(height, width) times `outscale`, rounded, at least one pixel."""
     return max(1, round(size[0] * outscale)), max(1, round(size[1] * outscale))
-
-
-class ThreadedSink:
-    """Runs another sink's writing and finishing in a thread of its own, a few bands behind.
-
-    Args:
-      sink: does the work; its errors end up in `done`.
-      done: called once from the thread, with the error or None.
-    """
-
-    def __init__(self, sink: Sink, done: Callable[[Exception | None], None]) -> None:
-        self._sink, self._done = sink, done
-        self._rows: queue.Queue[Any] = queue.Queue(maxsize=1)
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def write(self, rows: np.ndarray) -> None:
-        if self._error is not None:
-            raise self._error
-        self._rows.put(rows)
-
-    def finish(self) -> None:
-        self._rows.put(None)
-
-    def fail(self, error: Exception) -> None:
-        self._rows.put(error)
-
-    def _work(self) -> None:
-        ended = False
-        while not ended:
-            item: Any = self._rows.get()
-            ended = item is None or isinstance(item, Exception)
-            self._error = self._error or (item if isinstance(item, Exception) else None)
-            if self._error is not None:
-                continue
-            try:
-                if isinstance(item, np.ndarray):
-                    self._sink.write(item)
-                else:
-                    self._sink.finish()
-            except Exception as error:
-                self._error = error
-        try:
-            if self._error is not None:
-                self._sink.fail(self._error)
-        finally:  # whoever waits for this picture must not wait for ever
-            self._done(self._error)
 
 
 class ByteBudget:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from jaxsr.restoration.atomic_write import WholeFile
+from jaxsr.interop.atomic_write import AtomicFile
 from jaxsr.restoration.pictures import Kind, Notes
 
 # Level 4 takes a quarter to a third of level 6's time for files 3 to 6 % larger: Kodak's
@@ -26,7 +26,7 @@ _PNG_COLOUR = {"gray": 0, "rgb": 2, "gray-alpha": 4, "rgb-alpha": 6}
 
 class PngWriter:
     def __init__(
-        self, file: WholeFile, shape: tuple[int, int, int], deep: bool, kind: Kind, notes: Notes
+        self, file: AtomicFile, shape: tuple[int, int, int], deep: bool, kind: Kind, notes: Notes
     ) -> None:
         self._file = file
         self._step = shape[2] * (2 if deep else 1)
@@ -37,8 +37,8 @@ class PngWriter:
         depth = 16 if deep else 8
         header = (shape[1], shape[0], depth, _PNG_COLOUR[kind], 0, 0, 0)
         self._chunk(b"IHDR", struct.pack(">IIBBBBB", *header))
-        said = {name for name, _ in notes.png_chunks}
-        if notes.icc and b"cICP" not in said:
+        chunks = {name for name, _ in notes.png_chunks}
+        if notes.icc and b"cICP" not in chunks:
             self._chunk(b"iCCP", b"ICC profile\0\0" + zlib.compress(notes.icc))
         if notes.dpi:
             across, down = (round(d / _INCH_PER_METRE) for d in notes.dpi)

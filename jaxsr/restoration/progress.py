@@ -1,4 +1,4 @@
-"""How far a batch is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a batch: a bar on a terminal, a line every 15 s elsewhere."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ class Progress:
         from tqdm import tqdm
 
         self.pixels, self._total = 0, total
-        self._began = self._said = time.perf_counter()
+        self._began = self._printed = time.perf_counter()
         layout = "{l_bar}{bar}| {n:.1f}/{total:.1f} MP [{elapsed}<{remaining}, {rate_fmt}]"
         self._bar = tqdm(
             total=total / 1e6, unit="MP", smoothing=0.1, bar_format=layout, disable=None
@@ -28,12 +28,12 @@ class Progress:
         return time.perf_counter() - self._began
 
     def add(self, pixels: int) -> None:
-        """Notes that so many more are done."""
+        """Counts pixels that are done."""
         self.pixels += pixels
         self._bar.update(pixels / 1e6)
         now = time.perf_counter()
-        if self._bar.disable and now - self._said > _LINE_EVERY_S:
-            self._said = now
+        if self._bar.disable and now - self._printed > _LINE_EVERY_S:
+            self._printed = now
             rate = self.pixels / self.seconds
             left = max(self._total - self.pixels, 0) / rate
             done, total = self.pixels / 1e6, self._total / 1e6

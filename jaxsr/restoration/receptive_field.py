@@ -100,9 +100,9 @@ def measure_reach(network: nn.Module, *, channels: int) -> Reach:
         # Measured again from whole blocks: pixels of one block may reach differently far.
         for side in _SIDES:
             if side > margin and side % _PROBE == 0:
-                found, _ = _margin(network, channels, side, scale, block=period)
-                if found is not None:
-                    return measured(math.ceil(found / period) * period, period)
+                block_margin, _ = _margin(network, channels, side, scale, block=period)
+                if block_margin is not None:
+                    return measured(math.ceil(block_margin / period) * period, period)
         return measured(None, cause=f"it reads more than {_SIDES[-1]} pixels to a side")
 
 
@@ -252,18 +252,18 @@ def _has_global_layer(network: nn.Module) -> bool:
 def _first_global(network: nn.Module, channels: int) -> str:
     """Names the first submodule that spreads one pixel over the whole picture."""
     names = {module: name for name, module in network.named_modules()}
-    found: list[str] = []
+    spreading: list[str] = []
 
     def note(module: nn.Module, inputs: tuple, output: object) -> None:
         leaf = next(module.children(), None) is None
-        if leaf and not found and isinstance(output, Tensor) and output.ndim == 4:
+        if leaf and not spreading and isinstance(output, Tensor) and output.ndim == 4:
             before = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
             spread = bool(output.isnan().any(1).all())
             if spread and (before is None or not bool(before.isnan().any(1).all())):
-                found.append(f"{type(module).__name__} at {names[module]!r}")
+                spreading.append(f"{type(module).__name__} at {names[module]!r}")
 
     marked = _picture(channels, _PROBE)
     marked[..., 0, 0] = math.nan
     with _hooked(network, note):
         network(marked)
-    return found[0] if found else "each output pixel depends on the whole picture"
+    return spreading[0] if spreading else "each output pixel depends on the whole picture"

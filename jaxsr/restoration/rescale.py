@@ -1,4 +1,4 @@
-"""Resizes a picture that arrives in bands of rows, with the result of resizing it whole.
+"""Resizes a picture that arrives in bands of rows, with the result of resizing it at once.
 
 Bicubic as Pillow does it: a = -0.5, antialiased where the picture shrinks. Depth stays.
 """
@@ -23,42 +23,42 @@ class RowRescaler:
         self._ratio = source[0] / target[0]
         # Rows that the kernel reads to each side of an output row's centre, and one to spare.
         self._support = math.ceil(2 * max(self._ratio, 1)) + 1
-        self._held: np.ndarray | None = None
-        self._first = 0  # number of the first row held
+        self._pending: np.ndarray | None = None
+        self._first = 0  # number of the first pending row
         self._done = 0  # result rows returned so far
 
     def push(self, rows: Shaped[np.ndarray, "h w c"]) -> Shaped[np.ndarray, "h2 w2 c"]:
         """Takes the next rows; returns the rows of the result that are settled by now."""
-        held = rows if self._held is None else np.concatenate([self._held, rows])
-        last = self._first + len(held)
+        pending = rows if self._pending is None else np.concatenate([self._pending, rows])
+        last = self._first + len(pending)
         if last == self._source[0]:
             ready = self._target[0]
         else:
             ready = max(self._done, math.floor((last - self._support) / self._ratio))
         box = (self._done * self._ratio - self._first, ready * self._ratio - self._first)
-        result = self._resize(held, box, ready - self._done)
+        result = self._resize(pending, box, ready - self._done)
         self._done = ready
         keep = max(self._first, math.floor(ready * self._ratio) - self._support)
-        self._held, self._first = held[keep - self._first :], keep
+        self._pending, self._first = pending[keep - self._first :], keep
         return result
 
-    def _resize(self, held: np.ndarray, box: tuple[float, float], count: int) -> np.ndarray:
+    def _resize(self, pending: np.ndarray, box: tuple[float, float], count: int) -> np.ndarray:
         width = self._target[1]
-        result = np.empty((count, width, held.shape[-1]), held.dtype)
+        result = np.empty((count, width, pending.shape[-1]), pending.dtype)
         if not count:
             return result
-        for channel in range(held.shape[-1]):
-            plane = np.ascontiguousarray(held[..., channel])
-            if held.dtype != np.uint8:
+        for channel in range(pending.shape[-1]):
+            plane = np.ascontiguousarray(pending[..., channel])
+            if pending.dtype != np.uint8:
                 plane = plane.astype(np.float32)
             resized = np.asarray(
                 Image.fromarray(plane).resize(
                     (width, count),
                     Image.Resampling.BICUBIC,
-                    box=(0, box[0], held.shape[1], box[1]),
+                    box=(0, box[0], pending.shape[1], box[1]),
                 )
             )
-            if held.dtype != np.uint8:
-                resized = np.rint(resized.clip(0, np.iinfo(held.dtype).max))
+            if pending.dtype != np.uint8:
+                resized = np.rint(resized.clip(0, np.iinfo(pending.dtype).max))
             result[..., channel] = resized
         return result

@@ -12,7 +12,7 @@ from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import CHANNELS, Kind, Picture, PictureError, read_picture
 from jaxsr.restoration.pipeline import Work
-from jaxsr.restoration.session import make_restorer
+from jaxsr.restoration.restorer import make_restorer
 
 _KINDS: dict[int, Kind] = {1: "gray", 2: "gray-alpha", 3: "rgb", 4: "rgb-alpha"}
 _PILLOW: dict[str, Kind] = {

@@ -12,7 +12,9 @@ from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pipeline import Work
 from jaxsr.restoration.restore_arrays import ArraySink
-from jaxsr.restoration.session import make_restorer
+from jaxsr.restoration.restorer import make_restorer
+from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.setup import torch_device
 
 REPEATS = 5
 """Timed calls after the first; fewer where they take long."""
@@ -32,7 +34,7 @@ def benchmark(model: RestorationModel, config: RestoreConfig) -> int:
     print(
         json.dumps({"model": model.name, "scale": model.scale, **environment(config), "rows": rows})
     )
-    return 0
+    return ExitStatus.OK
 
 
 def measure(
@@ -41,7 +43,7 @@ def measure(
     """Times one size from samples in memory to samples in memory; the first call stands apart."""
     height, width = size
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    restorer, engine, tiler = make_restorer(model, config, sizes=[size])
+    restorer, runner, tiler = make_restorer(model, config, sizes=[size])
 
     def once() -> float:
         sink = ArraySink()
@@ -68,7 +70,7 @@ def measure(
         "tiles": sum(len(row) for row in plan.rows),
         "tile": list(plan.shape),
         "computed_share": plan.computed / (height * width),
-        "programs": len(engine.programs),
+        "programs": len(runner.programs),
     }
 
 
@@ -79,21 +81,20 @@ def environment(config: RestoreConfig) -> dict[str, Any]:
 
     import torch
 
-    said = {
-        "engine": config.engine,
-        "dtype": config.dtype,
-        "ensemble": config.ensemble,
-        "mesh": config.mesh,
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "versions": {name: version(name) for name in ("jax", "torch", "numpy")},
-    }
+    device = "cpu"
     if config.engine == "jax":
         import jax
 
-        said["device"] = jax.devices()[0].device_kind
-    elif torch.cuda.is_available() and config.platform != "cpu":
-        said["device"] = torch.cuda.get_device_name()
-    else:
-        said["device"] = "cpu"
-    return said
+        device = jax.devices()[0].device_kind
+    elif torch_device(config.platform) == "cuda":
+        device = torch.cuda.get_device_name()
+    return {
+        "engine": config.engine,
+        "dtype": config.dtype,
+        "ensemble": config.ensemble,
+        "mesh": config.devices,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "versions": {name: version(name) for name in ("jax", "torch", "numpy")},
+        "device": device,
+    }

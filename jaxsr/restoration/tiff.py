@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from jaxsr.restoration.atomic_write import WholeFile
+from jaxsr.interop.atomic_write import AtomicFile
 from jaxsr.restoration.pictures import Kind, Notes
 from jaxsr.restoration.png import DEFLATE_LEVEL
 
@@ -20,7 +20,7 @@ class TiffWriter:
     """Strips of deflated rows first, the directory that lists them last."""
 
     def __init__(
-        self, file: WholeFile, shape: tuple[int, int, int], deep: bool, kind: Kind, notes: Notes
+        self, file: AtomicFile, shape: tuple[int, int, int], deep: bool, kind: Kind, notes: Notes
     ) -> None:
         self._file, self._shape, self._deep, self._kind, self._notes = (
             file,
@@ -37,10 +37,10 @@ class TiffWriter:
 
     def write(self, rows: np.ndarray) -> None:
         self._waiting = np.concatenate([self._waiting, rows]) if len(self._waiting) else rows
-        whole = len(self._waiting) // self._rows_per_strip * self._rows_per_strip
-        for start in range(0, whole, self._rows_per_strip):
+        complete = len(self._waiting) // self._rows_per_strip * self._rows_per_strip
+        for start in range(0, complete, self._rows_per_strip):
             self._strip(self._waiting[start : start + self._rows_per_strip])
-        self._waiting = self._waiting[whole:].copy()  # a view would hold the whole band
+        self._waiting = self._waiting[complete:].copy()  # a view would hold the whole band
 
     def _strip(self, rows: np.ndarray) -> None:
         residues = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).copy()

@@ -1,7 +1,7 @@
 """Cuts pictures into tiles that a network can treat one by one without changing its result.
 
 Sides are in input pixels. A tile is larger than the part of the result that is taken from it by the
-network's margin (`receptive`), except at the picture's own edge: there tile and picture end
+network's margin (`receptive_field`), except at the picture's own edge: there tile and picture end
 together, so that the network pads both alike. No tile hangs over an edge, and all tiles of a shape
 share a program.
 """
@@ -76,7 +76,7 @@ class Tiler:
       reach: of the network.
       tile: side of the largest tile in pixels. Default: from the network's memory needs.
       approximate: cut pictures even where that changes the result a little.
-      whole: never cut.
+      uncut: never cut.
       sizes: of the pictures to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
 
@@ -90,16 +90,16 @@ class Tiler:
         *,
         tile: int | None = None,
         approximate: bool = False,
-        whole: bool = False,
+        uncut: bool = False,
         sizes: Iterable[Size] = (),
     ) -> None:
         self._reach = reach
-        self._whole = whole or (reach.margin is None and not approximate)
+        self._uncut = uncut or (reach.margin is None and not approximate)
         self.margin = _APPROXIMATE_MARGIN if reach.margin is None else reach.margin
         self.margin = self._aligned(self.margin)
         self.side = self._aligned(tile or self._default_side())
         least = 2 * self.margin + reach.period
-        if self.side < least and not self._whole:
+        if self.side < least and not self._uncut:
             raise InputError(
                 f"tile={tile} is too small: this network reads {self.margin} pixels beyond each "
                 f"side; use --tile {max(least, _SMALLEST_TILE)} or more"
@@ -138,7 +138,7 @@ class Tiler:
           WholePictureTooLarge: it may not be cut, and is too large to be treated whole.
         """
         size = self.padded(size)
-        if self._whole:
+        if self._uncut:
             if self._reach.margin is None and math.prod(size) > self.largest_whole:
                 raise WholePictureTooLarge(
                     f"{size[1]}×{size[0]} pixels at once would need more than "

@@ -14,14 +14,15 @@ import numpy as np
 
 from jaxsr.data.sources import Source, target_path
 from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
+from jaxsr.errors import one_line
 from jaxsr.restoration.batch import Outcome
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
-from jaxsr.restoration.pictures import PictureError, one_line
+from jaxsr.restoration.pictures import PictureError
 from jaxsr.restoration.pipeline import Restorer, Work, result_size
 from jaxsr.restoration.progress import Progress
 from jaxsr.restoration.restore_arrays import ArraySink
-from jaxsr.restoration.session import make_restorer
+from jaxsr.restoration.restorer import make_restorer
 
 _PLANAR_LUMA = ("yuv420p", "yuv422p", "yuv444p", "yuvj420p", "yuvj422p", "yuvj444p")
 # Frames restored in one go: enough to fill batches, few enough to hold.
@@ -44,7 +45,7 @@ def restore_videos(
             try:
                 restore_video(source.path, target, model, config)
                 outcome.restored.append((source.path, target))
-            except (PictureError, ValueError, OSError, ImportError) as error:
+            except (ValueError, OSError) as error:
                 outcome.failed.append((str(source.path), one_line(error)))
     return outcome
 
@@ -55,8 +56,7 @@ def restore_video(
     """Restores one video; the file appears whole or not at all.
 
     Raises:
-      ImportError: PyAV is not installed.
-      PictureError: no video in the file, or a frame could not be restored.
+      PictureError: no video in the file, PyAV is not installed, or a frame could not be restored.
       OSError: the file cannot be read or written.
     """
     try:
@@ -133,13 +133,13 @@ def _restored(restorer: Restorer, frames: list[Any], luma: bool, deep: bool) -> 
         if not luma:
             yield av.VideoFrame.from_ndarray(sink.result, format=layout)
             continue
-        own = av.VideoFrame(frame.width, frame.height, frame.format.name)
-        for index, plane in enumerate(own.planes):
+        planar = av.VideoFrame(frame.width, frame.height, frame.format.name)
+        for index, plane in enumerate(planar.planes):
             if index == 0:
                 _fill(plane, sink.result[..., 0])
             else:
                 _fill(plane, _plane(frame.planes[index], plane.height, plane.width))
-        yield own
+        yield planar
 
 
 def _plane(plane: Any, height: int, width: int) -> np.ndarray:

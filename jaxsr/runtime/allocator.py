@@ -1,7 +1,7 @@
-"""glibc's allocator, told to keep the memory of freed arrays, in huge pages.
+"""Settings of glibc's allocator: keep the memory of freed arrays, in huge pages.
 
-An array of many megabytes is given back to the system when it is freed and comes back page by page,
-zeroed, at a cost like that of computing it (docs/ops.md has figures).
+By default glibc returns an array of many megabytes to the system when it is freed. The next one
+comes page by page, zeroed, at a cost like that of computing it (docs/ops.md has figures).
 """
 
 import os
@@ -16,9 +16,8 @@ TUNABLES = {
     "glibc.malloc.arena_max": 1,
 }
 LEAN = {"glibc.malloc.mmap_threshold": 1 << 26, "glibc.malloc.trim_threshold": 1 << 28}
-"""Instead of the above where memory has to stay flat: what is larger goes back when it is freed. A
-kept heap is never whole again once something small lies in the place of something large:
-restoring 16 megapixels took 2.5 GB at its peak."""
+"""Instead of the above where memory has to stay flat: larger arrays return to the system. A heap
+that is kept fragments: restoring 16 megapixels took 2.5 GB at its peak."""
 LEAN_COMMANDS = frozenset({"restore"})
 SWITCH = "JAXSR_ALLOCATOR"
 
@@ -31,24 +30,24 @@ def with_tunables(environment: dict[str, str], *, command: str = "") -> dict[str
       command: of jaxsr; some of them keep only what is small.
     """
     tunables = TUNABLES | (LEAN if command in LEAN_COMMANDS else {})
-    given = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
-    named = {part.split("=")[0] for part in given}
-    ours = [f"{name}={value}" for name, value in tunables.items() if name not in named]
-    return environment | {"GLIBC_TUNABLES": ":".join(given + ours)}
+    user_settings = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
+    user_names = {part.split("=")[0] for part in user_settings}
+    added = [f"{name}={value}" for name, value in tunables.items() if name not in user_names]
+    return environment | {"GLIBC_TUNABLES": ":".join(user_settings + added)}
 
 
 def keep_freed_memory(command: str = "") -> None:
-    """Starts the process again with those settings, which glibc reads when a program is loaded.
+    """Restarts the process with those settings, which glibc reads when a program is loaded.
 
     Does nothing where they are set already, without glibc, or with `JAXSR_ALLOCATOR=system`. Call
-    it first in a program of its own, never in somebody else's.
+    it first in a program, never in a library.
     """
-    wanted = with_tunables(dict(os.environ), command=command)
-    set_already = wanted["GLIBC_TUNABLES"] == os.environ.get("GLIBC_TUNABLES")
+    environment = with_tunables(dict(os.environ), command=command)
+    set_already = environment["GLIBC_TUNABLES"] == os.environ.get("GLIBC_TUNABLES")
     if set_already or os.environ.get(SWITCH) == "system" or not _has_glibc():
         return
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def _has_glibc() -> bool:

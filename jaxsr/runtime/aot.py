@@ -1,66 +1,89 @@
-"""What every command's `--aot` does before and after compiling."""
+"""`--aot` of every command: what happens before, during and after compiling ahead of time."""
 
 import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxsr.interop.aot.chips import Topology, load_topology
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.interop.aot.report import as_json, show
-from jaxsr.runtime.aot_options import AheadOptions
+from jaxsr.interop.aot.search import largest_batch
+from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.mesh import select_platform
+from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.options import AotOptions
+from jaxsr.runtime.setup import compiled_folder, configure_jax
 
-REFUSED = 1
-"""Exit status where a program does not compile."""
+Compile = Callable[[int], Ahead]
+"""Compiles a program for a batch of so many rows over all devices."""
 
 
-def prepare(config: AheadOptions) -> Topology:
+def prepare(config: AotOptions) -> Topology:
     """Everything global that compiling ahead changes in JAX; gives the topology.
 
     JAX itself computes on the CPU: no accelerator is touched even where there is one.
 
     Raises:
-      ValueError: libtpu is not installed, or knows no such topology.
+      InputError: libtpu is not installed, or knows no such topology.
     """
     import jax
 
-    from jaxsr.interop.mesh import select_platform
-
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
-    select_platform("cpu")
-    precision = getattr(config, "matmul_precision", "default")
-    if precision != "default":
-        jax.config.update("jax_default_matmul_precision", precision)
+    configure_jax(config.aot_save or compiled_folder(config), least_compile_s=0)
+    # JAX writes programs for a device that is absent, but cannot read them back.
+    jax.config.update("jax_enable_compilation_cache", config.aot_save is not None)
     if config.aot_save is not None:
         config.aot_save.mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", str(config.aot_save))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    else:
-        # JAX writes programs for a device that is absent, but cannot read them back.
-        jax.config.update("jax_enable_compilation_cache", False)
+    select_platform("cpu")
+    if config.matmul_precision != "default":
+        jax.config.update("jax_default_matmul_precision", config.matmul_precision)
     assert config.aot is not None
     return load_topology(config.aot)
 
 
+def compile_batches(
+    programs: Iterable[Compile], config: AotOptions, *, batch: int, step: int
+) -> int:
+    """Compiles programs, searches their largest batches where asked, and reports.
+
+    Args:
+      programs: each compiles one.
+      config: of the command.
+      batch: rows to compile for.
+      step: what rows must divide by.
+
+    Returns:
+      The exit status.
+    """
+    reports: list[Ahead] = []
+    largest: dict[str, Any] = {}
+    for compile_at in programs:
+        reports.append(compile_at(batch))
+        print(f"{reports[-1].name}: {reports[-1].error or 'compiles'}", flush=True)
+        if config.aot_largest:
+            rows, trials = largest_batch(
+                compile_at, reports[-1], batch=batch, step=step, precision=0.05
+            )
+            largest[reports[-1].name] = {"batch": rows, "trials": trials}
+    return conclude(reports, config, largest=largest)
+
+
 def conclude(
-    reports: Sequence[Ahead], config: AheadOptions, *, largest: Mapping[str, Any] | None = None
+    reports: Sequence[Ahead], config: AotOptions, *, largest: Mapping[str, Any] | None = None
 ) -> int:
     """Prints the table, writes the JSON, returns the exit status.
 
     Args:
       reports: one for each program.
-      config: what the command was asked.
+      config: of the command.
       largest: by program, the largest `batch` that fits and the trials that showed it.
     """
-    from jaxsr.interop.weights import write_whole
-
     show(reports)
-    for name, found in (largest or {}).items():
-        fits = found["batch"]
-        print(f"{name}: largest batch that fits: {fits if fits is not None else 'none'}")
+    for name, search in (largest or {}).items():
+        rows = search["batch"]
+        print(f"{name}: largest batch that fits: {rows if rows is not None else 'none'}")
     if config.aot_json is not None:
         content = {"programs": [as_json(one) for one in reports], "largest_batch": largest or {}}
-        write_whole(config.aot_json, (json.dumps(content, indent=2) + "\n").encode())
+        atomic_write(config.aot_json, (json.dumps(content, indent=2) + "\n").encode())
     if config.aot_save is not None:
         print(f"compiled programs: {config.aot_save}; give it to the TPU host as --compile-cache")
-    return 0 if all(one.compiles for one in reports) else REFUSED
+    return ExitStatus.OK if all(one.compiles for one in reports) else ExitStatus.FAILED

@@ -1,4 +1,4 @@
-"""What every command does alike: errors as one line, exit status, the user's cache folder."""
+"""What every command does alike: options from the command line, errors as one line."""
 
 import atexit
 import contextlib
@@ -9,14 +9,11 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxsr.errors import InputError, UserError
 from jaxsr.runtime.allocator import keep_freed_memory
-
-WRONG_INPUT = 2
-INTERRUPTED = 130
+from jaxsr.runtime.exit_status import ExitStatus
 
 
 def run_program(main: Callable[[], int], command: str) -> NoReturn:
@@ -30,33 +27,50 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     sys.exit(main())
 
 
-def run_command(command: Callable[[], int | None]) -> int:
-    """Runs a command; a `UserError` becomes one line on stderr and exit status 2.
+def run_command(
+    command: Callable[[list[str]], int | None], arguments: Sequence[str] | None = None
+) -> int:
+    """Runs a command; what a user can correct becomes one line on stderr and exit status 2.
 
-    Any other exception is a fault of jaxsr and keeps its traceback. `JAXSR_TRACEBACK=1` shows the
-    traceback of both.
+    That is a `UserError`, or an error of the operating system: disk full, permission denied, a name
+    too long, a closed pipe. Any other exception is a fault of jaxsr and keeps its traceback.
+    `JAXSR_TRACEBACK=1` shows the traceback of both.
 
     Args:
       command: does the work; returns the exit status, or None for 0.
+      arguments: words of the command line. Default: those of the process.
     """
     try:
-        with _rare_collections():
-            return command() or 0
+        with _few_collections():
+            status = command(list(sys.argv[1:] if arguments is None else arguments))
+            sys.stdout.flush()
+            return status or ExitStatus.OK
     except KeyboardInterrupt:
         print("jaxsr: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except UserError as error:
+        return ExitStatus.INTERRUPTED
+    except (UserError, OSError) as error:
+        if not isinstance(error, UserError) and error.errno is None:
+            raise  # from Python code, not from the operating system
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
-        return WRONG_INPUT
+        if isinstance(error, BrokenPipeError):
+            _discard_output()
+        return ExitStatus.WRONG_INPUT
+
+
+def _discard_output() -> None:
+    """Python flushes stdout when it exits, and would fail again."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Garbage is looked for rarely, and no more at exit: a second of five until the first result.
+def _few_collections() -> Iterator[None]:
+    """Raises the thresholds of garbage collection, and skips the one at exit.
 
-    torch and JAX make a million objects that stay, and every collection would go through them.
+    torch and JAX make a million objects that stay. Collections that go through all of them take a
+    second of the five until the first result.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
@@ -68,19 +82,24 @@ def _rare_collections() -> Iterator[None]:
 
 
 def parse_options(
-    kind: Any, arguments: Sequence[str], *, prog: str, description: str, **options: Any
+    kind: Any,
+    arguments: Sequence[str],
+    *,
+    prog: str,
+    description: str | None = None,
+    **options: Any,
 ) -> Any:
-    """`tyro.cli`, with what it rejects as a `UsageError` of one line instead of a drawn box.
+    """`tyro.cli`, with what it rejects as an `InputError` of one line instead of a drawn box.
 
     Args:
       kind: the dataclass or function whose fields are the options.
       arguments: words of the command line.
       prog: the command as its help names it.
-      description: first paragraph of the help.
+      description: first paragraph of the help. Default: the docstring of `kind`.
       **options: further ones for `tyro.cli`, `default` for example.
 
     Raises:
-      UsageError: an option is unknown or its value wrong, in the words of whoever checked it.
+      InputError: an option is unknown or its value wrong, in the words of whoever checked it.
     """
     import tyro
 
@@ -93,11 +112,7 @@ def parse_options(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise  # --help
-        raise UsageError(f"{_unboxed(shown.getvalue())}; see {prog} --help") from None
-
-
-class UsageError(InputError):
-    """The command line cannot be understood."""
+        raise InputError(f"{_unboxed(shown.getvalue())}; see {prog} --help") from None
 
 
 def _unboxed(text: str) -> str:
@@ -109,12 +124,8 @@ def _unboxed(text: str) -> str:
     return re.sub(r"^Error parsing [\w.]+: ", "", message)
 
 
-def cache_folder() -> Path:
-    """Where jaxsr keeps what can be made again: `$XDG_CACHE_HOME/jaxsr` or `~/.cache/jaxsr`."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "jaxsr"
-
-
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, UserError):
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text or type(error).__name__

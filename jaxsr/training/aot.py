@@ -1,7 +1,7 @@
 """A family's train steps compiled for a TPU that is not there: `jaxsr.train … --aot v5e:2x4`."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,8 +9,7 @@ import jax
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
-from jaxsr.interop.aot.search import largest_batch
-from jaxsr.runtime.aot import conclude, prepare
+from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
 from jaxsr.training.task import Task
 
@@ -62,39 +61,23 @@ class AheadSteps:
             options=options,
         )
 
-    def every_phase(self) -> Iterator[Ahead]:
-        """Each phase of the run."""
-        for phase, _ in self._task.phases:
-            yield self.compile(phase)
-
 
 def run(family: Any, config: Any) -> int:
     """What the command does with `--aot`; returns its exit status, 1 where something is refused.
 
     Raises:
-      ValueError, FileNotFoundError: the topology or the data cannot be used.
+      UserError: the topology or the data cannot be used.
     """
     topology = prepare(config)
     config = fitted(config, topology)
     task = family.build(config)
     steps = AheadSteps(task, topology)
-    reports = []
-    for ahead in steps.every_phase():
-        reports.append(ahead)
-        print(f"{ahead.name}: {ahead.error or 'compiles'}", flush=True)
-    largest = {}
-    if config.aot_largest:
-        step = config.mesh_shape.devices * config.accumulate
-        for (phase, _), first in zip(task.phases, reports, strict=True):
-            found, trials = largest_batch(
-                lambda rows, phase=phase: steps.compile(phase, batch=rows),
-                first,
-                batch=config.batch,
-                step=step,
-                precision=0.05,
-            )
-            largest[first.name] = {"batch": found, "trials": trials}
-    return conclude(reports, config, largest=largest)
+    return compile_batches(
+        [lambda rows, phase=phase: steps.compile(phase, batch=rows) for phase, _ in task.phases],
+        config,
+        batch=config.batch,
+        step=config.devices * config.accumulate,
+    )
 
 
 def fitted(config: Any, topology: Topology) -> Any:

@@ -1,4 +1,4 @@
-"""What a training run is told: the options that every family shares, checked at construction."""
+"""The options of a training run that every family shares, checked at construction."""
 
 import dataclasses
 import math
@@ -7,28 +7,19 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
-from jaxsr.interop.mesh import PLATFORMS, MeshShape
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
-from jaxsr.runtime.aot_options import AheadOptions
+from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
 
 Part = TypeVar("Part", StepConfig, OptimizerConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(AheadOptions, StepConfig, OptimizerConfig):
+class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Options of every training run; a family adds its own."""
 
-    mesh: str = "1"
-    """Devices: a number along the data axis, or axes such as data=4,fsdp=2."""
-    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
-    """Where to compute; auto takes TPU, then CUDA, then CPU. On CPU a mesh is simulated."""
-    engine: Literal["jax", "torch"] = "jax"
-    """jax: one jitted, sharded step. torch: the same run in plain PyTorch, for comparison."""
     compile: bool = False
     """With the torch engine: run the networks through torch.compile."""
-    matmul_precision: Literal["default", "high", "highest"] = "default"
-    """JAX's precision of float32 products. TPU's default rounds their inputs to bfloat16."""
 
     data: Path | None = None
     """Folder to train on. Default: what the family ships or makes."""
@@ -70,29 +61,21 @@ class RunConfig(AheadOptions, StepConfig, OptimizerConfig):
     """Write TensorBoard events to out/tensorboard."""
     profile: str | None = None
     """Steps START:STOP to record with the profiler into out/profile."""
-    compile_cache: Path | None = None
-    """Folder for compiled programs. Default: jaxsr in the user's cache folder."""
 
     def __post_init__(self) -> None:
-        for part in (AheadOptions, StepConfig, OptimizerConfig):
+        for part in (LaneFoldingOptions, StepConfig, OptimizerConfig):
             part.__post_init__(self)
-        shape = self.mesh_shape  # parses, and so checks
+        shape = self.mesh_shape
         if (self.steps is None) == (self.epochs is None):
             raise InputError(
                 f"the run's length must be given as steps or as epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        for name in ("batch", "log_every"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("steps", "validate_every", "save_every", "lr_batch"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
+        self.check_at_least(
+            1, "batch", "log_every", "steps", "validate_every", "save_every", "lr_batch"
+        )
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise InputError(f"epochs must be positive, got {self.epochs}")
-        if self.platform not in PLATFORMS:
-            raise InputError(
-                f"platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
-            )
         if self.batch % shape.devices:
             raise InputError(
                 f"batch={self.batch} cannot be split over mesh={self.mesh} ({shape.devices} "
@@ -104,12 +87,6 @@ class RunConfig(AheadOptions, StepConfig, OptimizerConfig):
                 f"the {rows} rows that batch={self.batch} gives each of {shape.devices} devices "
                 f"cannot be cut into accumulate={self.accumulate} slices; use a divisor of {rows}"
             )
-        if self.engine == "torch" and shape.devices > 1:
-            raise InputError(
-                f"the torch engine runs on one device, got mesh={self.mesh}; leave --mesh out"
-            )
-        if self.engine == "torch" and self.platform == "tpu":
-            raise InputError("the torch engine runs on cuda or cpu, got platform='tpu'")
         if self.compile and self.engine != "torch":
             raise InputError("compile=True is for engine=torch; the jax engine always compiles")
         if not 0 <= self.seed < 2**32:
@@ -140,10 +117,6 @@ class RunConfig(AheadOptions, StepConfig, OptimizerConfig):
         return self.steps
 
     @property
-    def mesh_shape(self) -> MeshShape:
-        return MeshShape.parse(self.mesh)
-
-    @property
     def profile_window(self) -> tuple[int, int] | None:
         """First step to record and the step to stop before."""
         if self.profile is None:
@@ -172,8 +145,3 @@ class RunConfig(AheadOptions, StepConfig, OptimizerConfig):
     def _part(self, kind: type[Part]) -> Part:
         names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         return kind(**{name: getattr(self, name) for name in names})
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, got {value}")

@@ -13,6 +13,7 @@ from jaxsr.interop import mesh as meshes
 from jaxsr.interop.train.gradients import select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
 from jaxsr.interop.train.step import TrainStep, convert, init_state
+from jaxsr.runtime.setup import torch_device
 from jaxsr.training.task import Network, Task
 
 
@@ -204,7 +205,7 @@ class TorchEngine:
         self._task = task
         optimizer: OptimizerConfig = config.optimizer_config
         updates = updates_of(task)
-        device = _torch_device(config.platform)
+        device = torch_device(config.platform)
         self._runner = TorchStep(
             task.objective,
             dict.fromkeys(updates, optimizer),
@@ -266,16 +267,6 @@ class TorchEngine:
     def _average(self) -> list[tuple[str, Any]]:
         prefix = self._task.exported + "."
         return [(n.removeprefix(prefix), t) for n, t in self._runner.ema.items()]
-
-
-def _torch_device(platform: str) -> str:
-    import torch
-
-    if platform == "cuda" and not torch.cuda.is_available():
-        raise meshes.DeviceError(
-            "platform 'cuda' is not usable here: torch finds no CUDA device; use --platform cpu"
-        )
-    return "cuda" if platform != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def whole_on_host(tree: Any) -> Any:

@@ -16,10 +16,11 @@ from typing import Any, NoReturn, Self
 import jax
 
 from jaxsr.errors import FileAccessError, UserError
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.train.step import decides_failure
 from jaxsr.interop.train.torch_step import NonFiniteError
-from jaxsr.interop.weights import export_weights, read_weights, write_whole
+from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.task import Task, phase_at
@@ -218,7 +219,7 @@ def _write_picture(path: Path, picture: Any) -> None:
     done, encoded = cv2.imencode(".png", picture[..., ::-1])
     if not done:
         raise FileAccessError(f"cannot encode {path}")
-    write_whole(path, encoded.tobytes())
+    atomic_write(path, encoded.tobytes())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.interop.weights import write_whole
+from jaxsr.interop.atomic_write import atomic_write
 
 
 class Records:
@@ -50,7 +50,7 @@ class Records:
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
         if kept != lines:
-            write_whole(self._path, "".join(kept).encode())
+            atomic_write(self._path, "".join(kept).encode())
 
     def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
         """Records the metrics of several steps; the last of them goes to the terminal."""

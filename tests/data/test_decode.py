@@ -9,7 +9,8 @@ import pytest
 import tifffile  # a dependency of scikit-image
 from PIL import Image
 
-from jaxsr.data.decode import UnreadablePicture, claims_to_be_picture, decode_rgb, picture_size
+from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
+from jaxsr.data.picture_file import UnreadablePicture
 
 
 @pytest.fixture

@@ -11,14 +11,19 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from jaxsr.data.batched_network import BatchedNetwork, submit_function
+from jaxsr.data.input_form import InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.detect import main
-from jaxsr.detection.detector import Detector, InputForm, load_detector
-from jaxsr.detection.evaluation import evaluate, write_report
+from jaxsr.detection.detector import Detector, load_detector
+from jaxsr.detection.evaluation import write_report
 from jaxsr.detection.targets import find_targets, overlay
+from jaxsr.metrics.evaluation import evaluate
 from jaxsr.models.mshnet import MSHNet, MSHNetConfig
+from jaxsr.runtime.options import ComputeOptions
 
 PLAIN = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, base=64)
+TORCH = ComputeOptions(engine="torch")
 THIN = MSHNetConfig(widths=(4, 6, 8), blocks=(1, 1, 1), attention_ratio=2)
 
 
@@ -39,13 +44,15 @@ def _spotted(height, width, *boxes):
     return image
 
 
-@pytest.mark.parametrize("network", [bright, Half()])
-@pytest.mark.parametrize("engine", ["jax", "torch"])
-def test_native_sizes_come_back_in_order(network, engine):
+@pytest.mark.parametrize("engine", ["function", "jax", "torch"])
+def test_native_sizes_come_back_in_order(engine):
     form = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, evaluate="native")
     images = [_spotted(30, 47, (2, 3, 2, 2)), _spotted(64, 33), _spotted(30, 47, (29, 46, 1, 1))]
     images *= 2
-    detector = Detector(network, form, engine=engine, batch=3)
+    if engine == "function":
+        detector = BatchedNetwork(submit_function(bright), form, batch=3)
+    else:
+        detector = Detector(Half(), form, options=ComputeOptions(engine=engine), batch=3)
     for image, logits in zip(images, detector.logits(images), strict=True):
         assert logits.shape == image.shape[:2]
         np.testing.assert_array_equal(logits > 0, image[..., 0] > 200)
@@ -53,7 +60,7 @@ def test_native_sizes_come_back_in_order(network, engine):
 
 def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
     image = np.random.default_rng(0).integers(0, 256, (90, 50, 3), np.uint8)
-    detector = Detector(lambda x: x[:, :1], PLAIN)
+    detector = BatchedNetwork(submit_function(lambda x: x[:, :1]), PLAIN)
     (logits,) = detector.logits([image])
     want = np.asarray(Image.fromarray(image).resize((64, 64), Image.Resampling.BILINEAR))
     np.testing.assert_allclose(logits, want[..., 0] / 255.0, atol=1e-6)
@@ -64,7 +71,7 @@ def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
 def test_normalisation_follows_the_form():
     seen = []
     form = InputForm(mean=(0.5, 0.25, 0.0), deviation=(0.5, 0.5, 2.0), base=16)
-    detector = Detector(lambda x: seen.append(x) or x[:, :1], form, batch=1)
+    detector = BatchedNetwork(submit_function(lambda x: seen.append(x) or x[:, :1]), form, batch=1)
     list(detector.logits([np.full((16, 16, 3), 255, np.uint8)]))
     np.testing.assert_allclose(seen[0][0, :, 0, 0], [1.0, 1.5, 0.5])
 
@@ -92,8 +99,10 @@ def test_evaluation_of_a_perfect_detector_and_its_files(tmp_path):
     data = open_scenes(6, side=64, seed=2)
     masks = [data.read(k)[1] for k in range(6)]
     answers = iter([masks[:4], [*masks[4:], masks[4], masks[4]]])  # batches are filled up
-    detector = Detector(
-        lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None], PLAIN, batch=4
+    detector = BatchedNetwork(
+        submit_function(lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None]),
+        PLAIN,
+        batch=4,
     )
     result = evaluate(detector, data)
     figures = result.figures
@@ -124,17 +133,17 @@ def weights(tmp_path_factory):
 
 
 def test_the_weights_file_says_what_its_network_wants(weights):
-    detector = load_detector(weights, engine="torch")
+    detector = load_detector(weights, options=TORCH)
     assert detector.form == InputForm(
         mean=(0.4,) * 3, deviation=(0.2,) * 3, base=32, gray=True, evaluate="base"
     )
-    assert load_detector(weights, engine="torch", evaluate="native").form.evaluate == "native"
+    assert load_detector(weights, options=TORCH, evaluate="native").form.evaluate == "native"
 
 
 def test_engines_agree(weights):
     images = [_spotted(40, 56, (9, 9, 3, 3))]
     (ours,) = load_detector(weights).logits(images)
-    (theirs,) = load_detector(weights, engine="torch").logits(images)
+    (theirs,) = load_detector(weights, options=TORCH).logits(images)
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
@@ -147,7 +156,7 @@ def test_native_sizes_on_few_canvases_are_as_alone(weights):
     plans = ours.plan(image.shape[:2] for image in images)
     assert len({(each.canvas, each.rows) for each in plans}) <= 2
     assert any(each.mixed for each in plans)
-    alone = load_detector(weights, engine="torch", evaluate="native", batch=1)
+    alone = load_detector(weights, options=TORCH, evaluate="native", batch=1)
     for got, want in zip(ours.logits(images), alone.logits(images), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
 
@@ -213,7 +222,7 @@ def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_pat
     film.write_bytes(film.read_bytes()[: int(0.7 * film.stat().st_size)])
     (tmp_path / "text.mp4").write_text("no video")
     out = tmp_path / "out"
-    assert _detect(tmp_path, "--weights", weights, "--out", out) == 2
+    assert _detect(tmp_path, "--weights", weights, "--out", out) == 1
     assert "text.mp4" in capsys.readouterr().err
     pictures = json.loads((out / "targets.json").read_text())["pictures"]
     assert 5 < len(pictures) < 40 and (out / "overlays" / "film.mp4").is_file()
@@ -228,12 +237,37 @@ def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, c
     Image.fromarray(whole).save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:2000])
     out = tmp_path / "out"
-    assert _detect(tmp_path, "--weights", weights, "--out", out) == 2
+    assert _detect(tmp_path, "--weights", weights, "--out", out) == 1
     error = capsys.readouterr().err
     assert "bad.png" in error and "cut.png" in error and len(error.splitlines()) == 2
     assert [path.name for path in (out / "masks").iterdir()] == ["good.png"]
     described = json.loads((out / "targets.json").read_text())
     assert [picture["file"] for picture in described["pictures"]] == ["good.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--platform", "cuda"], "torch finds no CUDA device; use --platform cpu"),
+        (["--platform", "tpu"], "the torch engine runs on cuda or cpu"),
+        (["--mesh", "2"], "the torch engine runs on one device, got mesh=2"),
+    ],
+)
+def test_the_torch_engine_refuses_what_it_has_not(
+    weights, tmp_path, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    given = [tmp_path / "a.png", "--weights", weights, "--out", tmp_path / "out", *arguments]
+    assert _detect(*given) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_dtype_and_precision_are_options(weights, tmp_path):
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    given = [tmp_path / "a.png", "--weights", weights, "--out", tmp_path / "out"]
+    assert _detect(*given, "--dtype", "bfloat16", "--matmul-precision", "highest") == 0
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,14 @@ def test_figures_of_a_split(weights, data, tmp_path, capsys, split, names):
         (["--threshold", "1"], "threshold must be"),
         (["--weights", "none.pth"], "no weights file"),
         (["--lists", "nowhere"], "no folder nowhere"),
+        (["--platform", "cuda"], "torch finds no CUDA device; use --platform cpu"),
+        (["--mesh", "2"], "the torch engine runs on one device, got mesh=2"),
     ],
 )
-def test_wrong_input_is_one_line_and_status_2(weights, data, tmp_path, capsys, arguments, said):
+def test_wrong_input_is_one_line_and_status_2(
+    weights, data, tmp_path, capsys, monkeypatch, arguments, said
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     given = arguments if "--weights" in arguments else ["--weights", weights, *arguments]
     assert evaluated(data, *given, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err.strip()

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxsr.errors import DeviceError
 from jaxsr.interop.mesh import (
-    DeviceError,
-    MeshShape,
     batch_sharding,
     make_mesh,
     parameter_sharding,
@@ -21,6 +20,7 @@ from jaxsr.interop.mesh import (
     replicated,
     select_platform,
 )
+from jaxsr.interop.mesh_shape import MeshShape
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import tifffile
 import torch
 from PIL import Image
 
+from jaxsr.data.picture_file import ENDINGS
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restore import main
 from tests.restoration import networks
@@ -136,8 +137,8 @@ def test_a_full_disk_leaves_nothing(tmp_path, weights, monkeypatch, capsys, form
         self._partial = path.with_name(f".{path.name}.partial")
         self.stream = Full(self._partial, "wb")
 
-    monkeypatch.setattr(encode.WholeFile, "__init__", refusing)
-    ending = encode.ENDING[format]
+    monkeypatch.setattr(encode.AtomicFile, "__init__", refusing)
+    ending = ENDINGS[format][0]
     Image.fromarray(noise(200, 200, 3)).save(tmp_path / f"big{ending}", format)
     Image.fromarray(noise(8, 8, 3)).save(tmp_path / f"small{ending}", format)
     inputs = [str(tmp_path / f"{name}{ending}") for name in ("big", "small")]

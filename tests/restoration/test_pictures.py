@@ -11,7 +11,8 @@ import pytest
 import tifffile
 from PIL import Image, ImageCms, ImageOps
 
-from jaxsr.restoration.encode import ENDING, check_holdable, open_writer
+from jaxsr.data.picture_file import ENDINGS
+from jaxsr.restoration.encode import check_holdable, open_writer
 from jaxsr.restoration.pictures import (
     CHANNELS,
     Notes,
@@ -65,7 +66,7 @@ def test_lossless_formats_return_every_sample(tmp_path, format, deep, kind):
     if (format, kind) == ("PNG", "cmyk"):
         pytest.skip("PNG holds no CMYK")
     pixels = noise(45, 31, CHANNELS[kind], deep=deep)
-    path = written(tmp_path / f"x{ENDING[format]}", pixels, kind, Notes(format=format))
+    path = written(tmp_path / f"x{ENDINGS[format][0]}", pixels, kind, Notes(format=format))
     again = read_picture(path)
     assert again.kind == kind
     np.testing.assert_array_equal(again.pixels, pixels)
@@ -108,7 +109,7 @@ def test_notes_survive(tmp_path, format):
     notes = Notes(
         format=format, exif=exif_with(6), icc=profile(), xmp=b"<x:xmpmeta/>", dpi=(300.0, 150.0)
     )
-    path = written(tmp_path / f"x{ENDING[format]}", noise(20, 30, 3), "rgb", notes)
+    path = written(tmp_path / f"x{ENDINGS[format][0]}", noise(20, 30, 3), "rgb", notes)
     again = read_picture(path).notes
     assert again.orientation == 6
     assert again.icc == notes.icc

@@ -9,11 +9,12 @@ from torch import nn
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
+from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.pipeline import Restorer, Work
 from jaxsr.restoration.receptive_field import Reach, measure_reach
 from jaxsr.restoration.restore_arrays import ArraySink
 from jaxsr.restoration.tiling import MOST_PROGRAMS, Tiler, WholePictureTooLarge, programs
-from jaxsr.restoration.torch_engine import TorchEngine
+from jaxsr.runtime.torch_runner import TorchRunner
 from tests.restoration import networks
 
 
@@ -153,7 +154,7 @@ def test_tiled_equals_untiled(name, size):
     if reach.period > 1:  # torch itself takes no other size
         size = tuple(max(reach.period, length // reach.period * reach.period) for length in size)
     pixels = np.random.default_rng(1).integers(0, 65536, (*size, 3), dtype=np.uint16)
-    engine = TorchEngine(network, value_range=(low, high))
+    engine = TorchRunner(network, around=around_tiles((low, high), ensemble=False))
     sink = ArraySink()
     tiler = Tiler(reach, tile=96, sizes=[(1, 1), (2, 2), (3, 3)])
     restorer = Restorer(engine, engine, tiler, scale=reach.scale, channels=3, batch=3)

@@ -9,6 +9,7 @@ import pytest
 from jaxsr import train
 from jaxsr.detection.detector import load_detector
 from jaxsr.models.mshnet.config import MSHNetConfig
+from jaxsr.runtime.options import ComputeOptions
 from jaxsr.training import segmentation
 from tests.training.running import take_steps
 
@@ -61,7 +62,7 @@ def test_the_command_trains_on_scenes_and_its_weights_detect(tmp_path, capsys):
     assert train.main([str(option) for option in options]) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {"validation/iou", "validation/pd", "validation/fa"} <= lines[-1].keys()
-    load_detector(tmp_path / "network.safetensors", engine="torch")
+    load_detector(tmp_path / "network.safetensors", options=ComputeOptions(engine="torch"))
     assert list((tmp_path / "validation").glob("*.png"))
 
 

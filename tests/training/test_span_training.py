@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from jaxsr import train
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.span import SpanConfig
 from jaxsr.training import span
+from jaxsr.training.cli_options import parse_run
 from tests.training.running import take_steps
 
 SMALL = dataclasses.replace(
@@ -54,16 +56,16 @@ def test_eight_devices_and_remat_change_nothing_but_rounding():
 
 @pytest.mark.parametrize("name", span.PRESET_RUNS)
 def test_presets_are_valid_and_enlarge_four_times(name):
-    config = train.parse(span, "span", ["--preset", name])
+    config = parse_run(span, "span", ["--preset", name])
     assert config.model.scale == 4
     assert config.bicubic == "matlab"  # validation's, so that training sees what it is judged on
 
 
 def test_a_data_folder_gets_the_longer_recipe():
-    assert train.parse(span, "span", ["--data", "photos"]) == dataclasses.replace(
-        span.PRESET_RUNS["restore"], data=train.Path("photos")
+    assert parse_run(span, "span", ["--data", "photos"]) == dataclasses.replace(
+        span.PRESET_RUNS["restore"], data=Path("photos")
     )
-    assert train.parse(span, "span", []) == span.PRESET_RUNS["quick"]
+    assert parse_run(span, "span", []) == span.PRESET_RUNS["quick"]
 
 
 def run(*arguments: object) -> int:

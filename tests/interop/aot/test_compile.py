@@ -32,7 +32,7 @@ from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.module import to_jax
 from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
-from jaxsr.runtime.aot_options import AheadOptions
+from jaxsr.runtime.options import AotOptions
 
 if importlib.util.find_spec("libtpu") is None:
     pytest.skip("libtpu is not installed: pip install -e '.[aot]'", allow_module_level=True)
@@ -332,7 +332,7 @@ def test_sharded_state_is_smaller_on_every_device(four):
 
 def test_options_need_a_topology():
     with pytest.raises(ValueError, match="aot_largest needs aot, the topology"):
-        AheadOptions(aot_largest=True)
+        AotOptions(aot_largest=True)
 
 
 class Peaks(nn.Module):

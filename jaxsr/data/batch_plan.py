@@ -1,4 +1,4 @@
-"""Which pictures a detector computes together, and on what canvas: few programs, full batches.
+"""Which pictures a network computes together, and on what canvas: few programs, full batches.
 
 Every shape of a batch is one more program to compile, which takes as long as dozens of pictures on
 a CPU and thousands on an accelerator. Where the network takes pictures of several sizes on one
@@ -55,8 +55,8 @@ def plan(
         groups.setdefault(canvas, []).append(number)
     batches = []
     for common, numbers in groups.items():
-        own = {sizes[number] for number in numbers}
-        canvas = common if len(own) > 1 else sizes[numbers[0]]
+        group_sizes = {sizes[number] for number in numbers}
+        canvas = common if len(group_sizes) > 1 else sizes[numbers[0]]
         fit = max(_MOST_PX // (canvas[0] * canvas[1]), 1)
         most = min(batch, _up(fit, multiple))
         for start in range(0, len(numbers), most):
@@ -64,7 +64,7 @@ def plan(
             # In powers of two, so that a picture alone is not computed `batch` times over, and no
             # two lists of pictures need many different programs.
             rows = min(_up(1 << (len(part) - 1).bit_length(), multiple), most)
-            batches.append(Together(canvas, part, most if start else rows, own != {canvas}))
+            batches.append(Together(canvas, part, most if start else rows, group_sizes != {canvas}))
     return batches
 
 

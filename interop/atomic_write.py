@@ -1,0 +1,76 @@
+"""Files that appear complete under their name, or not at all.
+
+Content is written beside the final name and renamed, so that a killed process leaves no file that
+is cut short.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+def atomic_write(path: Path, content: bytes) -> None:
+    """Writes a file from bytes.
+
+    Raises:
+      OSError: it cannot be written; nothing is left of it.
+    """
+    file = AtomicFile(path)
+    try:
+        file.stream.write(content)
+    except BaseException:
+        file.abandon()
+        raise
+    file.finish()
+
+
+class AtomicFile:
+    """A file written through `stream`; it takes its name at `finish`.
+
+    Args:
+      path: the final name; its folder must exist.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._partial = path, _partial(path)
+        self.stream: BinaryIO = self._partial.open("wb")
+
+    def finish(self) -> None:
+        """Stores the content on the disk and renames the file; abandons it if that fails."""
+        try:
+            self.stream.flush()
+            os.fsync(self.stream.fileno())
+            self.stream.close()
+            self._partial.replace(self.path)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        with contextlib.suppress(OSError):  # a full disk fails again when the buffer is flushed
+            self.stream.close()
+        self._partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A path for a library that opens files itself; renamed to `path` if the block ends well.
+
+    It has the same ending, from which FFmpeg knows the format.
+    """
+    partial = _partial(path, path.suffix)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path, ending: str = "") -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial{ending}")

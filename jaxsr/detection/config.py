@@ -1,0 +1,82 @@
+"""The options of `jaxsr.detect` and `jaxsr.evaluate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from jaxsr.data.input_form import Form
+from jaxsr.detection.detector import Detector, check_batch, load_detector
+from jaxsr.errors import InputError
+from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorOptions(LaneFoldingOptions, ComputeOptions):
+    """Which network, and how pictures are sized."""
+
+    weights: Path
+    """Weights that a training run exported, or a published MSHNet checkpoint."""
+    out: Path
+    """Folder for the results."""
+    threshold: float = 0.5
+    """Probability above which a pixel belongs to a target."""
+    size: Form | None = None
+    """Look at pictures resized to base × base, or at their native size. Default: as trained."""
+    base: int | None = None
+    """Side in pixels for size=base. Default: as trained."""
+    batch: int = 8
+    """Pictures at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.threshold < 1:
+            raise InputError(f"threshold must be at least 0 and below 1, got {self.threshold}")
+        check_batch(self.batch, self)
+
+    def detector(self) -> Detector:
+        """Loads the network; JAX's platform must be fixed already.
+
+        Raises:
+          MissingFileError, InputError: the weights are missing or of another network.
+        """
+        return load_detector(
+            self.weights,
+            options=self,
+            batch=self.batch,
+            lane_folding=self.lane_folding,
+            evaluate=self.size,
+            base=self.base,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectConfig(DetectorOptions, AotOptions):
+    """Marks small targets in infrared pictures, folders of them, and videos."""
+
+    inputs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Pictures, videos, folders and globs."""
+    least_px: int = 1
+    """Targets of fewer pixels are left out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(1, "least_px")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(DetectorOptions):
+    """IoU, nIoU, precision, recall, F1, Pd, Fa and ROC of a detector on a split."""
+
+    data: tyro.conf.Positional[Path]
+    """Folder of the data set."""
+    split: str = "test"
+    """test, train, or the file of a list of names."""
+    lists: str | None = None
+    """Folder of the split lists within the data set, where it has several."""
+    mask_threshold: int | None = None
+    """Gray level above which a mask pixel is target. Default: masks must be binary."""
+    distance_px: float = 3.0
+    """A target is found if a prediction's centroid lies nearer than this."""
+    curve_points: int = 10
+    """Thresholds of the ROC."""

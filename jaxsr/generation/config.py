@@ -1,0 +1,70 @@
+"""The options of `jaxsr.generate`."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from jaxsr.errors import InputError
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.runtime.options import AotOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(SamplingOptions, AotOptions):
+    """Generates text with a Llama or Qwen3 model, on JAX or on torch."""
+
+    prompts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Texts to go on from."""
+    model: Path
+    """Hugging Face folder (config.json, safetensors, tokenizer.json) or .gguf file."""
+    file: Path | None = None
+    """Prompts, one per line: .txt, or .jsonl with `prompt`, `text` or `messages`."""
+    tokenizer: Path | None = None
+    """Folder or tokenizer.json to use instead of the model's own."""
+    raw: bool = False
+    """Feed prompts as they are, without the model's chat template."""
+    system: str | None = None
+    """System message put before every prompt; needs the chat template."""
+    model_sampling: bool = False
+    """Take temperature, top_k and top_p from the model's generation_config.json."""
+    batch_size: tuple[int, ...] = (1,)
+    """Prompts that run together; several values run everything once with each."""
+    stop: tuple[str, ...] = ()
+    """Further tokens that end an output, as text that is one token, or as ids."""
+    ignore_eos: bool = False
+    """Go on after the model's own end tokens."""
+    deterministic: bool = False
+    """Make each output independent of batch size, position, padding and other prompts, bit for
+    bit: every prompt runs alone, in shapes of its own."""
+    padding: Literal["right", "left"] = "right"
+    """Side on which the shorter prompts of a batch are padded; the tokens are the same."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Quantise the blocks' weights on loading; computation stays in `dtype`."""
+    stream: Literal["auto", "on", "off"] = "auto"
+    """Print tokens as they come; `auto`: when one prompt at a time goes to a terminal."""
+    out: Path | None = None
+    """.jsonl or .csv with one row per prompt and batch size."""
+    save_cache: Path | None = None
+    """File that the KV cache and tokens are saved to at the end (safetensors)."""
+    resume: Path | None = None
+    """Go on from such a file instead of prompts; max_new_tokens counts its tokens too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.batch_size or min(self.batch_size) < 1:
+            raise InputError(f"batch_size needs values of at least 1, got {self.batch_size}")
+        if self.system and self.raw:
+            raise InputError("system needs the chat template; drop --raw or --system")
+        if self.save_cache is not None and len(self.batch_size) > 1:
+            raise InputError("save_cache needs a single batch size")
+        if self.stream == "on" and not self.streams(max(self.batch_size)):
+            raise InputError("--stream on prints one output at a time; use --batch-size 1")
+
+    def streams(self, batch_size: int) -> bool:
+        """Whether tokens are printed as they come, at this batch size."""
+        one_at_a_time = batch_size == 1 or self.deterministic
+        wish = self.stream == "on" or (self.stream == "auto" and sys.stdout.isatty())
+        return wish and one_at_a_time

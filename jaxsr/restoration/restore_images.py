@@ -1,0 +1,75 @@
+"""`jaxsr.restore`: pictures in memory through a network. Heavy imports wait for the call."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+
+def restore(
+    images: "np.ndarray | Image.Image | str | Path | Sequence[Any]",
+    model: Any = None,
+    *,
+    weights: Path | None = None,
+    outscale: float | None = None,
+    tiling: Literal["auto", "approximate", "off"] = "auto",
+    tile: int | None = None,
+    batch: int | None = None,
+    ensemble: bool = False,
+    engine: Literal["jax", "torch"] = "jax",
+    mesh: int = 1,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    channels: Literal[1, 3] | None = None,
+    value_range: tuple[float, float] | None = None,
+) -> "np.ndarray | list[np.ndarray]":
+    """Restores pictures in memory.
+
+    Args:
+      images: a picture or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
+        channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images, or paths.
+      model: a torch module, a run folder, a weights file, `package.module:Class`, or None for the
+        weights that come with jaxsr; see `jaxsr.restoration.models`.
+      weights: file for a class or a module.
+      outscale: size of the result relative to the source. Default: the network's own scale.
+      tiling: `auto` cuts only where that changes nothing; `approximate` in any case; `off` never.
+      tile: side of the largest tile in pixels. Default: from the network's memory needs.
+      batch: tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere.
+      ensemble: average over the eight flips and turns of each tile.
+      engine: who computes.
+      mesh: devices of JAX's default platform that a batch is split over.
+      dtype: what the network computes in.
+      channels: 1 or 3, what the network takes. Default: from the network.
+      value_range: intensities of black and white for the network. Default: the family's, else 0 and
+        1.
+
+    Returns:
+      An array for a single picture, a list for several; depth and channels as they came.
+
+    Raises:
+      InputTypeError: something that is no picture.
+      InputError: a picture or the model is not usable; the message says which and why.
+    """
+    from jaxsr.restoration.config import RestoreConfig
+    from jaxsr.restoration.models import find_model
+    from jaxsr.restoration.restore_arrays import as_picture, restore_arrays
+
+    config = RestoreConfig(
+        outscale=outscale,
+        tiling=tiling,
+        tile=tile,
+        batch=batch,
+        ensemble=ensemble,
+        engine=engine,
+        mesh=str(mesh),
+        dtype=dtype,
+    )
+    several = isinstance(images, list | tuple)
+    pictures = [
+        as_picture(image, index) for index, image in enumerate(images if several else [images])
+    ]
+    network = find_model(model, weights=weights, channels=channels, value_range=value_range)
+    results = restore_arrays(pictures, network, config)
+    return results if several else results[0]

@@ -1,0 +1,80 @@
+"""Puts model, runner and tiler together as a configuration asks."""
+
+from collections.abc import Callable, Iterable
+
+from jaxsr.restoration.around_tiles import around_tiles
+from jaxsr.restoration.config import RestoreConfig
+from jaxsr.restoration.models import RestorationModel, find_model
+from jaxsr.restoration.pipeline import Restorer
+from jaxsr.restoration.tiling import Size, Tiler
+from jaxsr.runtime.runner import Around, Runner, open_runner
+from jaxsr.runtime.torch_runner import TorchRunner
+
+# On an accelerator one tile leaves most of it idle; on a CPU more only take memory.
+_BATCH = {"cpu": 1}
+BATCH_ELSEWHERE = 8
+
+
+def configured_model(config: RestoreConfig) -> RestorationModel:
+    """The network that the configuration names."""
+    return find_model(
+        config.model,
+        weights=config.weights,
+        options=config.class_options(),
+        channels=config.channels,
+        value_range=config.value_range,
+    )
+
+
+def around_network(model: RestorationModel, config: RestoreConfig) -> Around:
+    """What is computed around the network of a tile."""
+    return around_tiles(model.value_range, ensemble=config.ensemble)
+
+
+def tile_runner(model: RestorationModel, config: RestoreConfig) -> tuple[Runner, int]:
+    """The runner of tiles, and how many it takes at once.
+
+    Raises:
+      DeviceError: fewer devices than the mesh needs, or torch finds no CUDA device.
+    """
+    runner = open_runner(
+        model.network,
+        config,
+        around=around_network(model, config),
+        lane_folding=config.lane_folding,
+    )
+    batch = config.batch or _BATCH.get(runner.platform, BATCH_ELSEWHERE)
+    return runner, batch * config.devices
+
+
+def make_restorer(
+    model: RestorationModel,
+    config: RestoreConfig,
+    *,
+    sizes: Iterable[Size] = (),
+    progress: Callable[[int], None] = lambda pixels: None,
+) -> tuple[Restorer, Runner, Tiler]:
+    """The pipeline for pictures of these sizes, its runner and its tiler."""
+    tiler = Tiler(
+        model.reach,
+        tile=config.tile,
+        approximate=config.tiling == "approximate",
+        uncut=config.tiling == "off",
+        sizes=sizes,
+    )
+    runner, batch = tile_runner(model, config)
+    host = runner
+    if config.engine == "jax":
+        host = TorchRunner(model.network, around=around_network(model, config))
+    restorer = Restorer(
+        runner,
+        host,
+        tiler,
+        scale=model.scale,
+        channels=model.channels,
+        batch=batch,
+        outscale=config.outscale,
+        insist=config.tiling == "off",
+        progress=progress,
+    )
+    return restorer, runner, tiler

@@ -1,0 +1,18 @@
+"""The exit statuses of every command; docs/exit-status.md is the table for users."""
+
+import enum
+
+
+class ExitStatus(enum.IntEnum):
+    """What a command returns to its caller."""
+
+    OK = 0
+    """Everything was done; a comparison found no difference beyond rounding."""
+    FAILED = 1
+    """The command ran to its end and something failed or differs: a file among others could not be
+    read, a program does not compile, a check failed. Python returns it after a traceback, too."""
+    WRONG_INPUT = 2
+    """The command stopped, for a reason that it prints in one line: a wrong option, input that
+    cannot be used, or an error of the operating system such as a full disk."""
+    INTERRUPTED = 130
+    """Ended by Ctrl-C, or by SIGTERM where nothing was saved."""

@@ -1,0 +1,97 @@
+"""Runs batches as JAX programs, one for each shape, split over a mesh."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.interop.aot.chips import Topology
+from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.interop.folding.policy import Choice, choose_folding
+from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
+from jaxsr.interop.module import to_jax
+from jaxsr.runtime.options import ComputeOptions
+from jaxsr.runtime.runner import Around, Collect, only_network
+
+
+class JaxRunner:
+    """A network on every device of a mesh; see `jaxsr.runtime.runner.Runner`.
+
+    Args:
+      network: the torch module.
+      mesh: devices that a batch is split over; those of a topology can only `lower`.
+      dtype: of the network's computation, `float32` or `bfloat16`.
+      around: what is computed around the network.
+      lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
+
+    Raises:
+      UnsupportedTorchError: the network does something that JAX would compute differently.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        *,
+        mesh: jax.sharding.Mesh,
+        dtype: str = "float32",
+        around: Around = only_network,
+        lane_folding: Choice = "auto",
+    ) -> None:
+        device = mesh.devices.flat[0]
+        self.platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+        self.programs: set[tuple[int, ...]] = set()
+        self._mesh, self._rows = mesh, batch_sharding(mesh)
+        self._model = to_jax(
+            network.eval(),
+            compute_dtype=None if dtype == "float32" else jnp.dtype(dtype),
+            lane_folding=choose_folding(lane_folding, device),
+        )
+
+        def run(state: Any, batch: jax.Array, named: dict[str, jax.Array]) -> jax.Array:
+            def apply(x: jax.Array) -> jax.Array:
+                return self._model.apply(*state, x, **named)[0].astype(jnp.float32)
+
+            return around(jnp, apply, batch)
+
+        self._run = jax.jit(run, out_shardings=self._rows)
+
+    @functools.cached_property
+    def _state(self) -> Any:
+        state = (self._model.params, self._model.buffers)
+        return jax.device_put(state, replicated(self._mesh))
+
+    def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
+        """See `Runner.submit`."""
+        self.programs.add(batch.shape)
+        result = self._run(self._state, *jax.device_put((batch, named), self._rows))
+        return lambda: np.asarray(result)
+
+    def lower(self, shape: tuple[int, ...], topology: Topology, *, name: str) -> Ahead:
+        """Compiles a batch of this shape ahead of time, on a mesh over the topology's devices.
+
+        Args:
+          shape: of the batch, (n, …).
+          topology: whose devices the mesh has.
+          name: what the report calls the program.
+        """
+        state = (self._model.params, self._model.buffers)
+        batch = jax.ShapeDtypeStruct(shape, jnp.float32)
+        arguments = (abstract(state, replicated(self._mesh)), abstract(batch, self._rows), {})
+        return compile_ahead(self._run, arguments, topology, name=name)
+
+
+def open_ahead(
+    network: Any,
+    topology: Topology,
+    options: ComputeOptions,
+    *,
+    around: Around = only_network,
+    lane_folding: Choice = "auto",
+) -> JaxRunner:
+    """A runner over all devices of a topology, to `lower` with; see `open_runner`."""
+    mesh = make_mesh(len(topology.devices), topology.devices)
+    return JaxRunner(
+        network, mesh=mesh, dtype=options.dtype, around=around, lane_folding=lane_folding
+    )

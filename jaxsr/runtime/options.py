@@ -1,0 +1,120 @@
+"""Options that the commands share; each command's configuration inherits those it has.
+
+A configuration calls `super().__post_init__()` once, which runs the checks of all its bases.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from jaxsr.errors import InputError
+from jaxsr.interop.mesh_shape import MeshShape
+
+Engine = Literal["jax", "torch"]
+Platform = Literal["auto", "tpu", "cuda", "cpu"]
+Dtype = Literal["float32", "bfloat16"]
+Precision = Literal["default", "high", "highest"]
+LaneFolding = Literal["auto", "on", "off"]
+
+
+class CheckedOptions:
+    """Base of options that check themselves when they are constructed."""
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for a value that cannot be used."""
+
+    def check_at_least(self, least: int, *names: str) -> None:
+        """Raises `InputError` where one of these fields is set and below `least`."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions(CheckedOptions):
+    """Who computes, where, and how exactly."""
+
+    engine: Engine = "jax"
+    """jax compiles programs and splits batches over a mesh; torch runs the same networks in plain
+    PyTorch, on one device."""
+    platform: Platform = "auto"
+    """Where to compute; auto takes TPU, then CUDA, then CPU. The torch engine has no TPU."""
+    mesh: str = "1"
+    """Devices, simulated on a CPU: a number, or axes such as data=4,fsdp=2. A batch is split over
+    them; generate splits weights and cache instead."""
+    dtype: Dtype = "float32"
+    """What networks compute in; training keeps parameters, losses and updates in float32."""
+    matmul_precision: Precision = "default"
+    """JAX's precision of float32 products. The default of every command is the device's own, which
+    is the fastest: CPUs compute in float32, TPUs round the inputs to bfloat16, GPUs to TF32.
+    highest is float32 on all of them, on a TPU at up to six times the time: raise it where results
+    must agree with those of another platform."""
+    compile_cache: Path | None = None
+    """Folder of compiled programs. Default: jaxsr in the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = {
+            "engine": Engine, "platform": Platform, "dtype": Dtype, "matmul_precision": Precision
+        }  # fmt: skip
+        for name, choice in choices.items():
+            _check_choice(name, getattr(self, name), choice)
+        devices = self.devices
+        if self.engine == "torch" and devices > 1:
+            raise InputError(
+                f"the torch engine runs on one device, got mesh={self.mesh}; a mesh needs "
+                "--engine jax"
+            )
+        if self.engine == "torch" and self.platform == "tpu":
+            raise InputError(
+                "the torch engine runs on cuda or cpu, got platform='tpu'; use --engine jax"
+            )
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        """Sizes of the mesh's axes."""
+        return MeshShape.parse(self.mesh)
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole mesh."""
+        return self.mesh_shape.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneFoldingOptions(CheckedOptions):
+    """For commands whose networks are convolutional."""
+
+    lane_folding: LaneFolding = "auto"
+    """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto:
+    fold on TPUs, hold images with their channels last on CPUs. on: fold everywhere. off: never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_choice("lane_folding", self.lane_folding, LaneFolding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AotOptions(ComputeOptions):
+    """For commands that can also compile ahead of time instead of running."""
+
+    aot: str | None = None
+    """Compile for this TPU topology (v5e:2x4, v6e:16x16, …) instead of running; needs no TPU."""
+    aot_json: Path | None = None
+    """With aot: also write the report to this file."""
+    aot_save: Path | None = None
+    """With aot: also keep the compiled programs in this folder, a compile cache for TPU hosts."""
+    aot_largest: bool = False
+    """With aot: also search the largest batch that fits; compiles several times."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        used = [n for n in ("aot_json", "aot_save", "aot_largest") if getattr(self, n)]
+        if used and self.aot is None:
+            raise InputError(f"{used[0]} needs aot, the topology to compile for: --aot v5e:2x4")
+
+
+def _check_choice(name: str, value: str, choice: Any) -> None:
+    if value not in get_args(choice):
+        raise InputError(f"{name} must be one of {', '.join(get_args(choice))}, got {value!r}")

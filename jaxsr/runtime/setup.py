@@ -1,0 +1,108 @@
+"""Everything global that commands change in JAX and torch, in one place."""
+
+import logging
+import os
+from pathlib import Path
+
+from jaxsr.errors import DeviceError
+from jaxsr.runtime.options import ComputeOptions
+
+_LEAST_COMPILE_S = 0.2
+"""Programs that compile faster are not kept: reading them back would save nothing."""
+
+
+def setup_compute(
+    options: ComputeOptions,
+    *,
+    jax_on_host: bool = False,
+    distributed: bool = False,
+    deterministic: bool = False,
+) -> str:
+    """Fixes where and how a command computes; called once, before any array exists.
+
+    Args:
+      options: of the command.
+      jax_on_host: with the torch engine, JAX computes too, on the CPU. Otherwise that engine leaves
+        JAX alone.
+      distributed: join the processes of a job that the environment describes.
+      deterministic: results that do not depend on scheduling, on CUDA too.
+
+    Returns:
+      Where the engine computes: `tpu`, `cuda` or `cpu`.
+
+    Raises:
+      DeviceError: the machine does not have the platform, or fewer devices than the mesh.
+      InputError: the environment describes a job only in part.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        if options.platform in ("auto", "cuda"):
+            flags = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+    by_torch = options.engine == "torch"
+    platform = torch_device(options.platform) if by_torch else options.platform
+    if by_torch and deterministic:
+        import torch
+
+        torch.use_deterministic_algorithms(True)
+    if by_torch and not jax_on_host:
+        return platform
+    import jax
+
+    from jaxsr.interop.distributed import start_if_asked
+    from jaxsr.interop.mesh import make_mesh, select_platform
+
+    configure_jax(compiled_folder(options))
+    if options.matmul_precision != "default":
+        jax.config.update("jax_default_matmul_precision", options.matmul_precision)
+    jax_platform = "cpu" if by_torch else platform
+    hosts = start_if_asked(jax_platform) if distributed else 1
+    jax_platform = select_platform(jax_platform, simulated_devices=options.devices // hosts)
+    if by_torch:
+        return platform
+    make_mesh(options.mesh_shape)  # reports too few devices before any data is read
+    return jax_platform
+
+
+def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST_COMPILE_S) -> None:
+    """Log level and compile cache.
+
+    Args:
+      compile_cache: folder of compiled programs; None keeps none.
+      least_compile_s: programs that compile faster are not kept.
+    """
+    import jax
+
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    if compile_cache is None:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(compile_cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
+
+
+def torch_device(platform: str) -> str:
+    """The device of the torch engine: `cuda`, or `cpu`.
+
+    Raises:
+      DeviceError: the platform is `cuda` and torch finds no device of it.
+    """
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if platform == "cuda" and not cuda:
+        raise DeviceError(
+            "platform 'cuda' is not usable here: torch finds no CUDA device; use --platform cpu "
+            "or auto"
+        )
+    return "cuda" if cuda and platform in ("auto", "cuda") else "cpu"
+
+
+def compiled_folder(options: ComputeOptions) -> Path:
+    """Where a command keeps compiled programs."""
+    return options.compile_cache or cache_folder() / "compiled"
+
+
+def cache_folder() -> Path:
+    """Where jaxsr keeps what can be made again: `$XDG_CACHE_HOME/jaxsr` or `~/.cache/jaxsr`."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "jaxsr"

@@ -1,0 +1,76 @@
+"""The options of `python -m jaxsr.train [FAMILY] [--preset NAME]`, read in that order.
+
+Family and preset decide the defaults of all other options.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxsr.errors import InputError
+from jaxsr.models.registry import trainable_families
+from jaxsr.runtime.cli import parse_options
+from jaxsr.training.task import load_family
+
+
+def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
+    """The family's name, its module and the run's configuration.
+
+    Raises:
+      InputError: there is no such family or preset, or an option cannot be used.
+    """
+    arguments = list(arguments)
+    named = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments.pop(0) if named else trainable_families()[0]
+    family = load_family(name)
+    return name, family, parse_run(family, name, arguments)
+
+
+def parse_run(family: Any, name: str, arguments: Sequence[str]) -> Any:
+    """The run's configuration: the preset's values, changed by the options given."""
+    preset, rest = _take_option(list(arguments), "--preset")
+    if preset is None:
+        has_data = any(_is_option(a, "--data") for a in rest)
+        preset = family.default_preset(has_data=has_data)
+    if preset not in family.PRESET_RUNS:
+        raise InputError(f"no preset {preset!r}; there are {', '.join(family.PRESET_RUNS)}")
+    default = family.PRESET_RUNS[preset]
+    # A length in steps replaces the preset's in epochs, and the other way round.
+    units = [n for n in ("steps", "epochs") if any(_is_option(a, f"--{n}") for a in rest)]
+    if len(units) == 1:
+        default = _with_length(default, units[0])
+    return parse_options(
+        family.CONFIG,
+        rest,
+        default=default,
+        prog=f"python -m jaxsr.train {name}",
+        description=(
+            f"Trains {name}. Defaults are those of --preset {preset}; "
+            f"presets: {', '.join(family.PRESET_RUNS)}."
+        ),
+    )
+
+
+def _is_option(argument: str, name: str) -> bool:
+    return argument == name or argument.startswith(name + "=")
+
+
+def _with_length(default: Any, kind: str) -> Any:
+    """The default run with its length in this unit; the option replaces the number."""
+    if getattr(default, kind) is not None:
+        return default
+    other = "epochs" if kind == "steps" else "steps"
+    placeholder = default.steps or default.epochs
+    return dataclasses.replace(default, **{kind: placeholder, other: None})
+
+
+def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
+    """Takes `name VALUE` or `name=VALUE` out of the arguments: it decides the others' defaults."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith(name + "="):
+            return argument[len(name) + 1 :], arguments[:index] + arguments[index + 1 :]
+        if argument == name:
+            if index + 1 == len(arguments):
+                raise InputError(f"{name} needs a value")
+            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
+    return None, arguments

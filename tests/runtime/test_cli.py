@@ -1,0 +1,110 @@
+"""Which errors become one line, and the exit status of each."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxsr.errors import InputError, MissingFileError
+from jaxsr.runtime.cli import run_command
+from jaxsr.runtime.exit_status import ExitStatus
+
+
+def fail(error):
+    def command(arguments):
+        raise error
+
+    return run_command(command, [])
+
+
+@pytest.mark.parametrize("status", [None, 0, 1])
+def test_a_command_returns_its_status(status):
+    assert run_command(lambda arguments: status, []) == (status or 0)
+
+
+def test_the_words_of_the_command_line_arrive(monkeypatch):
+    words = []
+    run_command(words.extend, ["a", "b"])
+    monkeypatch.setattr(sys, "argv", ["program", "c"])
+    run_command(words.extend)
+    assert words == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("error", [InputError("width is -1"), MissingFileError("no file\nx")])
+def test_what_a_user_can_correct_is_one_line(error, capsys):
+    assert fail(error) == ExitStatus.WRONG_INPUT
+    assert capsys.readouterr().err == f"jaxsr: {' '.join(str(error).split())}\n"
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.ENOSPC,
+        errno.EACCES,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.EIO,
+        errno.EDQUOT,
+    ],
+)
+def test_an_error_of_the_operating_system_is_one_line(number, capsys):
+    assert fail(OSError(number, os.strerror(number), "some/file")) == ExitStatus.WRONG_INPUT
+    assert capsys.readouterr().err == f"jaxsr: some/file: {os.strerror(number)}\n"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), TypeError("x"), KeyError("x"), RuntimeError("x"), OSError("x")]
+)
+def test_a_fault_of_jaxsr_is_raised(error):
+    with pytest.raises(type(error)):
+        fail(error)
+
+
+def test_a_fault_of_jaxsr_prints_its_traceback_and_exits_with_1():
+    code = (
+        "from jaxsr.runtime.cli import run_command\n"
+        "def command(arguments):\n    raise KeyError('a')\n"
+        "raise SystemExit(run_command(command, []))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitStatus.FAILED
+    assert "Traceback" in done.stderr and "KeyError: 'a'" in done.stderr
+
+
+def test_a_closed_pipe_is_one_line():
+    code = (
+        "from jaxsr.runtime.cli import run_command\n"
+        "def command(arguments):\n    print('x' * 1_000_000)\n"
+        "raise SystemExit(run_command(command, []))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == ExitStatus.WRONG_INPUT
+    assert error == "jaxsr: Broken pipe\n"
+
+
+def test_an_interrupted_command(capsys):
+    assert fail(KeyboardInterrupt()) == ExitStatus.INTERRUPTED
+    assert capsys.readouterr().err == "jaxsr: interrupted\n"
+
+
+def test_the_traceback_on_demand(capsys, monkeypatch):
+    monkeypatch.setenv("JAXSR_TRACEBACK", "1")
+    assert fail(InputError("width is -1")) == ExitStatus.WRONG_INPUT
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_table_in_the_docs_has_every_status():
+    from pathlib import Path
+
+    table = (Path(__file__).resolve().parents[2] / "docs" / "exit-status.md").read_text()
+    for status in ExitStatus:
+        assert f"| {status.value} |" in table

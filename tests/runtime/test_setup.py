@@ -1,0 +1,79 @@
+"""What commands change in JAX, each in a process of its own."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from jaxsr.errors import DeviceError
+from jaxsr.runtime import setup
+from jaxsr.runtime.options import ComputeOptions
+
+SHOW = """
+import jax, logging
+from jaxsr.runtime.options import ComputeOptions
+from jaxsr.runtime.setup import setup_compute
+found = setup_compute(ComputeOptions({options}), {more})
+print(found, len(jax.devices()), jax.config.jax_persistent_cache_min_compile_time_secs,
+      jax.config.jax_compilation_cache_dir, jax.config.jax_default_matmul_precision,
+      logging.getLogger("jax._src.xla_bridge").level)
+"""
+
+
+def show(options: str, more: str = "") -> tuple[list[str], str]:
+    code = SHOW.format(options=options, more=more)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), done.stderr
+
+
+def test_everything_is_set_in_one_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    values, _ = show("platform='cpu', mesh='3', matmul_precision='highest'")
+    assert values == ["cpu", "3", "0.2", str(tmp_path / "jaxsr" / "compiled"), "highest", "40"]
+    values, _ = show(f"platform='cpu', compile_cache=__import__('pathlib').Path({str(tmp_path)!r})")
+    assert values == ["cpu", "1", "0.2", str(tmp_path), "None", "40"]
+
+
+def test_jax_stays_on_the_cpu_beside_torch():
+    values, _ = show("engine='torch', platform='cpu'", "jax_on_host=True")
+    assert values[:2] == ["cpu", "1"]
+
+
+def test_torch_alone_does_not_import_jax():
+    code = (
+        "import sys\n"
+        "from jaxsr.runtime.options import ComputeOptions\n"
+        "from jaxsr.runtime.setup import setup_compute\n"
+        "assert setup_compute(ComputeOptions(engine='torch', platform='cpu')) == 'cpu'\n"
+        "assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_libtpu_is_silent_where_there_is_no_tpu():
+    from jaxsr.interop.distributed import has_tpu
+
+    if has_tpu():
+        pytest.skip("this machine has a TPU")
+    _, error = show("")
+    assert error == ""
+
+
+def test_cuda_for_torch_that_is_not_there(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="torch finds no CUDA device; use --platform cpu"):
+        setup.torch_device("cuda")
+    assert setup.torch_device("auto") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [setup.torch_device(p) for p in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+def test_too_few_devices_are_reported_at_once():
+    with pytest.raises(DeviceError, match="mesh of 99 devices asked for"):
+        setup.setup_compute(ComputeOptions(platform="cpu", mesh="99"))

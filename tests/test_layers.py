@@ -1,0 +1,119 @@
+"""Imports go one way, function-level imports included; ARCHITECTURE's picture is this table.
+
+ops ← interop ← errors ← models, data, metrics ← runtime ← tasks ← commands
+"""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HOMES = {"jaxsr.ops": ROOT / "ops", "jaxsr.interop": ROOT / "interop", "jaxsr": ROOT / "jaxsr"}
+
+LAYERS = (
+    ("ops",),
+    ("interop",),
+    ("errors",),
+    ("models", "data", "metrics", "weights"),
+    ("runtime",),
+    ("training", "restoration", "detection", "generation", "comparison", "doctor"),
+)
+"""Packages of jaxsr, lowest first; commands, the modules of jaxsr itself, stand above all."""
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+COMMAND = len(LAYERS)
+
+FRAMEWORKS = {
+    "ops": ("torch", "torchax"),
+    "models": ("jax", "jaxlib", "flax", "torchax"),
+    "data": ("torch", "torchax"),
+}
+"""What a package does not import of others."""
+
+INTEROP_OF_MODELS = {
+    "jaxsr.interop.errors",
+    "jaxsr.interop.host_arrays",
+    "jaxsr.interop.train.objective",
+    "jaxsr.interop.weights",
+}
+"""What `models` may import of interop: modules that import no JAX."""
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Every module of the distribution, with its file."""
+    for package, home in HOMES.items():
+        for path in sorted(home.rglob("*.py")):
+            parts = path.relative_to(home).with_suffix("").parts
+            if package == "jaxsr" and parts[0] in ("ops", "interop"):
+                continue  # links to the folders above
+            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> set[str]:
+    """Names of the modules that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{path} imports relatively"
+            names.add(node.module)
+            if node.module in HOMES:
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def package_of(module: str) -> str | None:
+    """The package below jaxsr that a module belongs to; None for jaxsr itself and commands."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in RANK else None
+
+
+def rank_of(module: str) -> int:
+    package = package_of(module)
+    return COMMAND if package is None else RANK[package]
+
+
+MODULES = dict(sources())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_one_way(module):
+    for name in imports(MODULES[module]):
+        if name == "jaxsr" or name.split(".")[0] != "jaxsr":
+            continue
+        same = package_of(name) == package_of(module)
+        assert same or rank_of(name) <= rank_of(module), f"{module} imports {name}"
+
+
+def test_packages_have_no_cycle():
+    graph: dict[str, set[str]] = {name: set() for name in RANK}
+    for module, path in MODULES.items():
+        package = package_of(module)
+        if package is not None:
+            used = {package_of(name) for name in imports(path) if name.startswith("jaxsr.")}
+            graph[package] |= {name for name in used if name} - {package}
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("package", FRAMEWORKS)
+def test_packages_keep_to_their_framework(package):
+    for module, path in MODULES.items():
+        if package_of(module) == package:
+            foreign = {name.split(".")[0] for name in imports(path)} & {*FRAMEWORKS[package]}
+            assert not foreign, f"{module} imports {foreign}"
+
+
+def test_models_need_no_jax():
+    for module, path in MODULES.items():
+        if package_of(module) == "models":
+            used = {name for name in imports(path) if name.startswith("jaxsr.interop")}
+            assert used <= INTEROP_OF_MODELS, f"{module} imports {used - INTEROP_OF_MODELS}"
+
+
+def test_commands_parse_and_call():
+    for path in sorted((ROOT / "jaxsr").glob("*.py")):
+        if path.name != "__init__.py":
+            assert len(path.read_text().splitlines()) < 60, path.name
