@@ -59,7 +59,12 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
             f"Use --platform auto or cpu, or install the extra for it: "
             f"pip install -e '.[{platform}]'"
         ) from error
-    return {"gpu": "cuda"}.get(backend, backend)
+    return platform_name(backend)
+
+
+def platform_name(backend: str) -> str:
+    """The platform's name in jaxsr's options: JAX's, but `cuda` for `gpu`."""
+    return "cuda" if backend == "gpu" else backend
 
 
 def make_mesh(shape: MeshShape | int, devices: Sequence[Any] | None = None) -> Mesh:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.folding.policy import Choice, choose_folding
-from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
+from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
 from jaxsr.interop.module import to_jax
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Around, Collect, only_network
@@ -40,7 +40,7 @@ class JaxRunner:
         lane_folding: Choice = "auto",
     ) -> None:
         device = mesh.devices.flat[0]
-        self.platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+        self.platform = platform_name(device.platform)
         self.programs: set[tuple[int, ...]] = set()
         self._mesh, self._rows = mesh, batch_sharding(mesh)
         self._model = to_jax(
@@ -49,7 +49,7 @@ class JaxRunner:
             lane_folding=choose_folding(lane_folding, device),
         )
 
-        def run(state: Any, batch: jax.Array, named: dict[str, jax.Array]) -> jax.Array:
+        def run(state: Any, batch: jax.Array, named: dict[str, Any]) -> jax.Array:
             def apply(x: jax.Array) -> jax.Array:
                 return self._model.apply(*state, x, **named)[0].astype(jnp.float32)
 

@@ -46,10 +46,9 @@ class ComputeOptions(CheckedOptions):
     dtype: Dtype = "float32"
     """What networks compute in; training keeps parameters, losses and updates in float32."""
     matmul_precision: Precision = "default"
-    """JAX's precision of float32 products. The default of every command is the device's own, which
-    is the fastest: CPUs compute in float32, TPUs round the inputs to bfloat16, GPUs to TF32.
-    highest is float32 on all of them, on a TPU at up to six times the time: raise it where results
-    must agree with those of another platform."""
+    """JAX's precision of float32 products. default, in every command, is the device's fastest: CPUs
+    compute in float32, TPUs round the inputs to bfloat16, GPUs to TF32. highest is float32 on all,
+    up to six times slower on a TPU: use it to get the results of another platform."""
     compile_cache: Path | None = None
     """Folder of compiled programs. Default: jaxsr in the user's cache folder."""
 
