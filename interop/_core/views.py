@@ -167,26 +167,6 @@ def _reshaped(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     return [_reshape(parent, tuple(metas[0].shape))]
 
 
-@views(aten.alias.default)
-def _identity(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [View(parent, lambda p: p, lambda p, new: new)]
-
-
-@views(aten.detach.default)
-def _detached(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [without_grad(view) for view in _identity(parent, arguments, metas)]
-
-
-@views(aten.permute.default)
-def _permuted(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [_permute(parent, tuple(arguments["dims"]))]
-
-
-@views(aten.t.default)
-def _reversed(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [_permute(parent, tuple(reversed(range(parent.dim()))))]
-
-
 @views(aten.transpose.int)
 def _transposed(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     order = list(range(parent.dim()))
@@ -234,30 +214,6 @@ def _expanded(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     return [View(parent, lambda p: jnp.broadcast_to(p, shape), None)]
 
 
-@views(aten.view_as_real.default)
-def _as_real(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [View(parent, _pairs, lambda p, new: lax.complex(new[..., 0], new[..., 1]))]
-
-
-@views(aten.view_as_complex.default)
-def _as_complex(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [View(parent, lambda p: lax.complex(p[..., 0], p[..., 1]), lambda p, new: _pairs(new))]
-
-
-def _pairs(x: jax.Array) -> jax.Array:
-    return jnp.stack([x.real, x.imag], -1)
-
-
-@views(aten._conj.default)
-def _conjugated(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [View(parent, jnp.conj, lambda p, new: jnp.conj(new))]
-
-
-@views(aten._neg_view.default)
-def _negated(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
-    return [View(parent, jnp.negative, lambda p, new: -new)]
-
-
 @views(aten.view.dtype)
 def _reinterpreted(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View] | None:
     itemsize = arguments["dtype"].itemsize
@@ -273,3 +229,32 @@ def _reinterpreted(parent: JaxTensor, arguments: dict, metas: Metas) -> list[Vie
             lambda p, new: lax.bitcast_convert_type(new, source),
         )
     ]
+
+
+def _maps(func: Any, read: Callable[..., Any], write: Callable[..., Any]) -> None:
+    """Registers a view whose functions depend on no argument: `read(p)` and `write(new)`."""
+    views(func)(lambda parent, *_: [View(parent, read, lambda p, new: write(new))])
+
+
+def _pairs(x: jax.Array) -> jax.Array:
+    return jnp.stack([x.real, x.imag], -1)
+
+
+def _complex(x: jax.Array) -> jax.Array:
+    return lax.complex(x[..., 0], x[..., 1])
+
+
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
+_maps(aten.alias.default, _same, _same)
+_maps(aten.view_as_real.default, _pairs, _complex)
+_maps(aten.view_as_complex.default, _complex, _pairs)
+_maps(aten._conj.default, jnp.conj, jnp.conj)
+_maps(aten._neg_view.default, jnp.negative, jnp.negative)
+views(aten.detach.default)(
+    lambda parent, *_: [without_grad(View(parent, _same, lambda p, new: new))]
+)
+views(aten.permute.default)(lambda parent, a, _: [_permute(parent, tuple(a["dims"]))])
+views(aten.t.default)(lambda parent, *_: [_permute(parent, tuple(range(parent.dim()))[::-1])])

@@ -4,6 +4,8 @@ torch shares the gradient of `amax` among elements equal to it, and gives that o
 element whose index it returns.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.elementwise import common_dtype, with_partials
 
 aten = torch.ops.aten
+
+Comparison = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 # ---- a gradient shared among equal elements
@@ -97,23 +101,17 @@ def extreme(
 # ---- of two
 
 
-def _pick(x: jax.Array, y: jax.Array, first: jax.Array) -> jax.Array:
-    return jnp.where(first, x, y)
-
-
-@lowers(aten.fmax.default)
-def fmax(x: jax.Array, y: jax.Array) -> jax.Array:
+def _number(x: jax.Array, y: jax.Array, *, better: Comparison) -> jax.Array:
+    """The better of two, or the one that is a number where the other is NaN."""
     x, y = common_dtype(x, y)
-    return _pick(x, y, (x >= y) | is_nan(y))
+    return jnp.where(better(x, y) | is_nan(y), x, y)
 
 
-@lowers(aten.fmin.default)
-def fmin(x: jax.Array, y: jax.Array) -> jax.Array:
-    x, y = common_dtype(x, y)
-    return _pick(x, y, (x <= y) | is_nan(y))
+lowers(aten.fmax.default)(functools.partial(_number, better=operator.ge))
+lowers(aten.fmin.default)(functools.partial(_number, better=operator.le))
 
 
-def _lowers_pairwise(func: Any, value: Callable[..., jax.Array], less: Callable) -> None:
+def _lowers_pairwise(func: Any, value: Callable[..., jax.Array], less: Comparison) -> None:
     """`func`, the larger of two or the smaller, with its gradient halved between equals.
 
     JAX asks which of the two equals the result. Neither does where the result was rounded and they
@@ -132,8 +130,8 @@ def _lowers_pairwise(func: Any, value: Callable[..., jax.Array], less: Callable)
         return chosen(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else value(x, y)
 
 
-_lowers_pairwise(aten.maximum.default, jnp.maximum, lambda own, other: own < other)
-_lowers_pairwise(aten.minimum.default, jnp.minimum, lambda own, other: own > other)
+_lowers_pairwise(aten.maximum.default, jnp.maximum, operator.lt)
+_lowers_pairwise(aten.minimum.default, jnp.minimum, operator.gt)
 
 
 # ---- along axes
@@ -153,31 +151,25 @@ _lowers_over_axes(aten.min.default, jnp.min)
 
 
 def _with_index(
-    x: jax.Array, dim: int, keepdim: bool, largest: bool
+    x: jax.Array, dim: int, keepdim: bool = False, *, position: Callable[..., jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int32)
-    index = (jnp.argmax if largest else jnp.argmin)(x, dim, keepdims=True)
+    index = position(x, dim, keepdims=True)
     values = jnp.take_along_axis(x, index, dim)
     if keepdim:
         return values, index
     return values.squeeze(dim), index.squeeze(dim)
 
 
-@lowers(aten.max.dim)
-def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Any:
-    return _with_index(x, dim, keepdim, True)
-
-
-@lowers(aten.min.dim)
-def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Any:
-    return _with_index(x, dim, keepdim, False)
+lowers(aten.max.dim)(functools.partial(_with_index, position=jnp.argmax))
+lowers(aten.min.dim)(functools.partial(_with_index, position=jnp.argmin))
 
 
 # ---- running, sorted, in the middle
 
 
-def _running(x: jax.Array, dim: int, better: Callable) -> tuple[jax.Array, jax.Array]:
+def _running(x: jax.Array, dim: int, *, better: Comparison) -> tuple[jax.Array, jax.Array]:
     """Running extreme and its index; among equals the latest, as in torch."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int32)
@@ -191,33 +183,19 @@ def _running(x: jax.Array, dim: int, better: Callable) -> tuple[jax.Array, jax.A
     return jnp.take_along_axis(x, index, dim), index
 
 
-@lowers(aten.cummax.default)
-def cummax(x: jax.Array, dim: int) -> Any:
-    return _running(x, dim, lambda b, a: b >= a)
+lowers(aten.cummax.default)(functools.partial(_running, better=operator.ge))
+lowers(aten.cummin.default)(functools.partial(_running, better=operator.le))
 
 
-@lowers(aten.cummin.default)
-def cummin(x: jax.Array, dim: int) -> Any:
-    return _running(x, dim, lambda b, a: b <= a)
-
-
-def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
+@lowers(aten.sort.default, aten.sort.stable)
+def sort(
+    x: jax.Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[jax.Array, jax.Array]:
+    del stable  # it always is
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int32)
     index = jnp.argsort(lax.stop_gradient(x), axis=dim, descending=descending, stable=True)
     return jnp.take_along_axis(x, index, dim), index
-
-
-@lowers(aten.sort.default)
-def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Any:
-    return _sorted(x, dim, descending)
-
-
-@lowers(aten.sort.stable)
-def sort_stable(
-    x: jax.Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> Any:
-    return _sorted(x, dim, descending)
 
 
 def _even_median(x: jax.Array, value: jax.Array) -> jax.Array:

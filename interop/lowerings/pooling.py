@@ -1,5 +1,6 @@
 """Pooling as torch computes it: any window, dilation, ceil mode, indices, ties and gradients."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -87,16 +88,6 @@ def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, c
     return count - 1 if ceil and (count - 1) * stride >= size + padding else count
 
 
-@lowers(aten.max_pool2d_with_indices.default)
-def max_pool2d(x: jax.Array, *args: Any, **kwargs: Any) -> Any:
-    return _max_pool(x, *args, ndim=2, **kwargs)
-
-
-@lowers(aten.max_pool3d_with_indices.default)
-def max_pool3d(x: jax.Array, *args: Any, **kwargs: Any) -> Any:
-    return _max_pool(x, *args, ndim=3, **kwargs)
-
-
 def _adaptive_bounds(size: int, out: int) -> list[tuple[int, int]]:
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
@@ -112,7 +103,7 @@ def _adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
     return index, valid
 
 
-def _adaptive_max(x: jax.Array, size: Any, ndim: int) -> tuple[jax.Array, jax.Array]:
+def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax.Array]:
     spatial, out = x.shape[-ndim:], _spread(size, ndim)
     windows = [_adaptive_windows(n, o) for n, o in zip(spatial, out, strict=True)]
     flat = np.zeros((1,), np.int64)
@@ -134,17 +125,7 @@ def _adaptive_max(x: jax.Array, size: Any, ndim: int) -> tuple[jax.Array, jax.Ar
     return picked, jnp.take_along_axis(positions, best[..., None], -1)[..., 0]
 
 
-@lowers(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(x: jax.Array, size: Any) -> Any:
-    return _adaptive_max(x, size, 2)
-
-
-@lowers(aten.adaptive_max_pool3d.default)
-def adaptive_max_pool3d(x: jax.Array, size: Any) -> Any:
-    return _adaptive_max(x, size, 3)
-
-
-def _adaptive_mean(x: jax.Array, size: Any, ndim: int) -> jax.Array:
+def _adaptive_mean(x: jax.Array, size: Any, *, ndim: int) -> jax.Array:
     """One small averaging matrix per axis: right for any size, a plain product on any device."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     for i, out in enumerate(_spread(size, ndim)):
@@ -165,17 +146,8 @@ def _adaptive_mean(x: jax.Array, size: Any, ndim: int) -> jax.Array:
     return wide.astype(x.dtype)
 
 
-@lowers(aten._adaptive_avg_pool2d.default)
-def adaptive_avg_pool2d(x: jax.Array, size: Any) -> jax.Array:
-    return _adaptive_mean(x, size, 2)
-
-
-@lowers(aten._adaptive_avg_pool3d.default)
-def adaptive_avg_pool3d(x: jax.Array, size: Any) -> jax.Array:
-    return _adaptive_mean(x, size, 3)
-
-
-def _unpool(x: jax.Array, indices: jax.Array, size: Any, ndim: int) -> jax.Array:
+def _unpool(x: jax.Array, indices: jax.Array, size: Any, *_: Any, ndim: int) -> jax.Array:
+    """The options that follow `size` only say how the indices came about."""
     lead = x.shape[: x.ndim - ndim]
     rows = math.prod(lead)
     flat = jnp.zeros((rows, math.prod(size)), x.dtype)
@@ -187,11 +159,11 @@ def _unpool(x: jax.Array, indices: jax.Array, size: Any, ndim: int) -> jax.Array
     return written.reshape(*lead, *size)
 
 
-@lowers(aten.max_unpool2d.default)
-def max_unpool2d(x: jax.Array, indices: jax.Array, size: Any) -> jax.Array:
-    return _unpool(x, indices, size, 2)
-
-
-@lowers(aten.max_unpool3d.default)
-def max_unpool3d(x: jax.Array, indices: jax.Array, size: Any, *_: Any) -> jax.Array:
-    return _unpool(x, indices, size, 3)
+for _ndim in (2, 3):
+    for _name, _pool in (
+        (f"max_pool{_ndim}d_with_indices", _max_pool),
+        (f"adaptive_max_pool{_ndim}d", _adaptive_max),
+        (f"_adaptive_avg_pool{_ndim}d", _adaptive_mean),
+        (f"max_unpool{_ndim}d", _unpool),
+    ):
+        lowers(getattr(aten, _name).default)(functools.partial(_pool, ndim=_ndim))
