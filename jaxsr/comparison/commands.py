@@ -5,7 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.workload_options import WorkloadOptions
@@ -55,11 +57,11 @@ class EnginesOptions(WorkloadOptions):
     model_b: str | None = None
     """Another model for the second side, of the same family and sizes. Default: the same."""
     reference: bool = False
-    """Also run torch in float64: says which side is nearer to the truth."""
+    """Also run torch in float64: shows which side is more accurate."""
     within: str = ""
     """Take local errors only inside this module."""
     save_traces: bool = False
-    """Keep both traces, in `first` and `second`."""
+    """Store both traces, in `first` and `second`."""
     out: Path = Path("runs/compare-engines")
     """Folder for comparison.json, comparison.html and the suspects' tensors."""
 
@@ -73,6 +75,8 @@ class EnginesOptions(WorkloadOptions):
 class TracesOptions:
     """Two recorded runs to compare."""
 
+    folders: Annotated[tuple[Path, Path], tyro.conf.Positional]
+    """Folders of the two traces."""
     out: Path = Path("runs/compare-traces")
     """Folder for comparison.json and comparison.html."""
 
@@ -113,21 +117,11 @@ def trace(arguments: list[str]) -> int:
 
 def traces(arguments: list[str]) -> int:
     """Compare two recorded runs: total errors, the first operation that differs, tokens."""
-    import tyro
-
-    def both(
-        first: tyro.conf.Positional[Path],
-        second: tyro.conf.Positional[Path],
-        /,
-        *,
-        options: tyro.conf.OmitArgPrefixes[TracesOptions],
-    ) -> tuple[Path, Path, TracesOptions]:
-        return first, second, options
-
-    first, second, options = _parse(both, arguments, "traces", traces.__doc__)
+    options: TracesOptions = _parse(TracesOptions, arguments, "traces", traces.__doc__)
     from jaxsr.comparison.compare_traces import check_comparable, compare_traces
     from jaxsr.comparison.trace_file import load_trace
 
+    first, second = options.folders
     pair = load_trace(first), load_trace(second)
     check_comparable(*pair, names=(str(first), str(second)))
     comparison = compare_traces(*pair, progress=_progress)

@@ -26,10 +26,10 @@ def compare_engines(
     within: str = "",
     progress: Progress = lambda text: None,
 ) -> tuple[Comparison, Trace, Trace]:
-    """Runs the subject on both sides and compares.
+    """Runs the workload on both sides and compares.
 
     Args:
-      subject: what to run.
+      workload: what to run.
       first: gives the inputs that local errors are taken on.
       second: compared with it.
       other: another network for the second side, with the same inputs. Default: the same.

@@ -61,7 +61,7 @@ class Options:
     antialias: bool = False
     """Stretch the filter when shrinking, where a library leaves the choice."""
     convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
-    """Whose rules jaxsr follows."""
+    """Library whose rules jaxsr follows."""
     runs: int = 5
     """Timed runs after the first one."""
     platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"

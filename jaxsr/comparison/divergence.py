@@ -5,8 +5,8 @@
 - An operation that one side lacks is a fault if what follows it is wrong for no other reason.
 """
 
-from jaxsr.comparison.calls import Call
 from jaxsr.comparison.result import Finding, Row
+from jaxsr.errors import first_of
 
 
 def find_faults(rows: list[Row], *, local_checked: bool) -> list[Finding]:
@@ -14,7 +14,7 @@ def find_faults(rows: list[Row], *, local_checked: bool) -> list[Finding]:
 
     Args:
       rows: all operations, totals and local errors filled in.
-      live: whether local errors were looked for.
+      local_checked: whether local errors were measured.
     """
     persists = _Persistence(rows)
     findings: list[Finding] = []
@@ -84,26 +84,21 @@ class _Persistence:
 
 
 def _structure_text(rows: list[Row], position: int) -> str:
-    gone: list[Call] = []
-    new: list[Call] = []
+    gone: list[str] = []
+    new: list[str] = []
     for row in rows[position:]:
         if row.first is not None and row.second is not None:
             break
         if row.second is None and row.first is not None:
-            gone.append(row.first)
+            gone.append(row.first.operation)
         elif row.second is not None:
-            new.append(row.second)
+            new.append(row.second.operation)
     parts = []
     if gone:
-        parts.append(f"the second side lacks {_named(gone)}")
+        parts.append(f"the second side lacks {first_of(gone, 4)}")
     if new:
-        parts.append(f"the second side has {_named(new)} besides")
+        parts.append(f"the second side has {first_of(new, 4)} besides")
     return "; ".join(parts) + "; what follows is off"
-
-
-def _named(calls: list[Call]) -> str:
-    names = ", ".join(call.operation for call in calls[:4])
-    return names + (f" and {len(calls) - 4} more" if len(calls) > 4 else "")
 
 
 def _local_text(row: Row) -> str:

@@ -40,10 +40,10 @@ RECORD_BYTES = 1 << 30
 
 
 class JaxBackend:
-    """Runs a subject's network in JAX.
+    """Runs a workload's network in JAX.
 
     Args:
-      subject: the network.
+      workload: the network.
       side: where, and in which dtype and precision.
       record_bytes: see `RECORD_BYTES`.
 

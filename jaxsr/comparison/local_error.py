@@ -189,7 +189,7 @@ def local_errors(
     """The local error of every operation that both sides have, by step and order.
 
     Args:
-      subject: what to run.
+      workload: what to run.
       first: gives the inputs of every operation.
       second: is judged.
       counterparts: for each step, order of the first's call → the second's.

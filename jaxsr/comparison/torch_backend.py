@@ -25,7 +25,7 @@ from jaxsr.runtime.setup import torch_device
 
 
 class TorchBackend:
-    """Runs a subject's network in torch, eagerly.
+    """Runs a workload's network in torch, eagerly.
 
     Raises:
       DeviceError: torch finds no device of the platform asked for.

@@ -52,7 +52,7 @@ class Trace:
 
 
 def open_backend(workload: Workload, side: BackendSpec) -> Runner:
-    """The subject's network on that side, with its weights in place."""
+    """The workload's network on that side, with its weights in place."""
     if side.engine == "torch":
         from jaxsr.comparison.torch_backend import TorchBackend
 
@@ -73,10 +73,10 @@ def make_trace(
     check: bool = True,
     progress: Progress = lambda text: None,
 ) -> Trace:
-    """Runs the subject and records it.
+    """Runs the workload and records it.
 
     Args:
-      subject: what to run.
+      workload: what to run.
       runner: where.
       granularity: record every operation, or what every module returns.
       alone: in JAX, run each operation by itself instead of the program that users run.

@@ -18,7 +18,7 @@ class WorkloadOptions:
     image: Path | None = None
     """Picture for networks that take one. Default: one that comes with the installation."""
     size: int = 64
-    """Side in pixels of the middle of the picture that is used; MSHNet resizes to it instead."""
+    """Side in pixels of the picture's middle that is used. Detectors resize the picture to it."""
     prompt: str = "What is the capital of France?"
     """For language models."""
     raw: bool = False

@@ -18,7 +18,7 @@ from PIL import Image
 
 from jaxsr.data.batch_plan import Size
 from jaxsr.data.infrared import to_gray
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, check_literals
 
 Form = Literal["base", "native"]
 
@@ -44,6 +44,7 @@ class InputForm:
     """Whether pictures are resized, or taken as they are."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if len(self.mean) != 3 or len(self.deviation) != 3:
             raise InputError(
                 f"mean and deviation need 3 channels, got {self.mean} and {self.deviation}"
@@ -52,8 +53,6 @@ class InputForm:
             raise InputError(f"deviation must be positive, got {self.deviation}")
         if self.base < 16 or self.base % 16:
             raise InputError(f"base must be a positive multiple of 16 px, got {self.base}")
-        if self.evaluate not in ("base", "native"):
-            raise InputError(f"evaluate must be 'base' or 'native', got {self.evaluate!r}")
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "InputForm":

@@ -16,7 +16,7 @@ class DetectorOptions(LaneFoldingOptions, ComputeOptions):
     """Which network, and how pictures are sized."""
 
     weights: Path
-    """Weights that a training run exported, or a published MSHNet checkpoint."""
+    """Run folder of jaxsr.train, weights file that it exported, or a published checkpoint."""
     out: Path
     """Folder for the results."""
     threshold: float = 0.5

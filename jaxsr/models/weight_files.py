@@ -11,14 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, first_of
 from jaxsr.interop.weights import open_safetensors
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
 WRAPPERS = ("params_ema", "params", "state_dict", "net", "model")
-
-NAMED = 3
-"""How many keys an error lists before it only counts them."""
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -85,7 +82,7 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
         if inner is None:
             break
         loaded = loaded[inner]
-    keys = _list(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
+    keys = first_of(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
     raise InputError(
         f"{source} holds no state dict: found {keys or 'nothing'}, looked for tensors or one of "
         f"{', '.join(WRAPPERS)}; save the state dict alone"
@@ -135,7 +132,9 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
         if name in weights and weights[name].shape != expected[name].shape
     ]
     problems = (("missing", missing), ("unexpected", unexpected), ("misshapen", shapes))
-    mismatches = [f"{len(names)} {problem}: {_list(names)}" for problem, names in problems if names]
+    mismatches = [
+        f"{len(names)} {problem}: {first_of(names)}" for problem, names in problems if names
+    ]
     if mismatches:
         raise InputError(
             f"{source} does not fit {type(module).__name__}: {'; '.join(mismatches)}; use the "
@@ -144,12 +143,6 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
     broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
     if broken:
         raise InputError(
-            f"{source} holds NaN or infinity in {_list(broken)}; use another checkpoint"
+            f"{source} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
         )
     module.load_state_dict({**expected, **weights})
-
-
-def _list(names) -> str:
-    names = list(names)
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

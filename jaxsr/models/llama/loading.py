@@ -4,7 +4,6 @@ Checkpoints that are quantised (block and channel FP8, compressed-tensors int8) 
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, first_of
 from jaxsr.models.llama import gguf_model, hf_folder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
@@ -130,9 +129,9 @@ def build(
         _swap_quantized(network, tensors, quantization)
     expected = {n: t for n, t in network.state_dict().items() if t.is_meta}
     if missing := [name for name in expected if name not in tensors]:
-        raise InputError(f"the checkpoint lacks {_some(missing)}")
+        raise InputError(f"the checkpoint lacks {first_of(missing)}")
     if surplus := [name for name in tensors if name not in expected]:
-        raise InputError(f"the checkpoint has tensors that this network lacks: {_some(surplus)}")
+        raise InputError(f"the checkpoint has tensors that this network lacks: {first_of(surplus)}")
     for name, parameter in expected.items():
         if tensors[name].shape != parameter.shape:
             raise InputError(
@@ -146,11 +145,6 @@ def build(
     state = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     network.load_state_dict(state, strict=False, assign=True)
     return network
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[str, Any]) -> None:
