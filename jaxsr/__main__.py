@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 
 from jaxsr.runtime.cli import run_program
+from jaxsr.runtime.exit_status import ExitStatus
 
 COMMANDS = {
     "train": "train a model family",
@@ -25,9 +26,9 @@ def main() -> int:
     text = "\n".join(["usage: jaxsr COMMAND [OPTIONS]", "", *lines])
     if name in ("-h", "--help"):
         print(text)
-        return 0
+        return ExitStatus.OK
     print(f"jaxsr: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
-    return 2
+    return ExitStatus.WRONG_INPUT
 
 
 def program() -> None:

@@ -16,6 +16,7 @@ def _evaluate(arguments: list[str]) -> None:
 
     config = parse_options(EvaluateConfig, arguments, prog="python -m jaxsr.evaluate")
     from jaxsr.data.infrared import open_split
+    from jaxsr.data.sources import check_folder
     from jaxsr.detection.evaluation import write_report
     from jaxsr.metrics.evaluation import evaluate
     from jaxsr.runtime.setup import setup_compute
@@ -25,8 +26,10 @@ def _evaluate(arguments: list[str]) -> None:
         config.data, split, lists=config.lists, mask_threshold=config.mask_threshold
     )
     setup_compute(config)
+    detector = config.detector()
+    check_folder(config.out)
     evaluation = evaluate(
-        config.detector(),
+        detector,
         images,
         threshold=config.threshold,
         distance_px=config.distance_px,

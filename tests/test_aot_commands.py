@@ -77,6 +77,9 @@ def test_restore_compiles_tiles(tmp_path, monkeypatch):
     assert restore.main(options) == 0
     (one,) = report(tmp_path / "report")
     assert one["name"] == "restore 64x64"
+    assert restore.main([*options, "--benchmark", "96x48"]) == 0
+    (one,) = report(tmp_path / "report")
+    assert one["name"] == "restore 49x48"  # two tiles, side by side, a pixel of margin each
 
 
 @pytest.mark.slow

@@ -135,11 +135,6 @@ def _in_planes(image: TiffImageFile) -> bool:
     return image.tag_v2.get(284, 1) == 2 and image.tag_v2.get(277, 1) > 1
 
 
-def _white_is_zero(image: Image.Image) -> bool:
-    # Pillow turns these upright in 8 bits alone.
-    return isinstance(image, TiffImageFile) and image.tag_v2.get(262) == 0
-
-
 def _unidentified(data: bytes) -> Image.Image:
     """What Pillow has no mode for."""
     if is_tiff(data):

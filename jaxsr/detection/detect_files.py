@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxsr.data.decode import decode_rgb, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
-from jaxsr.data.sources import Source, find_sources
+from jaxsr.data.sources import Source, check_folder, find_sources
 from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
@@ -50,6 +50,7 @@ def run(config: DetectConfig) -> int:
     _refuse_double_names(inputs.sources)
     setup_compute(config)
     session = _Session(config.detector(), config)
+    check_folder(config.out)
     failed = len(inputs.problems)
     failed += session.pictures([source for source in inputs.sources if not source.is_video])
     for source in inputs.sources:
@@ -165,7 +166,6 @@ class _Session:
         writer = csv.DictWriter(text, columns, restval="")
         writer.writeheader()
         writer.writerows(rows)
-        self.config.out.mkdir(parents=True, exist_ok=True)
         atomic_write(self.config.out / "targets.csv", text.getvalue().encode())
         described = {
             "weights": str(self.config.weights),

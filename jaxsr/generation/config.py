@@ -60,11 +60,16 @@ class GenerateConfig(SamplingOptions, AotOptions):
             raise InputError("system needs the chat template; drop --raw or --system")
         if self.save_cache is not None and len(self.batch_size) > 1:
             raise InputError("save_cache needs a single batch size")
-        if self.stream == "on" and not self.streams(max(self.batch_size)):
-            raise InputError("--stream on prints one output at a time; use --batch-size 1")
+        self.streams(max(self.batch_size))
 
     def streams(self, batch_size: int) -> bool:
-        """Whether tokens are printed as they come, at this batch size."""
+        """Whether tokens are printed as they come.
+
+        Raises:
+          InputError: `stream` is on, and several outputs run together.
+        """
         one_at_a_time = batch_size == 1 or self.deterministic
-        wish = self.stream == "on" or (self.stream == "auto" and sys.stdout.isatty())
-        return wish and one_at_a_time
+        if self.stream == "on" and not one_at_a_time:
+            raise InputError("--stream on prints one output at a time; use --batch-size 1")
+        terminal = self.stream == "auto" and sys.stdout.isatty()
+        return one_at_a_time and (self.stream == "on" or terminal)

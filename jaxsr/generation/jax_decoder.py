@@ -236,25 +236,15 @@ class JaxEngine(Engine):
         program = self._program(key, build, self._weights, *args)
         return JaxBatch(program(self._weights, *args), options, stop_ids, padding)
 
-    def compile_loop(self, batch: JaxBatch) -> None:
-        """Compiles the decode loop for this batch, so that `advance` only runs it."""
-        self._decode_program(batch, *self._loop_args(batch, 0))
-
-    def _loop_args(self, batch: JaxBatch, limit: int) -> tuple[Any, ...]:
+    def advance(self, batch: JaxBatch, steps: int) -> None:
+        batch.count = min(batch.count + steps, batch.options.max_new_tokens)
         stop = np.array([*batch.stop_ids, UNFILLED - 1], np.int32)
-        return self._replicated(np.int32(limit), stop)
-
-    def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
+        args = self._replicated(np.int32(batch.count), stop)
         left = batch.padding == "left"
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _static(batch.options), len(batch.stop_ids), left, shapes)
         loop = partial(self._loop, batch.options, left)
-        return self._program(key, loop, self._weights, batch.state, *args, donate=1)
-
-    def advance(self, batch: JaxBatch, steps: int) -> None:
-        batch.count = min(batch.count + steps, batch.options.max_new_tokens)
-        args = self._loop_args(batch, batch.count)
-        program = self._decode_program(batch, *args)
+        program = self._program(key, loop, self._weights, batch.state, *args, donate=1)
         batch.state = program(self._weights, batch.state, *args)
 
     def outputs(self, batch: JaxBatch) -> np.ndarray:

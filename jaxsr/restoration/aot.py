@@ -2,8 +2,12 @@
 
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.restoration.config import RestoreConfig
-from jaxsr.restoration.restorer import BATCH_ELSEWHERE, around_network, configured_model
-from jaxsr.restoration.tiling import Tiler
+from jaxsr.restoration.restorer import (
+    BATCH_ELSEWHERE,
+    around_network,
+    configured_model,
+    make_tiler,
+)
 from jaxsr.runtime.aot import Compile, compile_batches, prepare
 from jaxsr.runtime.jax_runner import open_ahead
 
@@ -12,8 +16,8 @@ def run(config: RestoreConfig) -> int:
     """What the command does with `--aot`; returns its exit status."""
     topology = prepare(config)
     model = configured_model(config)
-    tiler = Tiler(model.reach, tile=config.tile, approximate=config.tiling == "approximate")
     sizes = config.sizes()
+    tiler = make_tiler(model, config, sizes)
     shapes = {tiler.plan(size).shape for size in sizes} if sizes else {(tiler.side, tiler.side)}
     around = around_network(model, config)
     runner = open_ahead(

@@ -51,8 +51,6 @@ class Work:
     """What the channels are."""
     sink: Sink
     """Gets the result."""
-    cost: int = 0
-    """Bytes that the sink holds until it is done, for `Restorer`'s limit."""
 
 
 @dataclass(eq=False)

@@ -31,6 +31,17 @@ def around_network(model: RestorationModel, config: RestoreConfig) -> Around:
     return around_tiles(model.value_range, ensemble=config.ensemble)
 
 
+def make_tiler(model: RestorationModel, config: RestoreConfig, sizes: Iterable[Size]) -> Tiler:
+    """The tiler for pictures of these sizes."""
+    return Tiler(
+        model.reach,
+        tile=config.tile,
+        approximate=config.tiling == "approximate",
+        uncut=config.tiling == "off",
+        sizes=sizes,
+    )
+
+
 def tile_runner(model: RestorationModel, config: RestoreConfig) -> tuple[Runner, int]:
     """The runner of tiles, and how many it takes at once.
 
@@ -55,13 +66,7 @@ def make_restorer(
     progress: Callable[[int], None] = lambda pixels: None,
 ) -> tuple[Restorer, Runner, Tiler]:
     """The pipeline for pictures of these sizes, its runner and its tiler."""
-    tiler = Tiler(
-        model.reach,
-        tile=config.tile,
-        approximate=config.tiling == "approximate",
-        uncut=config.tiling == "off",
-        sizes=sizes,
-    )
+    tiler = make_tiler(model, config, sizes)
     runner, batch = tile_runner(model, config)
     host = runner
     if config.engine == "jax":

@@ -3,6 +3,7 @@
 Family and preset decide the defaults of all other options.
 """
 
+import argparse
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +29,7 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
 
 def parse_run(family: Any, name: str, arguments: Sequence[str]) -> Any:
     """The run's configuration: the preset's values, changed by the options given."""
-    preset, rest = _take_option(list(arguments), "--preset")
+    preset, rest = _take_preset(arguments)
     if preset is None:
         has_data = any(_is_option(a, "--data") for a in rest)
         preset = family.default_preset(has_data=has_data)
@@ -64,13 +65,12 @@ def _with_length(default: Any, kind: str) -> Any:
     return dataclasses.replace(default, **{kind: placeholder, other: None})
 
 
-def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """Takes `name VALUE` or `name=VALUE` out of the arguments: it decides the others' defaults."""
-    for index, argument in enumerate(arguments):
-        if argument.startswith(name + "="):
-            return argument[len(name) + 1 :], arguments[:index] + arguments[index + 1 :]
-        if argument == name:
-            if index + 1 == len(arguments):
-                raise InputError(f"{name} needs a value")
-            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
-    return None, arguments
+def _take_preset(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of `--preset`, which decides the others' defaults, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--preset")
+    try:
+        known, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise InputError(str(error)) from error
+    return known.preset, rest

@@ -264,6 +264,14 @@ def test_the_torch_engine_refuses_what_it_has_not(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_unwritable_folder_is_refused_before_any_work(weights, tmp_path, capsys):
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "out"
+    assert _detect(tmp_path / "a.png", "--weights", weights, "--out", out) == 2
+    assert "choose another --out" in capsys.readouterr().err
+
+
 def test_dtype_and_precision_are_options(weights, tmp_path):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
     given = [tmp_path / "a.png", "--weights", weights, "--out", tmp_path / "out"]

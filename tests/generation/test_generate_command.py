@@ -100,6 +100,7 @@ def test_saved_cache_is_resumed(capsys, model_folder, tmp_path):
     [
         ([], "there is no prompt"),
         ([""], "prompt 0 is empty"),
+        (["hi", "--batch-size", "2", "--stream", "on"], "one output at a time"),
         (["hi", "--batch-size", "0"], "batch_size needs values of at least 1"),
         (["hi", "--mesh", "99"], "mesh of 99 devices asked for, but this machine has 8"),
         (["hi", "--mesh", "2", "--engine", "torch"], "needs --engine jax"),
