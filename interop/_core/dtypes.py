@@ -53,7 +53,7 @@ def to_jax_dtype(dtype: torch.dtype) -> np.dtype:
     if not x64():
         if dtype in (torch.float64, torch.complex128):
             raise UnsupportedTorchError(
-                f"{dtype} while JAX's x64 mode is off would lose its precision silently; "
+                f"{dtype} while JAX's x64 mode is off would lose its precision without an error; "
                 "call jax.config.update('jax_enable_x64', True), or use a 32-bit dtype "
                 "(`module.float()`)"
             )
