@@ -102,7 +102,7 @@ def _clip() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _box_by_numpy(masks: np.ndarray) -> tuple[int, int, int, int]:
-    """The union's bounding box only, all a host needs to read the masks for; then ours."""
+    """The union's bounding box only, all that a host reads the masks for; then jaxsr's box."""
     hit = np.any(masks[..., 0] > 0.5, axis=0)
     rows, columns = np.flatnonzero(hit.any(1)), np.flatnonzero(hit.any(0))
     assert (rows[0], rows[-1], columns[0], columns[-1]) == (200, 419, 500, 799)
@@ -215,7 +215,7 @@ def quality_row(metric: str) -> Row:
         a = rng.integers(0, 256, (8, 512, 512, 3), np.uint8)
         b = np.clip(a + rng.normal(0, 9, a.shape), 0, 255).astype(np.uint8)
         pair = jnp.asarray(a), jnp.asarray(b)
-        ours = {"psnr": psnr, "ssim": ssim}[metric]
+        measure = {"psnr": psnr, "ssim": ssim}[metric]
 
         def by_skimage() -> Any:
             if metric == "psnr":
@@ -224,7 +224,7 @@ def quality_row(metric: str) -> Row:
             return [structural_similarity(x, y, **options) for x, y in zip(a, b, strict=True)]
 
         return [
-            jit_entry("jaxsr", ours, *pair, values=np.asarray),
+            jit_entry("jaxsr", measure, *pair, values=np.asarray),
             Entry("scikit-image, one thread", by_skimage, np.asarray),
         ]
 

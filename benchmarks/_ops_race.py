@@ -66,21 +66,21 @@ def importable(name: str) -> Any:
 def measure(row: Row, rounds: int, bandwidth: float | None) -> dict[str, Any]:
     """The figures of one row; `bandwidth` is a plain copy's in GB/s, if known."""
     contenders = row.entries()
-    ours = contenders[0].values(contenders[0].call()).astype(np.float64)
+    reference = contenders[0].values(contenders[0].call()).astype(np.float64)
     timings = take_turns([Contender(e.name, e.call) for e in contenders], rounds=rounds)
-    mine = [t for e, t in zip(contenders, timings, strict=True) if e.name.startswith("jaxsr")]
-    best = min(timing.median_ms for timing in mine)
-    best_cpu = min(timing.least_cpu_ms for timing in mine)
+    of_jaxsr = [t for e, t in zip(contenders, timings, strict=True) if e.name.startswith("jaxsr")]
+    best = min(timing.median_ms for timing in of_jaxsr)
+    best_cpu = min(timing.least_cpu_ms for timing in of_jaxsr)
     figures = []
     for entry, timing in zip(contenders, timings, strict=True):
-        apart = float(np.abs(entry.values(entry.call()).astype(np.float64) - ours).max())
+        difference = float(np.abs(entry.values(entry.call()).astype(np.float64) - reference).max())
         figures.append(
             {
                 "name": entry.name,
                 **asdict(timing),
                 **(entry.compiled or {}),
-                "largest_difference": apart,
-                "same": apart <= row.tolerance if entry.same is None else entry.same,
+                "largest_difference": difference,
+                "same": difference <= row.tolerance if entry.same is None else entry.same,
                 "jaxsr_is_faster": round(timing.median_ms / best, 3),
                 "jaxsr_is_faster_by_cpu": round(timing.least_cpu_ms / best_cpu, 3),
             }

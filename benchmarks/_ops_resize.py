@@ -10,6 +10,14 @@ from typing import Any
 import numpy as np
 from _ops_race import Entry, Row, importable, jit_entry
 
+from jaxsr.comparison.resize_backends import (
+    jax_image_resize,
+    jaxsr_resize,
+    opencv_resize,
+    pillow_resize,
+    torch_resize,
+)
+
 SAME_FLOAT, SAME_UINT8 = 5e-4, 1
 """Largest difference of the same mathematics: float32 coordinates, fixed-point weights."""
 
@@ -71,14 +79,14 @@ def _entries(row: Resize) -> list[Entry]:
     if row.dtype == "uint8":
         first = np.round(first * 255).astype(np.uint8)
     last = np.ascontiguousarray(first.transpose(0, 2, 3, 1))
-    found = [
+    entries = [
         *_jaxsr(row, jnp.asarray(first), jnp.asarray(last)),
         *_torch(row, first),
         *_jax_image(row, jnp.asarray(first)),
     ]
     if jax.default_backend() == "cpu":
-        found += [*_opencv(row, last), *_pillow(row, first)]
-    return found
+        entries += [*_opencv(row, last), *_pillow(row, first)]
+    return entries
 
 
 def _last(x: Any) -> np.ndarray:
@@ -86,30 +94,20 @@ def _last(x: Any) -> np.ndarray:
 
 
 def _jaxsr(row: Resize, first: Any, last: Any) -> list[Entry]:
-    from jaxsr.ops import resize
-
-    antialias = row.antialias if row.convention == "torch" else None
-    call = partial(
-        resize,
-        size=row.size,
-        method=row.method,
-        antialias=antialias,
-        convention=row.convention,
-    )
+    make = partial(jaxsr_resize, row.method, row.size, row.antialias, convention=row.convention)
     return [
-        jit_entry("jaxsr", partial(call, axes=(-2, -1)), first, values=np.asarray),
-        jit_entry("jaxsr, channels last", call, last, values=_last),
+        jit_entry("jaxsr", make(axes=(-2, -1)), first, values=np.asarray),
+        jit_entry("jaxsr, channels last", make(), last, values=_last),
     ]
 
 
 def _torch(row: Resize, first: np.ndarray) -> list[Entry]:
     import jax
     import torch
-    import torch.nn.functional as F
 
     gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
     tensor = torch.from_numpy(first).to("cuda" if gpu else "cpu")
-    resize = partial(F.interpolate, size=row.size, mode=row.method, antialias=row.antialias)
+    resize = torch_resize(row.method, row.size, row.antialias)
 
     def run(tensor: torch.Tensor) -> torch.Tensor:
         out = resize(tensor)
@@ -138,26 +136,17 @@ def _kornia(row: Resize, tensor: Any, run: Callable) -> list[Entry]:
 
 
 def _jax_image(row: Resize, first: Any) -> list[Entry]:
-    import jax
-
     if row.dtype == "uint8":
         return []
-    names = {"bilinear": "linear", "bicubic": "cubic" if row.antialias else "cubic-pytorch"}
-    shape = (*row.shape[:2], *row.size)
-    call = partial(jax.image.resize, shape=shape, method=names[row.method], antialias=row.antialias)
+    cubic = "cubic" if row.antialias else "cubic-pytorch"
+    call = jax_image_resize(row.method, row.size, row.antialias, axes=(-2, -1), cubic=cubic)
     return [jit_entry("jax.image", call, first, values=np.asarray)]
 
 
 def _opencv(row: Resize, last: np.ndarray) -> list[Entry]:
-    import cv2
-
-    flag = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}[row.method]
-
-    def call() -> list[np.ndarray]:
-        return [cv2.resize(image, row.size[::-1], interpolation=flag) for image in last]
-
+    resize = opencv_resize(row.method, row.size)
     name = "OpenCV, no antialias" if row.antialias or row.convention == "pillow" else "OpenCV"
-    return [Entry(name, call, lambda out: _last(np.stack(out)))]
+    return [Entry(name, lambda: [resize(x) for x in last], lambda out: _last(np.stack(out)))]
 
 
 def _pillow(row: Resize, first: np.ndarray) -> list[Entry]:
@@ -165,7 +154,7 @@ def _pillow(row: Resize, first: np.ndarray) -> list[Entry]:
 
     if not row.antialias and row.convention != "pillow":
         return []  # it always antialiases
-    kind = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[row.method]
+    resize = pillow_resize(row.method, row.size)
     if row.dtype == "uint8":
         images = [Image.fromarray(x) for x in first.transpose(0, 2, 3, 1)]
     else:
@@ -174,7 +163,7 @@ def _pillow(row: Resize, first: np.ndarray) -> list[Entry]:
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
     def call() -> list[Image.Image]:
-        return list(pool.map(lambda image: image.resize(row.size[::-1], kind), images))
+        return list(pool.map(resize, images))
 
     def values(out: list[Image.Image]) -> np.ndarray:
         stacked = np.stack([np.asarray(image) for image in out])

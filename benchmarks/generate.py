@@ -53,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     import jax
 
-    from jaxsr.models.llama.loading import load_model
+    from jaxsr.models.load import load_model
 
     path = options.model or shipped_model()
     model = load_model(path)
@@ -100,7 +100,7 @@ def build(names: list[str], path: Path, network: Any) -> dict[str, Contender]:
     """The contenders asked for, by what rows call them."""
     from jaxsr.generation.jax_decoder import JaxEngine
     from jaxsr.generation.torch_decoder import TorchEngine
-    from jaxsr.models.llama.loading import load_model
+    from jaxsr.models.load import load_model
 
     found: dict[str, Contender] = {}
     ours = JaxEngine(network) if {"jaxsr", "deterministic"} & {*names} else None

@@ -57,7 +57,7 @@ def copy_bandwidth() -> float:
 
 
 def tpu_estimates() -> dict[str, Any]:
-    """What `ops_tpu.py` prints, from a process of its own that compiles for a TPU."""
+    """What `ops_tpu.py` prints, from another process, which compiles for a TPU."""
     script = Path(__file__).with_name("ops_tpu.py")
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",

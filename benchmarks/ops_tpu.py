@@ -8,7 +8,7 @@ stays in the chip's fast memory, for finite values), and the compiler's "bytes a
 counts both, and both ways that a NaN decides between. `ideal` is the input and the output once
 each. uint8 images are resized in whole levels; `jax.image`, which has no such rule, gets them as
 float32 and is rounded once. For those "jaxsr, as sums" is what the products of digits replaced.
-Prints one line of JSON; `ops.py --tpu` runs this in a process of its own.
+Prints one line of JSON; `ops.py --tpu` runs this in another process.
 """
 
 import json
@@ -59,8 +59,8 @@ def main() -> None:
     for shape, size, method, antialias, dtype, convention in CASES:
         n, c, h, w = shape
         options: dict[str, Any] = {"method": method, "antialias": antialias}
-        own = partial(resize, size=size, convention=convention, axes=(-2, -1), **options)
-        ours = compiled(own, shape, dtype)
+        call = partial(resize, size=size, convention=convention, axes=(-2, -1), **options)
+        program = compiled(call, shape, dtype)
         name = {"bilinear": "linear", "bicubic": "cubic" if antialias else "cubic-pytorch"}[method]
 
         def other(
@@ -71,11 +71,11 @@ def main() -> None:
             resized = jax.image.resize(image, size, name, antialias=antialias)
             return jax.numpy.round(resized).clip(0, 255).astype(np.uint8) if levels else resized
 
-        contenders = {"jaxsr": ours, "jax.image": compiled(other, shape, dtype)}
+        contenders = {"jaxsr": program, "jax.image": compiled(other, shape, dtype)}
         if dtype == "uint8":
             jax.clear_caches()
             with mock.patch.object(_passes, "can_take_digits", return_value=False):
-                contenders["jaxsr, as sums"] = compiled(own, shape, dtype)
+                contenders["jaxsr, as sums"] = compiled(call, shape, dtype)
             jax.clear_caches()
         ideal = np.dtype(dtype).itemsize * n * c * (h * w + size[0] * size[1])
         figures = {

@@ -5,11 +5,12 @@ python benchmarks/plot_run.py RUN/metrics.jsonl --figures iou niou --out docs/fi
 
 import argparse
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jaxsr.metrics.plot import as_png, new_figure
 
 _SMOOTHED_OVER = 25  # steps
 
@@ -28,12 +29,11 @@ def main() -> None:
 
 def draw(rows: list[dict[str, Any]], loss: str, figures: list[str], out: Path) -> None:
     """One picture: the loss, smoothed, and the validation figures on an axis of their own."""
-    pyplot = import_module("matplotlib.pyplot")  # of the extra "bench"
-    pyplot.switch_backend("Agg")
     steps, losses = zip(*((r["step"], r[loss]) for r in rows if loss in r), strict=True)
     window = min(_SMOOTHED_OVER, len(losses))
     smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
-    canvas, left = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    canvas = new_figure(7, 3.6)
+    left = canvas.add_subplot()
     left.plot(steps[window - 1 :], smooth, color="0.6", label=f"{loss}, mean of {window} steps")
     left.set(xlabel="step", ylabel=loss, yscale="log")
     right = left.twinx()
@@ -43,7 +43,7 @@ def draw(rows: list[dict[str, Any]], loss: str, figures: list[str], out: Path) -
         right.plot(at, values, marker="o", label=name)
     right.set(ylabel="validation", ylim=(0, 1))
     canvas.legend(loc="outside upper center", ncols=1 + len(figures), frameon=False)
-    canvas.savefig(out, dpi=120)
+    out.write_bytes(as_png(canvas))
 
 
 if __name__ == "__main__":

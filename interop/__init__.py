@@ -1,4 +1,33 @@
-"""Torch modules as pure JAX functions, and what it takes to train them on a mesh.
+# pyright: strict
+"""PyTorch modules as pure JAX functions, and what it takes to train them on a mesh.
+
+The only package that imports both frameworks.
+
+    jm = to_jax(module)                                           # torch names, JAX arrays
+    outputs, buffers = jm.apply(jm.params, jm.buffers, images)    # pure: jit, grad, shard_map
+    print(explain("aten.amax"))                                   # who computes an operator
+
+Public files:
+
+- `module`: `to_jax`, `JaxModule`, `register_lowering`; `flax`: the same inside Flax NNX.
+- `explanation`: `explain`; `errors`: `UnsupportedTorchError`.
+- `hooks`: watches torch code while it is traced, and runs torch code on arrays.
+- `mesh`, `distributed`: devices, placement, several hosts.
+- `checkpoint`, `weights`: saving and restoring training states; weights under torch names.
+
+Rooms:
+
+- `_core/`: how a module is traced. `functionalize` makes the copy that runs; `dispatch` gets every
+  aten operator and asks `registry` who computes it; `tensor` and `views` keep torch's aliasing.
+- `lowerings/`: who computes what. One file per subject, found by themselves.
+- `folding/`: lane folding, which holds images in another layout. `_core/deferred` is all that the
+  core knows of it, and `module` hands it over.
+- `train/`: the training step, optimizers, and the same step in plain PyTorch.
+- `aot/`: compilation ahead of time: chips, programs, reports.
+
+To add a lowering, write a function of arrays under `@lowers(torch.ops.aten.NAME.OVERLOAD)` in the
+file of `lowerings/` that has its subject, or in a new file there, and a test in
+`tests/interop/lowerings`. For an operator of your own, call `register_lowering` instead.
 
 Names are imported on first use: importing this package touches no device and changes nothing.
 """
@@ -10,6 +39,7 @@ _HOME = {
     "JaxModule": "module",
     "to_jax": "module",
     "UnsupportedTorchError": "errors",
+    "explain": "explanation",
     "register_lowering": "module",
     "MeshShape": "mesh_shape",
     "make_mesh": "mesh",

@@ -1,3 +1,4 @@
+# pyright: strict
 """A torch module inside a Flax NNX project.
 
     net = TorchModule(torch_module, rngs=nnx.Rngs(0))
@@ -13,10 +14,11 @@ import jax
 from flax import nnx
 from torch import nn
 
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.module import JaxModule, to_jax
 
 
-class TorchBuffer(nnx.BatchStat):
+class TorchBuffer(nnx.BatchStat[Any]):
     """A torch buffer or frozen parameter: state that no optimiser moves."""
 
 
@@ -34,7 +36,7 @@ class TorchModule(nnx.Module):
     ) -> None:
         if isinstance(module, JaxModule):
             if options:
-                raise ValueError(f"a JaxModule has its options already, got {sorted(options)}")
+                raise InputError(f"a JaxModule has its options already, got {sorted(options)}")
             converted = module
         else:
             converted = to_jax(module, **options)

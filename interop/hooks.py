@@ -1,10 +1,11 @@
-"""Seeing the torch code of a converted module while it is traced, and running torch code on arrays.
+# pyright: strict
+"""Watches the torch code of a converted module while it is traced; runs torch code on arrays.
 
 A watcher is entered around the module's method, innermost of all modes: what it sees is what the
 torch code calls, before this package redirects anything. It must not change what it sees.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -17,7 +18,7 @@ from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
 
-Watch = Callable[[nn.Module, tuple, dict], AbstractContextManager[Any]]
+Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
 """Gets the module that runs and its arguments; what it returns is entered around the run."""
 
 # Per thread and per context: another thread's traces stay unobserved.
@@ -25,7 +26,7 @@ _WATCH: ContextVar[Watch | None] = ContextVar("jaxsr_interop_watch", default=Non
 
 
 @contextmanager
-def watched(watch: Watch) -> Iterator[None]:
+def watched(watch: Watch) -> Generator[None]:
     """Every `JaxModule.apply` of this thread in this block is entered under `watch`.
 
     Under `jax.jit` that happens while tracing: a cached program is not traced again.
@@ -37,7 +38,9 @@ def watched(watch: Watch) -> Iterator[None]:
         _WATCH.reset(token)
 
 
-def watching(module: nn.Module, args: tuple, kwargs: dict) -> AbstractContextManager[Any]:
+def watching(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AbstractContextManager[Any]:
     """What `watched` asks for around this run; nothing outside such a block."""
     watch = _WATCH.get()
     return nullcontext() if watch is None else watch(module, args, kwargs)
@@ -72,19 +75,20 @@ def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Raises:
       UnsupportedTorchError: JAX would compute something else.
     """
-    from jaxsr.interop._core import functionalize as _skeleton
+    from jaxsr.interop._core import registry
     from jaxsr.interop._core.dispatch import Trace
+    from jaxsr.interop._core.functionalize import to_arrays, to_tensor
     from jaxsr.interop._core.trace_context import session
 
-    _skeleton.load_lowerings()
+    registry.load()
     trace = Trace(None)
 
-    def present(value: Any) -> Any:
+    def as_tensor(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return trace.adopt(value)
-        return _skeleton._present(trace, value, None)
+        return to_tensor(trace, value, None)
 
     with session(trace):
-        given: Mapping[str, Any]
-        given = jax.tree.map(present, {"args": args, "kwargs": kwargs}, is_leaf=lambda x: x is None)
-        return _skeleton._absent(trace, function(*given["args"], **given["kwargs"]))
+        tensors: tuple[tuple[Any, ...], dict[str, Any]]
+        tensors = jax.tree.map(as_tensor, (args, kwargs), is_leaf=lambda x: x is None)
+        return to_arrays(trace, function(*tensors[0], **tensors[1]))

@@ -1,3 +1,4 @@
+# pyright: strict
 """A torch module as a pure JAX function.
 
 `to_jax(module)` gives its parameters and buffers as JAX arrays under torch's names, and `apply`, a
@@ -14,10 +15,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from torch import nn
 
-from jaxsr.interop._core.functionalize import Skeleton, array_of, build_skeleton
+from jaxsr.interop._core.functionalize import FunctionalModule, array_of, functionalize
+from jaxsr.interop._core.registry import Operator, register_user_lowering
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding.policy import LaneFolding
+from jaxsr.interop.folding.rules import FoldingRewriter
 
 Arrays = dict[str, jax.Array]
 
@@ -36,17 +42,17 @@ class JaxModule:
     """Names in `buffers` that torch leaves out of its state dictionary."""
     frozen: frozenset[str]
     """Names in `buffers` that are parameters without `requires_grad`."""
-    compute_dtype: Any = None
+    compute_dtype: np.dtype[Any] | None = None
     """Floating dtype of the computation; None keeps each tensor's own."""
     lane_folding: LaneFolding | None = None
     """How narrow convolutions are folded into a TPU's lanes; None computes them as they are."""
-    skeleton: Skeleton = dataclasses.field(repr=False)
+    functional: FunctionalModule = dataclasses.field(repr=False)
     """The private copy of the module, without values, that is traced."""
 
     def apply(
         self,
-        params: Mapping[str, Any],
-        buffers: Mapping[str, Any],
+        params: Mapping[str, ArrayLike],
+        buffers: Mapping[str, ArrayLike],
         *inputs: Any,
         rng: jax.Array | None = None,
         train: bool | None = False,
@@ -72,7 +78,7 @@ class JaxModule:
           UnsupportedTorchError: the module does something that JAX would compute differently.
           ValueError: `params` or `buffers` lack a name, or have one that the module does not.
         """
-        return self.skeleton.run(
+        return self.functional.run(
             params,
             buffers,
             inputs,
@@ -81,14 +87,14 @@ class JaxModule:
             train,
             method,
             self.compute_dtype,
-            self.lane_folding,
+            None if self.lane_folding is None else FoldingRewriter(self.lane_folding),
         )
 
 
 def to_jax(
     module: nn.Module,
     *,
-    compute_dtype: Any = None,
+    compute_dtype: DTypeLike | None = None,
     remat: str | Sequence[str] = (),
     sync_axis: str | tuple[str, ...] | None = None,
     lane_folding: LaneFolding | None = None,
@@ -106,44 +112,48 @@ def to_jax(
       sync_axis: mesh axes over which `nn.SyncBatchNorm` takes its statistics inside `shard_map`.
         Not needed under `jit` on a sharded batch, where every normalisation sees the whole batch.
       lane_folding: how to fold narrow convolutions into a TPU's lanes: `choose_folding("auto",
-        device)` of `jaxsr.interop.folding.policy`. Default: not at all.
+        device)` of `jaxsr.interop`. Default: not at all.
 
     Raises:
       UnsupportedTorchError: the module holds something without a faithful JAX counterpart; the
-        message names the submodule and the way out.
-      ValueError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
+        message names the submodule and a workaround.
+      InputError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
     """
-    if compute_dtype is not None:
-        compute_dtype = jnp.dtype(compute_dtype)
-        if not jnp.issubdtype(compute_dtype, jnp.floating):
-            raise ValueError(f"compute_dtype must be a floating dtype, got {compute_dtype}")
+    dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise InputError(f"compute_dtype must be a floating dtype, got {dtype}")
     patterns = (remat,) if isinstance(remat, str) else tuple(remat)
-    skeleton = build_skeleton(module, patterns, sync_axis)
+    functional = functionalize(module, patterns, sync_axis)
     params: Arrays = {}
     buffers: Arrays = {}
-    for name, slot in skeleton.slots.items():
+    for name, slot in functional.slots.items():
         array = array_of(slot.source(module), name)
         (params if slot.trainable else buffers)[name] = array
     return JaxModule(
         params=params,
         buffers=buffers,
-        aliases=skeleton.aliases,
-        non_persistent=skeleton.non_persistent,
-        frozen=frozenset(n for n in buffers if skeleton.slots[n].is_parameter),
-        compute_dtype=compute_dtype,
+        aliases=functional.aliases,
+        non_persistent=functional.non_persistent,
+        frozen=frozenset(n for n in buffers if functional.slots[n].is_parameter),
+        compute_dtype=dtype,
         lane_folding=lane_folding,
-        skeleton=skeleton,
+        functional=functional,
     )
 
 
-def register_lowering(func: Any, lowering: Callable[..., Any]) -> None:
-    """Gives an aten overload (or packet) a JAX lowering, in front of the built-in one.
+def register_lowering(func: Operator, lowering: Callable[..., Any]) -> None:
+    """Gives an operator a JAX lowering of yours, in front of all others.
+
+    A second one for the same operator replaces the first. What is missing in jaxsr itself belongs
+    in a file of `interop/lowerings`.
 
     Args:
-      func: for instance `torch.ops.aten.sinc.default`, or a custom operator of yours.
+      func: an aten overload, for instance `torch.ops.aten.sinc.default`, an operator with all its
+        overloads, or a custom operator of yours.
       lowering: takes JAX arrays where the operator takes tensors, and returns arrays; shape and
         dtype are held against what torch's meta device says.
-    """
-    from jaxsr.interop._core.dispatch import OWN
 
-    OWN[func] = lowering
+    Raises:
+      InputError: the operator writes into its argument, or returns a view of it.
+    """
+    register_user_lowering(func, lowering)

@@ -1,11 +1,14 @@
-"""Weights leave and enter as safetensors under torch names; nothing is ever unpickled."""
+"""Weights leave and enter as safetensors under torch names; nothing is ever unpickled.
+
+Only `export_weights` needs JAX, and imports it.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxsr.interop.atomic_write import atomic_write
@@ -25,6 +28,7 @@ def export_weights(
       arrays: JAX or NumPy arrays by torch name.
       metadata: what the file should say of itself; each value is stored as JSON.
     """
+    import jax
     from safetensors.numpy import save
 
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
@@ -32,8 +36,9 @@ def export_weights(
     atomic_write(path, save(host, metadata=notes))
 
 
-def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays by torch name and the file's metadata.
+@contextmanager
+def open_safetensors(path: Path, *, framework: str = "numpy") -> Iterator[Any]:
+    """Opens a file as `safetensors.safe_open` does: its tensors are read when they are asked for.
 
     Raises:
       FileNotFoundError: no such file.
@@ -42,18 +47,32 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise MissingFileError(f"no weights file at {path}")
+        raise MissingFileError(f"no weights file at {path}; check the path")
     try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            notes = file.metadata() or {}
+        with safe_open(path, framework=framework) as file:
+            yield file
     except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file ({error})") from error
-    return arrays, {name: _parsed(value) for name, value in notes.items()}
+        reason = str(error).strip().partition("\n")[0][:120]
+        raise InputError(
+            f"{path} is not a whole safetensors file ({reason}); it is damaged or cut short, get "
+            "it again"
+        ) from error
 
 
-def _parsed(value: str) -> Any:
-    """What `export_weights` stored; other writers' metadata is plain text."""
+def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays by torch name and the file's metadata; see `open_safetensors` for the errors."""
+    with open_safetensors(path) as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return arrays, read_metadata(path)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of itself: values that are JSON decoded, others as text."""
+    with open_safetensors(path) as file:
+        return {name: _decoded(value) for name, value in (file.metadata() or {}).items()}
+
+
+def _decoded(value: str) -> Any:
     try:
         return json.loads(value)
     except json.JSONDecodeError:

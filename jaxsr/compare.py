@@ -1,8 +1,8 @@
-"""`python -m jaxsr.compare WHAT [OPTIONS]`: how far results lie apart, and where they part.
+"""`python -m jaxsr.compare WHAT [OPTIONS]`: how much results differ, and where they begin to.
 
 `ops` resizes the same pictures with every library and compares the results in pairs. `trace`
 records a run of a model operation by operation; `traces A B`, or just `A B`, compares two such
-records; `engines` runs two engines side by side and finds the first operation that errs.
+records; `engines` runs two engines side by side and finds the first wrong operation.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from jaxsr.runtime.cli import run_command, run_program
 COMMANDS = {
     "ops": ("ops_command:run", "compare resizes of several libraries: precision and time"),
     "trace": ("commands:trace", "record a run of a model, operation by operation"),
-    "traces": ("commands:traces", "compare two recorded runs: where they part"),
-    "engines": ("commands:engines", "run a model on two engines: the first operation that errs"),
+    "traces": ("commands:traces", "compare two recorded runs: the first operation that differs"),
+    "engines": ("commands:engines", "run a model on two engines: the first wrong operation"),
 }
 
 

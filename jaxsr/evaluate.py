@@ -17,7 +17,8 @@ def _evaluate(arguments: list[str]) -> None:
     config = parse_options(EvaluateConfig, arguments, prog="python -m jaxsr.evaluate")
     from jaxsr.data.infrared import open_split
     from jaxsr.data.sources import check_folder
-    from jaxsr.detection.evaluation import evaluate, write_report
+    from jaxsr.detection.evaluation import write_report
+    from jaxsr.metrics.evaluation import evaluate
     from jaxsr.runtime.setup import setup_compute
 
     split = config.split if config.split in ("test", "train") else Path(config.split)

@@ -29,6 +29,9 @@ def main() -> None:
     assert "jaxsr/weights/restore_x4.safetensors" in weights
     assert weights <= names, f"the wheel misses {sorted(weights - names)}"
 
+    templates = {str(path.relative_to(root)) for path in (root / "jaxsr").rglob("*.jinja")}
+    assert templates and templates <= names, f"the wheel misses {sorted(templates - names)}"
+
     package = importlib.import_module("jaxsr.interop")
     assert root not in Path(str(package.__file__)).parents, "the source tree was imported instead"
     command = [sys.executable, "-m", "jaxsr.train", "--help"]

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from jaxsr.compare import main
-from jaxsr.comparison.picture_metrics import difference_on
+from jaxsr.comparison.compare_ops import difference_on
 from jaxsr.comparison.resize_backends import DTYPES, METHODS, make_resizers
 
 

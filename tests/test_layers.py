@@ -32,7 +32,12 @@ FRAMEWORKS = {
 }
 """What a package does not import of others."""
 
-INTEROP_OF_MODELS = {"jaxsr.interop.errors", "jaxsr.interop.train.objective"}
+INTEROP_OF_MODELS = {
+    "jaxsr.interop.errors",
+    "jaxsr.interop.host_arrays",
+    "jaxsr.interop.train.objective",
+    "jaxsr.interop.weights",
+}
 """What `models` may import of interop: modules that import no JAX."""
 
 

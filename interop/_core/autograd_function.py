@@ -1,8 +1,8 @@
 """Parts of a trace that run inside another JAX transformation.
 
 `torch.utils.checkpoint` becomes `jax.checkpoint`; a `torch.autograd.Function` becomes a
-`jax.custom_vjp` with the same backward. In-place writes made inside (BatchNorm statistics, say) are
-carried out as additional results.
+`jax.custom_vjp` with the same backward. In-place writes made inside, such as BatchNorm statistics,
+leave it as additional results.
 """
 
 import functools
@@ -43,7 +43,7 @@ def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
         # Constants need no recomputation, and stay readable in Python.
         places = [i for i, v in enumerate(leaves) if isinstance(v, JaxTensor) and v.const is None]
         region = Region(writable=True)
-        kept: dict[str, Any] = {}
+        returned: dict[str, Any] = {}
 
         def pure(arrays: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             with region.entered():
@@ -52,9 +52,9 @@ def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
                     inner[i] = _root(array, leaves[i])
                 handed_in = {inner[i].cell: i for i in places}
                 a, k = pytree.tree_unflatten(inner, tree)
-                flat, kept["tree"] = pytree.tree_flatten(fn(*a, **k))
-                kept["leaves"] = flat
-                kept["returned"] = [
+                flat, returned["tree"] = pytree.tree_flatten(fn(*a, **k))
+                returned["leaves"] = flat
+                returned["returned"] = [
                     handed_in.get(t.cell) if isinstance(t, JaxTensor) else None for t in flat
                 ]
                 if any(cell.version for cell in handed_in):
@@ -71,14 +71,14 @@ def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
             cell.write(value)
         remaining = iter(results)
         flat = [
-            _root(next(remaining), t) if isinstance(t, JaxTensor) else t for t in kept["leaves"]
+            _root(next(remaining), t) if isinstance(t, JaxTensor) else t for t in returned["leaves"]
         ]
         # An argument handed back is the same tensor outside as well.
         flat = [
             leaves[i] if i is not None and flat[j].shape == leaves[i].shape else flat[j]
-            for j, i in enumerate(kept["returned"])
+            for j, i in enumerate(returned["returned"])
         ]
-        return pytree.tree_unflatten(flat, kept["tree"])
+        return pytree.tree_unflatten(flat, returned["tree"])
 
     return wrapped
 
@@ -114,7 +114,7 @@ class _Context:
 
 def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict) -> Any:
     """`cls.apply(*args)` with `cls.backward` as its derivative."""
-    own_setup = cls.setup_context is not Function.setup_context
+    has_setup = cls.setup_context is not Function.setup_context
     if kwargs:
         raise UnsupportedTorchError(
             f"{cls.__name__}.apply takes keyword arguments here; pass them by position"
@@ -127,7 +127,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     needs = tuple(isinstance(a, JaxTensor) and is_differentiable(a.meta) for a in args)
     if cls.vjp is not Function.vjp or cls.backward is Function.backward:
         raise UnsupportedTorchError(f"{cls.__name__} has no backward method; define one")
-    kept: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
 
     def forward(*arrays: jax.Array) -> tuple[list[jax.Array], _Context]:
         with Region(writable=False).entered(), torch.no_grad():
@@ -135,7 +135,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
             for i, array in zip(places, arrays, strict=True):
                 inner[i] = _root(array, args[i])
             ctx = _Context(needs)
-            if own_setup:
+            if has_setup:
                 out = cls.forward(*inner)
                 cls.setup_context(ctx, tuple(inner), out)
             else:
@@ -144,10 +144,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                 raise UnsupportedTorchError(
                     f"{cls.__name__}.forward writes into its argument; write into a clone"
                 )
-            kept["single"] = not isinstance(out, tuple)
+            traced["single"] = not isinstance(out, tuple)
             flat = list(out) if isinstance(out, tuple) else [out]
-            kept["outputs"] = flat
-            kept["undifferentiable"] = [id(t) in ctx.undifferentiable for t in flat]
+            traced["outputs"] = flat
+            traced["undifferentiable"] = [id(t) in ctx.undifferentiable for t in flat]
             results = [t.array() for t in flat if isinstance(t, JaxTensor)]
         return results, ctx
 
@@ -158,8 +158,8 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], Any]:
         results, ctx = forward(*arrays)
         state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
-        leaves, kept["tree"] = pytree.tree_flatten(state)
-        kept["state"] = leaves
+        leaves, traced["tree"] = pytree.tree_flatten(state)
+        traced["state"] = leaves
         return results, [t.array() for t in leaves if isinstance(t, JaxTensor)]
 
     def run_backward(residuals: list[jax.Array], cotangents: list[Any]) -> tuple:
@@ -169,14 +169,14 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         with session(trace), Region(writable=False).entered():
             saved = iter(residuals)
             leaves = [
-                _root(next(saved), t) if isinstance(t, JaxTensor) else t for t in kept["state"]
+                _root(next(saved), t) if isinstance(t, JaxTensor) else t for t in traced["state"]
             ]
             ctx = _Context(needs)
-            vars(ctx).update(pytree.tree_unflatten(leaves, kept["tree"]))
-            given = iter(cotangents)
+            vars(ctx).update(pytree.tree_unflatten(leaves, traced["tree"]))
+            cotangents_left = iter(cotangents)
             outputs = []
-            for tensor in kept["outputs"]:
-                cotangent = next(given) if isinstance(tensor, JaxTensor) else None
+            for tensor in traced["outputs"]:
+                cotangent = next(cotangents_left) if isinstance(tensor, JaxTensor) else None
                 if cotangent is None or cotangent.dtype == jax.dtypes.float0:
                     outputs.append(None)
                 else:
@@ -195,7 +195,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
                 elif grads[i] is None:
                     result.append(jnp.zeros(tuple(args[i].shape), dtype))
                 else:
-                    grad = trace._ours(grads[i])
+                    grad = trace.as_jax_tensor(grads[i])
                     result.append(cast(grad.array(), dtype))
             return tuple(result)
 
@@ -203,7 +203,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     results = iter(run(*(args[i].array() for i in places)))
     differentiable = any(args[i].needs_grad for i in places) and torch.is_grad_enabled()
     out = []
-    for tensor, constant in zip(kept["outputs"], kept["undifferentiable"], strict=True):
+    for tensor, constant in zip(traced["outputs"], traced["undifferentiable"], strict=True):
         if not isinstance(tensor, JaxTensor):
             out.append(tensor)
             continue
@@ -213,7 +213,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         root = _root(value, tensor)
         root.needs_grad = differentiable and not constant and is_differentiable(tensor.meta)
         out.append(root)
-    return out[0] if kept["single"] else tuple(out)
+    return out[0] if traced["single"] else tuple(out)
 
 
 _CHECKPOINT_OPTIONS = (
@@ -235,7 +235,7 @@ def patched(trace: Trace) -> Iterator[None]:
     plain = getattr(checkpoint, "__wrapped__", checkpoint)
 
     def our_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if not trace.mine():
+        if not trace.is_tracing_thread():
             return plain(function, *args, **kwargs)
         if kwargs.pop("context_fn", None) is not None:
             raise UnsupportedTorchError(
@@ -246,7 +246,7 @@ def patched(trace: Trace) -> Iterator[None]:
         return checkpointed(function)(*args, **kwargs)
 
     def our_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if not trace.mine():
+        if not trace.is_tracing_thread():
             return apply.__func__(cls, *args, **kwargs)
         return apply_function(trace, cls, args, kwargs)
 

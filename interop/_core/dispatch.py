@@ -1,13 +1,13 @@
 """Runs aten operations on `JaxTensor`s: aliasing, `no_grad`, random keys, results checked.
 
-Torch itself decomposes its functions into aten operations (the same ones that its CPU backend runs)
-and works out shapes, strides and dtypes on the meta device; a lowering only has to give the values.
-A lowering whose result has another shape than torch's raises, one with another dtype is cast, so
-that neither can go unnoticed.
+Torch decomposes its functions into aten operators, the same ones that its CPU backend runs. Each
+also runs on torch's meta device, which gives shapes, strides and dtypes; a lowering only gives the
+values. A result of another shape than torch's raises, one of another dtype is cast.
+
+`Trace.dispatch` asks `registry` who computes an operator and acts on the answer.
 """
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,9 +18,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jaxsr.interop._core import torchax as _torchax
+from jaxsr.interop._core import registry
+from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import to_jax_dtype, to_torch_dtype
-from jaxsr.interop._core.schema import Schema, functional_of, is_composite, name_of, schema_of
+from jaxsr.interop._core.registry import Entry, Kind
+from jaxsr.interop._core.schema import Schema, name_of, schema_of
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -29,59 +31,25 @@ from jaxsr.interop.errors import UnsupportedTorchError
 # the compiled program, so that no large array is baked into it.
 CONST_LIMIT = 1 << 16
 
-# What placement options say means nothing to a JAX lowering.
-_PLACEMENT = ("device", "layout", "pin_memory", "non_blocking", "memory_format", "generator")
-
-OWN: dict[Any, Callable[..., Any]] = {}
-"""aten overload → our JAX lowering (arrays in, arrays out), preferred over torchax's."""
-
-SPECIAL: dict[Any, Callable[..., Any]] = {}
-"""aten overload → handler `(trace, func, args, kwargs)` on tensors, for what is not a function."""
-
-REFUSED: dict[Any, str] = {}
-"""aten overload packet → why it is refused and the way out."""
-
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
-"""torch function → handler `(trace, args, kwargs)`, ahead of torch's own implementation."""
-
-
-def lowers(*funcs: Any) -> Callable[[Callable], Callable]:
-    def register(fn: Callable) -> Callable:
-        OWN.update(dict.fromkeys(funcs, fn))
-        return fn
-
-    return register
-
-
-def handles(*funcs: Any) -> Callable[[Callable], Callable]:
-    def register(fn: Callable) -> Callable:
-        SPECIAL.update(dict.fromkeys(funcs, fn))
-        return fn
-
-    return register
-
-
-def handles_function(*funcs: Any) -> Callable[[Callable], Callable]:
-    def register(fn: Callable) -> Callable:
-        _FUNCTIONS.update(dict.fromkeys(funcs, fn))
-        return fn
-
-    return register
+PLACEMENT_OPTIONS = (
+    "device", "layout", "pin_memory", "non_blocking", "memory_format", "generator",
+)  # fmt: skip
+"""Arguments of operators that mean nothing to a JAX lowering."""
 
 
 class Trace:
-    """One run of `apply`: its random key, and the plain torch tensors that it met."""
+    """One run of `apply`: its random key, and the plain torch tensors that its code used."""
 
-    def __init__(self, rng: jax.Array | None, folding: Any = None) -> None:
+    def __init__(self, rng: jax.Array | None, rewriter: Rewriter | None = None) -> None:
         self.rng = rng
-        self.folding = folding  # a `LaneFolding`, or None
+        self.rewriter = rewriter
         self.draws = 0
         self.thread: int | None = None
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
         self.dispatch_mode = _DispatchMode(self)
         self.function_mode = _FunctionMode(self)
 
-    def mine(self) -> bool:
+    def is_tracing_thread(self) -> bool:
         """Whether the calling thread is the one being traced."""
         return self.thread == threading.get_ident()
 
@@ -104,24 +72,25 @@ class Trace:
         return JaxTensor(meta, Cell(array, None, owner))
 
     def wrap_like(self, array: Any, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
-        """A new tensor around an array, a folded image, or a function that makes the array."""
+        """A new tensor around an array, a deferred one, or a function that makes the array."""
         if not torch.is_grad_enabled():
             array, needs_grad = stop_gradient(array), False
         return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
 
     def wrap_const(self, value: torch.Tensor, owner: str = "") -> JaxTensor:
+        """A new tensor whose value is a torch tensor that depends on no input."""
         value = value.detach()
         tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
         return tensor.set_const(value)
 
     def adopt(self, plain: torch.Tensor) -> JaxTensor:
-        """An ordinary torch tensor met in the module's code: a constant of the program."""
+        """An ordinary torch tensor in the module's code, as a constant of the program."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             return self._adopt(plain)
 
     def _adopt(self, plain: torch.Tensor) -> JaxTensor:
-        known = self.adopted.get(id(plain))
-        if known is None:
+        adopted = self.adopted.get(id(plain))
+        if adopted is None:
             if plain.device.type == "meta":
                 raise UnsupportedTorchError(
                     "a tensor on the meta device that is neither parameter nor buffer has no "
@@ -137,37 +106,35 @@ class Trace:
                 torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"),
                 Cell(None, value, "a torch tensor that is neither parameter nor buffer"),
             ).set_const(value)
-            # The plain tensor is kept alive, so that its id stays its own.
-            known = self.adopted[id(plain)] = (plain, tensor)
-        return known[1]
+            # The plain tensor is kept alive, so that no other one gets its id.
+            adopted = self.adopted[id(plain)] = (plain, tensor)
+        return adopted[1]
 
     # ---- the dispatcher
 
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-        if func.namespace == "prim" or (func.namespace == "prims" and func not in OWN):
+        """Runs an aten operator as the registry says."""
+        entry = registry.resolve(func)
+        if entry.kind is Kind.PYTHON:
             return func(*args, **kwargs)
-        if func.overloadpacket in REFUSED:
-            raise UnsupportedTorchError(REFUSED[func.overloadpacket])
-        if func in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default):
-            value = args[0]
-            return value if isinstance(value, JaxTensor) else self.wrap_const(value.clone())
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._ours, (args, kwargs))
+        if entry.kind is Kind.REFUSED:
+            raise UnsupportedTorchError(entry.reason)
+        if entry.kind is Kind.LIFT:
+            return entry.call(self, func, args, kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self.as_jax_tensor, (args, kwargs))
         if kwargs.get("generator") is not None:
             raise UnsupportedTorchError(
                 "a torch.Generator has no JAX counterpart; draw without generator= and pass rng="
             )
-        if self.folding is not None:
-            from jaxsr.interop.folding.rules import attempt
-
-            done, result = attempt(self, func, args, kwargs)
+        if self.rewriter is not None:
+            done, result = self.rewriter.rewrite(self, func, args, kwargs)
             if done:
                 return result
-        special = SPECIAL.get(func)
-        if special is not None:
-            return special(self, func, args, kwargs)
+        if entry.kind is Kind.HANDLER:
+            return entry.call(self, func, args, kwargs)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        if func not in OWN and is_composite(func):
+        if entry.kind is Kind.COMPOSITE:
             # Reached directly from a Python decomposition; torch splits it up itself elsewhere.
             with self.dispatch_mode:
                 return func.decompose(*args, **kwargs)
@@ -175,22 +142,26 @@ class Trace:
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [t for t in leaves if isinstance(t, JaxTensor)]
         if not schema.random and all(t.const is not None for t in tensors):
-            done, result = self._constant(func, schema, args, kwargs, tensors)
+            done, result = self._constant(func, schema, entry, args, kwargs, tensors)
             if done:
                 return result
-        if schema.needs_value and tensors:
+        if entry.kind is Kind.VALUE:
             raise UnsupportedTorchError(_needs_value(func))
-        if schema.mutated:
-            return self._mutate(func, schema, args, kwargs, tensors)
-        metas = self._shadow(func, args, kwargs)
-        if schema.is_view:
-            return self._view(func, args, kwargs, metas)
-        return self._functional(func, args, kwargs, metas, tensors)
+        if entry.kind is Kind.WRITE:
+            return self._mutate(func, schema, entry.function, args, kwargs)
+        metas = self.meta_result(func, args, kwargs)
+        if entry.kind is Kind.VIEW:
+            return self._view(func, entry.function, args, kwargs, metas)
+        if entry.kind is Kind.DECOMPOSITION:
+            with self.dispatch_mode:
+                return self._wrap_decomposed(func, entry.call(*args, **kwargs), metas)
+        return self._functional(func, entry, args, kwargs, metas)
 
-    def _ours(self, tensor: torch.Tensor) -> JaxTensor:
+    def as_jax_tensor(self, tensor: torch.Tensor) -> JaxTensor:
+        """A tensor as the trace sees it: a plain torch tensor becomes a constant."""
         return tensor if isinstance(tensor, JaxTensor) else self.adopt(tensor)
 
-    def _shadow(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def meta_result(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What torch says about shapes and dtypes; its errors are the user's errors."""
         margs, mkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.meta, (args, kwargs))
         if "device" in mkwargs:
@@ -207,12 +178,19 @@ class Trace:
             ) from e
 
     def _constant(
-        self, func: Any, schema: Schema, args: tuple, kwargs: dict, tensors: list[JaxTensor]
+        self,
+        func: Any,
+        schema: Schema,
+        entry: Entry,
+        args: tuple,
+        kwargs: dict,
+        tensors: list[JaxTensor],
     ) -> tuple[bool, Any]:
+        """Lets torch compute what no input reaches. Returns whether it did, and the result."""
         try:
             size = sum(
                 t.numel()
-                for t in pytree.tree_leaves(self._shadow(func, args, kwargs))
+                for t in pytree.tree_leaves(self.meta_result(func, args, kwargs))
                 if isinstance(t, torch.Tensor)
             )
         except UnsupportedTorchError:
@@ -225,32 +203,35 @@ class Trace:
                 t.cell.before_write()
         cargs, ckwargs = pytree.tree_map_only(JaxTensor, lambda t: t.const, (args, kwargs))
         result = func(*cargs, **ckwargs)
-        known = {id(t.const): t for t in tensors}
+        by_const = {id(t.const): t for t in tensors}
         parent = tensors[0] if schema.is_view and tensors else None
 
-        def back(value: torch.Tensor) -> JaxTensor:
-            if id(value) in known:
-                known[id(value)].cell.version += 1
-                return known[id(value)]
+        def as_tensor(value: torch.Tensor) -> JaxTensor:
+            if id(value) in by_const:
+                by_const[id(value)].cell.version += 1
+                return by_const[id(value)]
             if parent is None:
                 return self.wrap_const(value)
             return None  # type: ignore[return-value]
 
         if parent is not None:
-            return True, self._view(func, args, kwargs, self._shadow(func, args, kwargs), result)
-        return True, pytree.tree_map_only(torch.Tensor, back, result)
+            metas = self.meta_result(func, args, kwargs)
+            return True, self._view(func, entry.function, args, kwargs, metas, result)
+        return True, pytree.tree_map_only(torch.Tensor, as_tensor, result)
 
-    def _view(self, func: Any, args: tuple, kwargs: dict, metas: Any, consts: Any = None) -> Any:
+    def _view(
+        self, func: Any, form: Any, args: tuple, kwargs: dict, metas: Any, consts: Any = None
+    ) -> Any:
         parent: JaxTensor = args[0]
-        if func in _LAZY:
+        if isinstance(metas, torch.Tensor) and (metas.is_conj() or metas.is_neg()):
             # The value is conjugated or negated at once; torch's lazy mark must not stay.
             metas = torch.ops.aten.alias.default(parent.meta)
         storage = parent.meta.untyped_storage()._cdata
-        flat = list(metas) if isinstance(metas, (list, tuple)) else [metas]
+        flat = _as_list(metas)
         if any(m.untyped_storage()._cdata != storage for m in flat):
             raise AssertionError(f"{name_of(func)} is no view of its first argument")
         try:
-            views = make_views(func, parent, args, kwargs, flat)
+            views = make_views(func, form, parent, args, kwargs, flat)
         except NotImplementedError as e:
             raise UnsupportedTorchError(
                 f"{name_of(func)} reinterprets memory in a way that JAX arrays cannot; use a copy"
@@ -268,86 +249,66 @@ class Trace:
             for m, v in zip(flat, views, strict=True)
         ]
         if consts is not None:
-            real = list(consts) if isinstance(consts, (list, tuple)) else [consts]
-            for tensor, const in zip(out, real, strict=True):
+            const_list = _as_list(consts)
+            for tensor, const in zip(out, const_list, strict=True):
                 tensor.set_const(const)
         return out if isinstance(metas, (list, tuple)) else out[0]
 
-    def _functional(
-        self, func: Any, args: tuple, kwargs: dict, metas: Any, tensors: list[JaxTensor]
-    ) -> Any:
-        needs = any(t.needs_grad for t in tensors)
-        lowered = OWN.get(func) or OWN.get(func.overloadpacket)
-        ours = lowered is not None
-        if lowered is None:
-            decomposed = _torchax.decomposition(func)
-            lowered = (
-                None if func in PREFER_DECOMPOSITION and decomposed else _torchax.lowering(func)
-            )
-            if lowered is None:
-                if decomposed is None:
-                    raise UnsupportedTorchError(
-                        f"{name_of(func)} has no JAX lowering; express it with other "
-                        "operations, or register one with jaxsr.interop.register_lowering"
-                    )
-                with self.dispatch_mode:
-                    if func in COMPUTED_IN_FLOAT32:
-                        args, kwargs = pytree.tree_map_only(JaxTensor, _widened, (args, kwargs))
-                    result = decomposed(*args, **kwargs)
-                return self._fit_tensors(func, result, metas)
+    def _functional(self, func: Any, entry: Entry, args: tuple, kwargs: dict, metas: Any) -> Any:
+        if entry.function is None:
+            raise UnsupportedTorchError(f"{func} has no JAX lowering; {registry.HOW_TO_ADD}")
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
         jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
-        jkwargs = {k: v for k, v in jkwargs.items() if k not in _PLACEMENT}
-        if not ours:
+        jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
+        if entry.kind is Kind.TORCHAX:
             _check_scalars(func, jargs)
         with jax.named_scope(name_of(func)):
             try:
-                result = lowered(*jargs, **jkwargs)
+                result = entry.function(*jargs, **jkwargs)
             except UnsupportedTorchError:
                 raise
             except Exception as e:
                 raise UnsupportedTorchError(
                     f"{name_of(func)} failed to lower to JAX: {type(e).__name__}: {e}"
                 ) from e
-        return self._fit(func, result, metas, needs)
+        return self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
 
-    def _fit(self, func: Any, result: Any, metas: Any, needs_grad: bool) -> Any:
-        many = isinstance(metas, (list, tuple))
-        flat = list(metas) if many else [metas]
-        got = list(result) if isinstance(result, (list, tuple)) else [result]
-        out = []
-        if len(got) < len(flat):
-            raise UnsupportedTorchError(f"{name_of(func)} gave {len(got)} results, not {len(flat)}")
-        for value, meta in zip(got, flat, strict=False):
-            if not isinstance(meta, torch.Tensor):
-                out.append(value)
-                continue
-            out.append(self.wrap_like(fit(func, value, meta), meta, needs_grad))
-        if not many:
-            return out[0]
-        return type(metas)(out) if type(metas) in (list, tuple) else tuple(out)
+    def wrap_result(self, func: Any, result: Any, metas: Any, needs_grad: bool) -> Any:
+        """A lowering's arrays as tensors, held against what torch says of them.
 
-    def _fit_tensors(self, func: Any, result: Any, metas: Any) -> Any:
-        """Casts what a decomposition returns; its strides may differ, values come from ours."""
-        flat = list(metas) if isinstance(metas, (list, tuple)) else [metas]
-        got = list(result) if isinstance(result, (list, tuple)) else [result]
-        out = []
-        for value, meta in zip(got, flat, strict=False):
-            if isinstance(meta, torch.Tensor) and isinstance(value, JaxTensor):
-                fitted = fit(func, value.array(), meta)
-                tensor = self.wrap_like(fitted, meta, value.needs_grad)
-                out.append(tensor)
-            else:
-                out.append(value)
-        return (
-            type(metas)(out)
-            if type(metas) in (list, tuple)
-            else (tuple(out) if isinstance(metas, (list, tuple)) else out[0])
-        )
+        Args:
+          func: the operator or torch function, for errors.
+          result: arrays, in a sequence where torch returns several.
+          metas: what torch returns on the meta device.
+          needs_grad: whether a gradient flows to the arguments.
 
-    def _mutate(
-        self, func: Any, schema: Schema, args: tuple, kwargs: dict, tensors: list[JaxTensor]
-    ) -> Any:
-        functional = functional_of(func)
+        Raises:
+          UnsupportedTorchError: a shape differs, or a dtype that no cast makes right.
+        """
+        metas_list, results = _as_list(metas), _as_list(result)
+        if len(results) < len(metas_list):
+            raise UnsupportedTorchError(
+                f"{name_of(func)} gave {len(results)} results, not {len(metas_list)}"
+            )
+        tensors = [
+            self.wrap_like(fit(func, value, meta), meta, needs_grad)
+            if isinstance(meta, torch.Tensor)
+            else value
+            for value, meta in zip(results, metas_list, strict=False)
+        ]
+        return _as_returned(tensors, metas)
+
+    def _wrap_decomposed(self, func: Any, result: Any, metas: Any) -> Any:
+        """A decomposition's tensors in torch's dtypes and strides."""
+        tensors = [
+            self.wrap_like(fit(func, value.array(), meta), meta, value.needs_grad)
+            if isinstance(meta, torch.Tensor) and isinstance(value, JaxTensor)
+            else value
+            for value, meta in zip(_as_list(result), _as_list(metas), strict=False)
+        ]
+        return _as_returned(tensors, metas)
+
+    def _mutate(self, func: Any, schema: Schema, functional: Any, args: tuple, kwargs: dict) -> Any:
         if functional is None:
             raise UnsupportedTorchError(
                 f"{name_of(func)} changes its argument and has no functional form; "
@@ -358,11 +319,10 @@ class Trace:
         if schema.is_out:
             kwargs = {k: v for k, v in kwargs.items() if k not in names}
         else:
-            self._shadow(func, args, kwargs)
+            self.meta_result(func, args, kwargs)
         with self.dispatch_mode:
             result = functional(*args, **kwargs)
-        results = list(result) if isinstance(result, (list, tuple)) else [result]
-        for target, value in zip(targets, results, strict=False):
+        for target, value in zip(targets, _as_list(result), strict=False):
             if isinstance(target, (list, tuple)):
                 raise UnsupportedTorchError(f"{name_of(func)} writes into a list; use a loop")
             if schema.is_out and tuple(target.shape) != tuple(value.shape):
@@ -372,7 +332,7 @@ class Trace:
                 )
             if self._replaces(target, value):
                 target.needs_grad |= value.needs_grad
-                target.cell.write(value.image)
+                target.cell.write(value.deferred)
             else:
                 self.write(target, value.array(), value.needs_grad)
         if schema.is_out:
@@ -380,9 +340,9 @@ class Trace:
         return targets[0]
 
     def _replaces(self, target: JaxTensor, value: JaxTensor) -> bool:
-        """Whether a write leaves nothing of the target, so that a folded image may stay folded."""
+        """Whether a write leaves nothing of the target, so that a deferred value may stay so."""
         return (
-            value.image is not None
+            value.deferred is not None
             and target.view_of is None
             and torch.is_grad_enabled()
             and (target.shape, target.dtype) == (value.shape, value.dtype)
@@ -448,17 +408,22 @@ def _needs_value(func: Any) -> str:
     )
 
 
-_LAZY = {torch.ops.aten._conj.default, torch.ops.aten._neg_view.default}
-
-PREFER_DECOMPOSITION: set[Any] = set()
-
-# torch's kernels work out coordinates in float32 even for bfloat16 images.
-COMPUTED_IN_FLOAT32 = {torch.ops.aten.grid_sampler_2d.default}
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _widened(tensor: JaxTensor) -> torch.Tensor:
-    half = tensor.dtype in (torch.bfloat16, torch.float16)
-    return tensor.to(torch.float32) if half else tensor
+def _as_returned(values: list[Any], like: Any) -> Any:
+    """One value, a list or a tuple, as torch returns them."""
+    if not isinstance(like, (list, tuple)):
+        return values[0]
+    return values if type(like) is list else tuple(values)
+
+
+@registry.lifts(torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
+def _lift(trace: Trace, func: Any, args: tuple, kwargs: dict) -> JaxTensor:
+    """A tensor that the module's code makes of Python numbers."""
+    (value,) = args
+    return value if isinstance(value, JaxTensor) else trace.wrap_const(value.clone())
 
 
 class _DispatchMode(TorchDispatchMode):
@@ -484,9 +449,11 @@ class _FunctionMode(TorchFunctionMode):
                 "torch.func (vmap, grad, jvp …) inside forward; apply the jax transformation to "
                 "a JaxModule of the inner module instead"
             )
-        handler = _FUNCTIONS.get(func)
-        if handler is not None:
-            return handler(self.trace, func, args, kwargs)
+        entry = registry.function_override(func)
+        if entry is not None and entry.kind is Kind.REFUSED:
+            raise UnsupportedTorchError(entry.reason)
+        if entry is not None:
+            return entry.call(self.trace, func, args, kwargs)
         if func in self.constructors or kwargs.get("device") is not None:
             kwargs["device"] = "cpu"
         return func(*args, **kwargs)

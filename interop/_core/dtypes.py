@@ -13,6 +13,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.host_arrays import to_numpy
 
 _TO_JAX = {
     torch.bool: jnp.bool_,
@@ -52,7 +53,7 @@ def to_jax_dtype(dtype: torch.dtype) -> np.dtype:
     if not x64():
         if dtype in (torch.float64, torch.complex128):
             raise UnsupportedTorchError(
-                f"{dtype} while JAX's x64 mode is off would lose its precision silently; "
+                f"{dtype} while JAX's x64 mode is off would lose its precision without an error; "
                 "call jax.config.update('jax_enable_x64', True), or use a 32-bit dtype "
                 "(`module.float()`)"
             )
@@ -97,10 +98,7 @@ def check_range(values: Any, what: str) -> None:
 def constant_to_numpy(tensor: torch.Tensor, what: str = "a constant tensor") -> np.ndarray:
     """Copies a torch CPU tensor to NumPy in the dtype that carries it in JAX."""
     target = to_jax_dtype(tensor.dtype)
-    tensor = tensor.detach().resolve_conj().resolve_neg().to_dense()
-    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
-        return tensor.float().numpy().astype(target)
-    array = tensor.numpy()
+    array = to_numpy(tensor.detach().to_dense())
     if array.dtype in (np.int64, np.uint64):
         check_range(array, what)
     return array.astype(target, copy=True)

@@ -1,14 +1,12 @@
-"""The private, value-free copy of a module that `apply` traces.
+"""A torch module as a function of its parameters and buffers: a copy of it, which `apply` traces.
 
-Parameters and buffers of the copy live on the meta device and are swapped for traced tensors during
-a run; everything else that the module owns is copied, so that the user's module is never touched.
+Parameters and buffers of the copy are on the meta device, without values. A run swaps them for
+traced tensors. All other attributes are copied, so that the user's module is never changed.
 """
 
 import copy
 import dataclasses
 import fnmatch
-import functools
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,13 +18,20 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from jaxsr.interop._core import torchax as _torchax
+from jaxsr.interop._core import registry
 from jaxsr.interop._core.autograd_function import checkpointed
+from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import Trace, cast
-from jaxsr.interop._core.dtypes import check_range, constant_to_numpy, to_jax_dtype, x64
+from jaxsr.interop._core.dtypes import (
+    check_range,
+    constant_to_numpy,
+    to_jax_dtype,
+    to_torch_dtype,
+    x64,
+)
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
 from jaxsr.interop.hooks import watching
 
 
@@ -60,33 +65,12 @@ def array_of(tensor: torch.Tensor, name: str) -> Any:
         raise UnsupportedTorchError(f"{name}: {e}") from e
 
 
-_BATCH_NORM_FORWARDS = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
-
-
-def load_lowerings() -> None:
-    """Imports torchax and our own lowerings, which register themselves; outside any trace."""
-    _torchax.prepare()
-    for name in (
-        "lowerings.convolution",
-        "lowerings.batch_norm",
-        "lowerings.attention",
-        "lowerings.pooling",
-        "lowerings.resample",
-        "lowerings.elementwise",
-        "lowerings.fft",
-        "lowerings.gradients",
-        "lowerings.torch_functions",
-        "lowerings.indexing",
-        "folding.rules",
-    ):
-        importlib.import_module(f"jaxsr.interop.{name}")
-
-
-def build_skeleton(
+def functionalize(
     module: nn.Module, remat: tuple[str, ...], sync_axis: str | tuple[str, ...] | None = None
-) -> "Skeleton":
-    load_lowerings()
-    from jaxsr.interop.lowerings.torch_functions import batch_norm_forward
+) -> "FunctionalModule":
+    """The copy of `module` that `apply` traces; the options are those of `to_jax`."""
+    registry.load()
+    from jaxsr.interop.lowerings.batch_norm import replace_forwards
 
     _refuse_wrappers(module)
     slots, aliases, non_persistent = _slots(module)
@@ -103,15 +87,10 @@ def build_skeleton(
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
-    for sub in twin.modules():
-        if type(sub).forward not in _BATCH_NORM_FORWARDS:
-            continue
-        axis = sync_axis if isinstance(sub, nn.SyncBatchNorm) else None
-        if axis is not None or (sub.momentum is None and sub.track_running_stats):
-            sub.forward = functools.partial(batch_norm_forward, sub, axis)
-    skeleton = Skeleton(twin, slots, aliases, non_persistent)
-    skeleton.wrap_remat(remat)
-    return skeleton
+    replace_forwards(twin, sync_axis)
+    functional = FunctionalModule(twin, slots, aliases, non_persistent)
+    functional.wrap_remat(remat)
+    return functional
 
 
 def _refuse_wrappers(module: nn.Module) -> None:
@@ -133,7 +112,7 @@ def _refuse_wrappers(module: nn.Module) -> None:
 
 
 def _slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], frozenset[str]]:
-    found: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     places: dict[str, list[tuple[str, str, str]]] = {}
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -144,7 +123,7 @@ def _slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], frozense
                 if tensor is None:
                     continue
                 name = f"{path}.{key}" if path else key
-                first = found.setdefault(id(tensor), name)
+                first = first_names.setdefault(id(tensor), name)
                 places.setdefault(first, []).append((path, kind, key))
                 tensors.setdefault(first, tensor)
                 if first != name:
@@ -155,13 +134,13 @@ def _slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], frozense
     for name, tensor in tensors.items():
         path, _, _ = places[name][0]
         owner = module.get_submodule(path)
-        parameter = isinstance(tensor, nn.Parameter)
+        is_parameter = isinstance(tensor, nn.Parameter)
         slots[name] = Slot(
             places=tuple(places[name]),
-            trainable=parameter and tensor.requires_grad,
-            is_parameter=parameter,
+            trainable=is_parameter and tensor.requires_grad,
+            is_parameter=is_parameter,
             dtype=tensor.dtype,
-            statistics=isinstance(owner, nn.modules.batchnorm._NormBase) and not parameter,
+            statistics=isinstance(owner, nn.modules.batchnorm._NormBase) and not is_parameter,
         )
     _refuse_shared_storage(tensors)
     return slots, aliases, frozenset(non_persistent)
@@ -169,21 +148,21 @@ def _slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], frozense
 
 def _refuse_shared_storage(tensors: dict[str, torch.Tensor]) -> None:
     """Two registered tensors that overlap in memory would drift apart as separate arrays."""
-    seen: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name, tensor in tensors.items():
         if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
             continue
         start = tensor.data_ptr()
-        if start in seen:
+        if start in names:
             raise UnsupportedTorchError(
-                f"{name} and {seen[start]} are different tensors over the same memory; tie them by "
-                "assigning the same Parameter to both, or clone one"
+                f"{name} and {names[start]} are different tensors over the same memory; tie them "
+                "by assigning the same Parameter to both, or clone one"
             )
-        seen[start] = name
+        names[start] = name
 
 
-class Skeleton:
-    """The copy and the rules for running it."""
+class FunctionalModule:
+    """The copy of a module, and how it is run on arrays."""
 
     def __init__(
         self,
@@ -208,11 +187,12 @@ class Skeleton:
         ]
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
+        """Recomputes activations of the submodules whose names match, in the backward pass."""
         names = [n for n in self.names.values() if n]
         for pattern in patterns:
             matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
             if not matches:
-                raise ValueError(
+                raise InputError(
                     f"remat pattern {pattern!r} matches no submodule; there are "
                     + ", ".join(names[:12])
                     + (" …" if len(names) > 12 else "")
@@ -225,59 +205,58 @@ class Skeleton:
         self,
         params: Mapping[str, Any],
         buffers: Mapping[str, Any],
-        inputs: tuple,
+        inputs: tuple[Any, ...],
         kwargs: dict[str, Any],
         rng: jax.Array | None,
         train: bool | None,
         method: str,
         compute_dtype: Any,
-        lane_folding: Any = None,
+        rewriter: Rewriter | None = None,
     ) -> tuple[Any, dict[str, jax.Array]]:
+        """What `JaxModule.apply` does: the method's result, and the buffers after it."""
         self._check_names(params, buffers)
-        trace = Trace(rng, lane_folding)
+        trace = Trace(rng, rewriter)
         with session(trace):
-            held = {
-                name: self._hold(
+            tensors = {
+                name: self._wrap(
                     trace, name, slot, params if slot.trainable else buffers, compute_dtype
                 )
                 for name, slot in self.slots.items()
             }
-            with self._swapped(held, train):
+            with self._swapped(tensors, train):
                 before = self._attributes()
-                with _wrong_results_refused(self):
+                with _located_errors(self):
                     args, kw = jax.tree.map(
-                        lambda x: _present(trace, x, compute_dtype),
+                        lambda x: to_tensor(trace, x, compute_dtype),
                         (inputs, kwargs),
                         is_leaf=lambda x: x is None,
                     )
                     with watching(self.module, args, kw):
                         result = getattr(self.module, method)(*args, **kw)
-                    outputs = _absent(trace, result)
-                    self._check_attributes(before, trace, held)
-                    after = self._collect(trace, held, buffers)
+                    outputs = to_arrays(trace, result)
+                    self._check_attributes(before, trace, tensors)
+                    after = self._collect(trace, tensors, buffers)
         return outputs, after
 
     def _check_names(self, params: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
-        for what, given, trainable in (("params", params, True), ("buffers", buffers, False)):
-            wanted = {n for n, s in self.slots.items() if s.trainable is trainable}
-            if wanted != set(given):
-                missing, extra = sorted(wanted - set(given)), sorted(set(given) - wanted)
+        for label, arrays, trainable in (("params", params, True), ("buffers", buffers, False)):
+            names = {n for n, s in self.slots.items() if s.trainable is trainable}
+            missing, unknown = sorted(names - set(arrays)), sorted(set(arrays) - names)
+            if missing or unknown:
                 raise ValueError(
-                    f"{what} must have the module's names; missing {missing[:4]}, "
-                    f"unknown {extra[:4]}"
+                    f"{label} must have the module's names; missing {missing[:4]}, "
+                    f"unknown {unknown[:4]}"
                 )
 
-    def _hold(
+    def _wrap(
         self, trace: Trace, name: str, slot: Slot, arrays: Mapping[str, Any], compute: Any
     ) -> JaxTensor:
         array = jnp.asarray(arrays[name])
         dtype = slot.dtype
         if compute is not None and slot.dtype.is_floating_point and not slot.statistics:
-            array, dtype = cast(array, compute), _torch_dtype(compute)
+            array, dtype = cast(array, compute), to_torch_dtype(compute)
         elif array.dtype != to_jax_dtype(dtype):
             # Parameters may be handed over in another precision than the module was built with.
-            from jaxsr.interop._core.dtypes import to_torch_dtype
-
             dtype = to_torch_dtype(array.dtype)
         owner = f"the parameter {name}" if slot.is_parameter and slot.trainable else ""
         tensor = trace.wrap(array, dtype, owner)
@@ -287,16 +266,16 @@ class Skeleton:
         return tensor
 
     @contextmanager
-    def _swapped(self, held: dict[str, JaxTensor], train: bool | None) -> Iterator[None]:
+    def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Iterator[None]:
         modules = list(self.module.modules())
         kinds = ("_parameters", "_buffers", "_modules")
         saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in kinds}) for m in modules]
         try:
             for name, slot in self.slots.items():
                 for path, kind, key in slot.places:
-                    getattr(self.module.get_submodule(path), kind)[key] = held[name]
+                    getattr(self.module.get_submodule(path), kind)[key] = tensors[name]
             for m, key, value in self.mentions:
-                vars(m)[key] = _replaced(value, {t: held[n] for t, n in self.meta_names.items()})
+                vars(m)[key] = _replaced(value, {t: tensors[n] for t, n in self.meta_names.items()})
             if train is not None:
                 self.module.train(train)
             yield
@@ -312,37 +291,43 @@ class Skeleton:
         return {id(m): dict(vars(m)) for m in self.module.modules()}
 
     def _check_attributes(
-        self, before: dict[int, dict[str, Any]], trace: Trace, held: dict[str, JaxTensor]
+        self, before: dict[int, dict[str, Any]], trace: Trace, tensors: dict[str, JaxTensor]
     ) -> None:
         for name, sub in self.module.named_modules():
-            old = before.get(id(sub))
-            if old is None:
+            attributes = before.get(id(sub))
+            if attributes is None:
                 continue
             for key, value in vars(sub).items():
-                was = old.get(key)
-                if value is was and not isinstance(value, (list, dict)):
+                earlier = attributes.get(key)
+                if value is earlier and not isinstance(value, (list, dict)):
                     continue
                 if key in ("_parameters", "_modules", "_non_persistent_buffers_set"):
                     continue
                 if key == "_buffers":
                     continue
                 where = f"{name}.{key}" if name else key
-                if _holds_traced(value, set(map(id, held.values()))):
+                if _holds_traced(value, set(map(id, tensors.values()))):
                     # Recomputed before each use (old-style weight_norm): nothing leaks.
-                    recomputed = isinstance(was, torch.Tensor) and id(was) not in trace.adopted
+                    recomputed = (
+                        isinstance(earlier, torch.Tensor) and id(earlier) not in trace.adopted
+                    )
                     if not recomputed:
                         raise UnsupportedTorchError(
                             f"forward keeps a tensor in `{where}`; a pure function cannot: return "
                             "it, or register it as a buffer of fixed shape"
                         )
-                elif isinstance(value, (bool, int, float)) and value is not was and value != was:
+                elif (
+                    isinstance(value, (bool, int, float))
+                    and value is not earlier
+                    and value != earlier
+                ):
                     raise UnsupportedTorchError(
-                        f"forward changes `{where}` from {was!r} to {value!r}, which a compiled "
-                        "function would do only once; make it a buffer, or an argument"
+                        f"forward changes `{where}` from {earlier!r} to {value!r}, which a "
+                        "compiled function would do only once; make it a buffer, or an argument"
                     )
 
     def _collect(
-        self, trace: Trace, held: dict[str, JaxTensor], given: Mapping[str, Any]
+        self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, Any]
     ) -> dict[str, jax.Array]:
         after: dict[str, jax.Array] = {}
         for path, sub in self.module.named_modules(remove_duplicate=False):
@@ -356,19 +341,18 @@ class Skeleton:
             if slot.trainable:
                 continue
             path, kind, key = slot.places[0]
-            now = getattr(self.module.get_submodule(path), kind).get(key)
-            original = jnp.asarray(given[name])
-            if now is held[name] and now.cell.version == 0:
+            current = getattr(self.module.get_submodule(path), kind).get(key)
+            original = jnp.asarray(buffers[name])
+            if current is tensors[name] and current.cell.version == 0:
                 after[name] = original
                 continue
-            if not isinstance(now, torch.Tensor) or tuple(now.shape) != original.shape:
-                got = tuple(now.shape) if isinstance(now, torch.Tensor) else now
+            if not isinstance(current, torch.Tensor) or tuple(current.shape) != original.shape:
+                shape = tuple(current.shape) if isinstance(current, torch.Tensor) else current
                 raise UnsupportedTorchError(
-                    f"forward replaces the buffer {name} of shape {original.shape} by {got}; "
+                    f"forward replaces the buffer {name} of shape {original.shape} by {shape}; "
                     "keep the shape"
                 )
-            ours = now if isinstance(now, JaxTensor) else trace.adopt(now)
-            after[name] = cast(ours.array(), original.dtype)
+            after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
         return after
 
     def path_of(self, error: BaseException) -> str:
@@ -384,18 +368,13 @@ class Skeleton:
         return path
 
 
-def _torch_dtype(dtype: Any) -> torch.dtype:
-    from jaxsr.interop._core.dtypes import to_torch_dtype
-
-    return to_torch_dtype(dtype)
-
-
 @contextmanager
-def _wrong_results_refused(skeleton: Skeleton) -> Iterator[None]:
+def _located_errors(functional: FunctionalModule) -> Iterator[None]:
+    """Errors of the module's code name the submodule that was running."""
     try:
         yield
     except Exception as e:
-        where = skeleton.path_of(e) or type(skeleton.module).__name__
+        where = functional.path_of(e) or type(functional.module).__name__
         if getattr(e, "located", False):
             raise
         text = str(e) if isinstance(e, UnsupportedTorchError) else f"{type(e).__name__}: {e}"
@@ -438,10 +417,10 @@ def _replaced(value: Any, new: Mapping[int, Any]) -> Any:
     return value
 
 
-def _present(trace: Trace, x: Any, compute: Any) -> Any:
+def to_tensor(trace: Trace, x: Any, compute: Any) -> Any:
     """An argument as the module's code sees it."""
     if isinstance(x, torch.Tensor):
-        raise TypeError(
+        raise InputTypeError(
             "apply takes JAX or NumPy arrays, got a torch.Tensor; convert it with .numpy()"
         )
     if isinstance(x, (np.ndarray, np.generic)):
@@ -459,24 +438,24 @@ def _present(trace: Trace, x: Any, compute: Any) -> Any:
     return trace.wrap(x)
 
 
-def _absent(trace: Trace, result: Any) -> Any:
+def to_arrays(trace: Trace, result: Any) -> Any:
     """The method's result with arrays for tensors, whatever containers hold them."""
     if isinstance(result, torch.Tensor):
-        return (result if isinstance(result, JaxTensor) else trace.adopt(result)).array()
+        return trace.as_jax_tensor(result).array()
     if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(_absent(trace, v) for v in result))
+        return type(result)(*(to_arrays(trace, v) for v in result))
     if isinstance(result, (torch.Size,)):
         return tuple(result)
     if isinstance(result, tuple):
-        return tuple(_absent(trace, v) for v in result)
+        return tuple(to_arrays(trace, v) for v in result)
     if isinstance(result, list):
-        return [_absent(trace, v) for v in result]
+        return [to_arrays(trace, v) for v in result]
     if isinstance(result, Mapping):
-        items = {k: _absent(trace, v) for k, v in result.items()}
+        items = {k: to_arrays(trace, v) for k, v in result.items()}
         return items if type(result) is dict else _rebuilt(result, items)
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         fields = {
-            f.name: _absent(trace, getattr(result, f.name)) for f in dataclasses.fields(result)
+            f.name: to_arrays(trace, getattr(result, f.name)) for f in dataclasses.fields(result)
         }
         return dataclasses.replace(result, **fields)
     return result

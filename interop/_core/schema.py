@@ -42,14 +42,14 @@ def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         return None
     if not schema.is_out and overload in packet.overloads():
         return getattr(packet, overload)
-    wanted = [
+    arguments = [
         (a.name, str(a.type))
         for a in func._schema.arguments
         if not (schema.is_out and a.alias_info is not None and a.alias_info.is_write)
     ]
     for candidate in packet.overloads():
         op = getattr(packet, candidate)
-        if [(a.name, str(a.type)) for a in op._schema.arguments] == wanted:
+        if [(a.name, str(a.type)) for a in op._schema.arguments] == arguments:
             return op
     return None
 

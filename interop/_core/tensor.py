@@ -2,14 +2,14 @@
 
 Torch code writes into views; JAX arrays cannot be written. So several `JaxTensor`s may share one
 `Cell`: the cell owns the value, a view knows its parent and the aten operation that made it. A
-read replays that operation when the cell has moved on; a write goes back through it to the cell.
+read replays that operation when the cell has changed; a write goes back through it to the cell.
 
-Each `JaxTensor` also has a shadow on torch's meta device (`meta`), made by running every operation
-there too. The shadow gives exact shapes, strides, dtypes and error messages: torch's own.
+Each `JaxTensor` also has a tensor on torch's meta device (`meta`), on which every operation runs as
+well. It gives torch's shapes, strides, dtypes and error messages.
 
-Values that no input reaches (masks, position tables, counters) stay ordinary torch CPU tensors
-inside their cell, evaluated by torch itself; that is what keeps `.item()`, `if mask.any():` and
-data-dependent shapes working on constants.
+Values that depend on no input (masks, position tables, counters) stay ordinary torch CPU tensors
+inside their cell, and torch computes them. So `.item()`, `if mask.any():` and data-dependent shapes
+work on constants.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from jax import lax
 
+from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.errors import UnsupportedTorchError
-from jaxsr.interop.folding.layout import Folded, unfold
-from jaxsr.interop.folding.pixel_shuffle import Shuffled
 
 
 @jax.custom_jvp
@@ -43,14 +42,14 @@ class Cell:
     """The storage that a tensor and all its views share.
 
     `value` is the JAX array of the root tensor, or None while `const`, a real torch tensor, holds
-    it. `owner` says who else sees the storage: "" for nobody, otherwise words for the error that a
-    write raises.
+    it. It may be set to a `DeferredArray`, or to a function that makes the array at the first read.
+    `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
     """
 
-    __slots__ = ("_folded", "_lazy", "_value", "const", "owner", "region", "version")
+    __slots__ = ("_lazy", "_settled", "_value", "const", "owner", "region", "version")
 
-    _folded: Any
     _lazy: Any
+    _settled: tuple[Region | None, ChannelArray] | None
     _value: Any
 
     def __init__(self, value: Any, const: torch.Tensor | None, owner: str = "") -> None:
@@ -62,47 +61,40 @@ class Cell:
 
     @property
     def value(self) -> Any:
-        """The JAX array; a folded image is unfolded, and what is a function is called, once."""
+        """The JAX array, made once of a deferred value."""
         if self._lazy is None:
             return self._value
         made = self._value
         if made is None or not Region.alive(made[0]):
-            made = self._value = (Region.current(), self._array_of(self._lazy))
+            made = self._value = (Region.current(), self._dense(self._lazy))
         return made[1]
 
-    def _array_of(self, lazy: Any) -> jax.Array:
-        if isinstance(lazy, Shuffled) and self._folded is None:
-            return lazy.unfolded()
-        # Pixels that somebody has asked for already are not moved another way as well.
-        return unfold(self._settled(lazy)) if isinstance(lazy, (Folded, Shuffled)) else lazy()
+    def _dense(self, lazy: Any) -> jax.Array:
+        if not isinstance(lazy, DeferredArray):
+            return lazy()
+        # Once settled, the pixels are not moved a second time in another way.
+        return lazy.dense() if self._settled is None else self.settled().dense()
 
     @value.setter
     def value(self, value: Any) -> None:
-        # A folded image, or a function that makes the array if anybody asks for it.
-        lazy = isinstance(value, (Folded, Shuffled)) or (
+        lazy = isinstance(value, DeferredArray) or (
             callable(value) and not isinstance(value, jax.Array)
         )
         self._lazy = value if lazy else None
         self._value = None if lazy else value
-        self._folded = None
+        self._settled = None
 
     @property
-    def image(self) -> Folded | Shuffled | None:
-        """The image, where the cell holds one in a form of its own."""
-        return self._lazy if isinstance(self._lazy, (Folded, Shuffled)) else None
+    def deferred(self) -> DeferredArray | None:
+        """The value, where it is deferred."""
+        return self._lazy if isinstance(self._lazy, DeferredArray) else None
 
-    @property
-    def folded(self) -> Folded | None:
-        """The image in folded form, where the cell holds one in a form of its own."""
-        return None if self.image is None else self._settled(self.image)
-
-    def _settled(self, image: Folded | Shuffled) -> Folded:
-        """The pixels of a pixel shuffle are moved once for all who ask."""
-        if isinstance(image, Folded):
-            return image
-        made = self._folded
+    def settled(self) -> Any:
+        """A deferred value in its settled form, made once."""
+        made = self._settled
         if made is None or not Region.alive(made[0]):
-            made = self._folded = (Region.current(), image.settled())
+            assert isinstance(self._lazy, DeferredArray)
+            made = self._settled = (Region.current(), self._lazy.settled())
         return made[1]
 
     def read(self) -> jax.Array:
@@ -118,6 +110,7 @@ class Cell:
         self.version += 1
 
     def before_write(self) -> None:
+        """Refuses a write that somebody else would have to see, and tells the running regions."""
         if self.owner:
             raise UnsupportedTorchError(
                 f"writes into {self.owner}, which would keep the value in torch and lose it here; "
@@ -203,19 +196,18 @@ class JaxTensor(torch.Tensor):
         return self.cell_const if self.cell.const is not None else None
 
     @property
-    def image(self) -> Folded | Shuffled | None:
-        """The current value, where it is an image held in a form of its own."""
-        return self.cell.image if self.view_of is None and self.cell.const is None else None
+    def deferred(self) -> DeferredArray | None:
+        """The current value, where it is deferred."""
+        return self.cell.deferred if self.view_of is None and self.cell.const is None else None
 
-    @property
-    def folded(self) -> Folded | None:
-        """The current value in folded form, where it is an image held in a form of its own."""
-        return self.cell.folded if self.image is not None else None
+    def settled(self) -> Any:
+        """The current value as a `ChannelArray`, where it is deferred; else None."""
+        return None if self.deferred is None else self.cell.settled()
 
     def content(self) -> Any:
-        """The current value as it is held: `folded` or `array`."""
-        folded = self.folded
-        return self.array() if folded is None else folded
+        """The current value as a pytree: settled where it is deferred, else the array."""
+        settled = self.settled()
+        return self.array() if settled is None else settled
 
     def array(self) -> jax.Array:
         """The current value."""
@@ -290,7 +282,7 @@ class JaxTensor(torch.Tensor):
 
     def register_hook(self, hook: Callable) -> None:  # type: ignore[override]
         raise UnsupportedTorchError(
-            "Tensor.register_hook changes gradients behind JAX's back; "
+            "Tensor.register_hook changes gradients, which JAX would not see; "
             "write a torch.autograd.Function with that backward"
         )
 
@@ -306,8 +298,8 @@ class JaxTensor(torch.Tensor):
 
 def stop_gradient(value: Any) -> Any:
     """`lax.stop_gradient` for the dtypes that have gradients."""
-    if isinstance(value, (Folded, Shuffled)):
-        return value.holding(stop_gradient(value.array))
+    if isinstance(value, DeferredArray):
+        return value.map_array(stop_gradient)
     if not hasattr(value, "dtype"):
         return lambda: stop_gradient(value())
     floating = np.issubdtype(value.dtype, np.inexact) or value.dtype == jax.numpy.bfloat16

@@ -16,13 +16,6 @@ import torch
 
 _LOCK = threading.Lock()
 
-# Lowered by torchax with a key of its own, or with semantics that the conformance suite found
-# wrong; what `lowerings` does not replace goes to torch's own decompositions.
-_REFUSED_PACKETS = frozenset({
-    "bernoulli", "geometric", "normal", "uniform", "randn", "rand", "randint", "randn_like",
-    "randint_like", "randperm", "multinomial", "cauchy_", "exponential_", "embedding_renorm_",
-})  # fmt: skip
-
 
 @functools.cache
 def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -38,13 +31,13 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
     with _LOCK:
         fast_path = torch.backends.mha.get_fastpath_enabled()
         telemetry = os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
-        ours = "torchax" not in sys.modules
+        first_import = "torchax" not in sys.modules
         client = getattr(jax.config, "jax_pjrt_client_create_options", None)
         try:
             from torchax.ops import jaten, ops_registry  # noqa: F401
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
-            if ours and hasattr(torch, "jax"):
+            if first_import and hasattr(torch, "jax"):
                 torch.jax.is_available = lambda: False
             if telemetry is None:
                 os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
@@ -63,8 +56,6 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
 def lowering(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """torchax's JAX function for an aten overload, or None."""
     table, _ = _tables()
-    if func.overloadpacket.__name__ in _REFUSED_PACKETS:
-        return None
     return table.get(func) or table.get(func.overloadpacket)
 
 

@@ -1,4 +1,4 @@
-"""What surrounds a trace: one at a time, torch's process-wide switches known, then put back."""
+"""What surrounds a trace: one at a time, with torch's process-wide switches set, then restored."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 from jaxsr.interop._core.autograd_function import patched
 from jaxsr.interop._core.dispatch import Trace
 
-# Tracing swaps tensors into a skeleton and sets the switches below, which all threads share.
+# Tracing swaps tensors of a module and sets the switches below, which all threads share.
 _LOCK = threading.RLock()
 _STACK: list[Trace] = []
 

@@ -1,4 +1,4 @@
-"""Stretches of a trace inside other JAX transformations, and what may be kept across them."""
+"""Parts of a trace inside other JAX transformations, and which values may cross their bounds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 
 
 class Written(Protocol):
-    """What a region knows of a cell (`_tensor.py`)."""
+    """What a region knows of a cell (`tensor.py`)."""
 
     region: "Region | None"
     value: Any
@@ -21,8 +21,8 @@ class Written(Protocol):
 class Region:
     """A stretch of the trace that runs inside another JAX transformation (checkpoint, custom_vjp).
 
-    Values made there may not be seen outside except as its outputs, so a region records the cells
-    from outside that it writes, and cached views made inside are dropped when it ends.
+    Values made there may leave it only as its outputs. So a region records the cells from outside
+    that it writes, and views cached inside are dropped when it ends.
     """
 
     _stack: list["Region"] = []  # noqa: RUF012  (guarded by the environment's lock)

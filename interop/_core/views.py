@@ -1,12 +1,13 @@
 """Torch's view operations as pairs of pure functions: read from the parent, write into it.
 
 `read(parent)` gives the view's value; `write(parent, new)` gives the parent with the view's
-elements replaced. Operations without a fast form go through an index map that torch itself
-computes, by laying out `arange` with the root's strides and taking the same strided window.
+elements replaced. Operators without a form here go through an index map: torch takes the same
+strided window of an `arange` that is laid out with the root's strides.
 """
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,20 +17,13 @@ import torch
 from jax import lax
 
 from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.registry import views
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
 
 aten = torch.ops.aten
 
-_RESHAPES = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten._reshape_alias.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-}
-_IDENTITIES = {aten.alias.default, aten.view_as.default, aten.lift_fresh.default}
+Metas = list[torch.Tensor]
+Form = Callable[[JaxTensor, dict[str, Any], Metas], list[View] | None]
 
 
 def _reshape(parent: JaxTensor, shape: tuple[int, ...]) -> View:
@@ -96,48 +90,26 @@ def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
 
 
 def make_views(
-    func: Any, parent: JaxTensor, args: tuple, kwargs: dict, metas: list[torch.Tensor]
+    func: Any, form: Form | None, parent: JaxTensor, args: tuple, kwargs: dict, metas: Metas
 ) -> list[View]:
-    """The views that `func(parent, ...)` returns; `metas` are its results on the shadow."""
-    bound = _bind(func, args, kwargs)
-    ndim = parent.dim()
-    dim = bound.get("dim")
-    dim = dim % ndim if isinstance(dim, int) and ndim else 0
-    meta = metas[0] if metas else None
-    if func in _RESHAPES and meta is not None:
-        return [_reshape(parent, tuple(meta.shape))]
-    if func in _IDENTITIES:
-        return [View(parent, lambda p: p, lambda p, new: new)]
-    if func is aten.detach.default:
-        return [without_grad(View(parent, lambda p: p, lambda p, new: new))]
-    if func is aten.permute.default:
-        return [_permute(parent, tuple(bound["dims"]))]
-    if func is aten.t.default or func is aten.numpy_T.default:
-        return [_permute(parent, tuple(reversed(range(ndim))))]
-    if func is aten.transpose.int:
-        order = list(range(ndim))
-        if ndim:
-            a, b = bound["dim0"] % ndim, bound["dim1"] % ndim
-            order[a], order[b] = order[b], order[a]
-        return [_permute(parent, tuple(order))]
-    if func is aten.slice.Tensor:
-        lo, hi = _bounds(parent.shape[dim], bound.get("start"), bound.get("end"))
-        return [_slice(parent, dim, lo, hi, bound.get("step") or 1)]
-    if func is aten.select.int:
-        return [_select(parent, dim, bound["index"] % parent.shape[dim])]
-    if func is aten.unbind.int:
-        return [_select(parent, dim, i) for i in range(parent.shape[dim])]
-    if func in (aten.split.Tensor, aten.split_with_sizes.default):
-        starts = np.cumsum([0] + [m.shape[dim] for m in metas])
-        return [_slice(parent, dim, int(a), int(b)) for a, b in itertools.pairwise(starts)]
-    if func is aten.expand.default and meta is not None:
-        shape = tuple(meta.shape)
-        if math.prod(shape) == parent.numel():
-            return [_reshape(parent, shape)]
-        return [View(parent, lambda p: jnp.broadcast_to(p, shape), None)]
-    special = _reinterpret(func, parent, bound)
-    if special is not None:
-        return [special]
+    """The views that `func(parent, ...)` returns.
+
+    Args:
+      func: the operator.
+      form: what is registered for it below, or None.
+      parent: its first argument.
+      args: all its arguments.
+      kwargs: likewise.
+      metas: its results on the meta device.
+
+    Raises:
+      NotImplementedError: it reinterprets memory in a way that JAX arrays cannot.
+    """
+    result = None if form is None else form(parent, _bind(func, args, kwargs), metas)
+    return _strided_views(parent, metas) if result is None else result
+
+
+def _strided_views(parent: JaxTensor, metas: Metas) -> list[View]:
     root = root_of(parent)
     step = parent
     while step.view_of is not None:
@@ -172,37 +144,117 @@ def without_grad(view: View) -> View:
     return View(view.parent, lambda p: stop_gradient(read(p)), write_through, detached=True)
 
 
-def _reinterpret(func: Any, parent: JaxTensor, bound: dict) -> View | None:
-    if func is aten.view_as_real.default:
-        return View(
-            parent,
-            lambda p: jnp.stack([p.real, p.imag], -1),
-            lambda p, new: lax.complex(new[..., 0], new[..., 1]),
-        )
-    if func is aten.view_as_complex.default:
-        return View(
-            parent,
-            lambda p: lax.complex(p[..., 0], p[..., 1]),
-            lambda p, new: jnp.stack([new.real, new.imag], -1),
-        )
-    if func is aten._conj.default:
-        return View(parent, jnp.conj, lambda p, new: jnp.conj(new))
-    if func is aten._neg_view.default:
-        return View(parent, jnp.negative, lambda p, new: -new)
-    if func is aten.view.dtype and bound["dtype"].itemsize == parent.dtype.itemsize:
-        target, source = to_jax_dtype(bound["dtype"]), to_jax_dtype(parent.dtype)
-        if target.itemsize == bound["dtype"].itemsize and source.itemsize == target.itemsize:
-            return View(
-                parent,
-                lambda p: lax.bitcast_convert_type(p, target),
-                lambda p, new: lax.bitcast_convert_type(new, source),
-            )
-    return None
-
-
 def _bind(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     names = [a.name for a in func._schema.arguments]
     bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     bound.update(zip(names, args, strict=False))
     bound.update(kwargs)
     return bound
+
+
+# ---- forms: the parent, all arguments by name and the results on the meta device
+
+
+@views(
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
+def _reshaped(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
+    return [_reshape(parent, tuple(metas[0].shape))]
+
+
+@views(aten.transpose.int)
+def _transposed(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
+    order = list(range(parent.dim()))
+    if order:
+        a, b = (arguments[name] % len(order) for name in ("dim0", "dim1"))
+        order[a], order[b] = order[b], order[a]
+    return [_permute(parent, tuple(order))]
+
+
+def _axis(parent: JaxTensor, arguments: dict) -> int:
+    return arguments["dim"] % parent.dim() if parent.dim() else 0
+
+
+@views(aten.slice.Tensor)
+def _sliced(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
+    dim = _axis(parent, arguments)
+    lo, hi = _bounds(parent.shape[dim], arguments["start"], arguments["end"])
+    return [_slice(parent, dim, lo, hi, arguments["step"] or 1)]
+
+
+@views(aten.select.int)
+def _selected(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
+    dim = _axis(parent, arguments)
+    return [_select(parent, dim, arguments["index"] % parent.shape[dim])]
+
+
+@views(aten.unbind.int)
+def _unbound(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
+    dim = _axis(parent, arguments)
+    return [_select(parent, dim, i) for i in range(parent.shape[dim])]
+
+
+@views(aten.split.Tensor, aten.split_with_sizes.default)
+def _split(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
+    dim = _axis(parent, arguments)
+    starts = np.cumsum([0] + [m.shape[dim] for m in metas])
+    return [_slice(parent, dim, int(a), int(b)) for a, b in itertools.pairwise(starts)]
+
+
+@views(aten.expand.default)
+def _expanded(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
+    shape = tuple(metas[0].shape)
+    if math.prod(shape) == parent.numel():
+        return [_reshape(parent, shape)]
+    return [View(parent, lambda p: jnp.broadcast_to(p, shape), None)]
+
+
+@views(aten.view.dtype)
+def _reinterpreted(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View] | None:
+    itemsize = arguments["dtype"].itemsize
+    if itemsize != parent.dtype.itemsize:
+        return None
+    target, source = to_jax_dtype(arguments["dtype"]), to_jax_dtype(parent.dtype)
+    if (target.itemsize, source.itemsize) != (itemsize, itemsize):
+        return None
+    return [
+        View(
+            parent,
+            lambda p: lax.bitcast_convert_type(p, target),
+            lambda p, new: lax.bitcast_convert_type(new, source),
+        )
+    ]
+
+
+def _maps(func: Any, read: Callable[..., Any], write: Callable[..., Any]) -> None:
+    """Registers a view whose functions depend on no argument: `read(p)` and `write(new)`."""
+    views(func)(lambda parent, *_: [View(parent, read, lambda p, new: write(new))])
+
+
+def _pairs(x: jax.Array) -> jax.Array:
+    return jnp.stack([x.real, x.imag], -1)
+
+
+def _complex(x: jax.Array) -> jax.Array:
+    return lax.complex(x[..., 0], x[..., 1])
+
+
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
+_maps(aten.alias.default, _same, _same)
+_maps(aten.view_as_real.default, _pairs, _complex)
+_maps(aten.view_as_complex.default, _complex, _pairs)
+_maps(aten._conj.default, jnp.conj, jnp.conj)
+_maps(aten._neg_view.default, jnp.negative, jnp.negative)
+views(aten.detach.default)(
+    lambda parent, *_: [without_grad(View(parent, _same, lambda p, new: new))]
+)
+views(aten.permute.default)(lambda parent, a, _: [_permute(parent, tuple(a["dims"]))])
+views(aten.t.default)(lambda parent, *_: [_permute(parent, tuple(range(parent.dim()))[::-1])])

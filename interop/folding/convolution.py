@@ -1,7 +1,7 @@
 """Convolution of folded images: one of the same values on wider channels.
 
-Each place of an output group has its own copy of the kernel's row, moved by as many columns as it
-lies to the right, in a kernel over whole groups; where a copy has no tap there is a zero.
+The kernel spans whole groups of columns. For each column of an output group it has a copy of the
+original kernel's row, shifted to that column; all else is zero.
 """
 
 import dataclasses
@@ -21,8 +21,7 @@ from jaxsr.interop.folding.layout import (
     groups_of,
     spread_channels,
 )
-from jaxsr.interop.lowerings.any_convolution import convolve_any
-from jaxsr.interop.lowerings.weight_gradient import convolve
+from jaxsr.interop.lowerings.convolution import general_convolution, unit_stride_convolution
 
 WORTH = 0.75
 """What part of the groups a result with an offset may leave to be read, to be given one: 18 of 24
@@ -107,7 +106,7 @@ class _Convolution:
         if self.stride[1] != 1:
             return 0
 
-        def read(offset: int) -> int:
+        def groups_read(offset: int) -> int:
             first, last = _reach(
                 self.fold,
                 self.fold,
@@ -118,8 +117,8 @@ class _Convolution:
             )
             return (last - first + 1) * groups_of(self.width, self.fold, offset)
 
-        best = min(range(self.fold), key=read)
-        return best if read(best) <= WORTH * read(0) else 0
+        best = min(range(self.fold), key=groups_read)
+        return best if groups_read(best) <= WORTH * groups_read(0) else 0
 
     def biased(self, offset: int = 0) -> Folded:
         """The result."""
@@ -161,7 +160,7 @@ class _Convolution:
         right = (groups - 1) * step + kernel.shape[1] - x.groups - left
 
         def run(lanes: jax.Array, kernel: jax.Array) -> jax.Array:
-            return convolve_any(
+            return general_convolution(
                 lanes,
                 kernel,
                 (self.stride[0], step),
@@ -191,20 +190,20 @@ def _joined(
     stops = np.cumsum([piece.shape[3] for piece in pieces])[:-1]
 
     @jax.custom_jvp
-    def whole(pieces: Sequence[jax.Array], kernel: jax.Array) -> jax.Array:
+    def joined(pieces: Sequence[jax.Array], kernel: jax.Array) -> jax.Array:
         return run(jnp.concatenate(pieces, axis=3), kernel)
 
-    @whole.defjvp
+    @joined.defjvp
     def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        (pieces, kernel), (moved, turned) = primals, tangents
-        kernels, turns = (jnp.split(k, stops, axis=2) for k in (kernel, turned))
+        (pieces, kernel), (piece_tangents, kernel_tangent) = primals, tangents
+        kernels, kernel_tangents = (jnp.split(k, stops, axis=2) for k in (kernel, kernel_tangent))
         terms = [
             run(dx, k) + run(x, dk)
-            for x, dx, k, dk in zip(pieces, moved, kernels, turns, strict=True)
+            for x, dx, k, dk in zip(pieces, piece_tangents, kernels, kernel_tangents, strict=True)
         ]
-        return whole(pieces, kernel), functools.reduce(jnp.add, terms)
+        return joined(pieces, kernel), functools.reduce(jnp.add, terms)
 
-    return whole(pieces, kernel)
+    return joined(pieces, kernel)
 
 
 def _one_column(
@@ -213,8 +212,8 @@ def _one_column(
     """Groups of one column are pixels with their channels last: an ordinary convolution, NHWC."""
     pairs = [(p, p) for p in padding]
     if tuple(stride) == tuple(dilation) == (1, 1):
-        return convolve(x, weight, pairs, channels_last=True)
-    return convolve_any(
+        return unit_stride_convolution(x, weight, pairs, channels_last=True)
+    return general_convolution(
         x, weight, stride, pairs, rhs_dilation=dilation, layout=("NHWC", "OIHW", "NHWC")
     )
 
@@ -239,14 +238,16 @@ def folded_kernel(
     if inputs * outputs <= FEW:
         # A product with ones and zeros: there is little to move into its place afterwards.
         columns = np.arange(first, last + 1)[:, None] * fold + column_order(fold) + padding
-        away = columns[..., None] - column_order(out_fold) * stride
-        ones = np.arange(width)[:, None, None, None] * dilation == away
+        distance = columns[..., None] - column_order(out_fold) * stride
+        ones = np.arange(width)[:, None, None, None] * dilation == distance
         taps = weight.transpose(2, 1, 0, 3).reshape(-1, width)
         kernel = by_ones(taps, ones.reshape(width, -1).astype(np.float32))
-        kernel = kernel.reshape(height, inputs, outputs, *away.shape).transpose(0, 3, 1, 4, 5, 2)
+        kernel = kernel.reshape(height, inputs, outputs, *distance.shape).transpose(
+            0, 3, 1, 4, 5, 2
+        )
         pieces = jnp.split(kernel, np.cumsum(parts)[:-1], axis=2)
         pieces = [
-            p.swapaxes(2, 3).reshape(height, len(away), -1, out_fold * outputs) for p in pieces
+            p.swapaxes(2, 3).reshape(height, len(distance), -1, out_fold * outputs) for p in pieces
         ]
         return jnp.concatenate(pieces, axis=2), -first
     # A copy of every tap for each pair of columns, of which one tap or none is kept. Copies and
@@ -260,10 +261,10 @@ def folded_kernel(
     assert taps.shape[2:] == (source.size, target.size), (taps.shape, inputs)
     blocks = []
     for group in range(first, last + 1):
-        away = jnp.asarray(source + group * fold + padding)[:, None] - jnp.asarray(target)
+        distance = jnp.asarray(source + group * fold + padding)[:, None] - jnp.asarray(target)
         block = jnp.zeros(taps.shape[1:], taps.dtype)
         for tap in range(width):
-            block = jnp.where(away == tap * dilation, taps[tap], block)
+            block = jnp.where(distance == tap * dilation, taps[tap], block)
         blocks.append(block)
     return jnp.stack(blocks, axis=1), -first
 

@@ -1,19 +1,19 @@
 """Operations on folded images that take one element at a time.
 
-A gradient keeps neither maps of one channel repeated for all of them, nor an image that they meet
-and that can be made again from what is kept in any case.
+For the gradient two things are recomputed, not stored: maps of one channel repeated for all
+channels, and images that can be computed from what is stored in any case.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core import torchax as _torchax
-from jaxsr.interop._core.dispatch import OWN, PREFER_DECOMPOSITION
+from jaxsr.interop._core.dispatch import PLACEMENT_OPTIONS
+from jaxsr.interop._core.registry import Kind, resolve
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.folding.layout import (
     Folded,
@@ -26,12 +26,12 @@ from jaxsr.interop.folding.layout import (
     unfold,
 )
 from jaxsr.interop.folding.pixel_shuffle import Shuffled
-
-if TYPE_CHECKING:
-    from jaxsr.interop.folding.policy import LaneFolding
+from jaxsr.interop.folding.policy import LaneFolding
 
 aten = torch.ops.aten
 
+LANEWISE = (Kind.USER, Kind.LOWERING, Kind.TORCHAX)
+"""Kinds whose function computes one element at a time on lanes as well."""
 _EXTRA_POINTWISE = {aten.clone.default, aten._to_copy.default, aten._prelu_kernel.default}
 # Finite for all finite values, and so in the columns that fill the last group.
 _FINITE = {
@@ -43,10 +43,10 @@ _FINITE = {
 
 def leaves(args: tuple, kwargs: dict) -> list[Any]:
     """All arguments, those in lists one by one."""
-    found: list[Any] = []
+    result: list[Any] = []
     for value in (*args, *kwargs.values()):
-        found.extend(value) if isinstance(value, (list, tuple)) else found.append(value)
-    return found
+        result.extend(value) if isinstance(value, (list, tuple)) else result.append(value)
+    return result
 
 
 def is_pointwise(func: Any) -> bool:
@@ -58,28 +58,31 @@ def is_pointwise(func: Any) -> bool:
 
 
 def pointwise(
-    folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
+    folding: LaneFolding, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any
 ) -> Folded | Shuffled | None:
     """The rule of all such operations: images in one layout, and what broadcasts against them."""
-    lowered = OWN.get(func) or OWN.get(func.overloadpacket)
-    if lowered is None and not (
-        func in PREFER_DECOMPOSITION and _torchax.decomposition(func) is not None
-    ):
-        lowered = _torchax.lowering(func)
-    if lowered is None or not isinstance(meta, torch.Tensor) or meta.dim() != 4:
+    entry = resolve(func)
+    if entry.kind not in LANEWISE or entry.function is None:
         return None
+    if not isinstance(meta, torch.Tensor) or meta.dim() != 4:
+        return None
+    lowered = entry.function
     tensors = [t for t in leaves(args, kwargs) if isinstance(t, JaxTensor)]
     shape = tuple(meta.shape)
-    found = _on_shuffled(lowered, tensors, shape, args, kwargs)
-    if found is not None:
-        return found
+    result = _on_shuffled(lowered, tensors, shape, args, kwargs)
+    if result is not None:
+        return result
     # What is held now: a write may replace it before anybody asks for it without offset.
-    contents = {id(t): t.content() for t in tensors}
-    whole = [v for v in contents.values() if isinstance(v, Folded) and v.shape == shape]
-    if not whole:
+    # By position, not identity: the order of what a gradient keeps is part of the program.
+    position: dict[int, int] = {}
+    for tensor in tensors:
+        position.setdefault(id(tensor), len(position))
+    contents = {position[id(t)]: t.content() for t in tensors}
+    full_size = [v for v in contents.values() if isinstance(v, Folded) and v.shape == shape]
+    if not full_size:
         return None
-    like = next((v for v in whole if not v.offset), whole[0])
-    if any(v.parts != like.parts or v.fold != like.fold for v in whole):
+    like = next((v for v in full_size if not v.offset), full_size[0])
+    if any(v.parts != like.parts or v.fold != like.fold for v in full_size):
         like = refold(like, like.fold, offset=like.offset)
     guards = func.overloadpacket.__name__ not in _FINITE
 
@@ -88,7 +91,7 @@ def pointwise(
             def lanes(value: Any) -> Any:
                 if not isinstance(value, JaxTensor):
                     return value
-                array = values[id(value)]
+                array = values[position[id(value)]]
                 if guards and like.padded and array.ndim == 4 and array.shape[2] == like.groups:
                     array = jnp.where(like._inside(), array, jnp.ones((), array.dtype))
                 return array
@@ -101,26 +104,22 @@ def pointwise(
             if isinstance(value, Folded) and value.channels == like.channels
         }
         values = {k: _in_lanes(images.get(k, value), like) for k, value in contents.items()}
-        found = _with_maps(run, values, images, like)
+        result = _with_maps(run, values, images, like)
         small = {key: value for key, value in values.items() if _is_small(value)}
         if len(images) != 1 or len(images) + len(small) < len(values):
-            return like.holding(found)
+            return like.holding(result)
         ((key, image),) = images.items()
-        return image.made_into(found, lambda array, small: run({key: array, **small}), small)
+        return image.made_into(result, lambda array, small: run({key: array, **small}), small)
 
-    found = made(like)
+    result = made(like)
     if not like.offset:
-        return found
-    sources = [v.maker for v in whole if v.maker is not None]
-    return dataclasses.replace(found, maker=Maker(lambda: made(aligned(like)), sources=sources))
+        return result
+    sources = [v.maker for v in full_size if v.maker is not None]
+    return dataclasses.replace(result, maker=Maker(lambda: made(aligned(like)), sources=sources))
 
 
 def _called(lowered: Any, lanes: Callable[[Any], Any], args: tuple, kwargs: dict) -> jax.Array:
-    named = {
-        k: lanes(v)
-        for k, v in kwargs.items()
-        if k not in ("device", "layout", "pin_memory", "non_blocking", "memory_format")
-    }
+    named = {k: lanes(v) for k, v in kwargs.items() if k not in PLACEMENT_OPTIONS}
     return lowered(*(lanes(v) for v in args), **named)
 
 
@@ -128,9 +127,9 @@ def _on_shuffled(
     lowered: Any, tensors: list[JaxTensor], shape: tuple[int, ...], args: tuple, kwargs: dict
 ) -> Shuffled | None:
     """On pixels as before a pixel shuffle, if all images lie so and all else fits."""
-    whole = [t.image for t in tensors if tuple(t.shape) == shape]
-    images = [i for i in whole if isinstance(i, Shuffled)]
-    if not whole or len(images) < len(whole):
+    full_size = [t.deferred for t in tensors if tuple(t.shape) == shape]
+    images = [i for i in full_size if isinstance(i, Shuffled)]
+    if not full_size or len(images) < len(full_size):
         return None
     like = images[0]
     if any(i.layout != like.layout for i in images):
@@ -141,7 +140,7 @@ def _on_shuffled(
     def lanes(value: Any) -> Any:
         if not isinstance(value, JaxTensor):
             return value
-        image = value.image
+        image = value.deferred
         return image.array if isinstance(image, Shuffled) else like.in_lanes(value.array())
 
     return like.holding(_called(lowered, lanes, args, kwargs))
@@ -174,8 +173,8 @@ def _in_lanes(value: Any, like: Folded) -> jax.Array | _Map:
         if value.channels == like.channels:
             return _laid_out(value, like).array
         # What made it is known here alone.
-        held = (value.fold, value.offset) == (like.fold, like.offset)
-        return _Map(value if held else aligned(value))
+        same_layout = (value.fold, value.offset) == (like.fold, like.offset)
+        return _Map(value if same_layout else aligned(value))
     if value.ndim == 0:
         return value
     value = value.reshape((1,) * (4 - value.ndim) + value.shape)
@@ -206,10 +205,10 @@ def _with_maps(
 
     recipes = {k: image.recipe for k, image in images.items() if image.recipe is not None}
 
-    def repeated(values: dict[int, jax.Array | _Map], held: dict[int, tuple]) -> jax.Array:
+    def repeated(values: dict[int, jax.Array | _Map], recipe_values: dict[int, tuple]) -> jax.Array:
         lanes = {k: v.in_lanes(like) if isinstance(v, _Map) else v for k, v in values.items()}
-        anew = {k: _same(lanes[k], recipes[k].make(*v)) for k, v in held.items()}
-        return run({**lanes, **anew})
+        remade = {k: _same(lanes[k], recipes[k].make(*v)) for k, v in recipe_values.items()}
+        return run({**lanes, **remade})
 
     if like.fold == 1 or not any(isinstance(value, _Map) for value in values.values()):
         return repeated(values, {})
@@ -217,9 +216,9 @@ def _with_maps(
 
 
 @jax.custom_jvp
-def _same(array: jax.Array, again: jax.Array) -> jax.Array:
+def _same(array: jax.Array, remade: jax.Array) -> jax.Array:
     """`again`, with the derivative of `array`, its equal, which need not be kept then."""
-    return again
+    return remade
 
 
 @_same.defjvp

@@ -1,13 +1,13 @@
 """Images with neighbouring columns folded into the channels, and back.
 
-Logically (N, C, H, W), held as (N, H, W/f, f·C): a TPU fills 128 lanes with the last axis, so that
-16 channels alone leave seven eighths of them, of the arithmetic and of the memory, unused. Lanes
-are ordered by column first, then by channel. The columns of a group stand in the order of their
-bits reversed (of 8: 0 4 2 6 1 5 3 7), which makes a pooling by 2 the larger of two halves, and an
-enlargement by 2 two arrays side by side. After a concatenation there are several such parts.
+Logically (N, C, H, W), stored as (N, H, W/f, f·C). A TPU fills 128 lanes with the last axis: 16
+channels alone leave seven eighths of the lanes, the arithmetic and the memory unused. Lanes are
+ordered by column first, then by channel. The columns of a group are in bit-reversed order (of 8:
+0 4 2 6 1 5 3 7). So a pooling by 2 is the larger of two halves, and an enlargement by 2 is two
+arrays side by side. After a concatenation there are several such parts.
 
-Where f does not divide W the last group is filled up with columns that hold anything finite;
-`cleaned` makes them zero before they could reach a real one.
+Where f does not divide W the last group is padded with columns of any finite values; `cleaned`
+makes them zero before they could reach a real one.
 
 The first group may begin with such columns too: `offset` of them. A 3 × 3 kernel over groups of
 two columns reads four columns for a group of results. Where results are grouped like the input,
@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.interop._core.deferred import DeferredArray
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.lowerings.extremes import sharing
 
@@ -39,7 +40,7 @@ LANES = 128
     drop_fields=["maker", "recipe"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class Folded:
+class Folded(DeferredArray):
     """A batch of images in folded form; a JAX pytree with one leaf."""
 
     array: jax.Array
@@ -53,9 +54,9 @@ class Folded:
     offset: int = 0
     """Columns before the image's first in its group."""
     maker: "Maker | None" = dataclasses.field(default=None, compare=False, repr=False)
-    """How it was made, for what needs it made otherwise. JAX's transformations drop it."""
+    """How it was made, for what needs it in another layout. JAX's transformations drop it."""
     recipe: "Recipe | None" = dataclasses.field(default=None, compare=False, repr=False)
-    """For a gradient that makes it anew instead of keeping it. Dropped likewise."""
+    """For a gradient that recomputes it instead of storing it. Dropped likewise."""
 
     @property
     def channels(self) -> int:
@@ -87,17 +88,33 @@ class Folded:
         """Another array in the same layout."""
         return Folded(array, self.parts, self.width, self.fold, self.offset)
 
+    def dense(self) -> jax.Array:
+        return unfold(self)
+
+    def settled(self) -> "Folded":
+        return self
+
+    def map_array(self, function: Callable[[jax.Array], jax.Array]) -> "Folded":
+        return self.holding(function(self.array))
+
+    def channel_means(self, array: jax.Array) -> jax.Array:
+        total = jnp.sum(self.holding(array).cleaned(), (0, 1, 2))
+        return sum_columns(total, self) / (self.array.shape[0] * self.array.shape[1] * self.width)
+
+    def spread(self, channels: jax.Array) -> jax.Array:
+        return spread_channels(channels, self)
+
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> "Folded":
         """`array`, which is `make(self.array, *values)`, in the same layout.
 
         Of small values and element by element: a gradient may rather make it again than keep it.
         """
-        first, held = self.recipe or Recipe(lambda array: array, (self.array,))
+        first, inputs = self.recipe or Recipe(lambda array: array, (self.array,))
 
-        def again(held: tuple, *values: Any) -> jax.Array:
-            return make(first(*held), *values)
+        def remake(inputs: tuple, *values: Any) -> jax.Array:
+            return make(first(*inputs), *values)
 
-        return dataclasses.replace(self.holding(array), recipe=Recipe(again, (held, *values)))
+        return dataclasses.replace(self.holding(array), recipe=Recipe(remake, (inputs, *values)))
 
     def pieces(self) -> list[jax.Array]:
         """The array of each part."""
@@ -157,22 +174,22 @@ class Maker:
 
     def _fixed(self) -> bool:
         """Whether a convolution reads it, or an image that it is made of."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         pending: list[Maker] = [self]
         while pending:
             maker = pending.pop()
             if maker._read:
                 return True
-            if id(maker) not in seen:
-                seen.add(id(maker))
+            if id(maker) not in visited:
+                visited.add(id(maker))
                 pending.extend(maker._sources)
         return False
 
     def aligned(self, image: Folded) -> Folded:
         """The image without offset, one for all who ask."""
         if self._made is None or not Region.alive(self._made[0]):
-            found = shifted(image, 0, offset=0) if self._fixed() else self._make()
-            self._made = (Region.current(), found)
+            made = shifted(image, 0, offset=0) if self._fixed() else self._make()
+            self._made = (Region.current(), made)
         return self._made[1]
 
 
@@ -239,9 +256,9 @@ def _grouped(
     pixels: jax.Array, width: int, size: int, parts: tuple[int, ...], offset: int
 ) -> Folded:
     """Of (N, H, at least `width`, C), where what comes after `width` is finite."""
-    n, height, held, channels = pixels.shape
+    n, height, present, channels = pixels.shape
     groups = groups_of(width, size, offset)
-    spare = groups * size - offset - held
+    spare = groups * size - offset - present
     if offset or spare > 0:
         pixels = jnp.pad(pixels, ((0, 0), (0, 0), (offset, max(spare, 0)), (0, 0)))
     pixels = pixels[:, :, : groups * size].reshape(n, height, groups, size, channels)
@@ -327,8 +344,8 @@ def _over_columns(x: jax.Array, like: Folded, join: Callable[..., jax.Array]) ->
         return x
     stops = np.cumsum([like.fold * c for c in like.parts])[:-1]
     pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
-    found = [functools.reduce(join, jnp.split(p, like.fold, axis=-1)) for p in pieces]
-    return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
+    joined = [functools.reduce(join, jnp.split(p, like.fold, axis=-1)) for p in pieces]
+    return joined[0] if len(joined) == 1 else jnp.concatenate(joined, axis=-1)
 
 
 def by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
@@ -353,19 +370,19 @@ def largest_channel(x: Folded) -> jax.Array:
     def largest(array: jax.Array) -> jax.Array:
         if x.fold == 1:
             return jnp.max(array, -1, keepdims=True)
-        found = None
+        result = None
         for part, channels in zip(x.holding(array).pieces(), x.parts, strict=True):
             low = jnp.asarray(_lowest(part.dtype), part.dtype)
             window = (1, 1, 1, channels)
-            one = jax.lax.reduce_window(part, low, jax.lax.max, window, window, "VALID")
-            found = one if found is None else jnp.maximum(found, one)
-        assert found is not None
-        return found
+            of_part = jax.lax.reduce_window(part, low, jax.lax.max, window, window, "VALID")
+            result = of_part if result is None else jnp.maximum(result, of_part)
+        assert result is not None
+        return result
 
     return sharing(
         x.array,
         largest,
-        spread=lambda most: spread_columns(most, x),
+        spread=lambda maxima: spread_columns(maxima, x),
         total=lambda values: sum_channels(values, x),
     )
 
@@ -382,7 +399,7 @@ def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
         return sum_columns(jnp.sum(wide, axes, keepdims=True), x)
 
     filled = x.cleaned(-math.inf)
-    return sharing(filled, largest, spread=lambda most: spread_channels(most, x), total=total)
+    return sharing(filled, largest, spread=lambda maxima: spread_channels(maxima, x), total=total)
 
 
 def _lowest(dtype: Any) -> Any:
@@ -405,16 +422,16 @@ def shifted(x: Folded, by: int, *, offset: int | None = None) -> Folded:
         return x
     order = column_order(x.fold)
     moves, sources = np.divmod(order + by + x.offset - offset, x.fold)
-    least, most = int(moves.min()), int(moves.max())
+    first_move, last_move = int(moves.min()), int(moves.max())
     groups = groups_of(x.width, x.fold, offset)
-    chosen = np.zeros((1, most - least + 1, x.fold, x.fold), np.float32)
-    chosen[0, moves - least, np.argsort(order)[sources], np.arange(x.fold)] = 1
+    chosen = np.zeros((1, last_move - first_move + 1, x.fold, x.fold), np.float32)
+    chosen[0, moves - first_move, np.argsort(order)[sources], np.arange(x.fold)] = 1
     lanes = [
         jax.lax.conv_general_dilated(
             piece,
             jnp.asarray(np.kron(chosen, np.eye(channels)), x.dtype),
             (1, 1),
-            [(0, 0), (-least, groups - x.groups + most)],
+            [(0, 0), (-first_move, groups - x.groups + last_move)],
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             precision=_exact(x.dtype),
         )

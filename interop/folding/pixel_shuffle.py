@@ -1,13 +1,13 @@
-"""Images after a pixel shuffle that has moved nothing yet.
+"""Images after a pixel shuffle whose pixels have not been moved yet.
 
-A pixel shuffle of a folded image moves every pixel of its largest form, and back again for the
-gradient. What works on one element at a time does not mind where the pixels lie, and a convolution
-to few channels, such as a network's last, can read them where they are: then several rows share the
-lanes as well, and the few outputs of a whole group fill them better.
+A pixel shuffle of a folded image moves every pixel of its largest form, and again in the gradient.
+Elementwise operators do not depend on where the pixels are. A convolution to few channels, such as
+a network's last, can read them where they are: several rows share the lanes then, and the few
+outputs of a group fill them better.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxsr.interop._core.deferred import DeferredArray
 from jaxsr.interop.folding.layout import LANES, Folded, by_ones, column_order, unfold
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shuffled:
+class Shuffled(DeferredArray):
     """A batch of images, logically (N, C, H·factor, W·factor)."""
 
     array: jax.Array
@@ -69,7 +70,10 @@ class Shuffled:
         array = spread_lanes(self.array, self.factor, places)
         return Folded(array, (self.channels,), self.shape[3], self.factor)
 
-    def unfolded(self) -> jax.Array:
+    def map_array(self, function: Callable[[jax.Array], jax.Array]) -> "Shuffled":
+        return self.holding(function(self.array))
+
+    def dense(self) -> jax.Array:
         """(N, C, H·factor, W·factor).
 
         A network's output has few channels, and moves at far fewer cycles as rows first and then as
@@ -124,10 +128,10 @@ def convolve_shuffled(
     # Of each pair of places in a group and another one, the tap between them, or none.
     taps, reach = [], []
     extents = (x.factor, x.fold * x.factor)
-    for where, extent, pad in zip(x.rows_and_columns(), extents, padding, strict=True):
+    for positions, extent, pad in zip(x.rows_and_columns(), extents, padding, strict=True):
         first, last = -pad // extent, (extent - 1 + pad) // extent
         groups = np.arange(first, last + 1)[:, None, None] * extent
-        taps.append(groups + where[:, None] - where[None] + pad)
+        taps.append(groups + positions[:, None] - positions[None] + pad)
         reach.append((-first, last))
     row, column = taps[0][:, None], taps[1][None]
     inside = (row >= 0) & (row < sides[0]) & (column >= 0) & (column < sides[1])

@@ -1,16 +1,16 @@
 """Lane folding: narrow convolutions on TPU compute neighbouring columns side by side.
 
-A TPU computes a convolution of 16 channels at the price of one of 128, and keeps its activations in
-eight times their size. Folded, eight columns share those 128 lanes (`_folded.py`). Nothing of it is
-seen from outside: the values are those of the plain network, up to the order of sums.
+A TPU takes as long for a convolution of 16 channels as for one of 128, and its activations take
+eight times their size. Folded, eight columns share those 128 lanes (`layout.py`). Results are those
+of the plain network, up to the order of sums.
 
-CPUs convolve images whose channels come last; torch's order costs two transposes a convolution.
-Folded one column at a time, images lie so from layer to layer.
+CPUs convolve images with channels last; torch's order costs two transposes a convolution. With
+folds of one column, images stay channels last from layer to layer.
 
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
 
-Which fold a width gets is a table (`_lane_table.py`), searched with the TPU compiler's estimates.
+Which fold a width gets is a table (`table.py`), searched with the TPU compiler's estimates.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxsr.interop.aot.chips import chip_of
+from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding.layout import LANES
 from jaxsr.interop.folding.table import FOLDS
 
@@ -42,21 +43,20 @@ class LaneFolding:
     folds: Mapping[int, int]
     """By most channels: the columns folded into their lanes; more channels are not folded."""
     fewest_lanes: int = 64
-    """An image that an operation leaves with fewer is unfolded: with its columns in lanes it uses a
-    TPU better."""
+    """An image that an operator leaves with fewer is unfolded: columns fill the lanes better."""
     offset_bytes: int = 2
     """Images of numbers no wider than this may be grouped with an offset, which saves up to a third
     of a convolution's multiplications. In float32 it is memory that limits: some steps take a tenth
     fewer cycles with offsets, SPAN's of 48 channels on v6e takes more."""
     channels_last: bool = False
-    """Nothing is folded, and images are held with their channels last: one column in a group."""
+    """Nothing is folded; images have their channels last, one column in a group."""
 
     def fold_of(self, channels: int) -> int:
         """Columns in a group of images with so many channels."""
-        return next((f for most, f in sorted(self.folds.items()) if channels <= most), 1)
+        return next((f for limit, f in sorted(self.folds.items()) if channels <= limit), 1)
 
     def choose(
-        self, *, inputs: int, outputs: int, width: int, stride: int, held: int | None
+        self, *, inputs: int, outputs: int, width: int, stride: int, current: int | None
     ) -> int:
         """The fold that a convolution's input gets, 1 for none.
 
@@ -64,31 +64,31 @@ class LaneFolding:
           inputs, outputs: channels.
           width: columns of the input.
           stride: along columns.
-          held: the fold that the input has already.
+          current: the fold that the input has already.
         """
         if self.channels_last:
             return 1
-        wanted = self.fold_of(outputs) * stride
-        if held is not None:
-            if held * inputs > LANES and held * outputs > 2 * LANES:
+        columns = self.fold_of(outputs) * stride
+        if current is not None:
+            if current * inputs > LANES and current * outputs > 2 * LANES:
                 # Wider than the lanes on both sides, what is added is multiplication by zero.
                 return self._fitting(max(self.fold_of(inputs), self.fold_of(outputs)), width)
-            further = wanted > held and wanted * inputs <= _MOVED
-            return self._fitting(wanted, width) if further else held
+            further = columns > current and columns * inputs <= _MOVED
+            return self._fitting(columns, width) if further else current
         if self.fold_of(outputs) == 1:
             return 1
-        while wanted > 1 and wanted * inputs > _WIDEST:
-            wanted //= 2
-        return self._fitting(wanted, width)
+        while columns > 1 and columns * inputs > _WIDEST:
+            columns //= 2
+        return self._fitting(columns, width)
 
-    def _fitting(self, wanted: int, width: int) -> int:
+    def _fitting(self, columns: int, width: int) -> int:
         """The fold itself if it divides the width or wastes little of it, else a smaller one."""
-        while wanted > 1 and wanted > width:
-            wanted //= 2
-        half = wanted // 2
-        if width % wanted and half > 1 and width % half == 0:
+        while columns > 1 and columns > width:
+            columns //= 2
+        half = columns // 2
+        if width % columns and half > 1 and width % half == 0:
             return half
-        return wanted
+        return columns
 
 
 CHANNELS_LAST = LaneFolding({}, channels_last=True)
@@ -104,10 +104,10 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
       device: one of JAX's; None for its first.
 
     Raises:
-      ValueError: there is no such choice.
+      InputError: there is no such choice.
     """
     if choice not in ("auto", "on", "off"):
-        raise ValueError(f"lane_folding must be auto, on or off, got {choice!r}")
+        raise InputError(f"lane_folding must be auto, on or off, got {choice!r}")
     if choice == "off":
         return None
     if device is None:

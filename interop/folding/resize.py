@@ -1,8 +1,7 @@
 """Enlargement by powers of two, and pixel shuffle, of folded images.
 
-What the pixels of an enlargement read and how much of it is `jaxsr.ops`' own table. Rows are its
-own products; the pixels that lie alike between two columns of the image are computed together, from
-the image moved by one column and another.
+Which pixels an enlargement reads, and with which weights, is the table of `jaxsr.ops`. Rows are
+matrix products. Output columns of the same phase are computed together, from shifted images.
 """
 
 from collections.abc import Sequence
@@ -69,22 +68,22 @@ def _phases(taps: Taps, factor: int) -> list[dict[int, np.ndarray]]:
     plan = []
     for phase in range(factor):
         index, weight = taps.index[phase::factor], taps.weight[phase::factor]
-        away = index - np.arange(taps.extent)[:, None]
-        found = {}
-        for step in np.unique(away[weight != 0]):
-            found[int(step)] = np.where(away == step, weight, 0).sum(1).astype(np.float32)
-        plan.append(found)
+        distance = index - np.arange(taps.extent)[:, None]
+        taps_of = {}
+        for step in np.unique(distance[weight != 0]):
+            taps_of[int(step)] = np.where(distance == step, weight, 0).sum(1).astype(np.float32)
+        plan.append(taps_of)
     return plan
 
 
 def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
-    where = np.minimum(columns(x.groups, x.fold), x.width - 1)
-    moved = {step: shifted(x, step).pieces() for phase in plan for step in phase}
+    source = np.minimum(columns(x.groups, x.fold), x.width - 1)
+    shifted_parts = {step: shifted(x, step).pieces() for phase in plan for step in phase}
     lanes = []
     for part, channels in enumerate(x.parts):
         for phase in column_order(len(plan)):
             terms = [
-                moved[step][part] * np.repeat(weight[where], channels, axis=1)
+                shifted_parts[step][part] * np.repeat(weight[source], channels, axis=1)
                 for step, weight in plan[phase].items()
             ]
             lanes.append(sum(terms[1:], terms[0]))
@@ -95,12 +94,11 @@ def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
 def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled | jax.Array | None:
     """Pixel shuffle; None where the image does not come straight from a convolution.
 
-    The convolution is made anew with its output channels in the order in which their pixels will
-    lie, so that nothing moves but whole rows. What would have fewer lanes than `fewest_lanes` is
-    returned as (N, C, H, W).
+    The convolution is computed with its output channels in the order of the shuffled pixels, so
+    that only whole rows move. A result of fewer lanes than `fewest_lanes` is (N, C, H, W).
     """
-    channels, rest = divmod(x.channels, factor**2)
-    if x.fold == 1 and len(x.parts) == 1 and not rest:
+    channels, remainder = divmod(x.channels, factor**2)
+    if x.fold == 1 and len(x.parts) == 1 and not remainder:
         n, height, width, _ = x.array.shape
         array = x.array.reshape(n, height, width, channels, factor, factor)
         array = array.transpose(0, 1, 4, 2, 5, 3)
@@ -110,7 +108,7 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
             width * factor,
             1,
         )
-    if x.maker is None or x.maker.arranged is None or factor & (factor - 1) or rest:
+    if x.maker is None or x.maker.arranged is None or factor & (factor - 1) or remainder:
         return None
 
     lanes = x.fold * factor * channels
@@ -120,10 +118,10 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
     natural = few and x.fold == 2 and x.dtype.itemsize > 2
 
     def arrange(outputs: jax.Array) -> jax.Array:
-        rest = outputs.shape[1:]
-        split = outputs.reshape(channels, factor, factor, *rest)
+        remainder = outputs.shape[1:]
+        split = outputs.reshape(channels, factor, factor, *remainder)
         split = split if natural else to_places(split, 2, factor)
-        return jnp.moveaxis(split, 0, 2).reshape(-1, *rest)
+        return jnp.moveaxis(split, 0, 2).reshape(-1, *remainder)
 
     parts = (factor * channels,) * factor if wide or natural else (channels,) * factor**2
     made, bias = x.maker.arranged(arrange, parts)
@@ -132,11 +130,11 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
         return made.array if bias is None else made.array + spread_channels(bias, made)
 
     if wide:
-        found = Shuffled(biased(made, bias), channels, factor, x.fold)
+        result = Shuffled(biased(made, bias), channels, factor, x.fold)
         if not made.padded:
-            return found
-        whole = found.settled()
-        return Folded(whole.array[:, :, : x.width], (channels,), x.width * factor, factor)
+            return result
+        settled_image = result.settled()
+        return Folded(settled_image.array[:, :, : x.width], (channels,), x.width * factor, factor)
 
     def rows(array: jax.Array) -> Folded:
         n, height, groups, _ = array.shape
@@ -149,9 +147,9 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
             return unfold(rows(array))
         n, height, groups, _ = array.shape
         split = array.reshape(n, height, groups, factor, x.fold * factor, channels)
-        found = split.transpose(0, 1, 3, 5, 2, 4).reshape(n, height, factor, channels, -1)
-        found = found.transpose(0, 3, 1, 2, 4).reshape(n, channels, height * factor, -1)
-        return found[..., : x.width * factor]
+        result = split.transpose(0, 1, 3, 5, 2, 4).reshape(n, height, factor, channels, -1)
+        result = result.transpose(0, 3, 1, 2, 4).reshape(n, channels, height * factor, -1)
+        return result[..., : x.width * factor]
 
     if not few:
         return rows(biased(made, bias))
@@ -167,13 +165,13 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
 
     @settled.defjvp
     def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        moved, turned = tangents
+        array_tangent, bias_tangent = tangents
         out = settled(*primals)
-        each = jnp.moveaxis(turned.reshape(factor, factor, channels), 2, 0)
-        each = each if natural else to_columns(each, 2, factor)
+        by_channel = jnp.moveaxis(bias_tangent.reshape(factor, factor, channels), 2, 0)
+        by_channel = by_channel if natural else to_columns(by_channel, 2, factor)
         down, right = (np.tile(np.eye(factor), side // factor) for side in out.shape[2:])
-        tiled = by_ones(by_ones(each, right).swapaxes(1, 2), down).swapaxes(1, 2)
-        return out, pixels(moved) + tiled
+        tiled = by_ones(by_ones(by_channel, right).swapaxes(1, 2), down).swapaxes(1, 2)
+        return out, pixels(array_tangent) + tiled
 
     return settled(made.array, bias)
 

@@ -1,20 +1,23 @@
-"""What torch's operations do to folded images; whatever has no rule here gets them unfolded.
+"""How torch's operators compute on folded images; an operator without a rule gets them unfolded.
 
-A rule returns the result, folded or not, or None where it does not apply.
+A rule is called with the policy, the operator, its arguments and its results on the meta device. It
+returns the result, folded or not, or None where it does not apply.
 """
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from torch.nn import functional as F
 
-from jaxsr.interop._core.dispatch import OWN, Trace, cast, handles_function
+from jaxsr.interop._core.dispatch import Trace, cast
 from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.registry import Kind, folding_rule, folds, overrides, resolve
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.folding.convolution import convolve_folded
 from jaxsr.interop.folding.elementwise import is_pointwise, leaves, pointwise
@@ -31,16 +34,13 @@ from jaxsr.interop.folding.layout import (
     unfold,
 )
 from jaxsr.interop.folding.pixel_shuffle import Shuffled, convolve_shuffled
+from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.resize import enlarge, pool, shuffle
 from jaxsr.interop.lowerings.resample import resize_images
-
-if TYPE_CHECKING:
-    from jaxsr.interop.folding.policy import LaneFolding
 
 aten = torch.ops.aten
 
 Rule = Callable[..., Any]
-_RULES: dict[Any, Rule] = {}
 
 WIDE_LANES = 256
 _ALWAYS = {aten.convolution.default}
@@ -51,46 +51,48 @@ _ENTER = {
 }
 
 
-def rule(*funcs: Any) -> Callable[[Rule], Rule]:
-    def register(fn: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(funcs, fn))
-        return fn
+@dataclasses.dataclass(frozen=True)
+class FoldingRewriter:
+    """What a trace asks first about every operator: the core's only way into this package."""
 
-    return register
+    policy: LaneFolding
 
+    def rewrite(self, trace: Trace, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+        """Runs `func` on folded images, if an argument is one or a convolution calls for it.
 
-def attempt(trace: Any, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
-    """Runs `func` on folded images, if one is among its arguments or a convolution calls for it.
-
-    Returns:
-      Whether it did, and the resulting tensors.
-    """
-    folding = trace.folding
-    assert folding is not None
-    tensors = [t for t in leaves(args, kwargs) if isinstance(t, JaxTensor)]
-    if not any(t.image is not None for t in tensors) and func not in (_ALWAYS | _ENTER):
-        return False, None
-    found = _RULES.get(func)
-    if found is None and is_pointwise(func):
-        found = pointwise
-    if found is None or all(t.const is not None for t in tensors):
-        return False, None
-    metas = trace._shadow(func, args, kwargs)
-    with jax.named_scope(f"folded_{func.overloadpacket.__name__}"):
-        result: Any = found(folding, func, args, kwargs, metas)
-    if result is None:
-        return False, None
-    needs = any(t.needs_grad for t in tensors)
-    if isinstance(metas, torch.Tensor):
-        return True, trace.wrap_like(_fitted(result, metas, folding), metas, needs)
-    out = tuple(
-        trace.wrap_like(_fitted(value, meta, folding), meta, needs)
-        for value, meta in zip(result, metas, strict=True)
-    )
-    return True, out
+        Returns:
+          Whether it did, and the resulting tensors.
+        """
+        tensors = [t for t in leaves(args, kwargs) if isinstance(t, JaxTensor)]
+        if not any(t.deferred is not None for t in tensors) and func not in (_ALWAYS | _ENTER):
+            return False, None
+        rule = rule_of(func)
+        if rule is None or all(t.const is not None for t in tensors):
+            return False, None
+        metas = trace.meta_result(func, args, kwargs)
+        with jax.named_scope(f"folded_{func.overloadpacket.__name__}"):
+            result: Any = rule(self.policy, func, args, kwargs, metas)
+        if result is None:
+            return False, None
+        needs = any(t.needs_grad for t in tensors)
+        if isinstance(metas, torch.Tensor):
+            return True, trace.wrap_like(_fitted(result, metas, self.policy), metas, needs)
+        out = tuple(
+            trace.wrap_like(_fitted(value, meta, self.policy), meta, needs)
+            for value, meta in zip(result, metas, strict=True)
+        )
+        return True, out
 
 
-def _fitted(value: Any, meta: torch.Tensor, folding: "LaneFolding") -> Any:
+def rule_of(func: Any) -> Rule | None:
+    """The rule for an operator, or None; a lowering of the user's goes before all but one."""
+    entry = folding_rule(func)
+    if entry is not None and resolve(func).kind is not Kind.USER:
+        return entry.function
+    return pointwise if is_pointwise(func) else None
+
+
+def _fitted(value: Any, meta: torch.Tensor, folding: LaneFolding) -> Any:
     if not isinstance(value, (Folded, Shuffled)):
         if callable(value):
             return value
@@ -110,24 +112,24 @@ def _fitted(value: Any, meta: torch.Tensor, folding: "LaneFolding") -> Any:
 # ---- convolution
 
 
-@rule(aten.convolution.default)
+@folds(aten.convolution.default)
 def _convolution(
-    folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
+    folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any
 ) -> Folded | Shuffled | None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if transposed or groups != 1 or weight.dim() != 4 or x.dim() != 4 or min(meta.shape) < 1:
         return None
     stride, padding, dilation = ((*v, *v)[:2] for v in (stride, padding, dilation))
     values = weight.array(), None if bias is None else bias.array()
-    if isinstance(x.image, Shuffled) and (*stride, *dilation) == (1, 1, 1, 1):
-        found = convolve_shuffled(x.image, *values, padding)
-        if found is not None:
-            return found
+    if isinstance(x.deferred, Shuffled) and (*stride, *dilation) == (1, 1, 1, 1):
+        result = convolve_shuffled(x.deferred, *values, padding)
+        if result is not None:
+            return result
     image = x.content()
-    held = image.fold if isinstance(image, Folded) else None
+    current = image.fold if isinstance(image, Folded) else None
     outputs, inputs = weight.shape[:2]
     size = folding.choose(
-        inputs=inputs, outputs=outputs, width=x.shape[3], stride=stride[1], held=held
+        inputs=inputs, outputs=outputs, width=x.shape[3], stride=stride[1], current=current
     )
     if size == 1 and not folding.channels_last:
         return None
@@ -148,8 +150,8 @@ def _convolution(
 # ---- reductions
 
 
-@rule(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
-def _reduce(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+@folds(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
+def _reduce(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
     x, dims = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
     keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
     image = x.content()
@@ -165,43 +167,44 @@ def _reduce(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: 
         if not keep:
             return None
         if name == "amax":
-            found = largest_channel(image)
+            result = largest_channel(image)
         else:
-            found = sum_channels(image.array, image) / (image.channels if name == "mean" else 1)
-        return Folded(sign * found, (1,), image.width, image.fold, image.offset)
+            result = sum_channels(image.array, image) / (image.channels if name == "mean" else 1)
+        return Folded(sign * result, (1,), image.width, image.fold, image.offset)
     if not {2, 3} <= axes or (1 in axes and name == "amax"):
         return None
     if name == "amax":
-        found = sign * largest_pixel(image, batch=0 in axes)
+        result = sign * largest_pixel(image, batch=0 in axes)
     else:
         wide = image.cleaned().astype(jnp.promote_types(image.dtype, jnp.float32))
         over = tuple(sorted((axes & {0}) | {1, 2}))
-        found = sum_columns(jnp.sum(wide, over, keepdims=True), image)
+        result = sum_columns(jnp.sum(wide, over, keepdims=True), image)
         if 1 in axes:
-            found = jnp.sum(found, 3, keepdims=True)
+            result = jnp.sum(result, 3, keepdims=True)
         if name == "mean":
-            found = found / math.prod(x.shape[a] for a in axes)
-    return found.transpose(0, 3, 1, 2).reshape(tuple(meta.shape))
+            result = result / math.prod(x.shape[a] for a in axes)
+    return result.transpose(0, 3, 1, 2).reshape(tuple(meta.shape))
 
 
-@rule(aten.mean.default, aten.sum.default)
-def _reduce_all(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+@folds(aten.mean.default, aten.sum.default)
+def _reduce_all(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
     return _reduce(folding, func, (args[0], [0, 1, 2, 3]), {}, meta)
 
 
 # ---- neighbours
 
 
-@rule(aten.max_pool2d_with_indices.default)
-def _max_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+@folds(aten.max_pool2d_with_indices.default)
+def _max_pool(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
     if not _halves(*args[1:], **kwargs):
         return None
     image = args[0].content()
-    found = pool(image, first_largest)
-    if found is None:
+    pooled = pool(image, first_largest)
+    if pooled is None:
         return None
-    plain = OWN[aten.max_pool2d_with_indices.default]
-    return found, lambda: plain(args[0].array(), *args[1:], **kwargs)[1]
+    lowering = resolve(func).function
+    assert lowering is not None
+    return pooled, lambda: lowering(args[0].array(), *args[1:], **kwargs)[1]
 
 
 @jax.custom_jvp
@@ -225,14 +228,14 @@ def _first_largest_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arra
     best, index = _first_largest(primals)
     # XLA would keep what the comparisons gave, a byte for each, instead of one.
     index = jax.lax.optimization_barrier(index)
-    moved = tangents[0]
+    total = tangents[0]
     for k, tangent in enumerate(tangents[1:], 1):
-        moved = jnp.where(index == k, tangent, moved)
-    return best, moved
+        total = jnp.where(index == k, tangent, total)
+    return best, total
 
 
-@rule(aten.avg_pool2d.default)
-def _mean_pool(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+@folds(aten.avg_pool2d.default)
+def _mean_pool(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
     image, *options = args
     if len(options) > 3 or kwargs or not _halves(*options):
         return None
@@ -263,8 +266,8 @@ def _halves(
     )
 
 
-@rule(aten.cat.default)
-def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Folded | None:
+@folds(aten.cat.default)
+def _cat(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Folded | None:
     tensors = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if meta.dim() != 4 or dim % 4 != 1 or any(t.dim() != 4 for t in tensors):
@@ -273,8 +276,8 @@ def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
     dtype = to_jax_dtype(meta.dtype)
     # The fold of the most lanes: the least has to move.
     size = max((c for c in contents if isinstance(c, Folded)), key=lambda c: c.array.size).fold
-    held = {c.offset if isinstance(c, Folded) and c.fold == size else 0 for c in contents}
-    offset = held.pop() if len(held) == 1 else 0
+    offsets = {c.offset if isinstance(c, Folded) and c.fold == size else 0 for c in contents}
+    offset = offsets.pop() if len(offsets) == 1 else 0
 
     def alike(content: Folded | jax.Array) -> Folded:
         if not isinstance(content, Folded):
@@ -289,10 +292,10 @@ def _cat(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any
 
 
 def _enlarging(method: str, aligns: bool) -> Rule:
-    def run(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
-        x, size, *rest = args
-        align = bool(rest.pop(0)) if aligns else False
-        scales = (*rest, None, None)[:2]
+    def run(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+        x, size, *options = args
+        align = bool(options.pop(0)) if aligns else False
+        scales = (*options, None, None)[:2]
         image = x.content()
         if folding.channels_last:
             if not isinstance(image, Folded):
@@ -302,8 +305,8 @@ def _enlarging(method: str, aligns: bool) -> Rule:
         if not isinstance(image, Folded):
             # Wide images enter here where the result is what folding is for.
             ratio = size[1] // image.shape[3]
-            wide = folding.fold_of(image.shape[1]) == 1
-            if ratio < 2 or not wide or ratio * image.shape[1] > WIDE_LANES:
+            is_wide = folding.fold_of(image.shape[1]) == 1
+            if ratio < 2 or not is_wide or ratio * image.shape[1] > WIDE_LANES:
                 return None
             image = fold(image, 1)
         elif (size[1] // image.width) * image.array.shape[3] > 2 * WIDE_LANES:
@@ -313,13 +316,13 @@ def _enlarging(method: str, aligns: bool) -> Rule:
     return run
 
 
-rule(aten.upsample_bilinear2d.default)(_enlarging("bilinear", True))
-rule(aten.upsample_bicubic2d.default)(_enlarging("bicubic", True))
-rule(aten.upsample_nearest2d.default)(_enlarging("nearest", False))
+folds(aten.upsample_bilinear2d.default)(_enlarging("bilinear", True))
+folds(aten.upsample_bicubic2d.default)(_enlarging("bicubic", True))
+folds(aten.upsample_nearest2d.default)(_enlarging("nearest", False))
 
 
-@rule(aten.pixel_shuffle.default)
-def _pixel_shuffle(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+@folds(aten.pixel_shuffle.default)
+def _pixel_shuffle(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
     return shuffle(args[0].content(), args[1], fewest_lanes=folding.fewest_lanes)
 
 
@@ -329,18 +332,18 @@ def _pixel_shuffle(folding: "LaneFolding", func: Any, args: tuple, kwargs: dict,
 _INSTANCE_NORM = inspect.signature(F.instance_norm)
 
 
-@handles_function(F.instance_norm)
+@overrides(F.instance_norm)
 def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    given = _INSTANCE_NORM.bind(*args, **kwargs)
-    given.apply_defaults()
-    x, weight, bias, eps = (given.arguments[n] for n in ("input", "weight", "bias", "eps"))
-    image = x.folded if isinstance(x, JaxTensor) else None
-    running = any(given.arguments[n] is not None for n in ("running_mean", "running_var"))
-    if image is None or running or not given.arguments["use_input_stats"]:
+    call = _INSTANCE_NORM.bind(*args, **kwargs)
+    call.apply_defaults()
+    x, weight, bias, eps = (call.arguments[n] for n in ("input", "weight", "bias", "eps"))
+    image = x.settled() if isinstance(x, JaxTensor) else None
+    running = any(call.arguments[n] is not None for n in ("running_mean", "running_var"))
+    if image is None or running or not call.arguments["use_input_stats"]:
         return func(*args, **kwargs)
     if math.prod(image.shape[2:]) < 2:
         return func(*args, **kwargs)  # torch refuses a single pixel
-    tensors = [x] + [trace._ours(t) for t in (weight, bias) if t is not None]
+    tensors = [x] + [trace.as_jax_tensor(t) for t in (weight, bias) if t is not None]
     wide = image.array.astype(jnp.promote_types(image.dtype, jnp.float32))
     count = image.shape[2] * image.shape[3]
 
@@ -351,9 +354,9 @@ def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     centred = wide - mean_of(wide)
     out = centred * jax.lax.rsqrt(mean_of(jnp.square(centred)) + eps)
     if weight is not None:
-        out = out * spread_channels(trace._ours(weight).array().astype(wide.dtype), image)
+        out = out * spread_channels(trace.as_jax_tensor(weight).array().astype(wide.dtype), image)
     if bias is not None:
-        out = out + spread_channels(trace._ours(bias).array().astype(wide.dtype), image)
+        out = out + spread_channels(trace.as_jax_tensor(bias).array().astype(wide.dtype), image)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         meta = torch.empty_like(x.meta)
     needs = any(t.needs_grad for t in tensors)

@@ -1,1 +1,13 @@
-"""Who computes which aten operator: the JAX functions that stand in front of torchax."""
+"""Who computes which aten operator: JAX functions that stand in front of torchax's and torch's.
+
+One file per subject, each imported by itself before the first trace. A function registers with a
+decorator of `_core/registry.py`:
+
+- `@lowers(aten.NAME.OVERLOAD)`: a function of JAX arrays. Nearly all are this.
+- `@handles(...)`: for what is no pure function, as random numbers and running statistics.
+- `@decomposes(...)`: a function of tensors that calls other torch operators.
+- `@overrides(function)`: instead of a torch function, before torch splits it into operators.
+- tables of `refused.py`: what is refused, with a workaround.
+
+Shapes, strides and dtypes come from torch's meta device, and every result is held against them.
+"""

@@ -1,4 +1,4 @@
-"""Products and attention, lowered whole: torch splits them into reshapes that hinder sharding."""
+"""Scaled dot-product attention, as one function: torch splits it into many operators."""
 
 import functools
 import math
@@ -9,44 +9,11 @@ import jax
 import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
-from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dispatch import Trace, handles, handles_function
-from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.registry import handles, overrides
 
 aten = torch.ops.aten
-
-
-def _whole(func: Any, lowering: Callable[..., Any]) -> None:
-    """Registers a JAX lowering for a torch function, its shape and dtype checked against torch."""
-
-    def handler(trace: Trace, called: Any, args: tuple, kwargs: dict) -> Any:
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if all(not isinstance(t, JaxTensor) or t.const is not None for t in tensors):
-            return called(*args, **kwargs)
-        if kwargs.get("out") is not None or torch.is_autocast_enabled("cpu"):
-            return called(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, trace._ours, (args, kwargs))
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            meta = trace._shadow(called, args, kwargs)
-        jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
-        value = lowering(*jargs, **jkwargs)
-        return trace._fit(called, value, meta, any(t.needs_grad for t in tensors))
-
-    handles_function(func)(handler)
-
-
-def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    out = jnp.matmul(input, weight.T)
-    return out if bias is None else out + bias
-
-
-def einsum(equation: Any, *operands: Any) -> jax.Array:
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = tuple(operands[0])
-    return jnp.einsum(equation.replace(" ", ""), *operands)
-
 
 # B batch (any number of axes), H heads, L queries, S keys, D features
 
@@ -95,7 +62,7 @@ def _drop(rng: jax.Array, p: float, weights: jax.Array) -> jax.Array:
     return jnp.where(keep, weights / (1 - p), 0)
 
 
-@handles_function(F.scaled_dot_product_attention)
+@overrides(F.scaled_dot_product_attention)
 def _sdpa(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     if torch.is_autocast_enabled("cpu"):
         return func(*args, **kwargs)
@@ -114,20 +81,22 @@ def _run_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    given = [None if t is None else trace._ours(t) for t in (query, key, value, attn_mask)]
+    tensors = [
+        None if t is None else trace.as_jax_tensor(t) for t in (query, key, value, attn_mask)
+    ]
     if attn_mask is not None and is_causal:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        metas = [None if t is None else t.meta for t in given]
+        metas = [None if t is None else t.meta for t in tensors]
         meta = func(*metas, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     drop = functools.partial(_drop, trace.next_key(), dropout_p) if dropout_p > 0 else None
 
-    arrays = [None if t is None else t.array() for t in given]
+    arrays = [None if t is None else t.array() for t in tensors]
     q, k, v, mask = arrays
     assert q is not None and k is not None and v is not None
     out = attention(q, k, v, mask, is_causal, scale, enable_gqa, drop)
-    needs = any(t is not None and t.needs_grad for t in given)
-    return trace._fit(func, out, meta, needs)
+    needs = any(t is not None and t.needs_grad for t in tensors)
+    return trace.wrap_result(func, out, meta, needs)
 
 
 @handles(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -137,9 +106,3 @@ def _flash(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     out = _run_attention(trace, F.scaled_dot_product_attention, **call)
     return out, trace.wrap(jnp.zeros(out.shape[:3], jnp.float32))
-
-
-_whole(F.linear, linear)
-_whole(torch.einsum, einsum)
-for _matmul in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.mm):
-    _whole(_matmul, jnp.matmul)

@@ -1,10 +1,11 @@
-"""Elementwise functions and reductions with torch's gradient at kinks, ties and zeros.
+"""Functions of one element at a time, with torch's gradient at kinks, ties and poles.
 
-`jnp.clip` gives half a gradient at its bounds, a norm gives NaN at zero, a largest element shares
-its gradient among equals. torch gives one, zero, and the element whose index it returns; images
-are full of exact 0 and 1, so this is not a corner case.
+`jnp.clip` gives half a gradient at its bounds and `jnp.abs` one at zero; torch gives one and zero.
+Images are full of exact 0 and 1, so this is not a corner case. A new elementwise operator goes
+here: a function of arrays under `@lowers(torch.ops.aten.NAME.OVERLOAD)`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,12 +13,43 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dispatch import lowers
 from jaxsr.interop._core.dtypes import is_nan
+from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
-from jaxsr.interop.lowerings.extremes import extreme
+from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
+
+
+# ---- derivatives that torch defines where calculus does not
+
+
+def with_partials(
+    value: Callable[..., jax.Array], *partials: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+    """`value` with the partial derivatives given, each a function of (arguments..., result)."""
+    fn = jax.custom_jvp(value)
+
+    def jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+        out = value(*primals)
+        total = jnp.zeros_like(out)
+        for partial, tangent in zip(partials, tangents, strict=True):
+            slope = partial(*primals, out)
+            # A zero slope stops even an infinite tangent's NaN; torch masks in the same way.
+            total = total + jnp.where(slope == 0, 0, slope * tangent)
+        return out, total.astype(out.dtype)
+
+    fn.defjvp(jvp)
+    return fn
+
+
+def common_dtype(*values: Any) -> list[jax.Array]:
+    dtype = jnp.result_type(*values)
+    return [jnp.asarray(v, dtype) for v in jnp.broadcast_arrays(*values)]
+
+
+def _nonzero(x: jax.Array) -> jax.Array:
+    return jnp.where(x == 0, 1, x)
 
 
 # ---- limits
@@ -94,7 +126,14 @@ def relu6(x: jax.Array) -> jax.Array:
     return hardtanh(x, 0, 6)
 
 
-# ---- rectifiers: slope at exactly zero
+@lowers(aten.hardsigmoid.default)
+def hardsigmoid(x: jax.Array) -> jax.Array:
+    line = x / 6 + 0.5
+    inside = (x > -3) & (x < 3)
+    return jnp.where(inside | is_nan(x), line, jnp.where(x >= 3, 1, 0).astype(x.dtype))
+
+
+# ---- rectifiers and signs: slope at exactly zero
 
 
 @lowers(aten.relu.default)
@@ -123,82 +162,12 @@ def absolute(x: jax.Array) -> jax.Array:
     return straight_through(x * lax.stop_gradient(jnp.sign(x)), jnp.abs(x))
 
 
-# ---- norms
-
-
-@lowers(aten.linalg_vector_norm.default)
-def vector_norm(
-    x: jax.Array, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> jax.Array:
-    """A p-norm with torch's subgradients: zero at zero, shared among equal maxima."""
-    if dtype is not None:
-        from jaxsr.interop._core.dtypes import to_jax_dtype
-
-        x = x.astype(to_jax_dtype(dtype))
-    axes = tuple(range(x.ndim)) if not x.ndim or dim is None or dim == [] else tuple(dim)
-    size = absolute(x)
-    wide = size.astype(jnp.promote_types(size.dtype, jnp.float32))
-    order = float(order)
-    if order == float("inf"):
-        out = extreme(size, jnp.max, axes, keepdim)
-    elif order == float("-inf"):
-        out = extreme(size, jnp.min, axes, keepdim)
-    elif order == 0:
-        out = jnp.sum((wide != 0).astype(wide.dtype), axes, keepdims=keepdim)
-    elif order == 1:
-        out = jnp.sum(wide, axes, keepdims=keepdim)
-    elif order == 2 and not jnp.iscomplexobj(x):
-        total = jnp.sum(jnp.square(x.astype(wide.dtype)), axes, keepdims=keepdim)
-        zero = total == 0
-        out = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, total)))
-    else:
-        empty = wide == 0
-        powers = jnp.where(
-            empty, 0.0**order if order > 0 else jnp.inf, jnp.where(empty, 1, wide) ** order
-        )
-        total = jnp.sum(powers, axes, keepdims=keepdim)
-        bad = (total == 0) | jnp.isinf(total)
-        out = jnp.where(bad, total ** (1 / order), jnp.where(bad, 1, total) ** (1 / order))
-        out = jnp.where(total == 0, lax.stop_gradient(out), out)
-    return out.astype(size.dtype)
-
-
-# ---- softmax whose rows may be masked altogether
-
-
-@lowers(aten._safe_softmax.default)
-def safe_softmax(x: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-    if dtype is not None:
-        from jaxsr.interop._core.dtypes import to_jax_dtype
-
-        x = x.astype(to_jax_dtype(dtype))
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    hidden = jnp.all(wide == -jnp.inf, dim, keepdims=True)
-    out = jax.nn.softmax(jnp.where(hidden, 0, wide), axis=dim)
-    return jnp.where(hidden, 0, out).astype(x.dtype)
-
-
-# ---- extremes along an axis: the gradient goes to the element whose index is returned
-
-
-def _extreme(x: jax.Array, dim: int, keepdim: bool, largest: bool) -> tuple[jax.Array, jax.Array]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), jnp.int32)
-    index = (jnp.argmax if largest else jnp.argmin)(x, dim, keepdims=True)
-    values = jnp.take_along_axis(x, index, dim)
-    if keepdim:
-        return values, index
-    return values.squeeze(dim), index.squeeze(dim)
-
-
-@lowers(aten.max.dim)
-def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Any:
-    return _extreme(x, dim, keepdim, True)
-
-
-@lowers(aten.min.dim)
-def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Any:
-    return _extreme(x, dim, keepdim, False)
+@lowers(aten.sgn.default)
+def sgn(x: jax.Array) -> jax.Array:
+    if not jnp.iscomplexobj(x):
+        return jnp.sign(x)
+    size = jnp.abs(x)
+    return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 
 
 @lowers(aten.angle.default)
@@ -209,37 +178,140 @@ def angle(x: jax.Array) -> jax.Array:
     return jnp.where(is_nan(x), jnp.nan, out)
 
 
-# ---- embedding
+@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(x: jax.Array, sign: Any) -> jax.Array:
+    out = jnp.copysign(x, sign)
+    ratio = jnp.where(x == 0, 0, out / jnp.where(x == 0, 1, x))
+    return straight_through(x * lax.stop_gradient(ratio) + 0 * sign, out)
 
 
-@lowers(aten.embedding.default)
-def embedding(
-    weight: jax.Array, index: jax.Array, padding: int = -1, by_frequency: bool = False, *_: Any
+# ---- powers, logarithms and special functions
+
+
+_pow = with_partials(
+    jnp.power,
+    lambda b, e, _: jnp.where(e == 0, 0, e * jnp.power(b, jnp.where(e == 0, 1, e - 1))),
+    lambda b, e, out: jnp.where((b == 0) & (e >= 0), 0, out * jnp.log(jnp.where(b == 0, 1, b))),
+)
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(base: Any, exponent: Any) -> jax.Array:
+    base, exponent = common_dtype(base, exponent)
+    if not jnp.issubdtype(base.dtype, jnp.floating):
+        return jnp.power(base, exponent)
+    return _pow(base, exponent)
+
+
+@lowers(aten.sinc.default)
+def sinc(x: jax.Array) -> jax.Array:
+    return jnp.sinc(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+
+
+_atan2 = with_partials(
+    jnp.arctan2,
+    lambda y, x, _: jnp.where((x == 0) & (y == 0), 0, x / _nonzero(x * x + y * y)),
+    lambda y, x, _: jnp.where((x == 0) & (y == 0), 0, -y / _nonzero(x * x + y * y)),
+)
+
+
+@lowers(aten.atan2.default)
+def atan2(y: jax.Array, x: jax.Array) -> jax.Array:
+    y, x = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in common_dtype(y, x))
+    return _atan2(y, x)
+
+
+_xlogy = with_partials(
+    lambda x, y: jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * jnp.log(y))),
+    lambda x, y, _: jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
+    lambda x, y, _: x / y,
+)
+
+
+@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+def xlogy(x: Any, y: Any) -> jax.Array:
+    x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in common_dtype(x, y))
+    return _xlogy(x, y)
+
+
+_xlog1py = with_partials(
+    lambda x, y: jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y))),
+    lambda x, y, _: jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
+    lambda x, y, _: x / (y + 1),
+)
+
+
+@lowers(
+    aten.special_xlog1py.default,
+    aten.special_xlog1py.self_scalar,
+    aten.special_xlog1py.other_scalar,
+)
+def xlog1py(x: Any, y: Any) -> jax.Array:
+    x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in common_dtype(x, y))
+    return _xlog1py(x, y)
+
+
+@lowers(aten.logit.default)
+def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32)) if x.dtype != jnp.bfloat16 else x
+    if eps is None:
+        return jnp.log(x / (1 - x))
+    bounded = jnp.where(x < eps, eps, jnp.where(x > 1 - eps, 1 - eps, x)).astype(x.dtype)
+    value = lax.stop_gradient(jnp.log(bounded / (1 - bounded)))
+    inside = (x >= eps) & (x <= 1 - eps)
+    safe = jnp.where(inside, x, 0.5)
+    return jnp.where(inside, jnp.log(safe / (1 - safe)), value)
+
+
+_bce = with_partials(
+    lambda p, y: -(y * jnp.maximum(jnp.log(p), -100) + (1 - y) * jnp.maximum(jnp.log1p(-p), -100)),
+    # torch's backward, with its own guard against 0 and 1.
+    lambda p, y, _: (p - y) / jnp.maximum(p * (1 - p), 1e-12),
+    lambda p, y, _: jnp.log1p(-p) - jnp.log(p),
+)
+
+
+@lowers(aten.binary_cross_entropy.default)
+def binary_cross_entropy(
+    p: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = 1
 ) -> jax.Array:
-    rows = weight[index]
-    if by_frequency:
-        counts = jnp.zeros(weight.shape[0], weight.dtype).at[index.reshape(-1)].add(1)
-        share = (1 / counts[index])[..., None]
-        rows = rows * share + lax.stop_gradient(rows * (1 - share))
-    if padding >= 0:
-        # The padding row is read but never learns.
-        rows = jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
-    return rows
+    wide = jnp.promote_types(p.dtype, jnp.float32)
+    loss = _bce(p.astype(wide), target.astype(wide))
+    loss = loss if weight is None else loss * weight
+    loss = jnp.mean(loss) if reduction == 1 else jnp.sum(loss) if reduction == 2 else loss
+    return loss.astype(p.dtype)
 
 
-@lowers(aten.sgn.default)
-def sgn(x: jax.Array) -> jax.Array:
-    if not jnp.iscomplexobj(x):
-        return jnp.sign(x)
-    size = jnp.abs(x)
-    return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
+def _trigamma(x: jax.Array) -> jax.Array:
+    # JAX's polygamma holds for positive arguments only: reflect the rest.
+    mirrored = jnp.square(jnp.pi / jnp.sin(jnp.pi * x)) - _positive_trigamma(1 - x)
+    return jnp.where(x > 0, _positive_trigamma(jnp.where(x > 0, x, 1)), mirrored)
 
 
-@lowers(aten.logcumsumexp.default)
-def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
-    if x.ndim == 0:
-        return x
-    if jnp.iscomplexobj(x):
-        raise NotImplementedError("logcumsumexp of complex numbers")
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return lax.cumlogsumexp(wide, axis=dim % x.ndim).astype(x.dtype)
+def _positive_trigamma(x: jax.Array) -> jax.Array:
+    return jax.scipy.special.polygamma(1, x)
+
+
+def _digamma_value(x: jax.Array) -> jax.Array:
+    out = jax.scipy.special.digamma(x)
+    # torch: −∞ at +0, +∞ at −0, NaN at the negative integers.
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), out)
+
+
+_digamma = with_partials(_digamma_value, lambda x, _: _trigamma(x))
+
+
+@lowers(aten.digamma.default)
+def digamma(x: jax.Array) -> jax.Array:
+    return _digamma(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+
+
+@lowers(aten.polygamma.default)
+def polygamma(n: int, x: jax.Array) -> jax.Array:
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if n == 0:
+        return _digamma(x)
+    raise UnsupportedTorchError(
+        f"polygamma of order {n}: JAX's is wrong for negative arguments; use digamma, or compute "
+        "it in torch before apply"
+    )

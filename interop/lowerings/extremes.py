@@ -1,11 +1,30 @@
-"""Maxima whose gradient is shared among the elements equal to them, as torch shares it."""
+"""Largest and smallest elements: of two, along axes, running, sorted, and medians.
 
-from collections.abc import Callable
+torch shares the gradient of `amax` among elements equal to it, and gives that of `max(dim)` to the
+element whose index it returns.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
+
+from jaxsr.interop._core.dtypes import is_nan
+from jaxsr.interop._core.registry import lowers
+from jaxsr.interop._core.tensor import straight_through
+from jaxsr.interop.lowerings.elementwise import common_dtype, with_partials
+
+aten = torch.ops.aten
+
+Comparison = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+# ---- a gradient shared among equal elements
 
 
 def equal(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -54,9 +73,9 @@ def sharing(
     @run.defjvp
     def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         (x,), (dx,) = primals, tangents
-        most = run(x)
-        ties = equal(x, spread(most)).astype(x.dtype)
-        return most, (total(ties * dx) / total(ties)).astype(x.dtype)
+        extremes = run(x)
+        ties = equal(x, spread(extremes)).astype(x.dtype)
+        return extremes, (total(ties * dx) / total(ties)).astype(x.dtype)
 
     return run(array)
 
@@ -72,8 +91,136 @@ def extreme(
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(values.astype(jnp.float32), axes, keepdims=True)
 
-    def found(array: jax.Array) -> jax.Array:
+    def reduced(array: jax.Array) -> jax.Array:
         return reduction(array, axes, keepdims=True)
 
-    out = sharing(array, found, spread=lambda most: most, total=total)
+    out = sharing(array, reduced, spread=lambda extremes: extremes, total=total)
     return out if keepdims else out.squeeze(axes)
+
+
+# ---- of two
+
+
+def _number(x: jax.Array, y: jax.Array, *, better: Comparison) -> jax.Array:
+    """The better of two, or the one that is a number where the other is NaN."""
+    x, y = common_dtype(x, y)
+    return jnp.where(better(x, y) | is_nan(y), x, y)
+
+
+lowers(aten.fmax.default)(functools.partial(_number, better=operator.ge))
+lowers(aten.fmin.default)(functools.partial(_number, better=operator.le))
+
+
+def _lowers_pairwise(func: Any, value: Callable[..., jax.Array], less: Comparison) -> None:
+    """`func`, the larger of two or the smaller, with its gradient halved between equals.
+
+    JAX asks which of the two equals the result. Neither does where the result was rounded and they
+    are computed again, and both get zero.
+    """
+
+    def partial(first: jax.Array, second: jax.Array) -> jax.Array:
+        first, second = rounded(first), rounded(second)
+        return jnp.where(first == second, 0.5, jnp.where(less(first, second), 0.0, 1.0))
+
+    chosen = with_partials(value, lambda x, y, _: partial(x, y), lambda x, y, _: partial(y, x))
+
+    @lowers(func)
+    def run(x: jax.Array, y: jax.Array) -> jax.Array:
+        x, y = common_dtype(x, y)
+        return chosen(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else value(x, y)
+
+
+_lowers_pairwise(aten.maximum.default, jnp.maximum, operator.lt)
+_lowers_pairwise(aten.minimum.default, jnp.minimum, operator.gt)
+
+
+# ---- along axes
+
+
+def _lowers_over_axes(func: Any, reduction: Callable[..., jax.Array]) -> None:
+    @lowers(func)
+    def run(x: jax.Array, dim: Sequence[int] = (), keepdim: bool = False) -> jax.Array:
+        axes = tuple(d % max(x.ndim, 1) for d in dim)[: x.ndim] or tuple(range(x.ndim))
+        return extreme(x, reduction, axes, keepdim)
+
+
+_lowers_over_axes(aten.amax.default, jnp.max)
+_lowers_over_axes(aten.amin.default, jnp.min)
+_lowers_over_axes(aten.max.default, jnp.max)
+_lowers_over_axes(aten.min.default, jnp.min)
+
+
+def _with_index(
+    x: jax.Array, dim: int, keepdim: bool = False, *, position: Callable[..., jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int32)
+    index = position(x, dim, keepdims=True)
+    values = jnp.take_along_axis(x, index, dim)
+    if keepdim:
+        return values, index
+    return values.squeeze(dim), index.squeeze(dim)
+
+
+lowers(aten.max.dim)(functools.partial(_with_index, position=jnp.argmax))
+lowers(aten.min.dim)(functools.partial(_with_index, position=jnp.argmin))
+
+
+# ---- running, sorted, in the middle
+
+
+def _running(x: jax.Array, dim: int, *, better: Comparison) -> tuple[jax.Array, jax.Array]:
+    """Running extreme and its index; among equals the latest, as in torch."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int32)
+    positions = lax.broadcasted_iota(jnp.int32, x.shape, dim % x.ndim)
+
+    def later(a: tuple, b: tuple) -> tuple:
+        keep = better(b[0], a[0]) | (b[0] != b[0])
+        return jnp.where(keep, b[0], a[0]), jnp.where(keep, b[1], a[1])
+
+    _, index = lax.associative_scan(later, (lax.stop_gradient(x), positions), axis=dim % x.ndim)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+lowers(aten.cummax.default)(functools.partial(_running, better=operator.ge))
+lowers(aten.cummin.default)(functools.partial(_running, better=operator.le))
+
+
+@lowers(aten.sort.default, aten.sort.stable)
+def sort(
+    x: jax.Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[jax.Array, jax.Array]:
+    del stable  # it always is
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int32)
+    index = jnp.argsort(lax.stop_gradient(x), axis=dim, descending=descending, stable=True)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+def _even_median(x: jax.Array, value: jax.Array) -> jax.Array:
+    """The median with its gradient shared among the elements equal to it."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return value
+    value = lax.stop_gradient(value)
+    ties = jnp.where(is_nan(value), is_nan(x), equal(x, value))
+    share = jnp.sum(jnp.where(ties, x, 0)) / jnp.maximum(ties.sum(), 1).astype(x.dtype)
+    return straight_through(share, value)
+
+
+@lowers(aten.median.default)
+def median(x: jax.Array) -> jax.Array:
+    flat = jnp.sort(x.reshape(-1))
+    value = flat[(flat.size - 1) // 2]
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        value = jnp.where(jnp.isnan(flat[-1]), jnp.nan, value)
+    return _even_median(x, value)
+
+
+@lowers(aten.nanmedian.default)
+def nanmedian(x: jax.Array) -> jax.Array:
+    flat = jnp.sort(x.reshape(-1))
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return flat[(flat.size - 1) // 2]
+    count = jnp.sum(~jnp.isnan(flat))
+    return _even_median(x, flat[jnp.maximum(count - 1, 0) // 2])

@@ -1,5 +1,6 @@
 """Pooling as torch computes it: any window, dilation, ceil mode, indices, ties and gradients."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dispatch import lowers
+from jaxsr.interop._core.registry import lowers
 
 aten = torch.ops.aten
 
@@ -37,8 +38,8 @@ def _max_pool(
 ) -> tuple[jax.Array, jax.Array]:
     """The first largest element of each window, and its flat position in the image.
 
-    Built from the window's shifted strided slices, so that dilation has a gradient and ties go to
-    the first element, in XLA as in torch.
+    Built from shifted strided slices of the window: dilation has a gradient then, and ties go to
+    the first element, as in torch.
     """
     kernel = _spread(kernel, ndim)
     stride = _spread(stride, ndim) if stride not in ((), [], None) else kernel
@@ -68,14 +69,14 @@ def _max_pool(
             for o, d, n, s in zip(offset, dilation, counts, stride, strict=True)
         )
         value = padded[(..., *window)]
-        where = jnp.asarray(positions[window])
+        place = jnp.asarray(positions[window])
         if best is None or index is None:
-            best, index = value, jnp.broadcast_to(where, value.shape)
+            best, index = value, jnp.broadcast_to(place, value.shape)
             continue
         # NaN wins, as in torch; padding never does, even against a window of -inf.
         wins = (value > best) | jnp.isnan(value) & ~jnp.isnan(best) | (index < 0)
         best = jnp.where(wins, value, best)
-        index = jnp.where(wins, where, index)
+        index = jnp.where(wins, place, index)
     assert best is not None and index is not None
     return best, index
 
@@ -85,16 +86,6 @@ def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, c
     count = (-(-span // stride) if ceil else span // stride) + 1
     # A window that starts in the right padding is dropped (torch's pooling_output_shape).
     return count - 1 if ceil and (count - 1) * stride >= size + padding else count
-
-
-@lowers(aten.max_pool2d_with_indices.default)
-def max_pool2d(x: jax.Array, *args: Any, **kwargs: Any) -> Any:
-    return _max_pool(x, *args, ndim=2, **kwargs)
-
-
-@lowers(aten.max_pool3d_with_indices.default)
-def max_pool3d(x: jax.Array, *args: Any, **kwargs: Any) -> Any:
-    return _max_pool(x, *args, ndim=3, **kwargs)
 
 
 def _adaptive_bounds(size: int, out: int) -> list[tuple[int, int]]:
@@ -112,7 +103,7 @@ def _adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
     return index, valid
 
 
-def _adaptive_max(x: jax.Array, size: Any, ndim: int) -> tuple[jax.Array, jax.Array]:
+def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax.Array]:
     spatial, out = x.shape[-ndim:], _spread(size, ndim)
     windows = [_adaptive_windows(n, o) for n, o in zip(spatial, out, strict=True)]
     flat = np.zeros((1,), np.int64)
@@ -134,17 +125,7 @@ def _adaptive_max(x: jax.Array, size: Any, ndim: int) -> tuple[jax.Array, jax.Ar
     return picked, jnp.take_along_axis(positions, best[..., None], -1)[..., 0]
 
 
-@lowers(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(x: jax.Array, size: Any) -> Any:
-    return _adaptive_max(x, size, 2)
-
-
-@lowers(aten.adaptive_max_pool3d.default)
-def adaptive_max_pool3d(x: jax.Array, size: Any) -> Any:
-    return _adaptive_max(x, size, 3)
-
-
-def _adaptive_mean(x: jax.Array, size: Any, ndim: int) -> jax.Array:
+def _adaptive_mean(x: jax.Array, size: Any, *, ndim: int) -> jax.Array:
     """One small averaging matrix per axis: right for any size, a plain product on any device."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     for i, out in enumerate(_spread(size, ndim)):
@@ -159,23 +140,14 @@ def _adaptive_mean(x: jax.Array, size: Any, ndim: int) -> jax.Array:
         weights = np.zeros((out, n), np.float32)
         for row, (a, b) in enumerate(_adaptive_bounds(n, out)):
             weights[row, a:b] = 1 / (b - a)
-        moved = jnp.moveaxis(wide, axis, -1)
-        moved = jnp.matmul(moved, weights.T, precision=lax.Precision.HIGHEST)
-        wide = jnp.moveaxis(moved, -1, axis)
+        last_axis = jnp.moveaxis(wide, axis, -1)
+        last_axis = jnp.matmul(last_axis, weights.T, precision=lax.Precision.HIGHEST)
+        wide = jnp.moveaxis(last_axis, -1, axis)
     return wide.astype(x.dtype)
 
 
-@lowers(aten._adaptive_avg_pool2d.default)
-def adaptive_avg_pool2d(x: jax.Array, size: Any) -> jax.Array:
-    return _adaptive_mean(x, size, 2)
-
-
-@lowers(aten._adaptive_avg_pool3d.default)
-def adaptive_avg_pool3d(x: jax.Array, size: Any) -> jax.Array:
-    return _adaptive_mean(x, size, 3)
-
-
-def _unpool(x: jax.Array, indices: jax.Array, size: Any, ndim: int) -> jax.Array:
+def _unpool(x: jax.Array, indices: jax.Array, size: Any, *_: Any, ndim: int) -> jax.Array:
+    """The options that follow `size` only say how the indices came about."""
     lead = x.shape[: x.ndim - ndim]
     rows = math.prod(lead)
     flat = jnp.zeros((rows, math.prod(size)), x.dtype)
@@ -187,11 +159,11 @@ def _unpool(x: jax.Array, indices: jax.Array, size: Any, ndim: int) -> jax.Array
     return written.reshape(*lead, *size)
 
 
-@lowers(aten.max_unpool2d.default)
-def max_unpool2d(x: jax.Array, indices: jax.Array, size: Any) -> jax.Array:
-    return _unpool(x, indices, size, 2)
-
-
-@lowers(aten.max_unpool3d.default)
-def max_unpool3d(x: jax.Array, indices: jax.Array, size: Any, *_: Any) -> jax.Array:
-    return _unpool(x, indices, size, 3)
+for _ndim in (2, 3):
+    for _name, _pool in (
+        (f"max_pool{_ndim}d_with_indices", _max_pool),
+        (f"adaptive_max_pool{_ndim}d", _adaptive_max),
+        (f"_adaptive_avg_pool{_ndim}d", _adaptive_mean),
+        (f"max_unpool{_ndim}d", _unpool),
+    ):
+        lowers(getattr(aten, _name).default)(functools.partial(_pool, ndim=_ndim))

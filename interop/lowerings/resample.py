@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.dispatch import lowers
+from jaxsr.interop._core import torchax
+from jaxsr.interop._core.registry import decomposes, lowers
 
 aten = torch.ops.aten
 
@@ -31,7 +32,7 @@ def resize_images(
         out / x.shape[axis] if factor is None else factor
         for factor, out, axis in zip(scales, size, axes, strict=True)
     ]
-    given = any(factor is not None for factor in scales)
+    has_factor = any(factor is not None for factor in scales)
     return resize(
         x,
         tuple(size),
@@ -39,7 +40,7 @@ def resize_images(
         antialias=aa,
         convention="torch",
         axes=axes,
-        scale=factors if given and not align else None,
+        scale=factors if has_factor and not align else None,
         align_corners=align,
     )
 
@@ -67,7 +68,20 @@ for _n in (1, 2, 3):
     _register(getattr(aten, f"_upsample_nearest_exact{_n}d").default, "nearest-exact", aligns=False)
 
 
-# ---- grid sampling in three dimensions (torch's own decomposition covers two)
+# ---- grid sampling
+
+
+@decomposes(aten.grid_sampler_2d.default)
+def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, *options: Any) -> torch.Tensor:
+    """torch's decomposition; like torch's kernels, with coordinates in float32."""
+    decomposition = torchax.decomposition(aten.grid_sampler_2d.default)
+    assert decomposition is not None
+    return decomposition(_widened(x), _widened(grid), *options)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.to(torch.float32) if half else tensor
 
 
 def _unnormalise(coord: jax.Array, size: int, align: bool) -> jax.Array:
@@ -114,10 +128,10 @@ def grid_sampler_3d(
     return total
 
 
-def _gather(x: jax.Array, where: list[jax.Array]) -> jax.Array:
+def _gather(x: jax.Array, coordinates: list[jax.Array]) -> jax.Array:
     inside = jnp.ones((), bool)
     flat = jnp.zeros((), jnp.int32)
-    for size, c in zip(x.shape[2:], where, strict=True):
+    for size, c in zip(x.shape[2:], coordinates, strict=True):
         inside = inside & (c >= 0) & (c <= size - 1)
         flat = flat * size + jnp.clip(c, 0, size - 1).astype(jnp.int32)
     rows = x.reshape(*x.shape[:2], -1)

@@ -348,7 +348,7 @@ def _per_device(
         with contextlib.nullcontext() if local_statistics else whole_batch_statistics():
             return update(params, buffers, opt_states, batch, key_data, average)
 
-    from jaxsr.interop.lowerings.batch_statistics import whole_batch_statistics
+    from jaxsr.interop.lowerings.batch_norm import whole_batch_statistics
 
     replicated, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
     return jax.shard_map(

@@ -1,35 +1,27 @@
-"""One side of a comparison: which engine computes, where, in which dtype and precision."""
+"""One side of a comparison: engine, platform, dtype and precision."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
-from jaxsr.errors import InputError
-
-Engine = Literal["jax", "torch"]
-Platform = Literal["auto", "tpu", "cuda", "cpu"]
-Dtype = Literal["float32", "bfloat16", "float64"]
-Precision = Literal["default", "high", "highest", "bfloat16"]
+from jaxsr.errors import InputError, check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class BackendSpec:
     """Checked when built, before any device is touched."""
 
-    engine: Engine = "jax"
-    """Who computes."""
-    platform: Platform = "auto"
+    engine: Literal["jax", "torch"] = "jax"
+    """Engine that computes."""
+    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
     """Where; `auto` takes the first that the engine finds: TPU (JAX only), CUDA, CPU."""
-    dtype: Dtype = "float32"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Of weights, activations and cache. float64 is torch's alone, as a reference."""
-    precision: Precision = "highest"
+    precision: Literal["default", "high", "highest", "bfloat16"] = "highest"
     """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, the
-    likeliest reason why two platforms differ. `bfloat16` does on any platform what TPUs do."""
+    likeliest reason why two platforms differ. `bfloat16` (JAX) emulates a TPU on any platform."""
 
     def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
-            value = getattr(self, name)
-            if value not in get_args(kind):
-                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {value}")
+        check_literals(self)
         if self.engine == "torch" and self.platform == "tpu":
             raise InputError("the torch engine runs on cpu or cuda; use engine=jax for a TPU")
         if self.engine == "torch" and self.precision == "bfloat16":
@@ -38,10 +30,10 @@ class Side:
             raise InputError("dtype float64 is for engine=torch; JAX runs without 64-bit numbers")
 
     def check_operations_alone(self) -> None:
-        """That operations can run one by one.
+        """Refuses a backend whose operations cannot run one by one.
 
         Raises:
-          ValueError: operands are to be rounded, which is done to whole programs.
+          ValueError: operands are rounded, which works on whole programs only.
         """
         if self.precision == "bfloat16":
             raise InputError(
@@ -50,7 +42,7 @@ class Side:
             )
 
     @classmethod
-    def parse(cls, text: str) -> "Side":
+    def parse(cls, text: str) -> "BackendSpec":
         """Reads `jax`, `torch,dtype=bfloat16` or `engine=jax,platform=cpu,precision=default`.
 
         Raises:
@@ -61,10 +53,11 @@ class Side:
             name, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals:
                 name, value = "engine", name
-            if name not in _KINDS or not value:
+            names = [field.name for field in fields(cls)]
+            if name not in names or not value:
                 raise InputError(
                     f"{text!r} is no side of a comparison: {part.strip()!r} is none of "
-                    f"{', '.join(f'{n}=' for n in _KINDS)}; write torch, or "
+                    f"{', '.join(f'{n}=' for n in names)}; write torch, or "
                     "engine=jax,dtype=bfloat16"
                 )
             if name in chosen:
@@ -81,6 +74,3 @@ class Side:
         where = "" if self.platform == "auto" else f" on {self.platform}"
         odd = "" if self.precision == "highest" else f", {self.precision} precision"
         return f"{self.engine} {self.dtype}{where}{odd}"
-
-
-_KINDS = {"engine": Engine, "platform": Platform, "dtype": Dtype, "precision": Precision}

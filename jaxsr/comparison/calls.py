@@ -1,4 +1,4 @@
-"""What a recorded operation is: one call of a torch function, where it stands and what it met.
+"""A recorded operation: one call of a torch function, its place, operands and results.
 
 An operation is identified by the step, the path of the module whose `forward` makes the call, the
 function's name and how many times that module has called it in that step.
@@ -20,7 +20,7 @@ class Operand:
 
     kind: SourceKind
     """Result of an earlier call, argument of the model, parameter or buffer, or a tensor that the
-    code made or kept otherwise."""
+    code made otherwise."""
     name: str
     """Key of the call, number of the argument, or the parameter's torch name."""
     shape: tuple[int, ...]
@@ -91,9 +91,9 @@ class Call:
     @property
     def place(self) -> str:
         """The key in words."""
-        again = f" (call {self.nth + 1})" if self.nth else ""
+        repeat = f" (call {self.nth + 1})" if self.nth else ""
         step = f", step {self.step}" if self.step else ""
-        return f"{self.path or ROOT} · {self.operation}{again}{step}"
+        return f"{self.path or ROOT} · {self.operation}{repeat}{step}"
 
     def at_step(self, step: int) -> "Call":
         """The same call in another step."""

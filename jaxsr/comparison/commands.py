@@ -3,12 +3,14 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from jaxsr.comparison.backend_spec import Dtype, Engine, Platform, Precision, Side
-from jaxsr.comparison.workload_options import SubjectOptions
+import tyro
+
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
 from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.exit_status import ExitStatus
@@ -19,48 +21,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions(SubjectOptions):
+class TraceOptions(BackendSpec, WorkloadOptions):
     """One run to record."""
 
-    engine: Engine = "jax"
-    """Who computes."""
-    platform: Platform = "auto"
-    """Where; `auto` takes the first that the engine finds."""
-    dtype: Dtype = "float32"
-    """Of weights, activations and cache."""
-    precision: Precision = "highest"
-    """Of float32 products; `default` lets TPUs multiply in bfloat16 and GPUs in TF32, `bfloat16`
-    (JAX) does on any platform what TPUs do."""
     granularity: Literal["module", "operation"] = "operation"
     """Record every torch function, or what every module returns."""
     alone: bool = False
     """In JAX, run every operation by itself instead of the program that users run."""
     keep: tuple[str, ...] = ()
-    """Patterns of `module:operation` whose tensors are kept whole, `model.layers.3.*:*` say."""
+    """Patterns of `module:operation` whose tensors are stored whole: `model.layers.3.*:*`."""
     tokens_of: Path | None = None
     """Feed the tokens of this trace instead of the greedy ones, so that the two stay comparable."""
     out: Path = Path("runs/trace")
     """Folder for the trace."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        side = self.side()
+        BackendSpec.__post_init__(self)
+        WorkloadOptions.__post_init__(self)
         if self.alone:
-            side.check_operations_alone()
+            self.check_operations_alone()
 
-    def side(self) -> Side:
+    def side(self) -> BackendSpec:
         """Engine, place, dtype and precision."""
-        return Side(
-            engine=self.engine,
-            platform=self.platform,
-            dtype=self.dtype,
-            precision=self.precision,
-        )
+        return BackendSpec(**{f.name: getattr(self, f.name) for f in fields(BackendSpec)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnginesOptions(SubjectOptions):
-    """Two runs to hold together."""
+class EnginesOptions(WorkloadOptions):
+    """Two runs to compare."""
 
     a: str = "torch,platform=cpu"
     """First side: `torch` or `jax`, then dtype=, platform=, precision= as needed."""
@@ -69,41 +57,43 @@ class EnginesOptions(SubjectOptions):
     model_b: str | None = None
     """Another model for the second side, of the same family and sizes. Default: the same."""
     reference: bool = False
-    """Also run torch in float64: says which side is nearer to the truth."""
+    """Also run torch in float64: shows which side is more accurate."""
     within: str = ""
     """Take local errors only inside this module."""
     save_traces: bool = False
-    """Keep both traces, in `first` and `second`."""
+    """Store both traces, in `first` and `second`."""
     out: Path = Path("runs/compare-engines")
     """Folder for comparison.json, comparison.html and the suspects' tensors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Side.parse(self.a).check_operations_alone()
-        Side.parse(self.b)
+        BackendSpec.parse(self.a).check_operations_alone()
+        BackendSpec.parse(self.b)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracesOptions:
     """Two recorded runs to compare."""
 
+    folders: Annotated[tuple[Path, Path], tyro.conf.Positional]
+    """Folders of the two traces."""
     out: Path = Path("runs/compare-traces")
     """Folder for comparison.json and comparison.html."""
 
 
 def trace(arguments: list[str]) -> int:
-    """Record a run by module and operation: shapes, dtypes, figures, whole tensors where asked."""
+    """Record a run by module and operation: shapes, dtypes, statistics, chosen tensors."""
     options: TraceOptions = _parse(TraceOptions, arguments, "trace", trace.__doc__)
     _prepare([options.side()])
-    from jaxsr.comparison.trace import make_trace, open_side
+    from jaxsr.comparison.trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
-    from jaxsr.comparison.workload_loader import open_subject
+    from jaxsr.comparison.workload_loader import load_workload
 
     forced = None if options.tokens_of is None else load_trace(options.tokens_of).tokens
-    subject = open_subject(options)
+    workload = load_workload(options)
     recorded = make_trace(
-        subject,
-        open_side(subject, options.side()),
+        workload,
+        open_backend(workload, options.side()),
         granularity=options.granularity,
         alone=options.alone,
         keep=options.keep,
@@ -111,12 +101,12 @@ def trace(arguments: list[str]) -> int:
         progress=_progress,
     )
     save_trace(recorded, options.out)
-    whole = sum(bool(record.whole) for record in recorded.records)
+    stored = sum(bool(record.tensors) for record in recorded.records)
     print(
         f"{recorded.name} on {recorded.header['device']}: {len(recorded.records)} operations in "
-        f"{len(recorded.outputs)} steps, {whole} of them whole; {recorded.header['recorder']}"
+        f"{len(recorded.outputs)} steps, {stored} of them whole; {recorded.header['recorder']}"
     )
-    if options.keep and not whole:
+    if options.keep and not stored:
         raise InputError(
             f"keep={' '.join(options.keep)!r} matches no module:operation of this run; the trace "
             f"at {options.out} has their names"
@@ -126,22 +116,12 @@ def trace(arguments: list[str]) -> int:
 
 
 def traces(arguments: list[str]) -> int:
-    """Compare two recorded runs: total errors, first operation that parts, tokens."""
-    import tyro
-
-    def both(
-        first: tyro.conf.Positional[Path],
-        second: tyro.conf.Positional[Path],
-        /,
-        *,
-        options: tyro.conf.OmitArgPrefixes[TracesOptions],
-    ) -> tuple[Path, Path, TracesOptions]:
-        return first, second, options
-
-    first, second, options = _parse(both, arguments, "traces", traces.__doc__)
+    """Compare two recorded runs: total errors, the first operation that differs, tokens."""
+    options: TracesOptions = _parse(TracesOptions, arguments, "traces", traces.__doc__)
     from jaxsr.comparison.compare_traces import check_comparable, compare_traces
     from jaxsr.comparison.trace_file import load_trace
 
+    first, second = options.folders
     pair = load_trace(first), load_trace(second)
     check_comparable(*pair, names=(str(first), str(second)))
     comparison = compare_traces(*pair, progress=_progress)
@@ -151,25 +131,25 @@ def traces(arguments: list[str]) -> int:
 def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
     options: EnginesOptions = _parse(EnginesOptions, arguments, "engines", engines.__doc__)
-    first, second = Side.parse(options.a), Side.parse(options.b)
+    first, second = BackendSpec.parse(options.a), BackendSpec.parse(options.b)
     _prepare([first, second])
     from dataclasses import replace
 
-    from jaxsr.comparison.compare_engines import compare_sides
+    from jaxsr.comparison.compare_engines import compare_engines
     from jaxsr.comparison.trace_file import save_trace
-    from jaxsr.comparison.workload_loader import open_subject
+    from jaxsr.comparison.workload_loader import load_workload
 
-    subject = open_subject(options)
+    workload = load_workload(options)
     other = None
     if options.model_b is not None:
-        other = open_subject(replace(options, model=options.model_b))
-        if other.identity() != subject.identity():
+        other = load_workload(replace(options, model=options.model_b))
+        if other.identity() != workload.identity():
             raise InputError(
                 f"model_b={options.model_b} has other parameters or takes other inputs than "
                 f"{options.model}; the two must share names and shapes"
             )
-    comparison, *recorded = compare_sides(
-        subject,
+    comparison, *recorded = compare_engines(
+        workload,
         first,
         second,
         other=other,
@@ -189,8 +169,8 @@ def _parse(kind: Any, arguments: Sequence[str], name: str, description: str | No
     )
 
 
-def _prepare(sides: Sequence[Side]) -> None:
-    """What the command changes for the whole process, in one place."""
+def _prepare(sides: Sequence[BackendSpec]) -> None:
+    """Sets up JAX for the process."""
     import jax
 
     configure_jax(cache_folder() / "compiled")
@@ -231,13 +211,13 @@ def _report(comparison: "Comparison", out: Path) -> int:
 
 
 def _suspects(comparison: "Comparison") -> dict[str, Any]:
-    """Inputs and both results of the first operations found, by place."""
+    """Inputs and both results of the first wrong operations, by place."""
     import numpy as np
 
-    found: dict[str, Any] = {}
+    suspects: dict[str, Any] = {}
     for row in comparison.rows:
-        for name, array in ({} if row.local is None else row.local.whole).items():
+        for name, array in ({} if row.local is None else row.local.tensors).items():
             plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
             key = f"step{row.step}/{row.call.key}/{name}"
-            found[key] = np.ascontiguousarray(plain).reshape(plain.shape)
-    return found
+            suspects[key] = np.ascontiguousarray(plain).reshape(plain.shape)
+    return suspects

@@ -1,65 +1,67 @@
-"""Two engines run side by side: both traced, then every operation of one held to the other's.
+"""Runs two engines side by side and compares every operation.
 
-The second side is fed the first's tokens, so that every step's inputs are the same; what it would
-have chosen itself is in its logits.
+The second side is fed the first's tokens, so both have the same inputs in every step. Its logits
+show the token that it would have chosen.
 """
 
 from collections.abc import Callable, Sequence
 
-from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.compare_traces import align_traces, compare_traces
 from jaxsr.comparison.local_error import local_errors
 from jaxsr.comparison.result import Comparison, Row
-from jaxsr.comparison.trace import Progress, Runner, Trace, make_trace, open_side
-from jaxsr.comparison.workload import Subject
+from jaxsr.comparison.trace import Progress, Runner, Trace, make_trace, open_backend
+from jaxsr.comparison.workload import Workload
 from jaxsr.errors import InputError
 
 
-def compare_sides(
-    subject: Subject,
-    first: Side | Runner,
-    second: Side | Runner,
+def compare_engines(
+    workload: Workload,
+    first: "BackendSpec | Runner",
+    second: "BackendSpec | Runner",
     *,
-    other: Subject | None = None,
+    other: Workload | None = None,
     reference: bool = False,
     within: str = "",
     progress: Progress = lambda text: None,
 ) -> tuple[Comparison, Trace, Trace]:
-    """Runs the subject on both sides and compares.
+    """Runs the workload on both sides and compares.
 
     Args:
-      subject: what to run.
+      workload: what to run.
       first: gives the inputs that local errors are taken on.
       second: compared with it.
       other: another network for the second side, with the same inputs. Default: the same.
-      reference: also run torch in float64, which says which side is nearer to the truth.
+      reference: also run torch in float64, which shows which side is more accurate.
       within: take local errors only inside this module.
-      progress: told what is being done.
+      progress: called with a line on each stage.
 
     Raises:
       ValueError: `within` names no module.
     """
     runners = [
-        open_side(what, side) if isinstance(side, Side) else side
-        for what, side in ((subject, first), (other or subject, second))
+        open_backend(what, side) if isinstance(side, BackendSpec) else side
+        for what, side in ((workload, first), (other or workload, second))
     ]
-    if within and within not in dict(subject.network.named_modules()):
+    if within and within not in dict(workload.network.named_modules()):
         raise InputError(
-            f"within={within!r} is no module of {type(subject.network).__name__}; there are "
-            + ", ".join(name for name, _ in subject.network.named_children())
+            f"within={within!r} is no module of {type(workload.network).__name__}; there are "
+            + ", ".join(name for name, _ in workload.network.named_children())
         )
-    trace_a = make_trace(subject, runners[0], progress=progress)
-    trace_b = make_trace(other or subject, runners[1], forced=trace_a.tokens, progress=progress)
+    trace_a = make_trace(workload, runners[0], progress=progress)
+    trace_b = make_trace(other or workload, runners[1], forced=trace_a.tokens, progress=progress)
     exact_runner = exact = None
     if reference:
-        exact_runner = open_side(subject, Side(engine="torch", platform="cpu", dtype="float64"))
+        exact_runner = open_backend(
+            workload, BackendSpec(engine="torch", platform="cpu", dtype="float64")
+        )
         exact = make_trace(
-            subject, exact_runner, forced=trace_a.tokens, check=False, progress=progress
+            workload, exact_runner, forced=trace_a.tokens, check=False, progress=progress
         )
     rows = align_traces(trace_a, trace_b)
     local = local_errors(
-        subject,
+        workload,
         runners[0],
         runners[1],
         _counterparts(rows, len(trace_a.outputs)),
@@ -75,11 +77,11 @@ def compare_sides(
 
 
 def _counterparts(rows: Sequence[Row], steps: int) -> list[dict[int, Call]]:
-    found: list[dict[int, Call]] = [{} for _ in range(steps)]
+    counterparts: list[dict[int, Call]] = [{} for _ in range(steps)]
     for row in rows:
         if row.first is not None and row.second is not None:
-            found[row.step][row.first.order] = row.second
-    return found
+            counterparts[row.step][row.first.order] = row.second
+    return counterparts
 
 
 def _inside(module: str) -> Callable[[Call], bool]:

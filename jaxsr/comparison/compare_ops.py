@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxsr.comparison.picture_metrics import SCALES, Difference, difference_on
 from jaxsr.comparison.resize_backends import (
     DTYPES,
     METHODS,
@@ -27,6 +26,8 @@ from jaxsr.errors import InputError
 
 Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
 Dtype = Literal["uint8", "float32", "bfloat16"]
+
+SCALES = ("0…255", "[-1, 1]")
 
 PUBLISHED = {
     "what": "uint8 frames to 1080x640, bilinear without antialias, against OpenCV INTER_LINEAR",
@@ -60,7 +61,7 @@ class Options:
     antialias: bool = False
     """Stretch the filter when shrinking, where a library leaves the choice."""
     convention: Literal["torch", "opencv", "pillow", "matlab"] = "torch"
-    """Whose rules jaxsr follows."""
+    """Library whose rules jaxsr follows."""
     runs: int = 5
     """Timed runs after the first one."""
     platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
@@ -79,6 +80,48 @@ class Options:
             raise InputError(f"limit must be at least 1 picture, got {self.limit}")
         if self.runs < 5:
             raise InputError(f"runs must be at least 5 for a median, got {self.runs}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Absolute differences of all values of a pair, on one scale."""
+
+    scale: str
+    largest: float
+    mean: float
+    median: float
+    p999: float
+    """99.9th percentile."""
+    equal: int
+    """Values without any difference."""
+    unequal: int
+
+    @property
+    def count(self) -> int:
+        """Values compared."""
+        return self.equal + self.unequal
+
+
+def difference_on(scale: str, first: np.ndarray, second: np.ndarray) -> Difference:
+    """Compares two arrays of 0…255 on one of `SCALES`.
+
+    Both are brought to the scale in float32, as a network's input would be, and compared there:
+    normalisation may make two values equal that were not, or the other way about.
+    """
+    if scale == "[-1, 1]":
+        first, second = (x.astype(np.float32) / np.float32(127.5) - 1 for x in (first, second))
+    error_metrics = np.abs(first.astype(np.float32) - second.astype(np.float32)).ravel()
+    median, p999 = np.percentile(error_metrics, (50, 99.9))
+    unequal = int(np.count_nonzero(error_metrics))
+    return Difference(
+        scale=scale,
+        largest=float(error_metrics.max()),
+        mean=float(error_metrics.mean(dtype=np.float64)),
+        median=float(median),
+        p999=float(p999),
+        equal=error_metrics.size - unequal,
+        unequal=unequal,
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +162,7 @@ def compare_ops(
     Args:
       options: what to compare.
       pictures: uint8 (height, width, 3).
-      progress: told what is being done.
+      progress: called with a line on each stage.
     """
     groups = []
     for method in options.methods:
@@ -184,12 +227,12 @@ def against_published(options: Options, groups: Sequence[Group]) -> list[str]:
             results |= group.results
             timings |= group.timings
             pairs |= group.pairs
-    ours, lines = "jaxsr (torch)", []
-    if {f"{ours} float32", "OpenCV uint8"} <= results.keys():
-        rounded = [np.rint(x).ravel() for x in results[f"{ours} float32"]]
+    name_of_jaxsr, lines = "jaxsr (torch)", []
+    if {f"{name_of_jaxsr} float32", "OpenCV uint8"} <= results.keys():
+        rounded = [np.rint(x).ravel() for x in results[f"{name_of_jaxsr} float32"]]
         levels = [x.ravel() for x in results["OpenCV uint8"]]
         d = difference_on("[-1, 1]", np.concatenate(rounded), np.concatenate(levels))
-        timing = timings[f"{ours} float32"]
+        timing = timings[f"{name_of_jaxsr} float32"]
         lines += [
             f"jaxsr float32, rounded to uint8, against OpenCV uint8, scale {d.scale}: "
             f"max {d.largest:.4f} (published {PUBLISHED['largest']}), "
@@ -201,10 +244,10 @@ def against_published(options: Options, groups: Sequence[Group]) -> list[str]:
             f"{PUBLISHED['seconds_cached_tpu_v6e']} s, B200 {PUBLISHED['seconds_cached_b200']} s; "
             "another device and other frames)",
         ]
-    for library in (ours, "jax.image"):
+    for library in (name_of_jaxsr, "jax.image"):
         pair = pairs.get((f"{library} bfloat16", "OpenCV float32"))
         if pair is not None:
-            sums = "float32" if library == ours else "bfloat16"
+            sums = "float32" if library == name_of_jaxsr else "bfloat16"
             lines.append(
                 f"{library} bfloat16 (sums in {sums}) against OpenCV float32, scale "
                 f"{pair[0].scale}: max {pair[0].largest:.4f} "

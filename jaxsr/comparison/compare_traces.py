@@ -1,20 +1,22 @@
-"""Where two runs part: total errors by operation, and what comes of them.
+"""Compares two recorded runs: the total error of every operation, and the first faults.
 
-The total error of an operation is that of its result in the two runs; the local error is what the
-operation adds by itself (`lockstep`). An error inherited from earlier operations shows in the
-first and not in the second. What is found is found among the operations that were looked at, and
-in stored traces by figures and samples of their results; reports say so.
+The total error of an operation is the difference of its results in the two runs. The local error is
+what the operation adds by itself (`local_error`). An inherited error shows in the total only.
+Stored traces are compared by statistics and samples of the results.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 import numpy as np
 
-from jaxsr.comparison.alignment import align
-from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.calls import Call
 from jaxsr.comparison.divergence import find_faults
 from jaxsr.comparison.local_error import Local
-from jaxsr.comparison.metrics import EQUAL, INCOMPARABLE, Apart, apart, worst_of
+from jaxsr.comparison.metrics import EQUAL, INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
+from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.thresholds import (
@@ -26,7 +28,6 @@ from jaxsr.comparison.thresholds import (
 )
 from jaxsr.comparison.tokens import compare_logits
 from jaxsr.comparison.trace import Trace
-from jaxsr.comparison.trace_records import Record
 from jaxsr.errors import InputError
 
 
@@ -34,7 +35,7 @@ def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> 
     """Refuses traces whose comparison would mean nothing.
 
     Raises:
-      ValueError: other models, inputs, granularity or samples; says which and the way out.
+      ValueError: other models, inputs, granularity or samples.
     """
     for part, what, way in (
         ("family", "models", "record both with one --model"),
@@ -43,13 +44,13 @@ def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> 
     ):
         a, b = first.header["identity"][part], second.header["identity"][part]
         if a != b:
-            said = [
+            texts = [
                 trace.header["subject"]["inputs" if part == "inputs" else "model"]
                 for trace in (first, second)
             ]
             raise InputError(
-                f"{names[0]} and {names[1]} are traces of different {what}: {said[0]} ({a}) and "
-                f"{said[1]} ({b}); {way}"
+                f"{names[0]} and {names[1]} are traces of different {what}: {texts[0]} ({a}) and "
+                f"{texts[1]} ({b}); {way}"
             )
     for part in ("granularity", "sample"):
         a, b = first.header[part], second.header[part]
@@ -57,6 +58,36 @@ def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> 
             raise InputError(
                 f"{names[0]} was recorded with {part} {a}, {names[1]} with {b}; record one again"
             )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two operations that are the same, or one that only one side has."""
+
+    first: int | None
+    """Position in the first stream; None where it lacks the operation."""
+    second: int | None
+    """Position in the second stream."""
+
+
+def align(first: Sequence[Call], second: Sequence[Call]) -> list[Pair]:
+    """Pairs in order of execution.
+
+    Equal streams are paired by position, others by the longest stretches of equal (module,
+    operation), so that a missing operation does not shift those after it.
+    """
+    tokens_a, tokens_b = ([call.token for call in calls] for calls in (first, second))
+    if tokens_a == tokens_b:
+        return [Pair(k, k) for k in range(len(tokens_a))]
+    pairs: list[Pair] = []
+    matcher = SequenceMatcher(None, tokens_a, tokens_b, autojunk=False)
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+        if kind == "equal":
+            pairs += [Pair(a, b) for a, b in zip(range(a0, a1), range(b0, b1), strict=True)]
+        else:
+            pairs += [Pair(a, None) for a in range(a0, a1)]
+            pairs += [Pair(None, b) for b in range(b0, b1)]
+    return pairs
 
 
 def align_traces(first: Trace, second: Trace) -> list[Row]:
@@ -85,15 +116,15 @@ def compare_traces(
     exact: Trace | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """Totals, and what is found first.
+    """Total errors of every operation, and the faults.
 
     Args:
       first: sets the scale of every difference.
       second: compared with it.
       rows: of `align_traces`, if they are known already.
-      local: of `lockstep.local_errors`; None for stored traces.
+      local: of `local_error.local_errors`; None for stored traces.
       exact: the same run in float64.
-      progress: told what is being done.
+      progress: called with a line on each stage.
     """
     rows = align_traces(first, second) if rows is None else rows
     steps = _comparable_steps(first, second)
@@ -103,8 +134,10 @@ def compare_traces(
     for row in rows:
         if local is not None and row.first is not None:
             row.local = local[row.step].get(row.first.order)
-    findings = find_faults(rows, live=local is not None)
-    outputs = [apart(a, b) for a, b in zip(first.outputs, second.outputs, strict=False)][:steps]
+    findings = find_faults(rows, local_checked=local is not None)
+    outputs = [error_metrics(a, b) for a, b in zip(first.outputs, second.outputs, strict=False)][
+        :steps
+    ]
     last = next((row for row in reversed(rows) if row.first and row.second), None)
     return Comparison(
         first=first.header,
@@ -120,7 +153,7 @@ def compare_traces(
         else [],
         weights=_weight_differences(first, second),
         compared_steps=steps,
-        live=local is not None,
+        local_checked=local is not None,
     )
 
 
@@ -155,13 +188,13 @@ def _fill_totals(
         row.total_threshold = total_threshold(row.first, depth, unit=unit)
         if len(a.figures) == len(b.figures) and a.figures:
             pairs = zip(a.figures, b.figures, strict=True)
-            row.total = worst_of([figures_apart(x, y) for x, y in pairs])
+            row.total = worst_of([sampled_error(x, y) for x, y in pairs])
             totals[row.first.key] = row.total.relative
             truth = exact_rows.get((row.step, row.first.key))
             if truth is not None and len(truth.figures) == len(a.figures):
                 row.exact = tuple(  # type: ignore[assignment]
                     worst_of(
-                        [figures_apart(x, y) for x, y in zip(truth.figures, f, strict=True)]
+                        [sampled_error(x, y) for x, y in zip(truth.figures, f, strict=True)]
                     ).relative
                     for f in (a.figures, b.figures)
                 )
@@ -171,7 +204,7 @@ def _fill_totals(
 
 
 def _dtype_of(trace: Trace) -> str:
-    return Side.parse(trace.header["side"]).dtype
+    return BackendSpec.parse(trace.header["side"]).dtype
 
 
 def _by_place(trace: Trace) -> dict[tuple[int, int], Record]:
@@ -182,15 +215,17 @@ def _by_key(trace: Trace) -> dict[tuple[int, str], Record]:
     return {(r.call.step, r.call.key): r for r in trace.records}
 
 
-def figures_apart(first: Figures, second: Figures) -> Apart:
+def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
     """What two tensors' figures and samples say of their difference: a lower bound of it."""
     if first.count != second.count:
         return INCOMPARABLE
     if first.beyond != second.beyond:
-        return Apart(float("inf"), float("inf"), float("inf"), abs(first.beyond - second.beyond))
+        return ErrorMetrics(
+            float("inf"), float("inf"), float("inf"), abs(first.beyond - second.beyond)
+        )
     if not first.count:
         return EQUAL
-    pair = apart(first.sample, second.sample, rms=first.rms or None)
+    pair = error_metrics(first.sample, second.sample, rms=first.rms or None)
     scale = first.rms or second.rms
     if not scale or not np.isfinite(pair.worst):
         return pair
@@ -204,16 +239,16 @@ def figures_apart(first: Figures, second: Figures) -> Apart:
         abs(a - b) / (abs(a) + scale)
         for a, b in ((first.low, second.low), (first.high, second.high))
     ]
-    return Apart(relative, max(pair.peak, *ends), pair.largest, pair.unlike, pair.compared)
+    return ErrorMetrics(relative, max(pair.peak, *ends), pair.largest, pair.unlike, pair.compared)
 
 
 def _weight_differences(first: Trace, second: Trace) -> list[tuple[str, float]]:
     unit = roundoff_of([_dtype_of(first), _dtype_of(second)])
-    found = []
+    differences = []
     for name, (digest, figures) in first.weights.items():
         if name not in second.weights or second.weights[name][0] == digest:
             continue
-        worst = figures_apart(figures, second.weights[name][1]).worst
+        worst = sampled_error(figures, second.weights[name][1]).worst
         if worst > 2 * unit or first.header["side"] == second.header["side"]:
-            found.append((name, worst))
-    return sorted(found, key=lambda pair: -pair[1])
+            differences.append((name, worst))
+    return sorted(differences, key=lambda pair: -pair[1])

@@ -1,40 +1,40 @@
-"""What of all differences is a fault, and where it began.
+"""Which differences are faults, and where they begin.
 
-A local error beyond rounding is one, wherever it stands. A total error is one where the inputs
-still agreed, and if it lasts. An operation that one side lacks is one if what follows it is off,
-and not for a fault of its own: streams may differ without harm.
+- A local error beyond rounding is a fault.
+- A total error is a fault if the inputs agreed and the error persists.
+- An operation that one side lacks is a fault if what follows it is wrong for no other reason.
 """
 
-from jaxsr.comparison.calls import Call
 from jaxsr.comparison.result import Finding, Row
+from jaxsr.errors import first_of
 
 
-def find_faults(rows: list[Row], *, live: bool) -> list[Finding]:
+def find_faults(rows: list[Row], *, local_checked: bool) -> list[Finding]:
     """In order of execution.
 
     Args:
       rows: all operations, totals and local errors filled in.
-      live: whether local errors were looked for.
+      local_checked: whether local errors were measured.
     """
-    lasting = _Lasting(rows)
-    found: list[Finding] = []
+    persists = _Persistence(rows)
+    findings: list[Finding] = []
     for position, row in enumerate(rows):
         if row.first is None or row.second is None:
             before = rows[position - 1] if position else None
             starts = before is None or not (before.first is None or before.second is None)
-            if starts and _has_consequences(rows[position:], lasting, live=live):
-                said = _structure_said(rows, position)
-                found.append(Finding(kind="structure", row=row, said=said))
-        elif live:
+            if starts and _has_consequences(rows[position:], persists, local_checked=local_checked):
+                text = _structure_text(rows, position)
+                findings.append(Finding(kind="structure", row=row, text=text))
+        elif local_checked:
             if row.local is not None and row.local.above:
-                found.append(Finding(kind="local", row=row, said=_local_said(row)))
-        elif row.inherited <= row.total_threshold and lasting(row):
-            found.append(Finding(kind="total", row=row, said=_total_said(row)))
-    return found
+                findings.append(Finding(kind="local", row=row, text=_local_text(row)))
+        elif row.inherited <= row.total_threshold and persists(row):
+            findings.append(Finding(kind="total", row=row, text=_total_text(row)))
+    return findings
 
 
-def _has_consequences(rows: list[Row], lasting: "_Lasting", *, live: bool) -> bool:
-    """Whether what follows an operation that one side lacks is off, and not for its own fault."""
+def _has_consequences(rows: list[Row], persists: "_Persistence", *, local_checked: bool) -> bool:
+    """Whether the operations after a missing one are wrong, and have no fault themselves."""
     step = rows[0].step
     for row in rows:
         if row.step != step:
@@ -43,22 +43,22 @@ def _has_consequences(rows: list[Row], lasting: "_Lasting", *, live: bool) -> bo
             continue
         if row.local is not None and row.local.problem:
             return True
-        if live and row.local_above:
+        if local_checked and row.local_above:
             return False
-        if lasting(row):
+        if persists(row):
             return True
     return False
 
 
-class _Lasting:
-    """Tells whether a total error lasts: is handed on from operation to operation.
+class _Persistence:
+    """Tells whether a total error persists from operation to operation.
 
-    Where large terms cancel, the relative error of correct runs shoots up, and is gone an operation
-    or two later, as soon as the small result is added to something.
+    Where large terms cancel, the relative error of correct runs rises. It disappears an operation
+    or two later, when the small result is added to a larger one.
     """
 
     GENERATIONS = 6
-    """Operations that an error must outlive, one reading the other's result; or the run's end."""
+    """Operations in a row, each reading the last one's result, that an error must survive."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._readers: dict[tuple[int, str], list[Row]] = {}
@@ -78,35 +78,30 @@ class _Lasting:
         if known not in self._known:
             readers = self._readers.get((row.step, row.first.key), [])
             readers = [reader for reader in readers if reader.number > row.number]
-            seen = any(self(reader, generations - 1) for reader in readers)
-            self._known[known] = seen or not readers
+            persists = any(self(reader, generations - 1) for reader in readers)
+            self._known[known] = persists or not readers
         return self._known[known]
 
 
-def _structure_said(rows: list[Row], position: int) -> str:
-    gone: list[Call] = []
-    new: list[Call] = []
+def _structure_text(rows: list[Row], position: int) -> str:
+    gone: list[str] = []
+    new: list[str] = []
     for row in rows[position:]:
         if row.first is not None and row.second is not None:
             break
         if row.second is None and row.first is not None:
-            gone.append(row.first)
+            gone.append(row.first.operation)
         elif row.second is not None:
-            new.append(row.second)
+            new.append(row.second.operation)
     parts = []
     if gone:
-        parts.append(f"the second side lacks {_named(gone)}")
+        parts.append(f"the second side lacks {first_of(gone, 4)}")
     if new:
-        parts.append(f"the second side has {_named(new)} besides")
+        parts.append(f"the second side has {first_of(new, 4)} besides")
     return "; ".join(parts) + "; what follows is off"
 
 
-def _named(calls: list[Call]) -> str:
-    names = ", ".join(call.operation for call in calls[:4])
-    return names + (f" and {len(calls) - 4} more" if len(calls) > 4 else "")
-
-
-def _local_said(row: Row) -> str:
+def _local_text(row: Row) -> str:
     local = row.local
     assert local is not None
     if local.problem:
@@ -119,7 +114,7 @@ def _local_said(row: Row) -> str:
     )
 
 
-def _total_said(row: Row) -> str:
+def _total_text(row: Row) -> str:
     assert row.total is not None
     return (
         f"total error {row.total.relative:.2e}, rounding explains {row.total_threshold:.2e}; its "

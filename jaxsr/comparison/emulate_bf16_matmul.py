@@ -1,8 +1,8 @@
-"""A TPU's default precision on any device: float32 products of operands rounded to bfloat16.
+"""Emulates a TPU's default precision: float32 products of operands rounded to bfloat16.
 
-What a TPU does by default to the operands of matrix products and convolutions, and to nothing else;
-products of 8-bit numbers are exact, and their sums are float32 on both. So a CPU tells beforehand
-which operations of a network will differ on a TPU, and by how much. Source: the documentation of
+A TPU rounds the operands of matrix products and convolutions, and nothing else. Products of
+8-significand-bit numbers are exact, and their sums are float32 on both. So a CPU can predict which
+operations of a network will differ on a TPU, and by how much. Source: the documentation of
 `jax.lax.Precision`, whose DEFAULT is one pass in bfloat16 on a TPU.
 """
 
@@ -28,7 +28,7 @@ _CALLS = {
 _LOOPS = (known.scan_p, known.while_p, known.cond_p)
 
 
-def with_narrow_products(function: Callable[..., Any]) -> Callable[..., Any]:
+def emulate_bf16_matmul(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with the operands of float32 products rounded to bfloat16, ties to even.
 
     Args:
@@ -42,8 +42,8 @@ def with_narrow_products(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         traced, result = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = _run(traced.jaxpr, traced.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(result), found)
+        leaves = _run(traced.jaxpr, traced.consts, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(result), leaves)
 
     return run
 
@@ -110,7 +110,7 @@ def _has_products(program: Jaxpr | ClosedJaxpr) -> bool:
 
 
 def _narrowed(program: ClosedJaxpr) -> ClosedJaxpr:
-    return jax.make_jaxpr(with_narrow_products(jaxpr_as_fun(program)))(*program.in_avals)
+    return jax.make_jaxpr(emulate_bf16_matmul(jaxpr_as_fun(program)))(*program.in_avals)
 
 
 def _rounded(x: jax.Array) -> jax.Array:

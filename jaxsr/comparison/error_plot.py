@@ -1,40 +1,56 @@
-"""Error against depth as an SVG drawing: one column per operation, a logarithmic scale.
+"""Error against depth, drawn with matplotlib: one column per operation, a logarithmic scale.
 
-Depth runs from left to right in order of execution. The line is the total error, each dot a local
-one; what was found stands out. Every dot says in its title which operation it is.
+Depth runs from left to right in order of execution. The lines are total errors; the dots, local
+errors and findings, are placed by the page's template, so that each can name its operation in a
+tooltip.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from html import escape
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.summary import block_of, local_ratio, number
+from jaxsr.metrics.plot import as_svg, new_figure
 
-_WIDTH, _HEIGHT = 1120, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 30, 54
-_DOTS = 1500  # dots drawn at most, the most telling ones; more make the page slow and say no more
-_CROWDED_PX = 4
+_INCHES = (11.2, 3.8)
+_PX_PER_INCH = 72
+_DOTS = 1500  # the largest ones are drawn; more would make the page slow
+_COLUMNS = 1000  # points of a line; of more operations the worst in each column is drawn
 _CEILING = 10.0
+_CHARACTER_PX = 5.6
+
+# Colours of the page's style sheet, by what stands for them in matplotlib.
+_INK, _LINE, _BAND = "#000001", "#000002", "#000003"
+_TOTAL, _LIMIT, _BAD = "#000004", "#000005", "#000006"
+_EXACT, _PAPER = ("#000007", "#000008"), "#000009"
+_VARIABLES = {
+    _INK: "--soft", _LINE: "--line", _BAND: "--band", _TOTAL: "--total", _LIMIT: "--limit",
+    _BAD: "--bad", _EXACT[0]: "--exact1", _EXACT[1]: "--exact2",
+    _PAPER: "--paper",
+}  # fmt: skip
 
 
-class _Scale:
-    def __init__(self, count: int, low: float) -> None:
-        # The lowest decade is below every error that is not 0, and stands for 0.
-        self._count, self._low = max(count, 2), math.ceil(math.log10(low)) - 2
-        self._high = math.log10(_CEILING)
+@dataclass(frozen=True)
+class Dot:
+    """A circle over the drawing."""
 
-    def x(self, position: float) -> float:
-        return _LEFT + (position + 0.5) / self._count * (_WIDTH - _LEFT - _RIGHT)
+    kind: str
+    """`local` or `suspect`."""
+    x: float
+    y: float
+    title: str
 
-    def y(self, value: float) -> float:
-        log = math.log10(min(max(value, 10**self._low), _CEILING))
-        share = (log - self._low) / (self._high - self._low)
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
-    @property
-    def decades(self) -> range:
-        return range(self._low, int(self._high) + 1)
+@dataclass(frozen=True)
+class Drawing:
+    """An SVG element in parts: the template puts the dots before its closing tag."""
+
+    svg: str
+    """Everything but `</svg>`."""
+    dots: list[Dot]
 
 
 def draw_depth(
@@ -43,8 +59,8 @@ def draw_depth(
     *,
     title: str,
     name: Callable[[str], str] = block_of,
-) -> str:
-    """The rows' errors against their order, as an `<svg>` element.
+) -> Drawing:
+    """The rows' errors against their order.
 
     Args:
       comparison: what the rows are of.
@@ -52,153 +68,138 @@ def draw_depth(
       title: stands above the drawing.
       name: path of a module → name of the stripe that its operations stand on.
     """
-    seen = [r.total.relative for r in rows if r.total is not None and r.total.relative > 0]
-    seen += [r.local.error.worst for r in rows if r.local is not None and r.local.error.worst > 0]
-    seen += [value for r in rows for value in r.exact or () if value is not None and value > 0]
-    finite = [value for value in seen if math.isfinite(value)]
-    scale = _Scale(len(rows), max(min(finite, default=1e-8), 1e-10))
-    found = {finding.row.number for finding in comparison.findings}
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">',
-        *_bands(rows, scale, name),
-        *_grid(scale),
-        _line(rows, scale, "threshold", lambda r: r.total_threshold if r.total else None),
-        _line(rows, scale, "total", lambda r: r.total.relative if r.total else None),
+    low = math.ceil(math.log10(max(min(_positive_errors(rows), default=1e-8), 1e-10))) - 2
+    figure = new_figure(*_INCHES)
+    axes = figure.add_subplot()
+    # The lowest decade is below every error that is not 0, and stands for 0.
+    axes.set(xlim=(-0.5, max(len(rows), 2) - 0.5), ylim=(10.0**low, _CEILING), yscale="log")
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
+    axes.set_ylabel("relative error", color=_INK)
+    axes.set_xlabel("operations in order of execution", color=_INK, labelpad=18)
+    axes.set_xticks([])
+    decades = range(low, 2, 2)
+    labels = ["0" if decade == low else f"1e{decade}" for decade in decades]
+    axes.set_yticks([10.0**decade for decade in decades], labels, color=_INK)
+    axes.minorticks_off()
+    axes.tick_params(length=0)
+    axes.grid(axis="y", color=_LINE, clip_on=False)
+    axes.spines[:].set_visible(False)
+    for line, colour, style, value in (
+        ("threshold", _LIMIT, "--", lambda r: r.total_threshold if r.total else None),
+        ("exact-first", _EXACT[0], "-", lambda r: r.exact[0] if r.exact else None),
+        ("exact-second", _EXACT[1], "-", lambda r: r.exact[1] if r.exact else None),
+        ("total", _TOTAL, "-", lambda r: r.total.relative if r.total else None),
+    ):
+        x, y = _column_maxima(rows, value, 10.0**low)
+        axes.plot(x, y, style, color=colour, linewidth=1.2, clip_on=False, gid=line)
+    numbers = {finding.row.number for finding in comparison.findings}
+    suspects = [place for place, row in enumerate(rows) if row.number in numbers]
+    for place in suspects[:1]:
+        axes.axvline(place, color=_BAD, linewidth=1, clip_on=False)
+        right = place > 0.6 * len(rows)
+        axes.annotate(
+            rows[place].call.place,
+            (place, _CEILING),
+            xytext=(-8 if right else 8, -14),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            color=_BAD,
+            fontweight="bold",
+            bbox={"facecolor": _PAPER, "edgecolor": "none", "pad": 1},
+        )
+    for place in range(1, len(rows)):
+        if rows[place].step != rows[place - 1].step:
+            axes.axvline(place - 0.5, color=_LIMIT, linestyle=":", linewidth=1, clip_on=False)
+            label = f"step {rows[place].step}"
+            axes.text(place, _CEILING, label, color=_INK, va="bottom", fontsize=8)
+    figure.draw_without_rendering()  # fixes the layout
+    figure.set_layout_engine("none")
+    _draw_bands(axes, rows, name)
+
+    def at(place: int, value: float) -> tuple[float, float]:
+        x, y = axes.transData.transform((place, min(max(value, 10.0**low), _CEILING)))
+        scale = _PX_PER_INCH / figure.dpi
+        return round(x * scale, 1), round(_INCHES[1] * _PX_PER_INCH - y * scale, 1)
+
+    dots = [
+        Dot("local", *at(place, error), f"{rows[place].call.place}: local {number(error)}")
+        for place, error in _largest_local(rows)
+        if place not in suspects
     ]
-    if any(row.exact is not None for row in rows):
-        for side, kind in enumerate(("exact-first", "exact-second")):
-            parts.append(
-                _line(rows, scale, kind, lambda r, k=side: r.exact[k] if r.exact else None)
-            )
-    parts += _dots(rows, scale, found)
-    parts += _found(rows, scale, found)
-    parts.append(f'<text class="title" x="{_LEFT}" y="18">{escape(title)}</text></svg>')
-    return "".join(parts)
+    dots += [Dot("suspect", *at(p, _height(rows[p])), rows[p].call.place) for p in suspects]
+    return Drawing(_for_page(as_svg(figure)), dots)
 
 
-def _bands(rows: Sequence[Row], scale: _Scale, name_of: Callable[[str], str]) -> list[str]:
+def _positive_errors(rows: Sequence[Row]) -> Iterator[float]:
+    for row in rows:
+        errors = [*(row.exact or ())]
+        errors += [row.total.relative] if row.total is not None else []
+        errors += [row.local.error.worst] if row.local is not None else []
+        yield from (e for e in errors if e is not None and 0 < e < math.inf)
+
+
+def _height(row: Row) -> float:
+    if row.local is not None:
+        return row.local.error.worst
+    return row.total.relative if row.total is not None else _CEILING
+
+
+def _column_maxima(
+    rows: Sequence[Row], value: Callable[[Row], float | None], lowest: float
+) -> tuple[list[float], list[float]]:
+    """Places and values of a line: the worst of each column, with gaps where nothing differs."""
+    worst: dict[int, tuple[float, float]] = {}
+    for place, row in enumerate(rows):
+        error = value(row)
+        if error is not None:
+            column = place * _COLUMNS // len(rows) if len(rows) > _COLUMNS else place
+            worst[column] = max(worst.get(column, (0.0, 0.0)), (error, float(place)))
+    x: list[float] = []
+    y: list[float] = []
+    for error, place in worst.values():
+        clipped = min(max(error, lowest), _CEILING) if error > 0 else math.nan
+        # Two ends, so that a value between two gaps is seen.
+        x += [place - 0.2, place + 0.2]
+        y += [clipped, clipped]
+    return x, y
+
+
+def _largest_local(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    places = [
+        p for p, row in enumerate(rows) if row.local is not None and row.local.error.worst > 0
+    ]
+    places = sorted(places, key=lambda place: -local_ratio(rows[place]))[:_DOTS]
+    return [(p, local.error.worst) for p in sorted(places) if (local := rows[p].local) is not None]
+
+
+def _draw_bands(axes: Any, rows: Sequence[Row], name_of: Callable[[str], str]) -> None:
     """A stripe for every block, named where there is room."""
     spans: list[tuple[str, int, int]] = []
-    for position, row in enumerate(rows):
+    for place, row in enumerate(rows):
         name = name_of(row.call.path)
-        if spans and spans[-1][0] == name:
-            spans[-1] = (name, spans[-1][1], position)
-        else:
-            spans.append((name, position, position))
-    parts, free = [], 0.0
-    bottom = _HEIGHT - _BOTTOM
-    for index, (name, start, end) in enumerate(spans):
-        left, right = scale.x(start - 0.5), scale.x(end + 0.5)
+        first = spans.pop()[1] if spans and spans[-1][0] == name else place
+        spans.append((name, first, place))
+    px_per_row = axes.get_window_extent().width * _PX_PER_INCH / axes.figure.dpi / len(rows)
+    free = -0.5
+    for index, (name, first, last) in enumerate(spans):
         if index % 2:
-            parts.append(
-                f'<rect class="band" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
-                f'height="{bottom - _TOP}"/>'
-            )
+            axes.axvspan(first - 0.5, last + 0.5, color=_BAND, zorder=-1, clip_on=False)
         short = name if len(name) < 15 else name.partition(".")[2] or name
         short = short if len(short) < 15 else "…" + short[-13:]
-        middle = (left + right) / 2
-        needed = 5.6 * len(short)
-        if right - left > 12 and middle - needed / 2 > free:
-            parts.append(
-                f'<text class="block" x="{middle:.1f}" y="{bottom + 16}">{escape(short)}</text>'
-            )
-            free = middle + needed / 2 + 6
-    steps = [p for p in range(1, len(rows)) if rows[p].step != rows[p - 1].step]
-    for position in steps:
-        x = scale.x(position - 0.5)
-        parts.append(f'<line class="step" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(
-            f'<text class="axis" x="{x + 4:.1f}" y="{_TOP + 10}">step {rows[position].step}</text>'
-        )
-    return parts
+        middle, half = (first + last) / 2, _CHARACTER_PX * len(short) / px_per_row / 2
+        if (last - first + 1) * px_per_row > 12 and middle - half > free:
+            axes.annotate(
+                short, (middle, 0), xycoords=("data", "axes fraction"), xytext=(0, -12),
+                textcoords="offset points", ha="center", fontsize=8, color=_INK,
+            )  # fmt: skip
+            free = middle + half + 6 / px_per_row
 
 
-def _grid(scale: _Scale) -> list[str]:
-    parts = []
-    for decade in scale.decades:
-        y = scale.y(10.0**decade)
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        if decade % 2 == 0 or len(scale.decades) < 7 or decade == scale.decades[0]:
-            text = f"1e{decade}" if decade > scale.decades[0] else "0"
-            parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
-    middle = (_HEIGHT - _BOTTOM + _TOP) / 2
-    parts.append(
-        f'<text class="axis" transform="translate(14 {middle}) rotate(-90)" '
-        'text-anchor="middle">relative error</text>'
-    )
-    parts.append(
-        f'<text class="axis" x="{(_WIDTH + _LEFT) / 2}" y="{_HEIGHT - 10}" text-anchor="middle">'
-        "operations in order of execution</text>"
-    )
-    return parts
-
-
-def _line(
-    rows: Sequence[Row], scale: _Scale, kind: str, value: Callable[[Row], float | None]
-) -> str:
-    # Where operations are crowded, the worst of a few pixels' width stands for them; where nothing
-    # differs there is a gap, not a plunge to the bottom of a logarithmic scale.
-    worst: dict[int, tuple[float, float]] = {}
-    for position, row in enumerate(rows):
-        y = value(row)
-        if y is not None:
-            x = scale.x(position)
-            place = position if len(rows) < _WIDTH else round(x / _CROWDED_PX)
-            worst[place] = max(worst.get(place, (0.0, 0.0)), (y, x))
-    pieces: list[list[str]] = [[]]
-    for y, x in worst.values():
-        if y > 0:
-            pieces[-1].append(f"{x:.1f},{scale.y(y):.1f}")
-        elif pieces[-1]:
-            pieces.append([])
-    drawn = [p if len(p) > 1 else [*p, *p] for p in pieces if p]
-    return "".join(f'<polyline class="{kind}" points="{" ".join(piece)}"/>' for piece in drawn)
-
-
-def _dots(rows: Sequence[Row], scale: _Scale, found: set[int]) -> list[str]:
-    places = [(p, row) for p, row in enumerate(rows) if row.local is not None]
-    if len(places) > _DOTS:
-        places = sorted(places, key=lambda place: -local_ratio(place[1]))[:_DOTS]
-    parts = []
-    for position, row in places:
-        local = row.local
-        assert local is not None
-        if row.number in found or local.error.worst == 0:
-            continue
-        words = f"{row.call.place}: local {number(local.error.worst)}"
-        parts.append(
-            f'<circle class="local" cx="{scale.x(position):.1f}" '
-            f'cy="{scale.y(local.error.worst):.1f}" r="2.2"><title>{escape(words)}</title></circle>'
-        )
-    return parts
-
-
-def _found(rows: Sequence[Row], scale: _Scale, found: set[int]) -> list[str]:
-    parts, first = [], True
-    for position, row in enumerate(rows):
-        if row.number not in found:
-            continue
-        x = scale.x(position)
-        if row.local is not None:
-            y = scale.y(row.local.error.worst)
-        else:
-            y = scale.y(row.total.relative if row.total is not None else _CEILING)
-        if first:
-            bottom = _HEIGHT - _BOTTOM
-            parts.append(
-                f'<line class="suspect" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>'
-            )
-            side = "end" if x > _WIDTH * 0.6 else "start"
-            shift = -8 if side == "end" else 8
-            parts.append(
-                f'<text class="suspect-name" x="{x + shift:.1f}" y="{_TOP + 42}" '
-                f'text-anchor="{side}">{escape(row.call.place)}</text>'
-            )
-            first = False
-        parts.append(
-            f'<circle class="suspect" cx="{x:.1f}" cy="{y:.1f}" r="4.5">'
-            f"<title>{escape(row.call.place)}</title></circle>"
-        )
-    return parts
+def _for_page(svg: str) -> str:
+    """The drawing as an element of a page: no names of other files, the page's colours."""
+    svg = svg[svg.index("<svg") : svg.rindex("</svg>")]
+    svg = re.sub(r"<metadata>.*?</metadata>|<defs>.*?</defs>", "", svg, flags=re.S)
+    svg = re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg)
+    for stand_in, variable in _VARIABLES.items():
+        svg = svg.replace(stand_in, f"var({variable})")
+    return svg

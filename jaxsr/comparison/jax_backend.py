@@ -1,8 +1,8 @@
-"""The JAX engine as a side of a comparison: as one program, and operation by operation.
+"""The JAX engine in a comparison: as one program, and operation by operation.
 
-The program that records returns what it records as further results, so that nothing is called back
-from the device; whether that changes what it computes is looked at in every trace. Figures are
-taken on the host: computing them in the program makes it several times longer to compile.
+The recording program returns the recorded tensors as further results, without callbacks from the
+device. Every trace checks whether that changes what it computes. Statistics are taken on the host:
+in the program they would make compilation several times longer.
 """
 
 import contextlib
@@ -15,27 +15,35 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
-from jaxsr.comparison.emulate_bf16_matmul import with_narrow_products
-from jaxsr.comparison.op_recorder import Ear, Granularity, Listener, call_again
+from jaxsr.comparison.emulate_bf16_matmul import emulate_bf16_matmul
+from jaxsr.comparison.op_recorder import (
+    Granularity,
+    Observer,
+    OpRecorder,
+    Record,
+    StatisticsObserver,
+    call_again,
+    matches,
+)
 from jaxsr.comparison.statistics import describe
-from jaxsr.comparison.torch_backend import cast_network, to_numpy
-from jaxsr.comparison.trace_records import FiguresEar, Record, wanted
-from jaxsr.comparison.workload import Inputs, Subject
+from jaxsr.comparison.torch_backend import cast_network
+from jaxsr.comparison.workload import Inputs, Workload
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.hooks import constant_of, run_torch, value_of, watched
+from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module import to_jax
 
 RECORD_BYTES = 1 << 30
 """Tensors that one run of a recording program returns at most; more are recorded in more runs."""
 
 
-class JaxSide:
-    """Runs a subject's network in JAX.
+class JaxBackend:
+    """Runs a workload's network in JAX.
 
     Args:
-      subject: the network.
+      workload: the network.
       side: where, and in which dtype and precision.
       record_bytes: see `RECORD_BYTES`.
 
@@ -44,14 +52,16 @@ class JaxSide:
       UnsupportedTorchError: the network does something that JAX would compute differently.
     """
 
-    programs_alone = True
-    """A whole run is one fused program, another one than its operations one by one."""
+    fused = True
+    """A run is one fused program, not its operations one by one."""
 
-    def __init__(self, subject: Subject, side: Side, *, record_bytes: int = RECORD_BYTES) -> None:
+    def __init__(
+        self, workload: Workload, side: BackendSpec, *, record_bytes: int = RECORD_BYTES
+    ) -> None:
         self.side, self.record_bytes = side, record_bytes
         self.device = find_device(side.platform)
-        network, compute_dtype = subject.network, None
-        if side.dtype != "float32" and subject.casts_buffers:
+        network, compute_dtype = workload.network, None
+        if side.dtype != "float32" and workload.casts_buffers:
             compute_dtype = jnp.dtype(side.dtype)
         elif side.dtype != "float32":
             network = cast_network(copy.deepcopy(network), getattr(torch, side.dtype), False)
@@ -59,9 +69,9 @@ class JaxSide:
             self._module = to_jax(network, compute_dtype=compute_dtype)
         self._state = jax.device_put((self._module.params, self._module.buffers), self.device)
         self._narrow = side.precision == "bfloat16"
-        self._programs: dict[Any, list[tuple[Any, _TracedEar]]] = {}
+        self._programs: dict[Any, list[tuple[Any, _TracedObserver]]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self.uneven = False
+        self.inconsistent = False
 
     def describe(self) -> dict[str, str]:
         """Device and settings, for a trace's header."""
@@ -80,7 +90,7 @@ class JaxSide:
             yield
 
     def _rounding(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return with_narrow_products(function) if self._narrow else function
+        return emulate_bf16_matmul(function) if self._narrow else function
 
     def _jit(self, function: Callable[..., Any]) -> Any:
         return jax.jit(self._rounding(function))
@@ -97,7 +107,7 @@ class JaxSide:
         )
 
     def run(self, inputs: Inputs) -> Any:
-        """One step as one program without anybody listening; host arrays."""
+        """One step as one program, without recording; host arrays."""
         inputs = self._cast(inputs)
         program = self._calls.setdefault("run", self._jit(self._apply))
         with self._settings():
@@ -118,12 +128,14 @@ class JaxSide:
           inputs: of the network.
           step: number of the step.
           granularity: operations, or results of modules.
-          keep: patterns of `path:operation` whose tensors are kept whole.
+          keep: patterns of `path:operation` whose tensors are stored whole.
           alone: run every operation by itself instead of the program that users run.
         """
         if alone:
-            ear = FiguresEar(self.value, keep=keep)
-            return self.listen(inputs, ear, step=step, granularity=granularity), ear.records
+            observer = StatisticsObserver(self.value, keep=keep)
+            return self.observe(
+                inputs, observer, step=step, granularity=granularity
+            ), observer.records
         inputs = self._cast(inputs)
         shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(inputs))
         key = (shapes, granularity, tuple(keep))
@@ -132,51 +144,61 @@ class JaxSide:
                 self._programs[key] = self._compiled(inputs, granularity, keep)
             records: list[Record] = []
             results = []
-            for program, ear in self._programs[key]:
+            for program, observer in self._programs[key]:
                 outputs, arrays = program(self._state, inputs)
                 results.append(jax.device_get(outputs))
-                records = ear.records(arrays, step, records)
-        self.uneven = self.uneven or not all(_equal(results[0], other) for other in results[1:])
+                records = observer.records(arrays, step, records)
+        self.inconsistent = self.inconsistent or not all(
+            _equal(results[0], other) for other in results[1:]
+        )
         return results[0], records
 
     def _compiled(
         self, inputs: Inputs, granularity: Granularity, keep: Sequence[str]
-    ) -> list[tuple[Any, "_TracedEar"]]:
+    ) -> list[tuple[Any, "_TracedObserver"]]:
         """Programs that return every recorded tensor, each at most `record_bytes` of them."""
-        programs: list[tuple[Any, _TracedEar]] = []
+        programs: list[tuple[Any, _TracedObserver]] = []
         while not programs or programs[-1][1].more:
-            ear = _TracedEar(keep, window=len(programs), budget=self.record_bytes)
-            listener = Listener(ear, granularity=granularity, constant_of=constant_of)
+            observer = _TracedObserver(keep, window=len(programs), budget=self.record_bytes)
+            recorder = OpRecorder(observer, granularity=granularity, constant_of=constant_of)
 
             def program(
-                state: Any, inputs: Inputs, ear: _TracedEar = ear, listener: Listener = listener
+                state: Any,
+                inputs: Inputs,
+                observer: _TracedObserver = observer,
+                recorder: OpRecorder = recorder,
             ) -> Any:
-                with watched(listener):
-                    return self._apply(state, inputs), ear.taken
+                with watched(recorder):
+                    return self._apply(state, inputs), observer.taken
 
-            programs.append((self._jit(program).lower(self._state, inputs).compile(), ear))
+            programs.append((self._jit(program).lower(self._state, inputs).compile(), observer))
         return programs
 
-    def listen(
-        self, inputs: Inputs, ear: Ear, *, step: int, granularity: Granularity = "operation"
+    def observe(
+        self,
+        inputs: Inputs,
+        observer: Observer,
+        *,
+        step: int,
+        granularity: Granularity = "operation",
     ) -> Any:
-        """One step operation by operation, with an ear on every one.
+        """One step operation by operation; the observer is called for each.
 
         Raises:
-          ValueError: see `Side.check_operations_alone`.
+          ValueError: see `BackendSpec.check_operations_alone`.
         """
         self.side.check_operations_alone()
-        listener = Listener(ear, step=step, granularity=granularity, constant_of=constant_of)
-        with self._settings(), watched(listener):
+        recorder = OpRecorder(observer, step=step, granularity=granularity, constant_of=constant_of)
+        with self._settings(), watched(recorder):
             outputs = self._apply(self._state, jax.device_put(self._cast(inputs), self.device))
         return jax.device_get(outputs)
 
     def value(self, tensor: torch.Tensor) -> np.ndarray | None:
-        """An operand or result that an ear was given; None inside another transformation."""
+        """An operand or result as an array; None inside another JAX transformation."""
         array = value_of(tensor)
         return None if array is None else np.asarray(array)
 
-    def own(self, name: str) -> np.ndarray:
+    def weight(self, name: str) -> np.ndarray:
         """A parameter or buffer."""
         return np.asarray(self._array(name))
 
@@ -185,13 +207,13 @@ class JaxSide:
         params, buffers = self._state
         return params[name] if name in params else buffers[name]
 
-    def call(self, call: Call, given: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        """One operation as a program of its own; parameters and constants where `given` is None."""
+    def call(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        """One operation compiled alone; parameters and constants where an input is None."""
         program = call.program
         assert program is not None
         values: list[Any] = []
         constant = False
-        for place, (operand, value) in enumerate(zip(call.operands, given, strict=True)):
+        for place, (operand, value) in enumerate(zip(call.operands, inputs, strict=True)):
             if value is not None:
                 values.append(_as_dtype(value, operand.dtype))
             elif operand.kind == "parameter":
@@ -217,7 +239,7 @@ class JaxSide:
                 return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
 
 
-class _TracedEar:
+class _TracedObserver:
     """Collects calls while a program is traced, and the tensors that it is to return.
 
     Args:
@@ -239,10 +261,10 @@ class _TracedEar:
         """Whether tensors are left for another program."""
         return self._bytes // self._budget > self._window
 
-    def before(self, tensors: list[Any]) -> Any:
+    def before_call(self, tensors: list[Any]) -> Any:
         return [value_of(t) for t in tensors] if self._keep else None
 
-    def heard(self, call: Call, operands: list[Any], results: list[Any], kept: Any) -> None:
+    def after_call(self, call: Call, operands: list[Any], results: list[Any], saved: Any) -> None:
         known: dict[str, np.ndarray] = {}
         arrays: dict[str, Any] = {}
         for place, tensor in enumerate(results):
@@ -252,8 +274,8 @@ class _TracedEar:
                     known[f"out{place}"] = np.array(to_numpy(constant))
             else:
                 arrays[f"out{place}"] = value_of(tensor)
-        if wanted(call, self._keep):
-            inputs = kept or [value_of(t) for t in operands]
+        if matches(call, self._keep):
+            inputs = saved or [value_of(t) for t in operands]
             arrays |= {f"in{place}": array for place, array in enumerate(inputs)}
         arrays = {name: array for name, array in arrays.items() if array is not None}
         turn = self._bytes // self._budget
@@ -268,18 +290,18 @@ class _TracedEar:
         """The records of all calls, those of earlier windows taken over from `before`."""
         made = []
         for number, (call, known) in enumerate(zip(self._calls, self._known, strict=True)):
-            given = {name: np.asarray(value) for name, value in arrays[number].items()}
+            values = {name: np.asarray(value) for name, value in arrays[number].items()}
             arrays[number] = {}  # the device may have the memory back
-            given |= known
-            outs = [given.get(f"out{place}") for place in range(len(call.results))]
+            values |= known
+            outs = [values.get(f"out{place}") for place in range(len(call.results))]
             if before and before[number].figures:
                 made.append(before[number])
                 continue
             figures = tuple(describe(value) for value in outs if value is not None)
             if len(figures) < len(outs):
                 figures = ()
-            whole = given if wanted(call, self._keep) else {}
-            made.append(Record(call=call.at_step(step), figures=figures, whole=whole))
+            tensors = values if matches(call, self._keep) else {}
+            made.append(Record(call=call.at_step(step), figures=figures, tensors=tensors))
         return made
 
 
@@ -312,6 +334,4 @@ def _as_dtype(value: Any, torch_name: str) -> Any:
 
 
 def _constant(value: Any) -> torch.Tensor:
-    from jaxsr.comparison.torch_backend import to_torch
-
     return value if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))

@@ -1,9 +1,8 @@
 """Local errors: what each operation adds by itself.
 
-The first side runs operation by operation. As each one ends, the second side's counterpart is run
-on the very inputs that the first had, with the second side's own parameters, constants and
-settings, and the two results are compared at once. Tensors of one operation live at a time; nothing
-of the run is stored but figures, and the tensors of the first operations found wrong.
+The first side runs operation by operation. After each one, the second side runs its counterpart on
+the same inputs, with its own parameters, constants and settings, and the results are compared. Only
+figures are stored, and the tensors of the first wrong operations.
 """
 
 import math
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.comparison.calls import Call
-from jaxsr.comparison.metrics import INCOMPARABLE, Apart, apart, worst_of
+from jaxsr.comparison.metrics import INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
 from jaxsr.comparison.thresholds import (
     NOISE_FACTOR,
     local_threshold,
@@ -23,20 +22,20 @@ from jaxsr.comparison.thresholds import (
     roundoff_of,
 )
 from jaxsr.comparison.trace import Progress, Runner
-from jaxsr.comparison.workload import Course, Subject
+from jaxsr.comparison.workload import Rollout, Workload
 
-KEPT_SUSPECTS = 3
-"""Operations whose tensors are kept whole."""
+STORED_SUSPECTS = 3
+"""Wrong operations whose tensors are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
     """One operation on both sides with equal inputs."""
 
-    error: Apart
+    error: ErrorMetrics
     """Of the second side's result."""
     threshold: float
-    """What rounding explains, by dtype, reduction length and, where asked, by trial."""
+    """What rounding explains, by dtype, reduction length and, if need be, by trial."""
     tried: bool = False
     """Whether the threshold was raised to what rounding the inputs once does to the result."""
     problem: str = ""
@@ -45,8 +44,8 @@ class Local:
     """Error of the first side's result against float64, scale-free."""
     second_exact: float | None = None
     """Error of the second side's result against float64."""
-    whole: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """Inputs and results, for the first operations found."""
+    tensors: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+    """Inputs and results, for the first wrong operations."""
 
     @property
     def above(self) -> bool:
@@ -54,11 +53,11 @@ class Local:
         return bool(self.problem) or self.error.worst > self.threshold
 
 
-class LockstepEar:
-    """Compares as it hears.
+class LocalErrorObserver:
+    """Compares every operation as soon as the first side has run it.
 
     Args:
-      first: side that is listened to.
+      first: side that runs.
       second: side whose operations are run on the first's inputs.
       counterparts: order of the first's call → the second's call, for one step.
       reference: torch in float64, or None.
@@ -71,31 +70,31 @@ class LockstepEar:
         second: Runner,
         counterparts: dict[int, Call],
         *,
-        reference: Runner | None,
+        reference: "Runner | None",
         within: Callable[[Call], bool],
         suspects: int,
     ) -> None:
-        self.found: dict[int, Local] = {}
+        self.errors: dict[int, Local] = {}
         self._first, self._second, self._reference = first, second, reference
         self._counterparts, self._within = counterparts, within
         self._suspects = suspects
         self._declared = roundoff_of([first.side.dtype, second.side.dtype])
 
-    def before(self, tensors: list[Any]) -> Any:
-        """See `Ear.before`."""
+    def before_call(self, tensors: list[Any]) -> Any:
+        """See `Observer.before_call`."""
         values = [self._first.value(t) for t in tensors]
         return [None if v is None else np.array(v) for v in values]
 
-    def heard(self, call: Call, operands: list[Any], results: list[Any], kept: Any) -> None:
-        """See `Ear.heard`."""
+    def after_call(self, call: Call, operands: list[Any], results: list[Any], saved: Any) -> None:
+        """See `Observer.after_call`."""
         other = self._counterparts.get(call.order)
         if other is None or not self._within(call):
             return
-        inputs = kept or [self._first.value(t) for t in operands]
+        inputs = saved or [self._first.value(t) for t in operands]
         outputs = [value for t in results if (value := self._first.value(t)) is not None]
         if len(outputs) < len(results) or any(value is None for value in inputs):
             return  # inside another JAX transformation
-        self.found[call.order] = self._compare(call, other, inputs, outputs)
+        self.errors[call.order] = self._compare(call, other, inputs, outputs)
 
     def _compare(
         self, call: Call, other: Call, inputs: list[Any], outputs: list[np.ndarray]
@@ -105,25 +104,25 @@ class LockstepEar:
             counts = f"{len(inputs)} tensors on one side, {len(other.operands)} on the other"
             return Local(error=INCOMPARABLE, threshold=threshold, problem=f"takes {counts}")
         try:
-            theirs = self._second.call(other, _replaceable(other, inputs))
+            second_outputs = self._second.call(other, _replaceable(other, inputs))
         except Exception as error:  # whatever the operation raises on these inputs is the finding
             return Local(error=INCOMPARABLE, threshold=threshold, problem=_reason(error))
-        error = _difference(outputs, theirs)
+        error = _difference(outputs, second_outputs)
         problem = ""
-        if [o.shape for o in outputs] != [t.shape for t in theirs]:
-            shapes = (" ".join(str(t.shape) for t in side) for side in (outputs, theirs))
+        if [o.shape for o in outputs] != [t.shape for t in second_outputs]:
+            shapes = (" ".join(str(t.shape) for t in side) for side in (outputs, second_outputs))
             problem = "gives shape {} on one side, {} on the other".format(*shapes)
         tried = False
         if error.worst > threshold and not problem:
             noise = self._noise(call, other, inputs, outputs)
             threshold, tried = max(threshold, noise), True
-        exact = self._exact(call, inputs, outputs, theirs)
-        whole = {}
+        exact = self._exact(call, inputs, outputs, second_outputs)
+        tensors = {}
         if (problem or error.worst > threshold) and self._suspects > 0:
             self._suspects -= 1
-            whole = {f"in{k}": np.array(v) for k, v in enumerate(inputs)}
-            whole |= {f"first_out{k}": np.array(v) for k, v in enumerate(outputs)}
-            whole |= {f"second_out{k}": np.array(v) for k, v in enumerate(theirs)}
+            tensors = {f"in{k}": np.array(v) for k, v in enumerate(inputs)}
+            tensors |= {f"first_out{k}": np.array(v) for k, v in enumerate(outputs)}
+            tensors |= {f"second_out{k}": np.array(v) for k, v in enumerate(second_outputs)}
         return Local(
             error=error,
             threshold=threshold,
@@ -131,7 +130,7 @@ class LockstepEar:
             problem=problem,
             first_exact=exact[0],
             second_exact=exact[1],
-            whole=whole,
+            tensors=tensors,
         )
 
     def _noise(
@@ -160,7 +159,7 @@ class LockstepEar:
         return NOISE_FACTOR * rounding * math.sqrt(reduction_length(call))
 
     def _exact(
-        self, call: Call, inputs: list[Any], outputs: list[Any], theirs: list[Any]
+        self, call: Call, inputs: list[Any], outputs: list[Any], second_outputs: list[Any]
     ) -> tuple[float | None, float | None]:
         if self._reference is None:
             return None, None
@@ -172,40 +171,40 @@ class LockstepEar:
             _difference(
                 exact, [np.asarray(v, e.dtype) for v, e in zip(side, exact, strict=False)]
             ).worst
-            for side in (outputs, theirs)
+            for side in (outputs, second_outputs)
         )
 
 
 def local_errors(
-    subject: Subject,
+    workload: Workload,
     first: Runner,
     second: Runner,
     counterparts: Sequence[dict[int, Call]],
     *,
     tokens: Sequence[int] = (),
-    reference: Runner | None = None,
+    reference: "Runner | None" = None,
     within: Callable[[Call], bool] = lambda call: True,
     progress: Progress = lambda text: None,
 ) -> list[dict[int, Local]]:
     """The local error of every operation that both sides have, by step and order.
 
     Args:
-      subject: what to run.
+      workload: what to run.
       first: gives the inputs of every operation.
       second: is judged.
       counterparts: for each step, order of the first's call → the second's.
       tokens: fed after each step.
-      reference: torch in float64: tells which side is nearer to the truth.
+      reference: torch in float64: shows which side is more accurate.
       within: which of the first's calls to look at.
-      progress: told what is being done.
+      progress: called with a line on each stage.
     """
-    course: Course = subject.begin()
-    found: list[dict[int, Local]] = []
-    suspects = KEPT_SUSPECTS
-    while (inputs := course.inputs()) is not None:
-        step = len(found)
-        progress(f"local errors: step {step + 1} of {subject.steps}")
-        ear = LockstepEar(
+    rollout: Rollout = workload.begin()
+    errors: list[dict[int, Local]] = []
+    suspects = STORED_SUSPECTS
+    while (inputs := rollout.inputs()) is not None:
+        step = len(errors)
+        progress(f"local errors: step {step + 1} of {workload.steps}")
+        observer = LocalErrorObserver(
             first,
             second,
             counterparts[step],
@@ -213,11 +212,11 @@ def local_errors(
             within=within,
             suspects=suspects,
         )
-        outputs = first.listen(inputs, ear, step=step)
-        suspects -= sum(bool(local.whole) for local in ear.found.values())
-        found.append(ear.found)
-        course.take(outputs, tokens[step] if step < len(tokens) else None)
-    return found
+        outputs = first.observe(inputs, observer, step=step)
+        suspects -= sum(bool(local.tensors) for local in observer.errors.values())
+        errors.append(observer.errors)
+        rollout.take(outputs, tokens[step] if step < len(tokens) else None)
+    return errors
 
 
 def _replaceable(other: Call, inputs: list[Any]) -> list[np.ndarray | None]:
@@ -228,10 +227,10 @@ def _replaceable(other: Call, inputs: list[Any]) -> list[np.ndarray | None]:
     ]
 
 
-def _difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Apart:
+def _difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> ErrorMetrics:
     if len(first) != len(second):
         return INCOMPARABLE
-    return worst_of([apart(a, b) for a, b in zip(first, second, strict=True)])
+    return worst_of([error_metrics(a, b) for a, b in zip(first, second, strict=True)])
 
 
 def _reason(error: Exception) -> str:

@@ -9,7 +9,7 @@ from jaxsr.comparison.statistics import LIMIT
 
 
 @dataclass(frozen=True)
-class Apart:
+class ErrorMetrics:
     """The difference of a pair; infinite figures where the two cannot be subtracted."""
 
     relative: float
@@ -34,11 +34,13 @@ class Apart:
         return {k: v if np.isfinite(v) else "inf" for k, v in asdict(self).items()}
 
 
-EQUAL = Apart(0.0, 0.0, 0.0)
-INCOMPARABLE = Apart(float("inf"), float("inf"), float("inf"))
+EQUAL = ErrorMetrics(0.0, 0.0, 0.0)
+INCOMPARABLE = ErrorMetrics(float("inf"), float("inf"), float("inf"))
 
 
-def apart(first: np.ndarray, second: np.ndarray, *, rms: float | None = None) -> Apart:
+def error_metrics(
+    first: np.ndarray, second: np.ndarray, *, rms: float | None = None
+) -> ErrorMetrics:
     """The difference of two arrays of one shape, in float64.
 
     Args:
@@ -57,28 +59,28 @@ def apart(first: np.ndarray, second: np.ndarray, *, rms: float | None = None) ->
         share = unlike / a.size
         largest = float(np.abs(a - b).max())
         # One wrong index is a wrong result: no share of them is rounding.
-        return Apart(share**0.5, 1.0 if unlike else 0.0, largest, unlike, a.size)
+        return ErrorMetrics(share**0.5, 1.0 if unlike else 0.0, largest, unlike, a.size)
     kinds_a, kinds_b = _kinds(a), _kinds(b)
     unlike = int(np.count_nonzero(kinds_a != kinds_b))
     inside = (kinds_a == 0) & (kinds_b == 0)
     if unlike:
-        return Apart(float("inf"), float("inf"), float("inf"), unlike, a.size)
+        return ErrorMetrics(float("inf"), float("inf"), float("inf"), unlike, a.size)
     a, b = a[inside], b[inside]
     if not a.size:
-        return Apart(0.0, 0.0, 0.0, 0, first.size)
+        return ErrorMetrics(0.0, 0.0, 0.0, 0, first.size)
     difference = np.abs(a - b)
     largest = float(difference.max())
     if largest == 0:
-        return Apart(0.0, 0.0, 0.0, 0, first.size)
+        return ErrorMetrics(0.0, 0.0, 0.0, 0, first.size)
     scale = float(np.sqrt(np.square(a).mean())) if rms is None else rms
     if scale == 0:
-        return Apart(float("inf"), float("inf"), largest, 0, first.size)
+        return ErrorMetrics(float("inf"), float("inf"), largest, 0, first.size)
     relative = float(np.sqrt(np.square(difference).mean())) / scale
     peak = float((difference / (np.abs(a) + scale)).max())
-    return Apart(relative, peak, largest, 0, first.size)
+    return ErrorMetrics(relative, peak, largest, 0, first.size)
 
 
-def worst_of(pairs: list[Apart]) -> Apart:
+def worst_of(pairs: list[ErrorMetrics]) -> ErrorMetrics:
     """The worst of a call's several results."""
     return max(pairs, key=lambda pair: pair.worst, default=EQUAL)
 

@@ -1,18 +1,21 @@
-"""Hears every torch function that a module's code calls, on whatever engine it runs.
+"""Records every torch function that a module's code calls, on any engine.
 
-Both engines run the same Python code, so the stream of torch functions (`conv2d`, `add`, `softmax`)
-is the same on all of them, whereas what is below differs: CUDA's kernels, torch's fused paths and
-JAX's lowerings split the same function differently. One mode and two module hooks hear it all;
-nothing that they do is seen by the model or by the stream.
+All engines run the same Python code, so the stream of torch functions (`conv2d`, `add`, `softmax`)
+is the same. Below them, CUDA's kernels, torch's fused paths and JAX's lowerings split a function
+differently. One torch function mode and two module hooks record the stream; the model does not
+notice them.
 """
 
+import fnmatch
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import (
@@ -24,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from jaxsr.comparison.calls import SLOT, Call, Operand, Program, Result, SourceKind
+from jaxsr.comparison.statistics import Figures, describe
 
 # Attributes that are tensors; reading any other attribute (`shape`, `grad`) is no operation.
 _TENSOR_ATTRIBUTES = ("T", "mT", "H", "mH", "data", "real", "imag")
@@ -32,25 +36,25 @@ _MEMORY = re.compile(r" at 0x[0-9a-f]+")
 Granularity = Literal["module", "operation"]
 
 
-class Ear(Protocol):
-    """Told of every call, in order."""
+class Observer(Protocol):
+    """Called for every operation, in order."""
 
-    def before(self, tensors: list[torch.Tensor]) -> Any:
-        """What the ear wants to keep of the operands of a call that will overwrite one of them."""
+    def before_call(self, tensors: list[torch.Tensor]) -> Any:
+        """Saves the operands of a call that will overwrite one of them."""
         ...
 
-    def heard(
-        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], kept: Any
+    def after_call(
+        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
     ) -> None:
-        """A call is over; `kept` is what `before` gave, None where it was not asked."""
+        """A call has run; `saved` is what `before_call` returned, None if it was not called."""
         ...
 
 
-class Listener:
-    """Listens to one run of a module at a time.
+class OpRecorder:
+    """Records one run of a module at a time.
 
     Args:
-      ear: told of every call.
+      observer: called for every operation.
       step: number of the run.
       granularity: every torch function, or what every module returns.
       constant_of: a tensor → the torch tensor behind it if its value is known, else None.
@@ -58,18 +62,18 @@ class Listener:
 
     def __init__(
         self,
-        ear: Ear,
+        observer: Observer,
         *,
         step: int = 0,
         granularity: Granularity = "operation",
         constant_of: Callable[[Any], Any] = lambda t: t,
     ) -> None:
-        self.ear, self.step, self.constant_of = ear, step, constant_of
+        self.observer, self.step, self.constant_of = observer, step, constant_of
         self.granularity = granularity
 
     @contextmanager
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Iterator[None]:
-        """Listens while the caller runs `module` on these arguments."""
+        """Records while the caller runs `module` on these arguments."""
         run = _Run(self, module, (args, kwargs))
         before = register_module_forward_pre_hook(run.enter)
         after = register_module_forward_hook(run.leave, always_call=True)
@@ -82,14 +86,14 @@ class Listener:
 
 
 class _Run(TorchFunctionMode):
-    def __init__(self, listener: Listener, module: nn.Module, arguments: Any) -> None:
+    def __init__(self, recorder: OpRecorder, module: nn.Module, arguments: Any) -> None:
         super().__init__()
-        self.listener, self.thread = listener, threading.get_ident()
+        self.recorder, self.thread = recorder, threading.get_ident()
         self.names = {id(sub): name for name, sub in module.named_modules()}
         self.paths = [""]
         self.count: Counter[tuple[str, str]] = Counter()
         self.order = 0
-        # Sources by tensor. Weak, so that listening keeps no activation alive.
+        # Sources by tensor. Weak, so that recording keeps no activation alive.
         self.sources: Any = WeakIdKeyDictionary()
         for place, tensor in enumerate(_tensors(arguments)):
             self.sources[tensor] = ("input", str(place))
@@ -105,8 +109,8 @@ class _Run(TorchFunctionMode):
             return
         path = self.paths.pop()
         results = _tensors(output)
-        if self.listener.granularity == "module" and results and id(module) in self.names:
-            self._hear(path, "forward", _tensors(args), results, "", None, None)
+        if self.recorder.granularity == "module" and results and id(module) in self.names:
+            self._record(path, "forward", _tensors(args), results, "", None, None)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
@@ -117,7 +121,7 @@ class _Run(TorchFunctionMode):
             return func(*args, **kwargs)
         operands = _tensors((args, kwargs))
         in_place = changes_first(func)
-        kept = self.listener.ear.before(operands) if in_place else None
+        saved = self.recorder.observer.before_call(operands) if in_place else None
         sources = [self._source(tensor) for tensor in operands]
         result = func(*args, **kwargs)
         results = operands[:1] if in_place else _tensors(result)
@@ -126,15 +130,15 @@ class _Run(TorchFunctionMode):
         leaves, tree = pytree.tree_flatten((args, kwargs))
         places = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
         constants = {
-            place: self.listener.constant_of(tensor)
+            place: self.recorder.constant_of(tensor)
             for place, (tensor, (kind, _)) in enumerate(zip(operands, sources, strict=True))
             if kind == "constant"
         }
         program = Program(func, tree, places, constants, in_place)
-        self._hear(self.paths[-1], name, operands, results, _settings(places), program, kept)
+        self._record(self.paths[-1], name, operands, results, _settings(places), program, saved)
         return result
 
-    def _hear(
+    def _record(
         self,
         path: str,
         name: str,
@@ -142,13 +146,13 @@ class _Run(TorchFunctionMode):
         results: list[torch.Tensor],
         settings: str,
         program: Program | None,
-        kept: Any,
+        saved: Any,
     ) -> None:
         nth = self.count[path, name]
         self.count[path, name] += 1
         call = Call(
             order=self.order,
-            step=self.listener.step,
+            step=self.recorder.step,
             path=path,
             operation=name,
             nth=nth,
@@ -161,7 +165,7 @@ class _Run(TorchFunctionMode):
             program=program,
         )
         self.order += 1
-        self.listener.ear.heard(call, operands, results, kept)
+        self.recorder.observer.after_call(call, operands, results, saved)
         for place, tensor in enumerate(results):
             # A parameter that a function hands through (`.to` of its own dtype) stays one.
             if self._source(tensor)[0] != "parameter":
@@ -171,10 +175,64 @@ class _Run(TorchFunctionMode):
         return self.sources.get(tensor, ("constant", ""))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One operation of a run and what is stored of it."""
+
+    call: Call
+    figures: tuple[Figures, ...] = ()
+    """Of each result; empty where the value could not leave the program."""
+    tensors: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+    """`in0`, `in1`, …, `out0`, …, for the operations that `keep` names."""
+
+
+class StatisticsObserver:
+    """Takes statistics of every result and keeps no tensor alive.
+
+    Args:
+      host: a tensor's value as a NumPy array, or None where it has none.
+      keep: `fnmatch` patterns of `path:operation` whose tensors are stored whole.
+    """
+
+    def __init__(
+        self, host: Callable[[Any], np.ndarray | None], *, keep: Sequence[str] = ()
+    ) -> None:
+        self.records: list[Record] = []
+        self._host, self._keep = host, tuple(keep)
+
+    def before_call(self, tensors: list[Any]) -> Any:
+        """See `Observer.before_call`."""
+        return [_copied(self._host(t)) for t in tensors] if self._keep else None
+
+    def after_call(self, call: Call, operands: list[Any], results: list[Any], saved: Any) -> None:
+        """See `Observer.after_call`."""
+        values = [self._host(t) for t in results]
+        figures = tuple(describe(v) for v in values if v is not None)
+        if len(figures) < len(values):
+            figures = ()
+        tensors = {}
+        if matches(call, self._keep):
+            inputs = saved or [self._host(t) for t in operands]
+            named = {f"in{k}": v for k, v in enumerate(inputs)}
+            named |= {f"out{k}": v for k, v in enumerate(values)}
+            tensors = {name: _copied(v) for name, v in named.items() if v is not None}
+        self.records.append(Record(call=call, figures=figures, tensors=tensors))
+
+
+def matches(call: Call, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns matches the call's `path:operation`."""
+    name = ":".join(call.token)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _copied(value: np.ndarray | None) -> Any:
+    return None if value is None else np.array(value)
+
+
 def call_again(program: Program, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Makes a recorded call on other tensors; one that writes in place writes into the first."""
-    given = iter(tensors)
-    leaves = [next(given) if leaf is SLOT else leaf for leaf in program.leaves]
+    replacements = iter(tensors)
+    leaves = [next(replacements) if leaf is SLOT else leaf for leaf in program.leaves]
     args, kwargs = pytree.tree_unflatten(leaves, program.tree)
     result = program.function(*args, **kwargs)
     return tensors[:1] if program.in_place else _tensors(result)

@@ -1,11 +1,10 @@
 """`jaxsr compare ops`: options, files and output of the comparison of resizes."""
 
-import io
 import json
 import sys
 
 from jaxsr.comparison.compare_ops import Options, against_published, as_json, compare_ops
-from jaxsr.comparison.difference_figure import draw_comparison
+from jaxsr.comparison.ops_figure import draw_comparison
 from jaxsr.comparison.ops_report import print_tables
 from jaxsr.data.photos import open_photos
 from jaxsr.interop.atomic_write import atomic_write
@@ -32,7 +31,5 @@ def run(arguments: list[str]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(options, groups, described), indent=1, ensure_ascii=False) + "\n"
     atomic_write(options.out / "comparison.json", content.encode())
-    image = io.BytesIO()
-    draw_comparison(groups).save(image, "PNG")
-    atomic_write(options.out / "comparison.png", image.getvalue())
+    atomic_write(options.out / "comparison.png", draw_comparison(groups))
     print(f"wrote {options.out}/comparison.json and comparison.png")

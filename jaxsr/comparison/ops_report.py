@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jaxsr.comparison.compare_ops import Group
 
-_PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width of its own
+_PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width
 
 
 def print_tables(groups: Sequence[Group], published: Sequence[str]) -> None:

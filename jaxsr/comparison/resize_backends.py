@@ -1,19 +1,24 @@
 """The libraries whose resize is compared, behind one call each.
 
-A resizer takes one RGB picture `(height, width, 3)` of 0…255 and gives one of another size, on the
-same scale. Timing one run covers the resize alone: pictures are converted and, for an accelerator,
-moved beforehand, and the device is waited for.
+`*_resize` gives a library's own call on its own arrays; the benchmarks race the same calls. A
+`Resizer` wraps one for a single RGB picture `(height, width, 3)` of 0…255. Timing a run covers the
+resize alone: pictures are converted and moved to the device beforehand, and the device is waited
+for.
 """
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 DTYPES = ("uint8", "float32", "bfloat16")
 METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "area")
+
+Size = tuple[int, int]
+"""Height and width of a result."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,92 @@ class Resizer:
         return f"{self.library} {self.dtype}"
 
 
-Maker = Callable[[str, str, bool, tuple[int, int]], Resizer | str]
+class UnavailableError(Exception):
+    """A library cannot do what is asked; the message says why."""
+
+
+def jaxsr_resize(
+    method: str, size: Size, antialias: bool, *, convention: str, axes: tuple[int, int] = (-3, -2)
+) -> Callable[[Any], Any]:
+    """jaxsr's resize of JAX arrays; Pillow's convention always stretches, OpenCV's never does."""
+    from jaxsr.ops.resize import resize
+
+    choice = antialias if convention in ("torch", "matlab") else None
+    return partial(
+        resize, size=size, method=method, antialias=choice, convention=convention, axes=axes
+    )
+
+
+def jax_image_resize(
+    method: str,
+    size: Size,
+    antialias: bool,
+    *,
+    axes: tuple[int, int] = (-3, -2),
+    cubic: str = "cubic",
+) -> Callable[[Any], Any]:
+    """jax.image's resize of JAX arrays."""
+    import jax
+
+    names = {"nearest": "nearest", "bilinear": "linear", "bicubic": cubic, "lanczos": "lanczos3"}
+    name = _named(names, method)
+
+    def call(image: Any) -> Any:
+        shape = list(image.shape)
+        shape[axes[0]], shape[axes[1]] = size
+        return jax.image.resize(image, shape, name, antialias=antialias)
+
+    return call
+
+
+def torch_resize(method: str, size: Size, antialias: bool) -> Callable[[Any], Any]:
+    """torch's resize of NCHW tensors."""
+    import torch.nn.functional as F
+
+    mode = _named({name: name for name in ("nearest", "bilinear", "bicubic", "area")}, method)
+    stretch = {"antialias": antialias} if method in ("bilinear", "bicubic") else {}
+    return partial(F.interpolate, size=size, mode=mode, **stretch)
+
+
+def torchvision_resize(method: str, size: Size, antialias: bool) -> Callable[[Any], Any]:
+    """torchvision's resize of NCHW tensors."""
+    try:
+        transforms = importlib.import_module("torchvision.transforms.v2")
+    except Exception as error:  # it fails in many ways beside a torch that it was not built for
+        raise UnavailableError(f"does not import ({str(error).splitlines()[0]})") from error
+    names = {"nearest": "NEAREST", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
+    mode = transforms.InterpolationMode[_named(names, method, " for tensors")]
+    return lambda image: transforms.functional.resize(image, list(size), mode, antialias=antialias)
+
+
+def opencv_resize(method: str, size: Size) -> Callable[[np.ndarray], np.ndarray]:
+    """OpenCV's resize of (height, width, channels) arrays; it never antialiases."""
+    import cv2
+
+    flags = {
+        "nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC,
+        "lanczos": cv2.INTER_LANCZOS4, "area": cv2.INTER_AREA,
+    }  # fmt: skip
+    return partial(cv2.resize, dsize=size[::-1], interpolation=_named(flags, method))
+
+
+def pillow_resize(method: str, size: Size) -> Callable[[Any], Any]:
+    """Pillow's resize of images; it always antialiases."""
+    from PIL import Image
+
+    names = {"area": "BOX"} | {n: n.upper() for n in ("nearest", "bilinear", "bicubic", "lanczos")}
+    resampling = Image.Resampling[_named(names, method)]
+    return lambda image: image.resize(size[::-1], resampling)
+
+
+def _named(names: dict[str, Any], method: str, suffix: str = "") -> Any:
+    if method not in names:
+        raise UnavailableError(f"has no {method}{suffix}")
+    return names[method]
 
 
 def make_resizers(
-    method: str, dtype: str, antialias: bool, size: tuple[int, int], convention: str
+    method: str, dtype: str, antialias: bool, size: Size, convention: str
 ) -> tuple[list[Resizer], list[str]]:
     """Every library that can do this, and a sentence for each that cannot.
 
@@ -52,8 +138,8 @@ def make_resizers(
       size: (height, width) of the result.
       convention: jaxsr's convention.
     """
-    makers: dict[str, Maker] = {
-        f"jaxsr ({convention})": _jaxsr(convention),
+    makers = {
+        f"jaxsr ({convention})": partial(_jaxsr, convention=convention),
         "torch": _torch,
         "torchvision": _torchvision,
         "OpenCV": _opencv,
@@ -62,11 +148,10 @@ def make_resizers(
     }
     resizers, absent = [], []
     for library, make in makers.items():
-        made = make(method, dtype, antialias, size)
-        if isinstance(made, str):
-            absent.append(f"{library} {dtype}: {made}")
-        else:
-            resizers.append(made)
+        try:
+            resizers.append(Resizer(library, dtype, *make(method, dtype, antialias, size)))
+        except UnavailableError as error:
+            absent.append(f"{library} {dtype}: {error}")
     return resizers, absent
 
 
@@ -81,164 +166,106 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
-def _jaxsr(convention: str) -> Maker:
-    def make(method: str, dtype: str, antialias: bool, size: tuple[int, int]) -> Resizer | str:
-        from functools import partial
-
-        import jax
-
-        from jaxsr.ops.resize import resize
-
-        # Pillow's convention always stretches, OpenCV's never does.
-        choice = antialias if convention in ("torch", "matlab") else None
-        call = partial(resize, size=size, method=method, antialias=choice, convention=convention)
-        try:
-            jax.eval_shape(call, jax.ShapeDtypeStruct((8, 8, 3), dtype))
-        except (TypeError, ValueError) as error:
-            return str(error)
-        return _on_jax(f"jaxsr ({convention})", dtype, f"{convention} convention", call)
-
-    return make
+Parts = tuple[str, Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+"""`rule`, `load`, `run` and `fetch` of a `Resizer`."""
 
 
-def _jax_image(method: str, dtype: str, antialias: bool, size: tuple[int, int]) -> Resizer | str:
+def _jaxsr(method: str, dtype: str, antialias: bool, size: Size, *, convention: str) -> Parts:
     import jax
+
+    call = jaxsr_resize(method, size, antialias, convention=convention)
+    try:
+        jax.eval_shape(call, jax.ShapeDtypeStruct((8, 8, 3), dtype))
+    except (TypeError, ValueError) as error:
+        raise UnavailableError(str(error)) from error
+    return _on_jax(dtype, f"{convention} convention", call)
+
+
+def _jax_image(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
     import jax.numpy as jnp
 
-    names = {
-        "nearest": "nearest",
-        "bilinear": "bilinear",
-        "bicubic": "cubic",
-        "lanczos": "lanczos3",
-    }
-    if method not in names:
-        return f"has no {method}"
+    resize = jax_image_resize(method, size, antialias)
 
     def call(image: Any) -> Any:
-        x = image.astype(jnp.float32) if dtype == "uint8" else image
-        y = jax.image.resize(x, (*size, 3), names[method], antialias=antialias)
-        return jnp.clip(jnp.round(y), 0, 255).astype(dtype) if dtype == "uint8" else y
+        if dtype != "uint8":
+            return resize(image)
+        return jnp.clip(jnp.round(resize(image.astype(jnp.float32))), 0, 255).astype(dtype)
 
     rule = "float32, then rounded" if dtype == "uint8" else ""
     if method == "bicubic":
         rule = ", ".join(filter(None, (rule, "a = -0.5, edge taps renormalised")))
-    return _on_jax("jax.image", dtype, rule, call)
+    return _on_jax(dtype, rule, call)
 
 
-def _on_jax(library: str, dtype: str, rule: str, call: Callable[[Any], Any]) -> Resizer:
+def _on_jax(dtype: str, rule: str, call: Callable[[Any], Any]) -> Parts:
     import jax
     import jax.numpy as jnp
 
     compiled = jax.jit(call)
-    return Resizer(
-        library,
-        dtype,
+    return (
         rule,
-        load=lambda picture: jax.block_until_ready(jnp.asarray(picture, dtype)),
-        run=lambda image: jax.block_until_ready(compiled(image)),
-        fetch=lambda result: np.asarray(result.astype(jnp.float32)),
+        lambda picture: jax.block_until_ready(jnp.asarray(picture, dtype)),
+        lambda image: jax.block_until_ready(compiled(image)),
+        lambda result: np.asarray(result.astype(jnp.float32)),
     )
 
 
-def _torch(method: str, dtype: str, antialias: bool, size: tuple[int, int]) -> Resizer | str:
+def _torch(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
     import torch
-    import torch.nn.functional as F
 
-    names = {"nearest": "nearest", "bilinear": "bilinear", "bicubic": "bicubic", "area": "area"}
-    if method not in names:
-        return f"has no {method}"
-    stretch = {"antialias": antialias} if method in ("bilinear", "bicubic") else {}
-
-    def call(image: Any) -> Any:
-        return F.interpolate(image, size, mode=names[method], **stretch)
-
+    call = torch_resize(method, size, antialias)
     try:
         call(torch.zeros(1, 3, 8, 8, dtype=getattr(torch, dtype)))
     except RuntimeError as error:
-        return str(error).splitlines()[0]
-    return _on_torch("torch", dtype, "", call)
+        raise UnavailableError(str(error).splitlines()[0]) from error
+    return _on_torch(dtype, "", call)
 
 
-def _torchvision(method: str, dtype: str, antialias: bool, size: tuple[int, int]) -> Resizer | str:
-    try:
-        transforms = importlib.import_module("torchvision.transforms.v2")
-    except Exception as error:  # it fails in many ways beside a torch that it was not built for
-        return f"does not import ({str(error).splitlines()[0]})"
-    names = {"nearest": "NEAREST", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
-    if method not in names:
-        return f"has no {method} for tensors"
-    mode = transforms.InterpolationMode[names[method]]
+def _torchvision(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
     rule = "through float32" if dtype == "bfloat16" else ""
-    return _on_torch(
-        "torchvision",
-        dtype,
-        rule,
-        lambda image: transforms.functional.resize(image, list(size), mode, antialias=antialias),
-    )
+    return _on_torch(dtype, rule, torchvision_resize(method, size, antialias))
 
 
-def _on_torch(library: str, dtype: str, rule: str, call: Callable[[Any], Any]) -> Resizer:
+def _on_torch(dtype: str, rule: str, call: Callable[[Any], Any]) -> Parts:
     import torch
 
     def load(picture: np.ndarray) -> Any:
         first = np.ascontiguousarray(picture.transpose(2, 0, 1))[None]
         return torch.from_numpy(first).to(getattr(torch, dtype))
 
-    return Resizer(
-        library,
-        dtype,
-        rule,
-        load=load,
-        run=call,
-        fetch=lambda result: result[0].float().numpy().transpose(1, 2, 0),
-    )
+    return rule, load, call, lambda result: result[0].float().numpy().transpose(1, 2, 0)
 
 
-def _opencv(method: str, dtype: str, antialias: bool, size: tuple[int, int]) -> Resizer | str:
-    import cv2
-
-    names = {
-        "nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC,
-        "lanczos": cv2.INTER_LANCZOS4, "area": cv2.INTER_AREA,
-    }  # fmt: skip
+def _opencv(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
     if dtype == "bfloat16":
-        return "has no bfloat16"
+        raise UnavailableError("has no bfloat16")
     rule = "no antialias: it never does" if antialias and method != "area" else ""
     if method == "lanczos":
         rule = "4 lobes, no antialias"
-    return Resizer(
-        "OpenCV",
-        dtype,
+    return (
         rule,
-        load=lambda picture: picture.astype(dtype),
-        run=lambda image: cv2.resize(image, size[::-1], interpolation=names[method]),
-        fetch=lambda result: result.astype(np.float32),
+        lambda picture: picture.astype(dtype),
+        opencv_resize(method, size),
+        lambda result: result.astype(np.float32),
     )
 
 
-def _pillow(method: str, dtype: str, antialias: bool, size: tuple[int, int]) -> Resizer | str:
+def _pillow(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
     from PIL import Image
 
-    names = {
-        "nearest": Image.Resampling.NEAREST, "bilinear": Image.Resampling.BILINEAR,
-        "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS,
-        "area": Image.Resampling.BOX,
-    }  # fmt: skip
     if dtype == "bfloat16":
-        return "has no bfloat16"
-    filter_ = names[method]
+        raise UnavailableError("has no bfloat16")
     rule = "" if antialias or method in ("nearest", "area") else "antialiased: it always does"
+    resize = pillow_resize(method, size)
 
     def load(picture: np.ndarray) -> list[Image.Image]:
         if dtype == "uint8":
             return [Image.fromarray(picture)]
         return [Image.fromarray(picture[..., c].astype(np.float32)) for c in range(3)]
 
-    return Resizer(
-        "Pillow",
-        dtype,
+    return (
         rule,
-        load=load,
-        run=lambda image: [band.resize(size[::-1], filter_) for band in image],
-        fetch=lambda result: np.dstack([np.asarray(band, np.float32) for band in result]),
+        load,
+        lambda bands: [resize(band) for band in bands],
+        lambda result: np.dstack([np.asarray(band, np.float32) for band in result]),
     )

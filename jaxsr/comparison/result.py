@@ -1,11 +1,11 @@
-"""What comparing two runs gives: a row for every operation, what was found, the outcome."""
+"""The result of comparing two runs: a row for every operation, the faults, the verdict."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.local_error import Local
-from jaxsr.comparison.metrics import Apart
+from jaxsr.comparison.metrics import ErrorMetrics
 from jaxsr.comparison.tokens import Step, first_divergence
 
 Kind = Literal["local", "total", "structure"]
@@ -20,7 +20,7 @@ class Row:
     step: int
     first: Call | None
     second: Call | None
-    total: Apart | None = None
+    total: ErrorMetrics | None = None
     """None where there is nothing to compare."""
     total_threshold: float = 0.0
     inherited: float = 0.0
@@ -52,7 +52,7 @@ class Finding:
 
     kind: Kind
     row: Row
-    said: str
+    text: str
     """What is wrong with it, without its place."""
 
 
@@ -66,7 +66,7 @@ class Comparison:
     rows: list[Row] = field(repr=False)
     findings: list[Finding]
     """In order of execution."""
-    outputs: list[Apart]
+    outputs: list[ErrorMetrics]
     """Of the results of every step, whole tensors."""
     outputs_threshold: float
     steps: list[Step]
@@ -74,7 +74,7 @@ class Comparison:
     weights: list[tuple[str, float]]
     """Parameters and buffers that are not equal, with their relative difference, worst first."""
     compared_steps: int
-    live: bool
+    local_checked: bool
     """Whether local errors were looked for."""
 
     @property
@@ -100,4 +100,4 @@ class Comparison:
         """Whether rounding explains every difference that was looked at."""
         benign = self.divergence is None or self.divergence.tie
         # Local errors, where they were looked for, say more than an accumulated total.
-        return not self.findings and benign and (self.live or not self.outputs_above)
+        return not self.findings and benign and (self.local_checked or not self.outputs_above)

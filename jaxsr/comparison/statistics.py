@@ -1,8 +1,8 @@
-"""What is kept of a tensor where the tensor itself is not: figures, and a sample of its elements.
+"""Statistics of a tensor, and a sample of its elements, for traces that do not store it.
 
-The sample is taken at places drawn once for each size, the same on every machine, so that two
-traces can be compared element by element. Figures are over the elements within ±`LIMIT`; others
-(infinities, NaN, the huge negative numbers that hide positions from attention) are counted.
+The sample's places are drawn once for each size and are the same on every machine, so two traces
+can be compared element by element. Statistics cover the elements within ±`LIMIT`. The others
+(infinities, NaN, the large negative numbers of attention masks) are counted.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 SAMPLE = 256
-"""Elements kept of a tensor; smaller tensors are kept whole."""
+"""Elements sampled of a tensor; smaller tensors are stored whole."""
 
 LIMIT = 1e30
 """Magnitudes beyond it stand for infinity: masks hold the dtype's lowest number."""
@@ -62,7 +62,7 @@ _NUMBERS = ("mean", "std", "low", "high", "norm")
 
 @functools.cache
 def sample_places(count: int) -> np.ndarray:
-    """Flat, sorted places that are kept of a tensor of `count` elements."""
+    """Flat, sorted places of the sample of a tensor of `count` elements."""
     if count <= SAMPLE:
         return np.arange(count)
     rng = np.random.default_rng((_SEED, count))

@@ -1,4 +1,4 @@
-"""A comparison in words and groups: what reports of every form show."""
+"""What every report shows: verdict, notes, and operations by block and module."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxsr.comparison.calls import ROOT
-from jaxsr.comparison.result import Comparison, Finding, Row
+from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.statistics import SAMPLE
 from jaxsr.comparison.tokens import in_words
 
-_AROUND = 4  # operations shown before and after the one found
+_AROUND = 4  # operations shown before and after a finding
+_TOKENS = 200  # steps shown of a language model
 
 Word = Callable[[int], str]
 
@@ -21,10 +22,10 @@ def headline(comparison: Comparison) -> str:
     checked = f"{comparison.checked} operations"
     if comparison.findings:
         finding = comparison.findings[0]
-        by = "" if comparison.live else ", by figures and samples of their results"
+        by = "" if comparison.local_checked else ", by figures and samples of their results"
         return (
             f"DIFFER: first found among {checked} checked{by}: {finding.row.call.place}: "
-            f"{finding.said}"
+            f"{finding.text}"
         )
     if not comparison.agree:
         where = comparison.divergence
@@ -34,20 +35,20 @@ def headline(comparison: Comparison) -> str:
             else "the results differ by more than rounding explains"
         )
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
-    found = "errs" if comparison.live else "parts"
-    return f"AGREE: none of {checked} checked {found} by more than rounding explains"
+    verb = "errs" if comparison.local_checked else "parts"
+    return f"AGREE: none of {checked} checked {verb} by more than rounding explains"
 
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to judge the figures."""
-    said = []
-    if comparison.live:
-        said.append(
+    lines = []
+    if comparison.local_checked:
+        lines.append(
             f"local errors: {comparison.checked_locally} operations of the second side, each run "
             "alone on the first side's inputs; a fused program may round otherwise"
         )
     else:
-        said.append(
+        lines.append(
             "no local errors: stored traces cannot run an operation again. What stands here is the "
             f"total error, from figures and up to {SAMPLE} sampled elements of each result; "
             "`jaxsr.compare engines` runs both sides and takes local errors"
@@ -55,37 +56,37 @@ def notes(comparison: Comparison) -> list[str]:
     for header in (comparison.first, comparison.second):
         name = header["side_short"]
         if header["recorder_difference"]:
-            said.append(f"{name}: {header['recorder']}")
+            lines.append(f"{name}: {header['recorder']}")
         platform = str(header["device"]).partition(":")[0]
         if "precision=default" in header["side"] and platform in ("tpu", "gpu", "cuda"):
-            said.append(
+            lines.append(
                 f"{name}: float32 products at default precision, which on {platform} are computed "
                 "in a narrower dtype: the likeliest reason for a difference; use precision=highest"
             )
         if "precision=bfloat16" in header["side"]:
-            said.append(
+            lines.append(
                 f"{name}: operands of float32 products are rounded to bfloat16, as a TPU does by "
                 "default"
             )
-    if comparison.live and comparison.outputs_above and not comparison.findings:
-        said.append(
+    if comparison.local_checked and comparison.outputs_above and not comparison.findings:
+        lines.append(
             "the results differ by more than the runs' rounding should add up to, and no operation "
             "by itself does: look for what the compiler fuses, or for an ill-conditioned model"
         )
     missing = [row for row in comparison.rows if row.first is None or row.second is None]
     if missing:
         only = sum(row.second is None for row in missing)
-        said.append(
+        lines.append(
             f"{only} operations are the first side's only, {len(missing) - only} the second's"
         )
     if comparison.weights:
         worst = ", ".join(f"{name} ({value:.1e})" for name, value in comparison.weights[:4])
         more = len(comparison.weights) - 4
-        said.append(
+        lines.append(
             f"{len(comparison.weights)} parameters or buffers differ: {worst}"
             + (f" and {more} more" if more > 0 else "")
         )
-    return said
+    return lines
 
 
 def token_lines(comparison: Comparison, word: Word = str) -> list[str]:
@@ -105,29 +106,16 @@ def token_lines(comparison: Comparison, word: Word = str) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Operations of one block or module."""
+@dataclass(frozen=True)
+class Table:
+    """A table of a report."""
 
-    name: str
-    rows: tuple[Row, ...]
-    found: int
-
-    @property
-    def total(self) -> float:
-        return max((row.total.relative for row in self.rows if row.total is not None), default=0.0)
-
-    @property
-    def local(self) -> Row | None:
-        """The row whose local error is largest for its threshold."""
-        rows = [row for row in self.rows if row.local is not None]
-        return max(rows, key=local_ratio, default=None)
-
-    @property
-    def last(self) -> float:
-        """Total error where the group ends."""
-        rows = [row for row in self.rows if row.total is not None]
-        return rows[-1].total.relative if rows and rows[-1].total else 0.0
+    title: str
+    headings: tuple[str, ...]
+    left: tuple[int, ...]
+    """Columns that are aligned left."""
+    lines: list[tuple[bool, tuple[str, ...]]]
+    """Whether a line holds a finding, and its cells."""
 
 
 def local_ratio(row: Row) -> float:
@@ -147,39 +135,98 @@ def block_of(path: str) -> str:
     return path.partition(".")[0] or ROOT
 
 
-def blocks(comparison: Comparison) -> list[Group]:
-    """All operations by block, in order of their first execution."""
-    return _grouped(comparison, comparison.rows, block_of)
+def report_tables(
+    comparison: Comparison, *, exact: bool = False, most: int | None = None
+) -> list[Table]:
+    """From the blocks to the operations around the first finding.
+
+    Args:
+      comparison: what the tables are of.
+      exact: add the errors against float64.
+      most: lines of blocks or modules; the worst are shown.
+    """
+    tables = [_group_table(comparison, comparison.rows, "by block", block_of, most)]
+    if comparison.findings:
+        first = comparison.findings[0].row
+        block = block_of(first.call.path)
+        rows = [row for row in comparison.rows if block_of(row.call.path) == block]
+        title = f"modules of {block}"
+        tables.append(_group_table(comparison, rows, title, lambda path: path or ROOT, most))
+        rows = comparison.rows[max(0, first.number - _AROUND) : first.number + _AROUND + 1]
+        title = "operations around the first finding"
+        tables.append(row_table(comparison, rows, title, exact=exact))
+    return tables
 
 
-def modules(comparison: Comparison, block: str) -> list[Group]:
-    """The operations of one block by module."""
-    rows = [row for row in comparison.rows if block_of(row.call.path) == block]
-    return _grouped(comparison, rows, lambda path: path or ROOT)
-
-
-def _grouped(
-    comparison: Comparison, rows: Iterable[Row], name: Callable[[str], str]
-) -> list[Group]:
-    found = {finding.row.number for finding in comparison.findings}
-    members: dict[str, list[Row]] = {}
+def _group_table(
+    comparison: Comparison,
+    rows: Iterable[Row],
+    title: str,
+    name: Callable[[str], str],
+    most: int | None,
+) -> Table:
+    """Operations grouped by what `name` makes of their modules' paths, in order of execution."""
+    numbers = {finding.row.number for finding in comparison.findings}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        members.setdefault(name(row.call.path), []).append(row)
-    return [
-        Group(name=key, rows=tuple(group), found=sum(row.number in found for row in group))
-        for key, group in members.items()
-    ]
+        groups.setdefault(name(row.call.path), []).append(row)
+    lines, ranks = [], []
+    for key, group in groups.items():
+        totals = [row.total.relative for row in group if row.total is not None] or [0.0]
+        local = max((r for r in group if r.local is not None), key=local_ratio, default=None)
+        count = sum(row.number in numbers for row in group)
+        cells = (
+            key, str(len(group)), number(max(totals)), number(totals[-1]),
+            "–" if local is None else local_text(local),
+            "" if local is None else local.call.operation, str(count or ""),
+        )  # fmt: skip
+        lines.append((bool(count), cells))
+        ranks.append((-count, -max(totals), len(ranks)))
+    shown = sorted(rank[2] for rank in sorted(ranks)[:most])
+    if len(shown) < len(lines):
+        title += f" ({len(lines) - len(shown)} with smaller errors left out)"
+    headings = ("module", "operations", "total, worst", "total, at its end", "local, worst", "at")
+    return Table(title, (*headings, "findings"), (0, 5), [lines[k] for k in shown])
 
 
-def around(comparison: Comparison, finding: Finding) -> list[Row]:
-    """The operations before and after the one found."""
-    number = finding.row.number
-    return comparison.rows[max(0, number - _AROUND) : number + _AROUND + 1]
+def row_table(
+    comparison: Comparison, rows: Iterable[Row], title: str, *, exact: bool = False
+) -> Table:
+    """A line for every operation; `exact` adds the errors against float64."""
+    numbers = {finding.row.number for finding in comparison.findings}
+    headings = ("operation", "result", "total", "inherited", "local", "explained")
+    headings += ("first − float64", "second − float64") if exact else ()
+    lines = []
+    for row in rows:
+        local, cells = row.local, _cells(row)
+        if exact:
+            pair = (None, None) if local is None else (local.first_exact, local.second_exact)
+            cells += tuple("–" if value is None else number(value) for value in pair)
+        lines.append((row.number in numbers, cells))
+    return Table(title, headings, (0, 1), lines)
+
+
+def token_table(comparison: Comparison, word: Word = str) -> Table:
+    """A line for every step of a language model."""
+    headings = (
+        "step", "first", "second", "margin, first", "margin, second", "logits moved",
+        "top-10 overlap", "KL, nats", "",
+    )  # fmt: skip
+    lines = []
+    for step in comparison.steps[:_TOKENS]:
+        verdict = "equal" if step.agree else "benign tie" if step.tie else "differ"
+        cells = (
+            str(step.step), word(step.first_token), word(step.second_token),
+            f"{step.first_margin:.3g}", f"{step.second_margin:.3g}", f"{step.moved:.3g}",
+            f"{step.overlap:.0%}", f"{step.divergence:.1e}", verdict,
+        )  # fmt: skip
+        lines.append((not step.agree and not step.tie, cells))
+    return Table("tokens", headings, (1, 2, 8), lines)
 
 
 def worst_rows(comparison: Comparison, most: int) -> list[Row]:
     """The operations with the largest local errors for their thresholds, or total ones."""
-    if comparison.live:
+    if comparison.local_checked:
         rows = [row for row in comparison.rows if row.local is not None]
         return sorted(rows, key=local_ratio, reverse=True)[:most]
     rows = [row for row in comparison.rows if row.total is not None]
@@ -190,8 +237,7 @@ def _total_ratio(row: Row) -> float:
     return row.total.relative / max(row.total_threshold, 1e-300) if row.total is not None else 0.0
 
 
-def row_texts(row: Row) -> tuple[str, ...]:
-    """An operation's line in a table."""
+def _cells(row: Row) -> tuple[str, ...]:
     call = row.call
     result = call.results[0] if call.results else None
     shape = "×".join(map(str, result.shape)) if result else ""

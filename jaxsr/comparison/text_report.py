@@ -1,28 +1,14 @@
 """A comparison as tables on the terminal, and as JSON."""
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxsr.comparison.result import Comparison, Row
-from jaxsr.comparison.summary import (
-    Group,
-    Word,
-    around,
-    block_of,
-    blocks,
-    headline,
-    local_text,
-    modules,
-    notes,
-    number,
-    row_texts,
-    token_lines,
-)
+from jaxsr.comparison.summary import Word, headline, notes, report_tables, token_lines
 
-_PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width of its own
+_PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width
 _MOST = 40  # rows of a table on the terminal
 
 
@@ -41,54 +27,19 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
     say(f"first side: {names[0]} ({devices[0]}); second side: {names[1]} ({devices[1]})")
     say(headline(comparison), "bold green" if comparison.agree else "bold red")
 
-    def table(title: str, groups: Sequence[Group]) -> None:
-        grid = Table(title=title)
-        grid.add_column("module")
-        for heading in ("operations", "total, worst", "total, at its end", "local, worst", "at"):
-            grid.add_column(heading, justify="left" if heading == "at" else "right")
-        grid.add_column("found", justify="right")
-        shown = _most_telling(groups)
-        for group in shown:
-            local = group.local
-            grid.add_row(
-                group.name,
-                str(len(group.rows)),
-                number(group.total),
-                number(group.last),
-                "–" if local is None else local_text(local),
-                "" if local is None else local.call.operation,
-                str(group.found or ""),
-                style="red" if group.found else None,
-            )
+    for table in report_tables(comparison, most=_MOST):
+        grid = Table(title=table.title)
+        for column, heading in enumerate(table.headings):
+            grid.add_column(heading, justify="left" if column in table.left else "right")
+        for finding, cells in table.lines:
+            grid.add_row(*cells, style="red" if finding else None)
         console.print(grid)
-        if len(shown) < len(groups):
-            say(f"({len(groups) - len(shown)} modules without a finding left out)")
-
-    table("by block", blocks(comparison))
-    if comparison.findings:
-        finding = comparison.findings[0]
-        block = block_of(finding.row.call.path)
-        table(f"modules of {block}", modules(comparison, block))
-        grid = Table(title="operations around the first one found")
-        for heading in ("operation", "result", "total", "inherited", "local", "explained"):
-            left = heading in ("operation", "result")
-            grid.add_column(heading, justify="left" if left else "right")
-        for row in around(comparison, finding):
-            grid.add_row(*row_texts(row), style="red" if row is finding.row else None)
-        console.print(grid)
-        for other in comparison.findings[1:6]:
-            say(f"also found: {other.row.call.place}: {other.said}")
-        if len(comparison.findings) > 6:
-            say(f"and {len(comparison.findings) - 6} more (see the JSON)")
+    for other in comparison.findings[1:6]:
+        say(f"also found: {other.row.call.place}: {other.text}")
+    if len(comparison.findings) > 6:
+        say(f"and {len(comparison.findings) - 6} more (see the JSON)")
     for line in (*token_lines(comparison, word), *notes(comparison)):
         say(line)
-
-
-def _most_telling(groups: Sequence[Group]) -> list[Group]:
-    if len(groups) <= _MOST:
-        return list(groups)
-    worst = sorted(groups, key=lambda g: (-g.found, -g.total))[:_MOST]
-    return [group for group in groups if group in worst]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -103,7 +54,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "checked_locally": comparison.checked_locally,
         "compared_steps": comparison.compared_steps,
         "findings": [
-            {"kind": f.kind, "place": f.row.call.place, "said": f.said, "row": f.row.number}
+            {"kind": f.kind, "place": f.row.call.place, "said": f.text, "row": f.row.number}
             for f in comparison.findings
         ],
         "outputs": [pair.as_row() for pair in comparison.outputs],
@@ -116,7 +67,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def _row_json(row: Row) -> dict[str, Any]:
     call = row.call
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "number": row.number,
         "step": row.step,
         "path": call.path,
@@ -126,15 +77,15 @@ def _row_json(row: Row) -> dict[str, Any]:
         "results": [[list(r.shape), r.dtype] for r in call.results],
     }
     if row.total is not None:
-        found["total"] = row.total.as_row() | {
+        entry["total"] = row.total.as_row() | {
             "threshold": row.total_threshold,
             "inherited": _finite(row.inherited),
         }
     if row.exact is not None:
-        found["total_against_float64"] = [_finite(value) for value in row.exact]
+        entry["total_against_float64"] = [_finite(value) for value in row.exact]
     if row.local is not None:
         local = row.local
-        found["local"] = local.error.as_row() | {
+        entry["local"] = local.error.as_row() | {
             "threshold": local.threshold,
             "raised_by_trial": local.tried,
             "above": local.above,
@@ -142,8 +93,8 @@ def _row_json(row: Row) -> dict[str, Any]:
         }
         if local.first_exact is not None and local.second_exact is not None:
             errors = (local.first_exact, local.second_exact)
-            found["local_against_float64"] = [_finite(value) for value in errors]
-    return found
+            entry["local_against_float64"] = [_finite(value) for value in errors]
+    return entry
 
 
 def _finite(value: float) -> float | str:

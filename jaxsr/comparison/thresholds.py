@@ -64,8 +64,8 @@ def pair_roundoff(first: Call, second: Call, declared: float) -> float:
 
     Args:
       first, second: the operation.
-      declared: of the coarser dtype that the two sides were asked to run in. What the second side
-        casts further down, unasked, is no excuse but what is looked for.
+      declared: of the coarser dtype of the two sides. A narrower cast inside the second side is a
+        fault to find, so it does not raise the threshold.
     """
     return max(call_roundoff(first), min(call_roundoff(second), declared))
 
@@ -92,8 +92,8 @@ def total_threshold(first: Call, depth: int, *, unit: float) -> float:
       unit: coarsest roundoff met so far.
     """
     inherited = unit * (AMPLIFIED + TOTAL_FACTOR * math.sqrt(max(depth, 1)))
-    own = _rounding(unit, LOCAL_FACTOR, NARROW_FACTOR, reduction_length(first))
-    return min(inherited + own, NEVER_ROUNDING)
+    rounding = _rounding(unit, LOCAL_FACTOR, NARROW_FACTOR, reduction_length(first))
+    return min(inherited + rounding, NEVER_ROUNDING)
 
 
 def logits_rounding(unit: float, depth: int) -> float:

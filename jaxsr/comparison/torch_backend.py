@@ -1,54 +1,50 @@
-"""The torch engine as a side of a comparison."""
+"""The torch engine in a comparison."""
 
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from jaxsr.comparison.backend_spec import Side
+from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call, Program
-from jaxsr.comparison.op_recorder import Ear, Granularity, Listener, call_again
-from jaxsr.comparison.trace_records import FiguresEar, Record
-from jaxsr.comparison.workload import Inputs, Subject
-from jaxsr.errors import InputError
+from jaxsr.comparison.op_recorder import (
+    Granularity,
+    Observer,
+    OpRecorder,
+    Record,
+    StatisticsObserver,
+    call_again,
+)
+from jaxsr.comparison.workload import Inputs, Workload
+from jaxsr.interop.host_arrays import to_numpy, to_torch
+from jaxsr.runtime.setup import torch_device
 
-_BITS = {
-    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
-}
-_FROM_NUMPY = {np.dtype(kind): (bits, dtype) for dtype, (bits, kind) in _BITS.items()}
 
-
-class TorchSide:
-    """Runs a subject's network in torch, eagerly.
+class TorchBackend:
+    """Runs a workload's network in torch, eagerly.
 
     Raises:
-      ValueError: torch finds no device of the platform asked for.
+      DeviceError: torch finds no device of the platform asked for.
     """
 
-    programs_alone = False
-    """Whether a whole run is another program than its operations one by one."""
-    uneven = False
+    fused = False
+    """Whether a run is one fused program, not its operations one by one."""
+    inconsistent = False
     """Whether programs that record different tensors gave different results."""
 
-    def __init__(self, subject: Subject, side: Side) -> None:
-        cuda = torch.cuda.is_available()
-        if side.platform == "cuda" and not cuda:
-            raise InputError("platform cuda is not usable: torch finds no CUDA device; use cpu")
+    def __init__(self, workload: Workload, side: BackendSpec) -> None:
         self.side = side
-        self.device = torch.device("cuda" if cuda and side.platform != "cpu" else "cpu")
+        self.device = torch.device(torch_device(side.platform))
         self.dtype = getattr(torch, side.dtype)
         plain = self.device.type == "cpu" and side.dtype == "float32"
-        network = subject.network if plain else copy.deepcopy(subject.network)
-        self.network = cast_network(network, self.dtype, subject.casts_buffers).to(self.device)
-        self._own = dict(self.network.named_parameters())
-        self._own |= dict(self.network.named_buffers())
+        network = workload.network if plain else copy.deepcopy(workload.network)
+        self.network = cast_network(network, self.dtype, workload.casts_buffers).to(self.device)
+        self._weights = dict(self.network.named_parameters())
+        self._weights |= dict(self.network.named_buffers())
 
     def describe(self) -> dict[str, str]:
         """Device and settings, for a trace's header."""
@@ -63,7 +59,7 @@ class TorchSide:
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
-        """The precision asked for; torch keeps it for the whole process."""
+        """Sets the precision, which torch keeps per process, and restores it."""
         if self.side.precision == "default":
             with torch.no_grad():
                 yield
@@ -71,7 +67,7 @@ class TorchSide:
         product = torch.get_float32_matmul_precision()
         cudnn = torch.backends.cudnn
         torch.set_float32_matmul_precision(self.side.precision)
-        # Torch may have been told to refuse a plain assignment, which its own tests do.
+        # Plain assignment may be disabled, as torch's tests do.
         convolutions = cudnn.flags(
             enabled=cudnn.enabled,
             benchmark=cudnn.benchmark,
@@ -96,18 +92,23 @@ class TorchSide:
         return tensor.to(self.device, dtype)
 
     def run(self, inputs: Inputs) -> Any:
-        """One step without anybody listening; host arrays as the network nests its results."""
+        """One step without recording; host arrays as the network nests its results."""
         args, kwargs = self._placed(inputs)
         with self._settings():
             return to_host(self.network.forward(*args, **kwargs))
 
-    def listen(
-        self, inputs: Inputs, ear: Ear, *, step: int, granularity: Granularity = "operation"
+    def observe(
+        self,
+        inputs: Inputs,
+        observer: Observer,
+        *,
+        step: int,
+        granularity: Granularity = "operation",
     ) -> Any:
-        """One step with an ear on every operation."""
+        """One step; the observer is called for every operation."""
         args, kwargs = self._placed(inputs)
-        listener = Listener(ear, step=step, granularity=granularity)
-        with self._settings(), listener(self.network, args, kwargs):
+        recorder = OpRecorder(observer, step=step, granularity=granularity)
+        with self._settings(), recorder(self.network, args, kwargs):
             outputs = self.network.forward(*args, **kwargs)
         return to_host(outputs)
 
@@ -121,31 +122,31 @@ class TorchSide:
         alone: bool = False,
     ) -> tuple[Any, list[Record]]:
         """One step and its records."""
-        ear = FiguresEar(to_numpy, keep=keep)
-        return self.listen(inputs, ear, step=step, granularity=granularity), ear.records
+        observer = StatisticsObserver(to_numpy, keep=keep)
+        return self.observe(inputs, observer, step=step, granularity=granularity), observer.records
 
     def value(self, tensor: torch.Tensor) -> np.ndarray:
-        """An operand or result that an ear was given."""
+        """An operand or result as an array."""
         return to_numpy(tensor)
 
-    def own(self, name: str) -> np.ndarray:
+    def weight(self, name: str) -> np.ndarray:
         """A parameter or buffer."""
-        return to_numpy(self._own[name])
+        return to_numpy(self._weights[name])
 
-    def call(self, call: Call, given: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        """One operation alone: its own parameters and constants where `given` is None.
+    def call(self, call: Call, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        """One operation alone; parameters and constants where an input is None.
 
         In float64 every floating operand is widened, and so is every dtype that the code names.
         """
         program = call.program
         assert program is not None
         tensors = []
-        for place, (operand, value) in enumerate(zip(call.operands, given, strict=True)):
-            dtype = self._own_dtype(operand.dtype)
+        for place, (operand, value) in enumerate(zip(call.operands, inputs, strict=True)):
+            dtype = self._operand_dtype(operand.dtype)
             if value is not None:
                 tensor = to_torch(value).to(self.device, dtype)
             elif operand.kind == "parameter":
-                tensor = self._own[operand.name].detach()
+                tensor = self._weights[operand.name].detach()
             else:
                 tensor = program.constants[place].to(self.device, dtype)
             tensors.append(tensor)
@@ -156,7 +157,7 @@ class TorchSide:
         with self._settings():
             return [to_numpy(t) for t in call_again(program, tensors)]
 
-    def _own_dtype(self, name: str) -> torch.dtype:
+    def _operand_dtype(self, name: str) -> torch.dtype:
         dtype = getattr(torch, name)
         return torch.float64 if self.side.dtype == "float64" and dtype.is_floating_point else dtype
 
@@ -169,26 +170,6 @@ def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) ->
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     return network
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's values on the host, bfloat16 and float8 included; may share its memory."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype in _BITS:
-        bits, dtype = _BITS[tensor.dtype]
-        return tensor.contiguous().view(bits).numpy().view(dtype)
-    return tensor.resolve_neg().numpy()
-
-
-def to_torch(array: np.ndarray) -> torch.Tensor:
-    """The other way; copies what torch could not write into."""
-    array = np.ascontiguousarray(array).reshape(np.shape(array))
-    if not array.flags.writeable:
-        array = array.copy()
-    if array.dtype in _FROM_NUMPY:
-        bits, dtype = _FROM_NUMPY[array.dtype]
-        return torch.from_numpy(array.view(str(bits).removeprefix("torch."))).view(dtype)
-    return torch.from_numpy(array)
 
 
 def to_host(outputs: Any) -> Any:

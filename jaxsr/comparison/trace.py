@@ -1,50 +1,29 @@
-"""A trace: one run of a subject on one side, recorded, with all that is needed to compare it."""
+"""A trace: one recorded run of a workload, with all that is needed to compare it."""
 
 import hashlib
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from jaxsr.comparison.backend_spec import Side
-from jaxsr.comparison.calls import Call
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.op_recorder import Granularity, Record
 from jaxsr.comparison.statistics import SAMPLE, Figures, describe
-from jaxsr.comparison.trace_records import Record
-from jaxsr.comparison.workload import Inputs, LanguageSubject, Subject
+from jaxsr.comparison.workload import LanguageWorkload, Workload
 
-Granularity = Literal["module", "operation"]
+if TYPE_CHECKING:
+    from jaxsr.comparison.jax_backend import JaxBackend
+    from jaxsr.comparison.torch_backend import TorchBackend
+
+Runner: TypeAlias = "TorchBackend | JaxBackend"
+"""A workload's network on an engine."""
+
 Progress = Callable[[str], None]
 
 FORMAT = 1
 """Of trace files; another number is refused."""
-
-
-class Runner(Protocol):
-    """A subject's network on an engine: `TorchSide` or `JaxSide`."""
-
-    side: Side
-    programs_alone: bool
-    uneven: bool
-
-    def describe(self) -> dict[str, str]: ...
-    def run(self, inputs: Inputs) -> Any: ...
-    def record(
-        self,
-        inputs: Inputs,
-        *,
-        step: int,
-        granularity: Granularity = "operation",
-        keep: Sequence[str] = (),
-        alone: bool = False,
-    ) -> tuple[Any, list[Record]]: ...
-    def listen(
-        self, inputs: Inputs, ear: Any, *, step: int, granularity: Granularity = "operation"
-    ) -> Any: ...
-    def value(self, tensor: Any) -> np.ndarray | None: ...
-    def own(self, name: str) -> np.ndarray: ...
-    def call(self, call: Call, given: Sequence[np.ndarray | None]) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +31,7 @@ class Trace:
     """A recorded run."""
 
     header: dict[str, Any]
-    """Subject, side, versions, device, precision, and whether the recorder was noticed."""
+    """Workload, side, versions, device, precision, and the recorder's effect."""
     records: list[Record] = field(repr=False)
     """In order of execution, step after step."""
     outputs: list[np.ndarray] = field(repr=False)
@@ -72,19 +51,19 @@ class Trace:
         return [record for record in self.records if record.call.step == step]
 
 
-def open_side(subject: Subject, side: Side) -> Runner:
-    """The subject's network on that side, with its weights in place."""
+def open_backend(workload: Workload, side: BackendSpec) -> Runner:
+    """The workload's network on that side, with its weights in place."""
     if side.engine == "torch":
-        from jaxsr.comparison.torch_backend import TorchSide
+        from jaxsr.comparison.torch_backend import TorchBackend
 
-        return TorchSide(subject, side)
-    from jaxsr.comparison.jax_backend import JaxSide
+        return TorchBackend(workload, side)
+    from jaxsr.comparison.jax_backend import JaxBackend
 
-    return JaxSide(subject, side)
+    return JaxBackend(workload, side)
 
 
 def make_trace(
-    subject: Subject,
+    workload: Workload,
     runner: Runner,
     *,
     granularity: Granularity = "operation",
@@ -94,46 +73,46 @@ def make_trace(
     check: bool = True,
     progress: Progress = lambda text: None,
 ) -> Trace:
-    """Runs the subject and records it.
+    """Runs the workload and records it.
 
     Args:
-      subject: what to run.
+      workload: what to run.
       runner: where.
       granularity: record every operation, or what every module returns.
       alone: in JAX, run each operation by itself instead of the program that users run.
-      keep: `fnmatch` patterns of `path:operation` whose tensors are kept whole.
+      keep: `fnmatch` patterns of `path:operation` whose tensors are stored whole.
       forced: tokens to feed instead of the greedy ones, those of another run.
       check: run also without the recorder (torch, which has no other program then, in two steps
         only), note in the header whether the results are equal to the bit, and go on with these.
-      progress: told what is being done.
+      progress: called with a line on each stage.
     """
-    course = subject.begin()
+    rollout = workload.begin()
     records: list[Record] = []
     outputs: list[np.ndarray] = []
-    noticed: list[float] = []
-    while (inputs := course.inputs()) is not None:
+    recorder_errors: list[float] = []
+    while (inputs := rollout.inputs()) is not None:
         step = len(outputs)
-        progress(f"{runner.side.short}: step {step + 1} of {subject.steps}")
-        result, found = runner.record(
+        progress(f"{runner.side.short}: step {step + 1} of {workload.steps}")
+        result, step_records = runner.record(
             inputs, step=step, granularity=granularity, keep=keep, alone=alone
         )
-        if check and not alone and (runner.programs_alone or step < 2):
+        if check and not alone and (runner.fused or step < 2):
             plain = runner.run(inputs)
-            noticed.append(_difference(subject, plain, result))
+            recorder_errors.append(_difference(workload, plain, result))
             result = plain
-        records += found
+        records += step_records
         token = None if forced is None or step >= len(forced) else forced[step]
-        outputs.append(course.take(result, token))
+        outputs.append(rollout.take(result, token))
     header = {
         "format": FORMAT,
         "subject": {
-            "family": subject.family,
-            "model": subject.model,
-            "inputs": subject.inputs_said,
-            "steps": subject.steps,
-            **({"prompt": list(subject.prompt)} if isinstance(subject, LanguageSubject) else {}),
+            "family": workload.family,
+            "model": workload.model,
+            "inputs": workload.inputs_text,
+            "steps": workload.steps,
+            **({"prompt": list(workload.prompt)} if isinstance(workload, LanguageWorkload) else {}),
         },
-        "identity": subject.identity(),
+        "identity": workload.identity(),
         "side": str(runner.side),
         "side_short": runner.side.short,
         **runner.describe(),
@@ -142,69 +121,69 @@ def make_trace(
         "versions": versions(),
         "machine": platform.machine(),
         "tokens_forced": forced is not None,
-        "words": _words(subject, course.tokens, outputs),
-        "recorder": _recorder_said(noticed, runner, alone),
-        "recorder_difference": max(noticed) if noticed else None,
+        "words": _words(workload, rollout.tokens, outputs),
+        "recorder": _recorder_note(recorder_errors, runner, alone),
+        "recorder_difference": max(recorder_errors) if recorder_errors else None,
     }
-    if alone and runner.programs_alone:
+    if alone and runner.fused:
         header["computed"] = "operation by operation, each compiled alone; not the fused program"
     return Trace(
         header=header,
         records=records,
         outputs=outputs,
-        tokens=course.tokens,
-        weights=_weights(subject, runner),
+        tokens=rollout.tokens,
+        weights=_weights(workload, runner),
     )
 
 
-def _words(subject: Subject, tokens: list[int], outputs: list[np.ndarray]) -> dict[str, str]:
+def _words(workload: Workload, tokens: list[int], outputs: list[np.ndarray]) -> dict[str, str]:
     """Text of the tokens that a report may name."""
-    if not isinstance(subject, LanguageSubject):
+    if not isinstance(workload, LanguageWorkload):
         return {}
     named = {*tokens, *(int(logits[0].argmax()) for logits in outputs)}
-    return {str(token): subject.word(token) for token in sorted(named)}
+    return {str(token): workload.word(token) for token in sorted(named)}
 
 
-def _difference(subject: Subject, plain: Any, recorded: Any) -> float:
+def _difference(workload: Workload, plain: Any, recorded: Any) -> float:
     """Largest difference that recording made to what counts; 0 where equal to the bit."""
-    results = [np.asarray(subject.begin().take(r), np.float64) for r in (plain, recorded)]
+    results = [np.asarray(workload.begin().take(r), np.float64) for r in (plain, recorded)]
     if np.array_equal(*results, equal_nan=True):
         return 0.0
     return float(np.nanmax(np.abs(results[0] - results[1])))
 
 
-def _recorder_said(noticed: list[float], runner: Runner, alone: bool) -> str:
-    if runner.uneven:
+def _recorder_note(recorder_errors: list[float], runner: Runner, alone: bool) -> str:
+    if runner.inconsistent:
         return "programs that record different tensors gave different results"
-    if not noticed:
+    if not recorder_errors:
         return "not compared with a run without the recorder"
-    if max(noticed) == 0:
+    if max(recorder_errors) == 0:
         return "results are equal to the bit with and without the recorder"
     return (
         "results are those without the recorder; the program that records is compiled otherwise "
-        f"and its results differ from them by up to {max(noticed):.3g}"
+        f"and its results differ from them by up to {max(recorder_errors):.3g}"
     )
 
 
-def _weights(subject: Subject, runner: Runner) -> dict[str, tuple[str, Figures]]:
-    network = subject.network
+def _weights(workload: Workload, runner: Runner) -> dict[str, tuple[str, Figures]]:
+    network = workload.network
     names = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
-    found = {}
+    digests = {}
     for name in names:
-        array = runner.own(name)
+        array = runner.weight(name)
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
-        found[name] = (digest, describe(array))
-    return found
+        digests[name] = (digest, describe(array))
+    return digests
 
 
 def versions() -> dict[str, str]:
     """Of the libraries that compute."""
     from importlib import metadata
 
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for name in ("jaxsr-torchax", "torch", "jax", "jaxlib", "torchax", "numpy"):
         try:
-            found[name] = metadata.version(name)
+            numbers[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return numbers

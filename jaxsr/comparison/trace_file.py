@@ -1,8 +1,8 @@
-"""Traces on disk: a folder with `trace.json` and `tensors.safetensors`, written whole, portable.
+"""Traces on disk: a folder with `trace.json` and `tensors.safetensors`, portable.
 
-The JSON holds the header, every operation and its figures; the safetensors file holds the samples,
-the results of each step and the tensors that were kept whole. The JSON names the other file's
-digest, so that neither can be exchanged or cut off unnoticed.
+The JSON holds the header, every operation and its statistics. The safetensors file holds the
+samples, the results of each step and the stored tensors. The JSON has the other file's digest, so
+an exchanged or truncated file is noticed.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxsr.comparison.calls import Call
+from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.trace import FORMAT, Trace
-from jaxsr.comparison.trace_records import Record
 from jaxsr.errors import InputError, MissingFileError
 
 JSON, TENSORS = "trace.json", "tensors.safetensors"
@@ -28,13 +28,13 @@ def save_trace(trace: Trace, folder: Path) -> None:
     from jaxsr.interop.atomic_write import atomic_write
 
     samples = _Samples()
-    whole: dict[str, np.ndarray] = {}
+    stored: dict[str, np.ndarray] = {}
     operations = []
     for number, record in enumerate(trace.records):
         row = record.call.as_row()
         row["figures"] = [samples.row(figures) for figures in record.figures]
-        row["whole"] = [*record.whole]
-        whole |= {f"whole/{number}/{name}": _plain(v) for name, v in record.whole.items()}
+        row["whole"] = [*record.tensors]
+        stored |= {f"whole/{number}/{name}": _plain(v) for name, v in record.tensors.items()}
         operations.append(row)
     content = {
         "header": trace.header,
@@ -44,7 +44,7 @@ def save_trace(trace: Trace, folder: Path) -> None:
         "operations": operations,
     }
     outputs = {f"output/{k}": _plain(v) for k, v in enumerate(trace.outputs)}
-    tensors = save({"samples": samples.joined(), **outputs, **whole})
+    tensors = save({"samples": samples.joined(), **outputs, **stored})
     content["tensors_sha256"] = hashlib.sha256(tensors).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / TENSORS, tensors)
@@ -71,7 +71,7 @@ def load_trace(folder: Path) -> Trace:
             )
     try:
         content = json.loads((folder / JSON).read_bytes())
-        found, format_ = content["tensors_sha256"], content["header"]["format"]
+        digest, format_ = content["tensors_sha256"], content["header"]["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder / JSON} is cut off or no trace ({type(error).__name__}: {error}); record it "
@@ -82,7 +82,7 @@ def load_trace(folder: Path) -> Trace:
             f"{folder / JSON} has format {format_!r}, this jaxsr reads {FORMAT}; record it again"
         )
     data = (folder / TENSORS).read_bytes()
-    if hashlib.sha256(data).hexdigest() != found:
+    if hashlib.sha256(data).hexdigest() != digest:
         raise InputError(
             f"{folder / TENSORS} is damaged, or of another trace than {JSON} ({len(data)} bytes "
             "with another digest); copy the folder again, or record it again"
@@ -110,7 +110,7 @@ def _read(content: dict[str, Any], tensors: dict[str, np.ndarray]) -> Trace:
         Record(
             call=Call.from_row(row),
             figures=tuple(figures(f) for f in row["figures"]),
-            whole={name: tensors[f"whole/{number}/{name}"] for name in row["whole"]},
+            tensors={name: tensors[f"whole/{number}/{name}"] for name in row["whole"]},
         )
         for number, row in enumerate(content["operations"])
     ]

@@ -1,8 +1,8 @@
-"""What is run on both sides: a network, its inputs, and how the steps follow one another.
+"""What both sides run: a network, its inputs, and how one step follows another.
 
 A network that takes an image runs once. A language model runs once on its prompt and once for each
-further token, its key-value cache handed on between steps on the host; which token goes in next is
-the greedy one, or the one that another run took, so that two runs can be held together.
+further token, with its key-value cache on the host between steps. The next token is the greedy one,
+or the one that another run took, so that two runs can be compared.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from torch import nn
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Course(Protocol):
-    """One run under way: which inputs come next, depending on what came out."""
+class Rollout(Protocol):
+    """One run in progress: the inputs of the next step, which depend on the last outputs."""
 
     tokens: list[int]
     """Chosen so far; empty for networks that choose none."""
@@ -37,21 +37,21 @@ class Course(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
+class Workload:
     """A network with inputs."""
 
     family: str
-    """`fast-srgan`, `span`, `mshnet`, `llama`, or the class of another network."""
+    """Name of the family, or the class of another network."""
     model: str
     """Where the weights are from."""
     network: nn.Module = field(repr=False)
     """In evaluation mode, on the CPU, in float32."""
-    inputs_said: str
+    inputs_text: str
     """The inputs in words."""
     casts_buffers: bool = True
     """Whether a narrower dtype is the buffers' as well, as `nn.Module.to` would have it."""
 
-    def begin(self) -> Course:
+    def begin(self) -> Rollout:
         """A new run."""
         raise NotImplementedError
 
@@ -77,14 +77,14 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageSubject(Subject):
+class ImageWorkload(Workload):
     """A network that takes one batch of images and runs once."""
 
     image: np.ndarray = field(repr=False)
     """float32, (batch, channels, height, width), as the network wants it."""
 
-    def begin(self) -> Course:
-        return _ImageCourse(self.image)
+    def begin(self) -> Rollout:
+        return _ImageRollout(self.image)
 
     @property
     def steps(self) -> int:
@@ -94,7 +94,7 @@ class ImageSubject(Subject):
         return _digest([str(self.image.shape), self.image.tobytes()])
 
 
-class _ImageCourse:
+class _ImageRollout:
     def __init__(self, image: np.ndarray) -> None:
         self._image: np.ndarray | None = image
         self.tokens: list[int] = []
@@ -109,7 +109,7 @@ class _ImageCourse:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LanguageSubject(Subject):
+class LanguageWorkload(Workload):
     """A language model of `jaxsr.models.llama` on one prompt."""
 
     prompt: tuple[int, ...]
@@ -119,8 +119,8 @@ class LanguageSubject(Subject):
     decode: Any = None
     """Token ids → text, or None."""
 
-    def begin(self) -> Course:
-        return _LanguageCourse(self.prompt, self.new_tokens)
+    def begin(self) -> Rollout:
+        return _LanguageRollout(self.prompt, self.new_tokens)
 
     @property
     def steps(self) -> int:
@@ -134,7 +134,7 @@ class LanguageSubject(Subject):
         return repr(self.decode([token])) if self.decode is not None else str(token)
 
 
-class _LanguageCourse:
+class _LanguageRollout:
     """Prompt and cache in the shapes that `jaxsr.generate` uses, so that it computes the same."""
 
     def __init__(self, prompt: Sequence[int], count: int) -> None:

@@ -5,23 +5,20 @@ from pathlib import Path
 
 from jaxsr.errors import InputError
 
-FAMILIES = ("fast-srgan", "span", "mshnet", "llama")
-"""Networks that a bare name gives, with random weights."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class SubjectOptions:
+class WorkloadOptions:
     """What is run."""
 
     model: str
-    """`fast-srgan`, `span`, `mshnet` or `llama` for random weights; a weights file, run folder,
-    .gguf file or Hugging Face folder; or package.module:Class."""
+    """A weights file, run folder, .gguf file, Hugging Face folder or package.module:Class; or the
+    name of a family, for a small network with random weights."""
     weights: Path | None = None
     """Weights file for package.module:Class."""
     image: Path | None = None
     """Picture for networks that take one. Default: one that comes with the installation."""
     size: int = 64
-    """Side in pixels of the middle of the picture that is used; MSHNet resizes to it instead."""
+    """Side in pixels of the picture's middle that is used. Detectors resize the picture to it."""
     prompt: str = "What is the capital of France?"
     """For language models."""
     raw: bool = False

@@ -29,10 +29,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, UInt8
 
 from jaxsr.data.infrared_batches import ResidentInfrared
+from jaxsr.data.input_form import IMAGENET
 from jaxsr.errors import InputError
-
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation of each channel, of an image in 0…1."""
 
 Prepare = Callable[..., dict[str, Array]]
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]

@@ -30,7 +30,7 @@ from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import decode_mask
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.picture_file import UnreadablePicture
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, first_of
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "gt")
@@ -374,7 +374,5 @@ def _name_draw(name: str) -> float:
 
 
 def _listing(problems: dict[str, str], order: Sequence[str]) -> str:
-    named = [name for name in order if name in problems]
-    text = ", ".join(f"{name} ({problems[name]})" for name in named[:_NAMED])
-    text += f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    text = first_of([f"{n} ({problems[n]})" for n in order if n in problems], _NAMED)
     return text.encode("utf-8", "backslashreplace").decode()

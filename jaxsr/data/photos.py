@@ -24,7 +24,7 @@ from PIL import Image
 from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.picture_file import UnreadablePicture
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, first_of
 
 BUILT_IN_TRAINING = (
     "skimage/data/astronaut.png",
@@ -462,6 +462,5 @@ def _reason(error: Exception) -> str:
 
 def _listing(bad: Sequence[BadFile], most: int = _NAMED) -> str:
     # A name that is not UTF-8 must still be printable.
-    text = ", ".join(f"{file.name} ({file.reason})" for file in bad[:most])
-    text += f" and {len(bad) - most} more" if len(bad) > most else ""
+    text = first_of([f"{file.name} ({file.reason})" for file in bad], most)
     return text.encode("utf-8", "backslashreplace").decode()

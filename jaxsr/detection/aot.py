@@ -1,9 +1,9 @@
 """`python -m jaxsr.detect … --aot v5e:2x4`: a detector's batch compiled ahead of time."""
 
+from jaxsr.data.input_form import InputForm
 from jaxsr.detection.config import DetectConfig
-from jaxsr.detection.detector import InputForm, describe_file
 from jaxsr.interop.aot.compile import Ahead
-from jaxsr.models.mshnet.checkpoint import load_mshnet
+from jaxsr.models.load import load_model
 from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.runtime.jax_runner import open_ahead
 
@@ -11,9 +11,9 @@ from jaxsr.runtime.jax_runner import open_ahead
 def run(config: DetectConfig) -> int:
     """What the command does with `--aot`; returns its exit status."""
     topology = prepare(config)
-    network = load_mshnet(config.weights)
-    runner = open_ahead(network, topology, config, lane_folding=config.lane_folding)
-    side = config.base or InputForm.from_description(describe_file(config.weights)).base
+    loaded = load_model(config.weights, kind="detector")
+    runner = open_ahead(loaded.network, topology, config, lane_folding=config.lane_folding)
+    side = config.base or InputForm.from_description(loaded.metadata or {}).base
     devices = len(topology.devices)
 
     def compile_at(rows: int) -> Ahead:

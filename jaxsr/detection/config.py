@@ -5,7 +5,8 @@ from pathlib import Path
 
 import tyro
 
-from jaxsr.detection.detector import Detector, Form, check_batch, load_detector
+from jaxsr.data.input_form import Form
+from jaxsr.detection.detector import Detector, check_batch, load_detector
 from jaxsr.errors import InputError
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions
 
@@ -15,7 +16,7 @@ class DetectorOptions(LaneFoldingOptions, ComputeOptions):
     """Which network, and how pictures are sized."""
 
     weights: Path
-    """Weights that a training run exported, or a published MSHNet checkpoint."""
+    """Run folder of jaxsr.train, weights file that it exported, or a published checkpoint."""
     out: Path
     """Folder for the results."""
     threshold: float = 0.5

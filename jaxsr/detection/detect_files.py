@@ -96,7 +96,7 @@ class _Session:
             for number, image, scores in zip(together.numbers, images, logits, strict=True):
                 if number not in broken:
                     source = readable[number]
-                    findings = self._find(source, self.detector.probability(image, scores))
+                    findings = self._find(source, self.detector.form.probability(image, scores))
                     name = source.relative.with_suffix(".png")
                     self._write(Path("masks") / name, findings.mask)
                     self._write(Path("overlays") / name, overlay(image, findings))

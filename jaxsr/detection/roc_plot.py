@@ -1,81 +1,54 @@
-"""The ROC picture of an evaluation, drawn with OpenCV: two panels, a grid, a line, no more."""
+"""The picture of an evaluation: pixels' ROC, and Pd against Fa, over logarithmic axes.
 
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+The ROC has all thresholds that the AUC has: the area under the drawn curve, over a linear axis, is
+the AUC of its title. Pd and Fa are at the thresholds of the report's table.
+"""
 
-import cv2
-import numpy as np
-
-if TYPE_CHECKING:
-    from jaxsr.detection.evaluation import Evaluation
-
-_SIDE, _MARGIN = 420, 70
-_INK, _GRID, _LINE = (40, 40, 40), (225, 225, 225), (180, 80, 20)  # blue, green, red
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
+from jaxsr.metrics.evaluation import Evaluation
+from jaxsr.metrics.plot import as_png, new_figure
 
 
-def draw_curves(evaluation: "Evaluation") -> bytes:
+def draw_curves(evaluation: Evaluation) -> bytes:
     """PNG of the pixels' ROC beside Pd against Fa."""
     figures = evaluation.figures
+    figure = new_figure(11, 5)
+    pixels, targets = figure.subplots(1, 2)
+    figure.suptitle(f"{evaluation.source}, {evaluation.split}: {evaluation.images} images")
+
+    lowest = 1 / max(sum(row.pixels for row in figures.per_image), 1)
+    false_rate = [max(rate, lowest) for rate in figures.roc.false_positive_rate]
+    auc = "undefined, all pixels are of one kind" if figures.auc is None else f"{figures.auc:.4f}"
+    pixels.plot(false_rate, figures.roc.true_positive_rate, color="C0", linewidth=2)
+    pixels.set(
+        title=f"Pixels: AUC {auc}",
+        xlabel="false positive rate (left edge: none)",
+        ylabel="true positive rate",
+        xscale="log",
+        xlim=(lowest, 1),
+    )
+
     curve = figures.curve
-    auc = "-" if figures.auc is None else f"{figures.auc:.4f}"
-    # Above a threshold of 1 nothing is predicted: both curves begin at the origin.
-    roc = _panel(
-        f"pixels, AUC {auc}",
-        ("false positive rate", "true positive rate"),
-        [*curve.false_positive_rate, 0.0],
-        [*curve.true_positive_rate, 0.0],
-        right=1.0,
+    fa_1e6 = [max(1e6 * fa, 1e6 * lowest) for fa in curve.fa]
+    targets.plot(fa_1e6, curve.pd, color="C0", marker="o", label="thresholds of the report")
+    targets.plot(
+        max(1e6 * figures.fa, 1e6 * lowest),
+        figures.pd,
+        color="C3",
+        marker="D",
+        markersize=8,
+        linestyle="none",
+        label=f"threshold {figures.threshold:g}",
     )
-    # The lowest thresholds mark whole images: shown up to twice the chosen one's, or 100.
-    right = _round_up(max(100.0, 2e6 * figures.fa))
-    shown = [(1e6 * fa, pd) for fa, pd in zip(curve.fa, curve.pd, strict=True) if 1e6 * fa <= right]
-    detection = _panel(
-        f"targets, Pd {100 * figures.pd:.1f} at Fa {1e6 * figures.fa:.1f}e-6",
-        ("Fa x 1e6", "Pd"),
-        [*(fa for fa, _ in shown), 0.0],
-        [*(pd for _, pd in shown), 0.0],
-        right=right,
+    targets.set(
+        title=f"Targets: Pd {100 * figures.pd:.1f} % at Fa {1e6 * figures.fa:.1f}·10⁻⁶",
+        xlabel="Fa, false pixels per million (left edge: none)",
+        ylabel="Pd, share of targets found",
+        xscale="log",
+        xlim=(1e6 * lowest, 1e6),
     )
-    picture = np.concatenate([roc, detection], axis=1)
-    written, data = cv2.imencode(".png", picture)
-    assert written
-    return data.tobytes()
-
-
-def _round_up(value: float) -> float:
-    """The next number whose fifths are short: 1, 2 or 5 times a power of ten."""
-    power = 10 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
-
-
-def _panel(
-    title: str, axes: tuple[str, str], x: Sequence[float], y: Sequence[float], *, right: float
-) -> np.ndarray:
-    size = _SIDE + 2 * _MARGIN
-    panel = np.full((size, size, 3), 255, np.uint8)
-
-    def at(across: float, up: float) -> tuple[int, int]:
-        return round(_MARGIN + _SIDE * across / right), round(_MARGIN + _SIDE * (1 - up))
-
-    for part in np.linspace(0, 1, 6):
-        cv2.line(panel, at(0, part), at(right, part), _GRID, 1)
-        cv2.line(panel, at(part * right, 0), at(part * right, 1), _GRID, 1)
-        left, middle = at(0, part)
-        _write(panel, f"{part:.1f}", (left - 34, middle + 4))
-        column, bottom = at(part * right, 0)
-        _write(panel, f"{part * right:g}", (column - 10, bottom + 20))
-    cv2.rectangle(panel, at(0, 1), at(right, 0), _INK, 1)
-    points = np.array([at(min(a, right), b) for a, b in sorted(zip(x, y, strict=True))], np.int32)
-    cv2.polylines(panel, [points.reshape(-1, 1, 2)], False, _LINE, 2, cv2.LINE_AA)
-    for point in points:
-        cv2.circle(panel, (int(point[0]), int(point[1])), 4, _LINE, -1, cv2.LINE_AA)
-    _write(panel, title, (_MARGIN, _MARGIN - 20), scale=0.55)
-    _write(panel, axes[0], (_MARGIN + _SIDE // 2 - 50, size - 18))
-    _write(panel, axes[1], (6, _MARGIN - 8))
-    return panel
-
-
-def _write(panel: np.ndarray, text: str, place: tuple[int, int], *, scale: float = 0.42) -> None:
-    cv2.putText(panel, text, place, _FONT, scale, _INK, 1, cv2.LINE_AA)
+    targets.legend(loc="lower left")
+    for axes in (pixels, targets):
+        axes.set_ylim(-0.02, 1.02)
+        axes.margins(x=0.02)
+        axes.grid(color="0.9")
+    return as_png(figure)

@@ -1,7 +1,7 @@
-"""What a detector found in a picture: targets as boxes and centroids, a mask, an overlay.
+"""Targets in a picture: boxes and centroids, a mask, an overlay.
 
-Coordinates are in the picture's own pixels, from its top left; a box is its first column, first
-row, width and height. A centroid is the mean of its pixels' indices: (10.0, 4.0) is the middle of
+Coordinates are in the picture's pixels, from its top left. A box is its first column, first row,
+width and height. A centroid is the mean of its pixels' indices: (10.0, 4.0) is the middle of
 a pixel.
 """
 
@@ -80,13 +80,13 @@ def find_targets(
       least_px: components of fewer pixels are left out.
       frame: its number, in a video.
     """
-    found = components(probability > threshold)
-    kept = [number for number in range(len(found)) if found.areas[number] >= least_px]
+    regions = components(probability > threshold)
+    numbers = [number for number in range(len(regions)) if regions.areas[number] >= least_px]
     targets = []
-    for number in kept:
-        top, left, bottom, right = (int(side) for side in found.boxes[number])
-        inside = found.labels[top : bottom + 1, left : right + 1] == number + 1
-        y, x = (float(value) for value in found.centroids[number])
+    for number in numbers:
+        top, left, bottom, right = (int(side) for side in regions.boxes[number])
+        inside = regions.labels[top : bottom + 1, left : right + 1] == number + 1
+        y, x = (float(value) for value in regions.centroids[number])
         targets.append(
             Target(
                 x=x,
@@ -95,11 +95,11 @@ def find_targets(
                 top=top,
                 width=right - left + 1,
                 height=bottom - top + 1,
-                area_px=int(found.areas[number]),
+                area_px=int(regions.areas[number]),
                 score=float(probability[top : bottom + 1, left : right + 1][inside].max()),
             )
         )
-    shown = np.isin(found.labels, [number + 1 for number in kept])
+    shown = np.isin(regions.labels, [number + 1 for number in numbers])
     return Findings(
         name=name,
         frame=frame,

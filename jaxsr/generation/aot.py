@@ -141,10 +141,11 @@ def _network(config: GenerateConfig) -> Any:
             return shapes_of(known, dtype=config.dtype, scheme=config.quantize)
     import torch
 
-    from jaxsr.models.llama.loading import load_model
+    from jaxsr.models.load import load_model
 
     dtype = getattr(torch, config.dtype)
-    return load_model(config.model, dtype=dtype, scheme=config.quantize).network
+    model = load_model(config.model, kind="language model", dtype=dtype, scheme=config.quantize)
+    return model.network
 
 
 def _dtype(tensor: Any) -> Any:

@@ -14,8 +14,9 @@ from jaxsr.generation.generate_loop import Completion, Run, complete, continue_f
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.prompts import Prompt, write_rows
 from jaxsr.generation.streaming import StreamPrinter
-from jaxsr.models.llama.loading import fingerprint, load_model
+from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
+from jaxsr.models.load import load_model
 from jaxsr.runtime.setup import compiled_folder
 
 
@@ -31,7 +32,9 @@ class Session:
         begin = time.perf_counter()
         self.config, self.tokenizer = config, load_tokenizer(config.tokenizer or config.model)
         dtype = getattr(torch, config.dtype)
-        self.model = load_model(config.model, dtype=dtype, scheme=config.quantize)
+        model = load_model(config.model, kind="language model", dtype=dtype, scheme=config.quantize)
+        assert isinstance(model, LanguageModel)
+        self.model = model
         self.engine = self._engine(platform)
         self.load_s = time.perf_counter() - begin
         self.stop_ids = () if config.ignore_eos else self.model.stop_ids

@@ -38,7 +38,7 @@ class Components:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """What became of the targets and predictions of one image."""
+    """How the targets and predictions of one image match."""
 
     targets: int
     found: int
@@ -57,9 +57,9 @@ def components(mask: Shaped[np.ndarray, "h w"]) -> Components:
     labels, count = cast(tuple[np.ndarray, int], ndimage.label(mask != 0, structure=_EIGHT))
     flat = labels.ravel()
     # SciPy counts by first pixel today, which it does not promise and the matching relies on.
-    found, first = np.unique(flat, return_index=True)
-    inside = found > 0
-    order = found[inside][np.argsort(first[inside])]
+    numbers, first = np.unique(flat, return_index=True)
+    inside = numbers > 0
+    order = numbers[inside][np.argsort(first[inside])]
     renumber = np.zeros(count + 1, labels.dtype)
     renumber[order] = np.arange(1, count + 1)
     labels = renumber[labels]

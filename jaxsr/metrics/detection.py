@@ -7,8 +7,10 @@ threshold: above 0 for a probability of 0.5.
   paper call that IoU "mIoU"). nIoU is the mean of each image's IoU.
 - Pd is found targets over targets, Fa the pixels of predictions without a target over all pixels;
   `components.py` says what is found. Fa is a fraction here and is printed ×1e-6.
-- ROC is over pixels, at thresholds 0, 1/n, …, (n − 1)/n of the probability, with Pd and Fa at each.
-  AUC is not bound to these: it ranks all pixels by their logit (to 1 part in 128).
+- The table of the curve is over pixels, at thresholds 0, 1/n, …, (n − 1)/n of the probability, with
+  Pd and Fa at each.
+- ROC and AUC have all thresholds: pixels are counted by the upper 16 bits of their logit, which
+  tell values apart to 1 part in 128. The area under the ROC by the trapezoidal rule is the AUC.
 
 A quotient 0/0 counts as 0, as in BasicIRSTD and `pyirstdmetrics`, whose figures these equal. That
 makes the IoU of an image 0 where there is nothing to find and nothing is predicted: `empty` chooses
@@ -100,6 +102,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Roc:
+    """Corners of the pixels' ROC over all thresholds, from (0, 0) to (1, 1)."""
+
+    false_positive_rate: tuple[float, ...]
+    true_positive_rate: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class DetectionReport:
     """All figures of a data set."""
 
@@ -122,11 +132,13 @@ class DetectionReport:
     found: int
     false_detections: int
     curve: Curve
+    roc: Roc = field(repr=False)
+    """Empty where all pixels are of one kind. Not in `as_dict`: it may have 65,536 corners."""
     per_image: tuple[ImageFigures, ...] = field(repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data for JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "roc"}
 
     def __str__(self) -> str:
         auc = "–" if self.auc is None else f"{self.auc:.4f}"
@@ -200,17 +212,17 @@ class DetectionMetrics:
     def _add(self, name: str, scores: np.ndarray, mask: np.ndarray) -> None:
         targets = components(mask)
         predicted = scores > self._cut
-        found = match(components(predicted), targets, distance_px=self._distance)
+        matched = match(components(predicted), targets, distance_px=self._distance)
         right, wrong = int((predicted & mask).sum()), int((predicted & ~mask).sum())
         missed = int(mask.sum()) - right
         self._rows.append(
             ImageFigures(
                 name=name,
                 iou=_ratio(right, right + wrong + missed),
-                targets=found.targets,
-                found=found.found,
-                false_detections=found.predictions - found.found,
-                false_pixels=found.false_pixels,
+                targets=matched.targets,
+                found=matched.found,
+                false_detections=matched.predictions - matched.found,
+                false_pixels=matched.false_pixels,
                 true_positive_pixels=right,
                 false_positive_pixels=wrong,
                 false_negative_pixels=missed,
@@ -269,6 +281,7 @@ class DetectionMetrics:
                 pd=tuple(_ratio(int(n), targets) for n in self._at[:, 0]),
                 fa=tuple(_ratio(int(n), pixels) for n in self._at[:, 1]),
             ),
+            roc=_roc(self._ranked),
             per_image=tuple(rows),
         )
 
@@ -279,8 +292,8 @@ def _image_ious(counts: np.ndarray, empty: Empty) -> np.ndarray:
     return each[union > 0] if empty == "skip" else each
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: int, total: int) -> float:
+    return part / total if total else 0.0
 
 
 def _rank(scores: np.ndarray) -> np.ndarray:
@@ -298,3 +311,13 @@ def _auc(ranked: np.ndarray) -> float | None:
         return None
     below = np.cumsum(background) - background
     return float((foreground * (below + background / 2)).sum() / pairs)
+
+
+def _roc(ranked: np.ndarray) -> Roc:
+    """The ROC's corners, the highest threshold first."""
+    if not ranked.sum(axis=1).all():
+        return Roc((), ())
+    counts = ranked[:, ranked.any(axis=0)][:, ::-1]
+    rates = np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0))) / ranked.sum(axis=1, keepdims=True)
+    false_rate, true_rate = rates.tolist()
+    return Roc(tuple(false_rate), tuple(true_rate))

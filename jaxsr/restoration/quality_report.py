@@ -6,6 +6,7 @@ on RGB, where its weights are installed. Pictures are compared upright, in 8 bit
 out.
 """
 
+import glob
 import json
 import math
 import statistics
@@ -61,18 +62,20 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
             continue
         name = str(source.relative)
         try:
-            result, wanted, given = (_rgb(read_picture(p)) for p in (target, truth, source.path))
-            rows.append(_figures(name, result, wanted, given, border, measure_lpips))
+            result, expected, original = (
+                _rgb(read_picture(p)) for p in (target, truth, source.path)
+            )
+            rows.append(_figures(name, result, expected, original, border, measure_lpips))
         except (PictureError, ValueError, OSError) as error:
             problems.append((name, one_line(error)))
             continue
         if len(sheet) < _MOST_ON_SHEET:
-            sheet.append((name, [result, wanted, given]))
+            sheet.append((name, [result, expected, original]))
     if not rows:
-        told = "; ".join(f"{name}: {reason}" for name, reason in problems[:3])
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in problems[:3])
         raise InputError(
-            f"no result could be compared with {config.truth}"
-            f"{' (' + told + ')' if told else ''}; truth pictures have the sources' relative names"
+            f"no result could be compared with {config.truth}{f' ({reasons})' if reasons else ''}; "
+            "truth pictures have the sources' relative names"
         )
     folder.mkdir(parents=True, exist_ok=True)
     convention = {
@@ -105,13 +108,7 @@ def _find(truth: Path, relative: Path) -> Path | None:
     exact = truth / relative
     if exact.is_file():
         return exact
-    return next(iter(sorted(exact.parent.glob(f"{_escaped(relative.stem)}.*"))), None)
-
-
-def _escaped(text: str) -> str:
-    import glob
-
-    return glob.escape(text)
+    return next(iter(sorted(exact.parent.glob(f"{glob.escape(relative.stem)}.*"))), None)
 
 
 def _rgb(picture: Picture) -> np.ndarray:

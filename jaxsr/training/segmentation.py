@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxsr.data.augment import IMAGENET, make_augmentation
+from jaxsr.data.augment import make_augmentation
 from jaxsr.data.infrared import Infrared, open_training
 from jaxsr.data.infrared_batches import (
     infrared_batches,
     resident_infrared,
     resident_infrared_bytes,
 )
+from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
 from jaxsr.models.mshnet.config import MSHNetConfig
@@ -226,13 +227,13 @@ class Segmentation:
         return ("warmup",) if phase == "warmup" else ("final",)
 
     def validate(self, network: Network) -> Found:
-        from jaxsr.detection.detector import Detector, InputForm
-        from jaxsr.detection.evaluation import evaluate
+        from jaxsr.data.batched_network import BatchedNetwork, submit_function
+        from jaxsr.metrics.evaluation import evaluate
 
         form = InputForm.from_description(self.describe())
         # The JAX engine compiles each shape of a batch: pictures of several sizes share some.
         shared = self.config.engine == "jax"
-        detector = Detector(network, form, batch=16, shared=shared)
+        detector = BatchedNetwork(submit_function(network), form, batch=16, shared=shared)
         report = evaluate(detector, self.held_out).figures
         names = ("iou", "niou", "precision", "recall", "f1", "pd", "fa")
         metrics = {name: float(getattr(report, name)) for name in names}

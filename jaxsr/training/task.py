@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from jaxsr.errors import InputError
+from jaxsr.models.registry import find_family, trainable_families
 from jaxsr.training.config import RunConfig
 
 Network = Callable[..., np.ndarray]
@@ -98,24 +99,18 @@ class Task(Protocol):
         ...
 
 
-FAMILIES = {
-    "fast-srgan": "jaxsr.training.fast_srgan",
-    "span": "jaxsr.training.span",
-    "mshnet": "jaxsr.training.segmentation",
-}
-"""Module of each family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`, `default_preset` and
-`build`."""
-
-
 def load_family(name: str) -> Any:
-    """The module of a family.
+    """The module that trains a family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`,
+    `default_preset` and `build`.
 
     Raises:
-      ValueError: there is no such family.
+      ValueError: there is no such family, or nothing trains it.
     """
-    if name not in FAMILIES:
-        raise InputError(f"no model family {name!r}; there are {', '.join(FAMILIES)}")
-    return import_module(FAMILIES[name])
+    if name not in (trainable := trainable_families()):
+        raise InputError(f"no model family {name!r} to train; there are {', '.join(trainable)}")
+    module = find_family(name).training
+    assert module is not None
+    return import_module(module)
 
 
 def phase_at(phases: Sequence[tuple[str, int]], step: int) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.comparison.faults import make_subject
+from tests.comparison.faults import make_workload
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,7 +22,7 @@ def subject():
 
     def make(family: str):
         if family not in made:
-            made[family] = make_subject(family)
+            made[family] = make_workload(family)
         return made[family]
 
     return make

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxsr.comparison.workload import ImageSubject, LanguageSubject, Subject
-from jaxsr.comparison.workload_loader import random_network
+from jaxsr.comparison.workload import ImageWorkload, LanguageWorkload, Workload
+from jaxsr.models.registry import random_network
 
 
 def _mshnet() -> nn.Module:
@@ -42,14 +42,14 @@ def _span() -> nn.Module:
 FAMILIES = ("mshnet", "fast-srgan", "span", "llama")
 
 
-def make_subject(family: str, *, steps: int = 2, side_px: int = 24) -> Subject:
+def make_workload(family: str, *, steps: int = 2, side_px: int = 24) -> Workload:
     """A small network of the family with fixed inputs."""
     if family == "llama":
-        return LanguageSubject(
+        return LanguageWorkload(
             family=family,
             model="test",
             network=random_network("llama"),
-            inputs_said="'Hello'",
+            inputs_text="'Hello'",
             casts_buffers=False,
             prompt=tuple(b"Hello"),
             new_tokens=steps,
@@ -57,8 +57,8 @@ def make_subject(family: str, *, steps: int = 2, side_px: int = 24) -> Subject:
     build = {"mshnet": _mshnet, "fast-srgan": _fast_srgan, "span": _span}[family]
     image = np.random.default_rng(3).uniform(-1, 1, (1, 3, side_px, side_px)).astype(np.float32)
     network = random_network(family, build=build)
-    return ImageSubject(
-        family=family, model="test", network=network, inputs_said="noise", image=image
+    return ImageWorkload(
+        family=family, model="test", network=network, inputs_text="noise", image=image
     )
 
 
@@ -77,7 +77,7 @@ class Fault:
     step: int = 0
     """First step that shows it."""
 
-    def faulty(self, subject: Subject) -> Subject:
+    def faulty(self, subject: Workload) -> Workload:
         """The subject with the fault in its network."""
         network = copy.deepcopy(subject.network)
         with torch.no_grad():

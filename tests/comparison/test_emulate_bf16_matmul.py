@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from jaxsr.comparison.backend_spec import Side
-from jaxsr.comparison.emulate_bf16_matmul import with_narrow_products
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.emulate_bf16_matmul import emulate_bf16_matmul
 
 
 def drawn(*shape, seed=0):
@@ -22,7 +22,7 @@ def rounded(x):
 def test_matrix_products():
     a, b = drawn(5, 70), drawn(70, 3)
     want = (rounded(a) @ rounded(b)).numpy()
-    np.testing.assert_allclose(with_narrow_products(jnp.matmul)(a, b), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(emulate_bf16_matmul(jnp.matmul)(a, b), want, rtol=1e-5, atol=1e-5)
     assert np.abs(a @ b - want).max() > 1e-3
 
 
@@ -33,7 +33,7 @@ def test_convolutions():
         return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME")
 
     want = F.conv2d(rounded(x), rounded(w), padding=1).numpy()
-    np.testing.assert_allclose(with_narrow_products(convolve)(x, w), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(emulate_bf16_matmul(convolve)(x, w), want, rtol=1e-5, atol=1e-5)
 
 
 def scanned(x, w):
@@ -75,7 +75,7 @@ def test_programs_within_programs(function):
     want = torch.from_numpy(x)
     for _ in range(3):
         want = torch.tanh(rounded(want.float().numpy()) @ rounded(w))
-    for run in (with_narrow_products(function), jax.jit(with_narrow_products(function))):
+    for run in (emulate_bf16_matmul(function), jax.jit(emulate_bf16_matmul(function))):
         np.testing.assert_allclose(run(x, w), want.float().numpy(), atol=1e-6)
         assert np.abs(run(x, w) - function(x, w)).max() > 1e-3
 
@@ -86,10 +86,10 @@ def test_what_a_tpu_does_not_round():
     def exact(a, b):
         return jnp.matmul(a, b, precision="highest")
 
-    np.testing.assert_array_equal(with_narrow_products(exact)(a, b), exact(a, b))
+    np.testing.assert_array_equal(emulate_bf16_matmul(exact)(a, b), exact(a, b))
     whole = np.full((4, 4), 257)
-    np.testing.assert_array_equal(with_narrow_products(jnp.matmul)(whole, whole), whole @ whole)
-    np.testing.assert_array_equal(with_narrow_products(jnp.add)(a, a), a + a)
+    np.testing.assert_array_equal(emulate_bf16_matmul(jnp.matmul)(whole, whole), whole @ whole)
+    np.testing.assert_array_equal(emulate_bf16_matmul(jnp.add)(a, a), a + a)
 
 
 def test_an_unknown_program_is_refused():
@@ -97,11 +97,11 @@ def test_an_unknown_program_is_refused():
         return jax.lax.custom_linear_solve(lambda x: a @ x, b, lambda _, b: b)
 
     with pytest.raises(ValueError, match=r"products inside .* cannot be rounded"):
-        with_narrow_products(solve)(drawn(3, 3), drawn(3))
+        emulate_bf16_matmul(solve)(drawn(3, 3), drawn(3))
 
 
 def test_sides_that_cannot():
     with pytest.raises(ValueError, match="bfloat16 is for engine=jax"):
-        Side(engine="torch", precision="bfloat16")
+        BackendSpec(engine="torch", precision="bfloat16")
     with pytest.raises(ValueError, match="give it to the second side, --b"):
-        Side(precision="bfloat16").check_operations_alone()
+        BackendSpec(precision="bfloat16").check_operations_alone()

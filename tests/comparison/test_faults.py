@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from jaxsr.comparison.backend_spec import Side
-from jaxsr.comparison.compare_engines import compare_sides
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.compare_traces import compare_traces
 from jaxsr.comparison.summary import headline
-from jaxsr.comparison.trace import make_trace, open_side
-from tests.comparison.faults import FAMILIES, FAULTS, make_subject
+from jaxsr.comparison.trace import make_trace, open_backend
+from tests.comparison.faults import FAMILIES, FAULTS, make_workload
 
-TORCH = Side(engine="torch", platform="cpu")
-JAX = Side(engine="jax", platform="cpu")
-BFLOAT16 = Side(engine="jax", platform="cpu", dtype="bfloat16")
+TORCH = BackendSpec(engine="torch", platform="cpu")
+JAX = BackendSpec(engine="jax", platform="cpu")
+BFLOAT16 = BackendSpec(engine="jax", platform="cpu", dtype="bfloat16")
 
 # The others run on JAX when slow tests are asked for: compiling takes most of the time.
 ON_JAX = ("slope off by 1e-4", "wrong padding mode")
@@ -29,7 +29,7 @@ def assert_found(comparison, fault):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_found_between_two_torch_runs(subject, fault):
-    comparison, *_ = compare_sides(
+    comparison, *_ = compare_engines(
         subject(fault.family), TORCH, TORCH, other=fault.faulty(subject(fault.family))
     )
     assert_found(comparison, fault)
@@ -43,7 +43,7 @@ def test_found_between_two_torch_runs(subject, fault):
     ],
 )
 def test_found_between_torch_and_jax(subject, fault):
-    comparison, *_ = compare_sides(
+    comparison, *_ = compare_engines(
         subject(fault.family), TORCH, JAX, other=fault.faulty(subject(fault.family))
     )
     assert_found(comparison, fault)
@@ -52,15 +52,15 @@ def test_found_between_torch_and_jax(subject, fault):
 @pytest.mark.slow
 def test_found_from_jax_to_torch(subject):
     fault = next(f for f in FAULTS if f.name == "wrong eps of RMSNorm")
-    comparison, *_ = compare_sides(
+    comparison, *_ = compare_engines(
         subject("llama"), JAX, TORCH, other=fault.faulty(subject("llama"))
     )
     assert_found(comparison, fault)
 
 
 def test_default_precision_of_a_tpu_is_found_at_the_first_convolution(subject):
-    narrow = Side(engine="jax", platform="cpu", precision="bfloat16")
-    comparison, *_ = compare_sides(subject("span"), TORCH, narrow)
+    narrow = BackendSpec(engine="jax", platform="cpu", precision="bfloat16")
+    comparison, *_ = compare_engines(subject("span"), TORCH, narrow)
     assert not comparison.agree
     assert {f.row.call.operation for f in comparison.findings} == {"conv2d"}
     convolutions = [r for r in comparison.rows if r.call.operation == "conv2d"]
@@ -76,7 +76,7 @@ def test_default_precision_of_a_tpu_is_found_at_the_first_convolution(subject):
     ],
 )
 def test_nothing_is_found_between_torch_and_jax(subject, family):
-    comparison, *_ = compare_sides(subject(family), TORCH, JAX)
+    comparison, *_ = compare_engines(subject(family), TORCH, JAX)
     assert comparison.findings == [] and comparison.agree, headline(comparison)
     assert comparison.checked == comparison.checked_locally == len(comparison.rows) > 25
     assert not comparison.outputs_above and comparison.weights == []
@@ -89,14 +89,14 @@ def test_nothing_is_found_between_torch_and_jax(subject, family):
     ["span", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "span")],
 )
 def test_nothing_is_found_between_float32_and_bfloat16(subject, family):
-    comparison, *_ = compare_sides(subject(family), TORCH, BFLOAT16)
+    comparison, *_ = compare_engines(subject(family), TORCH, BFLOAT16)
     assert comparison.findings == [] and comparison.agree, headline(comparison)
 
 
 def stored(subject, fault=None, sides=(TORCH, TORCH)):
     runs = (subject, subject if fault is None else fault.faulty(subject))
-    first = make_trace(runs[0], open_side(runs[0], sides[0]))
-    second = make_trace(runs[1], open_side(runs[1], sides[1]))
+    first = make_trace(runs[0], open_backend(runs[0], sides[0]))
+    second = make_trace(runs[1], open_backend(runs[1], sides[1]))
     return compare_traces(first, second)
 
 
@@ -108,7 +108,7 @@ FADING = ("wrong eps of BatchNorm",)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_found_in_stored_traces(subject, fault):
     comparison = stored(subject(fault.family), fault)
-    assert not comparison.live and comparison.checked_locally == 0
+    assert not comparison.local_checked and comparison.checked_locally == 0
     if fault.name in FADING:
         assert comparison.agree
         assert max(row.total.relative for row in comparison.rows if row.total) > 1e-5
@@ -142,9 +142,9 @@ def test_a_constant_that_is_no_buffer(subject):
     for shift in (0.0, 1.0):
         torch.manual_seed(0)
         networks.append(Table(shift).requires_grad_(False).eval())
-    first = replace(make_subject("span"), network=networks[0], image=image)
+    first = replace(make_workload("span"), network=networks[0], image=image)
     for side in (TORCH, JAX):
-        comparison, *_ = compare_sides(
+        comparison, *_ = compare_engines(
             first, TORCH, side, other=replace(first, network=networks[1])
         )
         assert comparison.findings[0].row.call.operation == "add"
@@ -152,7 +152,7 @@ def test_a_constant_that_is_no_buffer(subject):
 
 def test_float64_says_which_side_is_wrong(subject):
     fault = next(f for f in FAULTS if f.name == "scale off by 1e-3")
-    comparison, *_ = compare_sides(
+    comparison, *_ = compare_engines(
         subject("mshnet"), TORCH, TORCH, other=fault.faulty(subject("mshnet")), reference=True
     )
     row = comparison.findings[0].row
@@ -164,8 +164,8 @@ def test_float64_says_which_side_is_wrong(subject):
 
 
 def test_local_errors_of_one_module_only(subject):
-    comparison, *_ = compare_sides(subject("span"), TORCH, TORCH, within="blocks.1")
+    comparison, *_ = compare_engines(subject("span"), TORCH, TORCH, within="blocks.1")
     looked = {row.call.path for row in comparison.rows if row.local is not None}
     assert looked and all(path.startswith("blocks.1") for path in looked)
     with pytest.raises(ValueError, match="no module of Span; there are conv_1"):
-        compare_sides(subject("span"), TORCH, TORCH, within="stem")
+        compare_engines(subject("span"), TORCH, TORCH, within="stem")

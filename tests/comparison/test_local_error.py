@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.comparison.backend_spec import Side
-from jaxsr.comparison.compare_engines import compare_sides
-from jaxsr.comparison.workload import ImageSubject
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.compare_engines import compare_engines
+from jaxsr.comparison.workload import ImageWorkload
 
-TORCH = Side(engine="torch", platform="cpu")
-NARROW = Side(engine="torch", platform="cpu", dtype="bfloat16")
+TORCH = BackendSpec(engine="torch", platform="cpu")
+NARROW = BackendSpec(engine="torch", platform="cpu", dtype="bfloat16")
 
 
 def subject_of(network, *shape):
     image = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    return ImageSubject(
-        family="test", model="", network=network.eval(), inputs_said="", image=image
+    return ImageWorkload(
+        family="test", model="", network=network.eval(), inputs_text="", image=image
     )
 
 
@@ -36,7 +36,7 @@ class Code(nn.Module):
 def test_cancellation_is_tried_and_no_fault():
     """1000 + x is known to 4 in bfloat16; what is left after subtracting 1000 is rounding."""
     made = subject_of(Code(lambda x: torch.sub(x + 1000, x.abs() + 1000)), 4, 50)
-    comparison, *_ = compare_sides(made, TORCH, NARROW)
+    comparison, *_ = compare_engines(made, TORCH, NARROW)
     row = next(row for row in comparison.rows if row.call.operation == "sub")
     assert row.local is not None
     assert row.local.error.worst > 0.1  # of a result below 5
@@ -47,7 +47,7 @@ def test_cancellation_is_tried_and_no_fault():
 def test_cancellation_does_not_hide_a_fault():
     good = subject_of(Code(lambda x: torch.sub(x + 1000, 1000.0)), 4, 50)
     bad = subject_of(Code(lambda x: torch.sub(x + 1000, 1000.1)), 4, 50)
-    comparison, *_ = compare_sides(good, TORCH, TORCH, other=bad)
+    comparison, *_ = compare_engines(good, TORCH, TORCH, other=bad)
     (finding,) = comparison.findings
     local = finding.row.local
     assert finding.row.call.operation == "sub" and local is not None and local.tried
@@ -56,8 +56,8 @@ def test_cancellation_does_not_hide_a_fault():
 def test_an_operation_that_fails_on_equal_inputs_is_named():
     good = subject_of(Code(lambda x: (x @ x.new_ones(6, 5)).sum(1)), 4, 6)
     bad = subject_of(Code(lambda x: (x[:, :3] @ x.new_ones(3, 5)).sum(1)), 4, 6)
-    comparison, *_ = compare_sides(good, TORCH, TORCH, other=bad)
-    said = [finding.said for finding in comparison.findings]
+    comparison, *_ = compare_engines(good, TORCH, TORCH, other=bad)
+    said = [finding.text for finding in comparison.findings]
     assert any("(6, 5) on one side, (3, 5) on the other" in text for text in said)
     assert not comparison.agree
 
@@ -65,7 +65,7 @@ def test_an_operation_that_fails_on_equal_inputs_is_named():
 @pytest.mark.parametrize("change", [lambda x: x.add_(1).mul_(2), lambda x: x.clamp_(min=0)])
 def test_in_place_operations_get_what_stood_there_before(change):
     made = subject_of(Code(lambda x: change(x * 3) - 1), 3, 5)
-    comparison, *_ = compare_sides(made, TORCH, TORCH)
+    comparison, *_ = compare_engines(made, TORCH, TORCH)
     assert comparison.agree
     assert all(r.local is not None and r.local.error.worst == 0 for r in comparison.rows)
 
@@ -74,7 +74,7 @@ def test_memory_does_not_grow_with_the_number_of_operations():
     layers, size = 40, 1 << 18
     made = subject_of(Code(lambda x: _deep(x, layers)), 1, size)
     tracemalloc.start()
-    comparison, first, second = compare_sides(made, TORCH, TORCH)
+    comparison, first, second = compare_engines(made, TORCH, TORCH)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert comparison.checked == layers and comparison.agree

@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from jaxsr.comparison.backend_spec import Side
-from jaxsr.comparison.compare_engines import compare_sides
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.compare_engines import compare_engines
 from jaxsr.comparison.html_report import page
 from jaxsr.comparison.summary import block_of, headline, notes, token_lines
 from jaxsr.comparison.text_report import as_json, print_report
 from tests.comparison.faults import FAULTS
 
-TORCH = Side(engine="torch", platform="cpu")
+TORCH = BackendSpec(engine="torch", platform="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def wrong(subject):
     def compare(name):
         fault = next(fault for fault in FAULTS if fault.name == name)
         made = subject(fault.family)
-        return compare_sides(made, TORCH, TORCH, other=fault.faulty(made), reference=True)[0]
+        return compare_engines(made, TORCH, TORCH, other=fault.faulty(made), reference=True)[0]
 
     return compare
 
@@ -71,7 +71,7 @@ def test_page_is_whole_and_needs_nothing_else(wrong, name):
             assert 0 <= float(str(mark.get("cx"))) <= width
             assert 0 <= float(str(mark.get("cy"))) <= height
     place = comparison.findings[0].row.call.place
-    assert place in source and 'class="found"' in source
+    assert place in source and 'class="finding"' in source
 
 
 def test_words_are_as_honest_as_the_evidence(wrong, subject):
@@ -81,12 +81,12 @@ def test_words_are_as_honest_as_the_evidence(wrong, subject):
     assert "stem.2 · add" in said and "lacks add" in said
     assert any("a fused program may round otherwise" in note for note in notes(comparison))
     assert any("1 operations are the first side's only" in note for note in notes(comparison))
-    agreed, *_ = compare_sides(subject("span"), TORCH, TORCH)
+    agreed, *_ = compare_engines(subject("span"), TORCH, TORCH)
     assert headline(agreed).startswith("AGREE: none of") and "checked" in headline(agreed)
 
 
 def test_default_precision_on_an_accelerator_is_named(subject):
-    comparison, *_ = compare_sides(subject("span"), TORCH, TORCH)
+    comparison, *_ = compare_engines(subject("span"), TORCH, TORCH)
     header = comparison.second
     header["side"] = header["side"].replace("precision=highest", "precision=default")
     assert not any("default precision" in note for note in notes(comparison))

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxsr.comparison.compare_traces import figures_apart
-from jaxsr.comparison.metrics import apart
+from jaxsr.comparison.compare_traces import sampled_error
+from jaxsr.comparison.metrics import error_metrics
 from jaxsr.comparison.statistics import SAMPLE, describe, sample_places
 
 
@@ -42,29 +42,29 @@ def test_sample_is_spread_and_the_same_everywhere():
 
 def test_differences():
     a = np.array([3.0, 4.0, 0.0], np.float32)
-    got = apart(a, a + np.array([0, 0.5, 0], np.float32))
+    got = error_metrics(a, a + np.array([0, 0.5, 0], np.float32))
     rms = np.sqrt(25 / 3)
     assert got.largest == 0.5
     np.testing.assert_allclose(got.relative, np.sqrt(0.25 / 3) / rms, rtol=1e-7)
     np.testing.assert_allclose(got.peak, 0.5 / (4 + rms), rtol=1e-7)
-    assert apart(a, a).worst == 0
-    assert apart(a, a[:2]).worst == np.inf
-    assert apart(a, np.array([3.0, np.nan, 0.0])).unlike == 1
+    assert error_metrics(a, a).worst == 0
+    assert error_metrics(a, a[:2]).worst == np.inf
+    assert error_metrics(a, np.array([3.0, np.nan, 0.0])).unlike == 1
 
 
 def test_masked_positions_do_not_drown_the_others():
     masks = (np.finfo(np.float32).min, float(ml_dtypes.finfo(ml_dtypes.bfloat16).min))
     a, b = (np.array([1.0, 2.0, mask], np.float64) for mask in masks)
-    assert apart(a, b).worst == 0
+    assert error_metrics(a, b).worst == 0
     b[0] = 1.1
-    assert apart(a, b).relative == pytest.approx(0.1 / np.sqrt(5))
+    assert error_metrics(a, b).relative == pytest.approx(0.1 / np.sqrt(5))
 
 
 def test_integers_are_equal_or_wrong():
     a = np.arange(100)
-    assert apart(a, a).worst == 0
-    assert apart(a, np.where(a == 7, 8, a)).worst == 1.0
-    assert apart(a > 3, a > 4).unlike == 1
+    assert error_metrics(a, a).worst == 0
+    assert error_metrics(a, np.where(a == 7, 8, a)).worst == 1.0
+    assert error_metrics(a > 3, a > 4).unlike == 1
 
 
 def test_figures_never_exceed_the_difference_itself():
@@ -72,10 +72,10 @@ def test_figures_never_exceed_the_difference_itself():
     for size in (100, 5000):
         a = rng.normal(size=size)
         b = a + rng.normal(0, 1e-3, size) + 1e-4
-        whole, known = apart(a, b), figures_apart(describe(a), describe(b))
+        whole, known = error_metrics(a, b), sampled_error(describe(a), describe(b))
         assert known.peak <= whole.peak * (1 + 1e-12)
         assert known.relative >= abs(a.mean() - b.mean()) / np.sqrt(np.square(a).mean())
     # Beyond the sample's reach, norms still tell.
     b = a.copy()
     b[np.setdiff1d(np.arange(size), sample_places(size))[:50]] *= 3
-    assert figures_apart(describe(a), describe(b)).worst > 1e-2
+    assert sampled_error(describe(a), describe(b)).worst > 1e-2

@@ -7,21 +7,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from jaxsr.comparison.alignment import Pair, align
 from jaxsr.comparison.calls import Call, Operand, Result
-from jaxsr.comparison.metrics import apart
-from jaxsr.comparison.op_recorder import Listener
+from jaxsr.comparison.compare_traces import Pair, align
+from jaxsr.comparison.metrics import error_metrics
+from jaxsr.comparison.op_recorder import OpRecorder, StatisticsObserver
 from jaxsr.comparison.thresholds import local_threshold, pair_roundoff, reduction_length
-from jaxsr.comparison.torch_backend import to_numpy
-from jaxsr.comparison.trace_records import FiguresEar
+from jaxsr.interop.host_arrays import to_numpy
 
 SINGLE, HALF = 2.0**-24, 2.0**-8
 
 
 def calls_of(function, *tensors):
     """The calls that some torch code makes."""
-    ear = FiguresEar(to_numpy)
-    with torch.no_grad(), Listener(ear)(torch.nn.Module(), tensors, {}):
+    ear = StatisticsObserver(to_numpy)
+    with torch.no_grad(), OpRecorder(ear)(torch.nn.Module(), tensors, {}):
         function(*tensors)
     return [record.call for record in ear.records]
 
@@ -72,10 +71,10 @@ def test_sums_in_any_order_are_within_the_threshold(length, positive):
     threshold = local_threshold(call, call, SINGLE)
     assert threshold == 16 * SINGLE * math.sqrt(length)
     for one in (chained, pairwise):
-        assert apart(exact, one).worst < threshold
+        assert error_metrics(exact, one).worst < threshold
     # And a weight off by 1e-3 is not.
     if length <= 500:
-        assert apart(exact, pairwise * np.float32(1.001)).worst > threshold
+        assert error_metrics(exact, pairwise * np.float32(1.001)).worst > threshold
 
 
 def call_in(dtype):

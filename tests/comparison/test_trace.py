@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.comparison.backend_spec import Side
-from jaxsr.comparison.jax_backend import JaxSide
-from jaxsr.comparison.op_recorder import Listener
-from jaxsr.comparison.torch_backend import TorchSide, to_numpy
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.jax_backend import JaxBackend
+from jaxsr.comparison.op_recorder import OpRecorder, StatisticsObserver
+from jaxsr.comparison.torch_backend import TorchBackend
 from jaxsr.comparison.trace import make_trace
-from jaxsr.comparison.trace_records import FiguresEar
-from jaxsr.comparison.workload import ImageSubject
+from jaxsr.comparison.workload import ImageWorkload
 from jaxsr.interop import to_jax
 from jaxsr.interop.hooks import run_torch, watched
+from jaxsr.interop.host_arrays import to_numpy
 from tests.comparison.faults import FAMILIES
 
-TORCH = Side(engine="torch", platform="cpu")
-JAX = Side(engine="jax", platform="cpu")
+TORCH = BackendSpec(engine="torch", platform="cpu")
+JAX = BackendSpec(engine="jax", platform="cpu")
 
 
 def inputs_of(subject):
@@ -35,7 +35,7 @@ def leaves(outputs):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_torch_results_are_bitwise_the_same_when_recorded(subject, family):
-    side = TorchSide(subject(family), TORCH)
+    side = TorchBackend(subject(family), TORCH)
     inputs = inputs_of(subject(family))
     plain = side.run(inputs)
     recorded, records = side.record(inputs, step=0)
@@ -46,7 +46,7 @@ def test_torch_results_are_bitwise_the_same_when_recorded(subject, family):
 
 @pytest.mark.parametrize("family", ["span", "llama"])
 def test_jax_program_is_bitwise_the_same_when_recorded(subject, family):
-    side = JaxSide(subject(family), JAX)
+    side = JaxBackend(subject(family), JAX)
     inputs = inputs_of(subject(family))
     for a, b in zip(leaves(side.run(inputs)), leaves(side.record(inputs, step=0)[0]), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -55,7 +55,7 @@ def test_jax_program_is_bitwise_the_same_when_recorded(subject, family):
 def test_results_are_those_without_the_recorder_even_where_it_is_noticed(subject):
     """InstanceNorm is fused otherwise once its parts are returned; the trace says by how much."""
     image = subject("fast-srgan")
-    side = JaxSide(image, JAX)
+    side = JaxBackend(image, JAX)
     trace = make_trace(image, side)
     plain = side.run(inputs_of(image))
     np.testing.assert_array_equal(trace.outputs[0], plain)
@@ -69,10 +69,10 @@ def test_results_are_those_without_the_recorder_even_where_it_is_noticed(subject
 
 def test_operations_alone_are_the_same_when_heard(subject):
     span = subject("span")
-    side = JaxSide(span, JAX)
+    side = JaxBackend(span, JAX)
     inputs = inputs_of(span)
-    ear = FiguresEar(side.value)
-    heard = side.listen(inputs, ear, step=0)
+    ear = StatisticsObserver(side.value)
+    heard = side.observe(inputs, ear, step=0)
     model = to_jax(span.network)
     plain, _ = model.apply(model.params, model.buffers, *inputs[0])
     np.testing.assert_array_equal(heard, np.asarray(plain))
@@ -82,7 +82,7 @@ def test_operations_alone_are_the_same_when_heard(subject):
 def test_both_engines_run_the_same_stream(subject, family):
     inputs = inputs_of(subject(family))
     streams = []
-    for side in (TorchSide(subject(family), TORCH), JaxSide(subject(family), JAX)):
+    for side in (TorchBackend(subject(family), TORCH), JaxBackend(subject(family), JAX)):
         _, records = side.record(inputs, step=0)
         assert [r.call.order for r in records] == list(range(len(records)))
         streams.append(records)
@@ -115,15 +115,15 @@ class Tricky(nn.Module):
 def tricky():
     torch.manual_seed(0)
     image = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    return ImageSubject(
-        family="Tricky", model="", network=Tricky().eval(), inputs_said="", image=image
+    return ImageWorkload(
+        family="Tricky", model="", network=Tricky().eval(), inputs_text="", image=image
     )
 
 
 def test_in_place_views_constants_and_tuples():
     made = tricky()
     inputs = inputs_of(made)
-    torch_side, jax_side = TorchSide(made, TORCH), JaxSide(made, JAX)
+    torch_side, jax_side = TorchBackend(made, TORCH), JaxBackend(made, JAX)
     (want, first), (got, second) = (s.record(inputs, step=0) for s in (torch_side, jax_side))
     np.testing.assert_allclose(got, want, rtol=1e-6)
     assert [r.call.key for r in first] == [r.call.key for r in second]
@@ -141,26 +141,26 @@ def test_in_place_views_constants_and_tuples():
 def test_a_call_made_again_gives_its_result():
     made = tricky()
     inputs = inputs_of(made)
-    sides = TorchSide(made, TORCH), JaxSide(made, JAX)
+    sides = TorchBackend(made, TORCH), JaxBackend(made, JAX)
     for side in sides:
         _, records = side.record(inputs, step=0, keep=("*",))
-        assert all(record.whole for record in records)
+        assert all(record.tensors for record in records)
         for record in records:
             call = record.call
-            given = [record.whole[f"in{k}"] for k in range(len(call.operands))]
+            given = [record.tensors[f"in{k}"] for k in range(len(call.operands))]
             own = [None if o.kind in ("parameter", "constant") else g
                    for o, g in zip(call.operands, given, strict=True)]  # fmt: skip
             for values in (given, own):
                 for k, result in enumerate(side.call(call, values)):
                     # Alone an operation may be fused otherwise than in the whole program.
-                    np.testing.assert_allclose(result, record.whole[f"out{k}"], rtol=1e-6)
+                    np.testing.assert_allclose(result, record.tensors[f"out{k}"], rtol=1e-6)
 
 
 def test_modules_instead_of_operations(subject):
     span = subject("span")
     records = [
         side.record(inputs_of(span), step=0, granularity="module")[1]
-        for side in (TorchSide(span, TORCH), JaxSide(span, JAX))
+        for side in (TorchBackend(span, TORCH), JaxBackend(span, JAX))
     ]
     keys = [[r.call.key for r in side] for side in records]
     assert keys[0] == keys[1]
@@ -171,7 +171,7 @@ def test_modules_instead_of_operations(subject):
 def test_recording_programs_return_a_bounded_number_of_bytes(subject):
     span = subject("span")
     inputs = inputs_of(span)
-    whole, small = (JaxSide(span, JAX, record_bytes=n) for n in (1 << 30, 450_000))
+    whole, small = (JaxBackend(span, JAX, record_bytes=n) for n in (1 << 30, 450_000))
     want, records = whole.record(inputs, step=0)
     got, windowed = small.record(inputs, step=0)
     programs = next(iter(small._programs.values()))
@@ -188,24 +188,24 @@ def test_recording_programs_return_a_bounded_number_of_bytes(subject):
 def test_listening_keeps_no_activation_alive():
     alive = []
 
-    class Ear(FiguresEar):
-        def heard(self, call, operands, results, kept):
-            super().heard(call, operands, results, kept)
+    class Observer(StatisticsObserver):
+        def after_call(self, call, operands, results, saved):
+            super().after_call(call, operands, results, saved)
             alive.append(sum(ref() is not None for ref in seen))
             seen.extend(weakref.ref(t) for t in results)
 
     seen: list = []
     network = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
-    listener = Listener(Ear(to_numpy))
-    with torch.no_grad(), listener(network, (), {}):
+    recorder = OpRecorder(Observer(to_numpy))
+    with torch.no_grad(), recorder(network, (), {}):
         network(torch.ones(2, 8))
     assert max(alive) <= 2  # of 12: the layer's input, and what held it before
 
 
 def test_hooks_are_gone_afterwards_and_others_are_not_heard():
     network = nn.Linear(3, 3)
-    ear = FiguresEar(to_numpy)
-    with pytest.raises(RuntimeError), Listener(ear)(network, (), {}):
+    ear = StatisticsObserver(to_numpy)
+    with pytest.raises(RuntimeError), OpRecorder(ear)(network, (), {}):
         network(torch.ones(2, 4))
     count = len(ear.records)
     network(torch.ones(2, 3))
@@ -250,7 +250,7 @@ def test_language_model_takes_the_tokens_that_generate_takes(subject):
     options = SamplingOptions(max_new_tokens=llama.new_tokens)
     batch = engine.start([llama.prompt], [0], options)
     engine.advance(batch, llama.new_tokens)
-    trace = make_trace(llama, TorchSide(llama, TORCH))
+    trace = make_trace(llama, TorchBackend(llama, TORCH))
     assert trace.tokens == engine.outputs(batch)[0].tolist()
-    forced = make_trace(llama, TorchSide(llama, TORCH), forced=[5, 6])
+    forced = make_trace(llama, TorchBackend(llama, TORCH), forced=[5, 6])
     assert forced.tokens == [5, 6]

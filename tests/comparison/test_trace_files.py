@@ -10,11 +10,11 @@ import pytest
 from safetensors import safe_open
 
 from jaxsr.compare import main
-from jaxsr.comparison.backend_spec import Side
-from jaxsr.comparison.trace import make_trace, open_side
+from jaxsr.comparison.backend_spec import BackendSpec
+from jaxsr.comparison.trace import make_trace, open_backend
 from jaxsr.comparison.trace_file import load_trace, save_trace
 
-TORCH = Side(engine="torch", platform="cpu")
+TORCH = BackendSpec(engine="torch", platform="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def recorded(tmp_path_factory):
 
 def test_comes_back_as_it_was(subject, tmp_path):
     llama = subject("llama")
-    trace = make_trace(llama, open_side(llama, TORCH), keep=("model.norm:mul",))
+    trace = make_trace(llama, open_backend(llama, TORCH), keep=("model.norm:mul",))
     save_trace(trace, tmp_path)
     back = load_trace(tmp_path)
     assert back.header == json.loads(json.dumps(trace.header))
@@ -57,10 +57,10 @@ def test_comes_back_as_it_was(subject, tmp_path):
         for x, y in zip(a.figures, b.figures, strict=True):
             assert x.as_row() == y.as_row()
             np.testing.assert_array_equal(x.sample, y.sample)
-        assert a.whole.keys() == b.whole.keys()
-        whole += bool(b.whole)
-        for name in a.whole:
-            np.testing.assert_array_equal(a.whole[name], b.whole[name])
+        assert a.tensors.keys() == b.tensors.keys()
+        whole += bool(b.tensors)
+        for name in a.tensors:
+            np.testing.assert_array_equal(a.tensors[name], b.tensors[name])
     assert whole == 4  # two products of the norm in each of two steps
 
 
@@ -218,7 +218,7 @@ def test_a_fault_is_status_1_and_its_tensors_are_kept(tmp_path, capsys):
     """Two weights files of one family, one with a single wrong number."""
     from safetensors.torch import save_file
 
-    from jaxsr.comparison.workload_loader import random_network
+    from jaxsr.models.registry import random_network
 
     network = random_network("span")
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}

@@ -11,11 +11,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from jaxsr.data.batched_network import BatchedNetwork, submit_function
+from jaxsr.data.input_form import InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.detect import main
-from jaxsr.detection.detector import Detector, InputForm, load_detector
-from jaxsr.detection.evaluation import evaluate, write_report
+from jaxsr.detection.detector import Detector, load_detector
+from jaxsr.detection.evaluation import write_report
 from jaxsr.detection.targets import find_targets, overlay
+from jaxsr.metrics.evaluation import evaluate
 from jaxsr.models.mshnet import MSHNet, MSHNetConfig
 from jaxsr.runtime.options import ComputeOptions
 
@@ -41,13 +44,15 @@ def _spotted(height, width, *boxes):
     return image
 
 
-@pytest.mark.parametrize("network", [bright, Half()])
-@pytest.mark.parametrize("engine", ["jax", "torch"])
-def test_native_sizes_come_back_in_order(network, engine):
+@pytest.mark.parametrize("engine", ["function", "jax", "torch"])
+def test_native_sizes_come_back_in_order(engine):
     form = InputForm(mean=(0.0,) * 3, deviation=(1.0,) * 3, evaluate="native")
     images = [_spotted(30, 47, (2, 3, 2, 2)), _spotted(64, 33), _spotted(30, 47, (29, 46, 1, 1))]
     images *= 2
-    detector = Detector(network, form, options=ComputeOptions(engine=engine), batch=3)
+    if engine == "function":
+        detector = BatchedNetwork(submit_function(bright), form, batch=3)
+    else:
+        detector = Detector(Half(), form, options=ComputeOptions(engine=engine), batch=3)
     for image, logits in zip(images, detector.logits(images), strict=True):
         assert logits.shape == image.shape[:2]
         np.testing.assert_array_equal(logits > 0, image[..., 0] > 200)
@@ -55,7 +60,7 @@ def test_native_sizes_come_back_in_order(network, engine):
 
 def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
     image = np.random.default_rng(0).integers(0, 256, (90, 50, 3), np.uint8)
-    detector = Detector(lambda x: x[:, :1], PLAIN)
+    detector = BatchedNetwork(submit_function(lambda x: x[:, :1]), PLAIN)
     (logits,) = detector.logits([image])
     want = np.asarray(Image.fromarray(image).resize((64, 64), Image.Resampling.BILINEAR))
     np.testing.assert_allclose(logits, want[..., 0] / 255.0, atol=1e-6)
@@ -66,7 +71,7 @@ def test_base_is_pillows_resize_and_probabilities_are_of_native_size():
 def test_normalisation_follows_the_form():
     seen = []
     form = InputForm(mean=(0.5, 0.25, 0.0), deviation=(0.5, 0.5, 2.0), base=16)
-    detector = Detector(lambda x: seen.append(x) or x[:, :1], form, batch=1)
+    detector = BatchedNetwork(submit_function(lambda x: seen.append(x) or x[:, :1]), form, batch=1)
     list(detector.logits([np.full((16, 16, 3), 255, np.uint8)]))
     np.testing.assert_allclose(seen[0][0, :, 0, 0], [1.0, 1.5, 0.5])
 
@@ -94,8 +99,10 @@ def test_evaluation_of_a_perfect_detector_and_its_files(tmp_path):
     data = open_scenes(6, side=64, seed=2)
     masks = [data.read(k)[1] for k in range(6)]
     answers = iter([masks[:4], [*masks[4:], masks[4], masks[4]]])  # batches are filled up
-    detector = Detector(
-        lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None], PLAIN, batch=4
+    detector = BatchedNetwork(
+        submit_function(lambda x: np.where(np.stack(next(answers)), 9.0, -9.0)[:, None]),
+        PLAIN,
+        batch=4,
     )
     result = evaluate(detector, data)
     figures = result.figures

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from jaxsr.models.llama.gguf_file import open_gguf
-from jaxsr.models.llama.loading import load_model
 from jaxsr.models.llama.tokenizer import load_tokenizer
+from jaxsr.models.load import load_model
 
 gguf = pytest.importorskip("gguf")
 K = gguf.GGMLQuantizationType

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jaxsr.models.llama.loading import load_model
 from jaxsr.models.llama.quantized import ScaledLinear, W8A8Linear
+from jaxsr.models.load import load_model
 
 TOKENS = torch.randint(3, 320, (2, 20), generator=torch.Generator().manual_seed(0))
 CLOSE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-5}  # as in test_network.py
@@ -166,7 +166,7 @@ def test_broken_folders_are_named(how, error, message, model_folder, tmp_path):
     folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
     broken(folder, how, {})
     with pytest.raises(error, match=message) as caught:
-        load_model(folder)
+        load_model(folder, kind="language model")
     assert "\n" not in str(caught.value)
 
 
@@ -196,5 +196,5 @@ def test_schemes_that_are_not_computed_are_refused(model_folder, tmp_path):
 
 
 def test_nothing_at_the_path(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no model at"):
+    with pytest.raises(FileNotFoundError, match=r"no model '.*absent'"):
         load_model(tmp_path / "absent")

@@ -43,7 +43,7 @@ def gguf_path():
 
 @pytest.fixture(scope="module")
 def ours(gguf_path):
-    from jaxsr.models.llama.loading import load_model
+    from jaxsr.models.load import load_model
 
     return load_model(gguf_path)
 

@@ -149,6 +149,11 @@ def test_auc_and_roc_equal_scikit_learn():
         above = score > threshold
         assert report.curve.true_positive_rate[point] == pytest.approx(above[truth].mean())
         assert report.curve.false_positive_rate[point] == pytest.approx(above[~truth].mean())
+    # The curve that is drawn encloses the AUC that is printed.
+    false_rate, true_rate = report.roc.false_positive_rate, report.roc.true_positive_rate
+    assert (false_rate[0], true_rate[0], false_rate[-1], true_rate[-1]) == (0, 0, 1, 1)
+    assert np.trapezoid(true_rate, false_rate) == pytest.approx(report.auc, abs=1e-12)
+    assert len(false_rate) > 100 and "roc" not in report.as_dict()
 
 
 @pytest.mark.parametrize("batch", [1, 5])

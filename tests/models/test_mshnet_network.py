@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from jaxsr.models.mshnet import MSHNet, MSHNetConfig, MSHNetObjective, load_mshnet
+from jaxsr.models.load import load_model
+from jaxsr.models.mshnet import MSHNet, MSHNetConfig, MSHNetObjective
 from jaxsr.models.mshnet.network import ChannelAttention
 from jaxsr.training.segmentation import PAPER, TOOLBOX
 
@@ -113,7 +114,7 @@ def test_published_wrappings_load(tmp_path, wrapping):
         weights = {wrapping.split()[0]: weights, "epoch": 7, "iou": 0.67}
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
-    loaded = load_mshnet(path)
+    loaded = load_model(path, kind="detector").network
     image = torch.randn(1, 3, 16, 16)
     torch.testing.assert_close(loaded(image), network(image), rtol=0, atol=0)
     assert loaded.config.widths == THIN.widths and loaded.config.blocks == THIN.blocks
@@ -126,14 +127,16 @@ def test_own_safetensors_load(tmp_path, prefix):
     path = tmp_path / "network.safetensors"
     save_file({prefix + name: value for name, value in network.state_dict().items()}, path)
     image = torch.randn(1, 3, 16, 16)
-    torch.testing.assert_close(load_mshnet(path)(image), network(image), rtol=0, atol=0)
+    torch.testing.assert_close(
+        load_model(path, kind="detector").network(image), network(image), rtol=0, atol=0
+    )
 
 
 def test_weights_of_something_else_are_refused(tmp_path):
     path = tmp_path / "other.pth"
     torch.save(nn.Linear(2, 2).state_dict(), path)
-    with pytest.raises(ValueError, match="holds no MSHNet"):
-        load_mshnet(path)
+    with pytest.raises(ValueError, match="of no family that jaxsr knows"):
+        load_model(path, kind="detector")
 
 
 def test_presets_hold_what_the_publications_say():

@@ -104,10 +104,10 @@ def test_training_falls_below_bicubic():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"scale": 3}, "scale must be one of 1, 2, 4; got 3"),
-        ({"channels": 2}, "channels must be one of 1, 3; got 2"),
-        ({"pixel_loss": "l2"}, "pixel_loss must be one of smooth_l1, l1; got 'l2'"),
-        ({"block": "dense"}, "block must be one of attention, residual; got 'dense'"),
+        ({"scale": 3}, "scale must be one of 1, 2, 4, got 3"),
+        ({"channels": 2}, "channels must be one of 1, 3, got 2"),
+        ({"pixel_loss": "l2"}, "pixel_loss must be one of smooth_l1, l1, got 'l2'"),
+        ({"block": "dense"}, "block must be one of attention, residual, got 'dense'"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"depth": 1}, "depth must be at least 2, got 1"),
         ({"expansion": 0}, "expansion must be at least 1, got 0; use None"),

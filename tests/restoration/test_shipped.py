@@ -15,9 +15,10 @@ from skimage.metrics import peak_signal_noise_ratio
 from jaxsr import restore
 from jaxsr.data.photos import BUILT_IN_VALIDATION, open_training_photos
 from jaxsr.interop.weights import read_weights
+from jaxsr.models.load import SHIPPED
 from jaxsr.models.span import SpanConfig
 from jaxsr.ops import resize
-from jaxsr.restoration.models import SHIPPED, find_model
+from jaxsr.restoration.models import find_model
 
 PATH = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED)))
 

@@ -1,6 +1,5 @@
 """A loss that is not finite: both engines stop, keep the last good state, and say so in a line."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,9 @@ def test_torch_takes_back_what_earlier_players_did():
 
 def test_without_the_check_the_step_never_stops():
     torch.manual_seed(0)
-    configs = dict.fromkeys(("first", "second"), dataclasses.replace(OptimizerConfig(), lr=0.1))
+    configs: dict[str, OptimizerConfig] = dict.fromkeys(
+        ("first", "second"), OptimizerConfig(lr=0.1)
+    )
     step = TorchStep(
         Duel(), configs, dict.fromkeys(configs, 10), exported="first", check_finite=False
     )

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, check_literals
 
 Norm = Literal["instance", "batch", "none"]
 
@@ -58,14 +58,7 @@ class FastSRGANConfig:
     """Range of the targets that the generator wants for its images."""
 
     def __post_init__(self) -> None:
-        _one_of("scale", self.scale, (1, 2, 4))
-        _one_of("channels", self.channels, (1, 3))
-        _one_of("block", self.block, ("residual", "mobile"))
-        _one_of("norm", self.norm, ("instance", "batch", "none"))
-        _one_of("predict", self.predict, ("image", "residual"))
-        _one_of("discriminator_layout", self.discriminator_layout, ("alternating", "strided"))
-        _one_of("discriminator_norm", self.discriminator_norm, ("instance", "batch", "none"))
-        _one_of("pixel_loss", self.pixel_loss, ("smooth_l1", "l1"))
+        check_literals(self)
         for name in ("width", "depth", "discriminator_width", "discriminator_layers"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -130,8 +123,3 @@ class FastSRGANConfig:
             radius, step = radius + step, step / 2
         radius += step  # the head, at the output's resolution
         return math.ceil(radius)
-
-
-def _one_of(name: str, value: object, allowed: tuple) -> None:
-    if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")

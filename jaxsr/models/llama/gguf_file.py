@@ -133,9 +133,9 @@ class _Cursor:
             if count > len(self.buffer):
                 raise IndexError("array beyond the end")
             if item in _SCALARS:
-                whole = struct.Struct(f"<{count}{_SCALARS[item]}")
-                values = list(whole.unpack_from(self.buffer, self.at))
-                self.at += whole.size
+                layout = struct.Struct(f"<{count}{_SCALARS[item]}")
+                values = list(layout.unpack_from(self.buffer, self.at))
+                self.at += layout.size
                 return values
             return [self.value(item) for _ in range(count)]
         if kind not in _SCALARS:
@@ -156,15 +156,15 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
     for _ in range(field_count):
         name = cursor.string()
         fields[name] = cursor.value(cursor.scalar("I"))
-    found = []
+    entries = []
     for _ in range(tensor_count):
         name = cursor.string()
         shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
-        found.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+        entries.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
     alignment = fields.get("general.alignment", 32)
     base = -(-cursor.at // alignment) * alignment
     tensors = {}
-    for name, shape, kind, offset in found:
+    for name, shape, kind, offset in entries:
         try:
             block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
         except (ValueError, KeyError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from jaxsr.errors import InputError, MissingFileError
+from jaxsr.interop.weights import open_safetensors
 from jaxsr.models.llama.config import LlamaConfig
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -75,12 +76,7 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
       FileNotFoundError: files are missing.
       ValueError: a file is not whole.
     """
-    from safetensors import SafetensorError, safe_open
-
     for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  (a safe_open is no mapping)
-                    yield name, file.get_tensor(name)
-        except SafetensorError as error:
-            raise InputError(f"{path} is not a whole safetensors file: {error}") from error
+        with open_safetensors(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (a safe_open is no mapping)
+                yield name, file.get_tensor(name)

@@ -51,11 +51,11 @@ def integer_digits(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = x.abs().amax(-1, keepdim=True) / _REACH
     scale = torch.where(scale == 0, 1.0, scale)
     # The quotient may round to just beyond the reach.
-    whole = (x / scale).round().clamp(-_REACH, _REACH).to(torch.int32)
-    low = ((whole + 128) & 255) - 128
-    whole = (whole - low) >> 8
-    middle = ((whole + 128) & 255) - 128
-    high = (whole - middle) >> 8
+    digits = (x / scale).round().clamp(-_REACH, _REACH).to(torch.int32)
+    low = ((digits + 128) & 255) - 128
+    digits = (digits - low) >> 8
+    middle = ((digits + 128) & 255) - 128
+    high = (digits - middle) >> 8
     return torch.stack((high, middle, low)).to(torch.int8), scale
 
 

@@ -1,10 +1,9 @@
-"""From a path on disk to a network with its weights: a Hugging Face folder or a GGUF file.
+"""Loads Llama and Qwen3 networks from Hugging Face folders and GGUF files.
 
 Checkpoints that are quantised (block and channel FP8, compressed-tensors int8) stay so.
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, first_of
 from jaxsr.models.llama import gguf_model, hf_folder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.network import CausalLM, inverse_frequencies
 from jaxsr.models.llama.quantized import ScaledLinear, Scheme, W8A8Linear, quantize, swap
+from jaxsr.models.registry import Kind, LoadedModel
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Scales of activations, which are not rounded here unless the scheme is int8 w8a8.
 _IGNORED = ("input_scale", "output_scale", "rotary_emb.inv_freq", "k_scale", "v_scale")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A network ready to run, and what its files say about using it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LanguageModel(LoadedModel):
+    """A language model, and what its files say about using it."""
 
-    name: str
-    """Name of the folder or file."""
     network: CausalLM
-    """The network with its weights, in eval mode, on the CPU."""
+    kind: Kind | None = "language model"
     stop_ids: tuple[int, ...] = ()
     """Token ids that end an output."""
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -42,10 +40,10 @@ class LoadedModel:
         return self.network.config
 
 
-def load_model(
-    path: Path | str, *, dtype: torch.dtype = torch.float32, scheme: Scheme | None = None
-) -> LoadedModel:
-    """Loads a model from a Hugging Face folder or a GGUF file.
+def load_checkpoint(
+    path: Path, *, dtype: torch.dtype = torch.float32, scheme: Scheme | None = None
+) -> LanguageModel:
+    """Loads a model from a Hugging Face folder or a GGUF file that exists.
 
     Args:
       path: the folder, or the file.
@@ -53,18 +51,13 @@ def load_model(
       scheme: quantise the blocks' projections on loading.
 
     Raises:
-      FileNotFoundError: the path or a file in it is missing.
+      FileNotFoundError: a file in the folder is missing.
       ValueError: the files are broken, or hold a model that is not computed here.
     """
-    path = Path(path)
-    if path.is_dir():
-        return _from_folder(path, dtype, scheme)
-    if path.is_file():
-        return _from_gguf(path, dtype, scheme)
-    raise MissingFileError(f"no model at {path}; give a Hugging Face folder or a .gguf file")
+    return (_from_folder if path.is_dir() else _from_gguf)(path, dtype, scheme)
 
 
-def _from_folder(folder: Path, dtype: torch.dtype, scheme: Scheme | None) -> LoadedModel:
+def _from_folder(folder: Path, dtype: torch.dtype, scheme: Scheme | None) -> LanguageModel:
     fields = hf_folder.read_json(folder / "config.json")
     config = LlamaConfig.from_hf(fields)
     tensors = dict(hf_folder.read_tensors(folder))
@@ -72,18 +65,19 @@ def _from_folder(folder: Path, dtype: torch.dtype, scheme: Scheme | None) -> Loa
     path = folder / "generation_config.json"
     generation = hf_folder.read_json(path) if path.is_file() else {}
     stop = generation.get("eos_token_id", fields.get("eos_token_id"))
-    wanted = ("temperature", "top_k", "top_p")
-    return LoadedModel(
+    options = ("temperature", "top_k", "top_p")
+    return LanguageModel(
         name=folder.resolve().name,
+        family=config.model_type,
         network=_finish(network, scheme),
         stop_ids=tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,),
         sampling={
-            k: generation[k] for k in wanted if generation.get("do_sample") and k in generation
+            k: generation[k] for k in options if generation.get("do_sample") and k in generation
         },
     )
 
 
-def _from_gguf(path: Path, dtype: torch.dtype, scheme: Scheme | None) -> LoadedModel:
+def _from_gguf(path: Path, dtype: torch.dtype, scheme: Scheme | None) -> LanguageModel:
     file = open_gguf(path)
     config = gguf_model.read_config(file)
     network = build(config, dict(gguf_model.read_tensors(file, config)), dtype)
@@ -91,8 +85,11 @@ def _from_gguf(path: Path, dtype: torch.dtype, scheme: Scheme | None) -> LoadedM
         factors = torch.from_numpy(file.read(gguf_model.ROPE_FACTORS).copy())
         rotary = network.model.rotary_emb
         rotary.inv_freq = rotary.inv_freq / factors
-    return LoadedModel(
-        name=path.stem, network=_finish(network, scheme), stop_ids=gguf_stop_ids(file)
+    return LanguageModel(
+        name=path.stem,
+        family=config.model_type,
+        network=_finish(network, scheme),
+        stop_ids=gguf_stop_ids(file),
     )
 
 
@@ -116,7 +113,7 @@ def build(
     *,
     quantization: dict[str, Any] | None = None,
 ) -> CausalLM:
-    """A network over the given tensors, which are used as they are where the dtype agrees.
+    """A network over these tensors, which are not copied where the dtype agrees.
 
     Raises:
       ValueError: tensors are missing, surplus or of the wrong shape, or the quantisation is one
@@ -130,16 +127,16 @@ def build(
         tensors.pop("lm_head.weight", None)
     if quantization is not None:
         _swap_quantized(network, tensors, quantization)
-    wanted = {n: t for n, t in network.state_dict().items() if t.is_meta}
-    if missing := [name for name in wanted if name not in tensors]:
-        raise InputError(f"the checkpoint lacks {_some(missing)}")
-    if surplus := [name for name in tensors if name not in wanted]:
-        raise InputError(f"the checkpoint has tensors that this network lacks: {_some(surplus)}")
-    for name, want in wanted.items():
-        if tensors[name].shape != want.shape:
+    expected = {n: t for n, t in network.state_dict().items() if t.is_meta}
+    if missing := [name for name in expected if name not in tensors]:
+        raise InputError(f"the checkpoint lacks {first_of(missing)}")
+    if surplus := [name for name in tensors if name not in expected]:
+        raise InputError(f"the checkpoint has tensors that this network lacks: {first_of(surplus)}")
+    for name, parameter in expected.items():
+        if tensors[name].shape != parameter.shape:
             raise InputError(
                 f"{name} has shape {tuple(tensors[name].shape)}, but config.json makes it "
-                f"{tuple(want.shape)}"
+                f"{tuple(parameter.shape)}"
             )
         if not tensors[name].is_floating_point() or tensors[name].dtype in _FP8:
             raise InputError(
@@ -148,11 +145,6 @@ def build(
     state = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     network.load_state_dict(state, strict=False, assign=True)
     return network
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[str, Any]) -> None:
@@ -175,8 +167,10 @@ def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[
             layer = W8A8Linear(weight, scale, bias=bias)
         else:
             # One scale, or one per output, is no block whatever the stated block size.
-            whole = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(weight, block)
-            layer = ScaledLinear(weight, scale, block=None if whole else block, bias=bias)
+            unblocked = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(
+                weight, block
+            )
+            layer = ScaledLinear(weight, scale, block=None if unblocked else block, bias=bias)
         swap(network, name, layer)
 
 

@@ -82,7 +82,7 @@ class Places(NamedTuple):
     sin: Tensor
     """Sines of the rotary angles."""
     mask: Tensor
-    """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where seen, very low elsewhere."""
+    """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where visible, very low elsewhere."""
 
 
 Cache = tuple[Tensor, Tensor]
@@ -220,7 +220,7 @@ class CausalLM(nn.Module):
           filled_B: slots of each row's cache that are filled. Needed with `cache`.
           first_B: slot of each row's first true token, above 0 where a row is padded on the left.
             That token's position is 0. None means slot 0 everywhere.
-          read_B: index along T of the one token per row whose logits are wanted; None gives all.
+          read_B: index along T of the one token per row to return logits of; None: all.
 
         Returns:
           Float32 logits, (B, T, V) or (B, V), and each layer's new (keys, values), (B, K, T, D).
@@ -255,11 +255,11 @@ class CausalLM(nn.Module):
         new_T = torch.arange(count, device=device)
         start_B1 = new_T.new_zeros(1, 1) if filled_B is None else filled_B[:, None]
         slots_BT = start_B1 + new_T
-        seen = (new_T <= new_T[:, None])[None]
+        visible = (new_T <= new_T[:, None])[None]
         positions_BT = slots_BT
         if first_B is not None:
             # A query of the padding sees itself: a softmax over nothing is not a number.
-            seen = seen & (
+            visible = visible & (
                 (slots_BT >= first_B[:, None])[:, None] | torch.eye(count, device=device).bool()
             )
             positions_BT = (slots_BT - first_B[:, None]).clamp(min=0)
@@ -268,10 +268,10 @@ class CausalLM(nn.Module):
             old_BS = slots_S < start_B1
             if first_B is not None:
                 old_BS = old_BS & (slots_S >= first_B[:, None])
-            rows = max(old_BS.shape[0], seen.shape[0])
+            rows = max(old_BS.shape[0], visible.shape[0])
             old = old_BS[:, None].expand(rows, count, -1)
-            seen = torch.cat((old, seen.expand(rows, -1, -1)), -1)
-        mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-        mask = mask.masked_fill(~seen, torch.finfo(dtype).min)[:, None, None]
+            visible = torch.cat((old, visible.expand(rows, -1, -1)), -1)
+        mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None, None]
         cos, sin = (t.to(dtype) for t in self.model.rotary_emb(positions_BT))
         return Places(cos, sin, mask)

@@ -56,7 +56,7 @@ def transpose(network: nn.Module) -> frozenset[str]:
     """Swaps the layers of a network on the meta device, in place.
 
     Returns:
-      Names of the weights whose values are now to be given transposed.
+      Names of the weights whose values must be passed transposed.
     """
     turned = set()
     for name, module in list(network.named_modules()):

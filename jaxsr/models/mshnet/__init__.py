@@ -1,6 +1,5 @@
 """MSHNet: small targets in infrared images, by a U-shaped network with a head per resolution."""
 
-from jaxsr.models.mshnet.checkpoint import load_mshnet
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
 from jaxsr.models.mshnet.objective import MSHNetObjective
@@ -9,5 +8,4 @@ __all__ = [
     "MSHNet",
     "MSHNetConfig",
     "MSHNetObjective",
-    "load_mshnet",
 ]

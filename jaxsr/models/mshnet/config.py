@@ -7,7 +7,7 @@ Defaults are the network of "Infrared Small Target Detection with Scale and Loca
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class MSHNetConfig:
     """SLS loss as published, or with its defects mended (see `losses.py`)."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if self.channels < 1:
             raise InputError(f"channels must be at least 1, got {self.channels}")
         if len(self.widths) < 2 or len(self.widths) != len(self.blocks):
@@ -40,8 +41,6 @@ class MSHNetConfig:
                 f"attention_ratio must be between 1 and the least width {min(self.widths)}, "
                 f"got {self.attention_ratio}"
             )
-        if self.loss not in ("paper", "corrected"):
-            raise InputError(f"loss must be 'paper' or 'corrected', got {self.loss!r}")
 
     @property
     def scales(self) -> int:

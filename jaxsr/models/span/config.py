@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,7 @@ class SpanConfig:
     """Distance between pixels that training minimises."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("scale", (1, 2, 4)),
-            ("channels", (1, 3)),
-            ("block", ("attention", "residual")),
-            ("pixel_loss", ("smooth_l1", "l1")),
-        ):
-            if getattr(self, name) not in allowed:
-                choices = ", ".join(map(str, allowed))
-                raise InputError(f"{name} must be one of {choices}; got {getattr(self, name)!r}")
+        check_literals(self)
         if self.width < 1:
             raise InputError(f"width must be at least 1, got {self.width}")
         if self.depth < 2:

@@ -150,6 +150,6 @@ def merge(span: Span) -> Span:
     for name, module in span.named_modules():
         if isinstance(module, FactoredConv):
             state[f"{name}.weight"], state[f"{name}.bias"] = module.merged()
-    kept = merged.state_dict().keys() - state.keys()
-    merged.load_state_dict({**state, **{name: span.state_dict()[name] for name in kept}})
+    unchanged = merged.state_dict().keys() - state.keys()
+    merged.load_state_dict({**state, **{name: span.state_dict()[name] for name in unchanged}})
     return merged.train(span.training)

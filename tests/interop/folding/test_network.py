@@ -399,7 +399,7 @@ def test_who_folds():
 def test_choices_for_known_shapes(inputs, outputs, width, stride, held, size):
     folding = choose_folding("on", jax.devices("cpu")[0])
     assert folding is not None
-    found = folding.choose(inputs=inputs, outputs=outputs, width=width, stride=stride, held=held)
+    found = folding.choose(inputs=inputs, outputs=outputs, width=width, stride=stride, current=held)
     assert found == size
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxsr.detection.batching import plan, rung
+from jaxsr.data.batch_plan import plan, rung
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -1,0 +1,61 @@
+"""Values held in another form than the array that torch describes, and who may rewrite operators.
+
+This is all that the core knows of lane folding (`interop/folding`), which implements it.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+
+
+class DeferredArray(abc.ABC):
+    """A value that becomes the array that torch describes when somebody needs that one."""
+
+    @abc.abstractmethod
+    def dense(self) -> jax.Array:
+        """The array that torch describes."""
+
+    @abc.abstractmethod
+    def settled(self) -> "ChannelArray":
+        """The form for other operators to read; a JAX pytree, which may enter transformations."""
+
+    @abc.abstractmethod
+    def map_array(self, function: Callable[[jax.Array], jax.Array]) -> "DeferredArray":
+        """The same form around `function` of its array, which keeps shape and order."""
+
+
+class ChannelArray(Protocol):
+    """Images (N, C, ...) as an array in any layout, with what a normalisation needs of it."""
+
+    @property
+    def array(self) -> jax.Array:
+        """The pixels, in the layout's order."""
+        ...
+
+    def channel_means(self, array: jax.Array) -> jax.Array:
+        """(C,): means over images and pixels of an array in this layout."""
+        ...
+
+    def spread(self, channels: jax.Array) -> jax.Array:
+        """A value for each channel, (C,), in a shape that broadcasts against `array`."""
+        ...
+
+    def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> Any:
+        """`array`, which is `make(self.array, *values)`, as a value of a tensor."""
+        ...
+
+
+class Rewriter(Protocol):
+    """Computes operators in a form of its own, where that is faster; a trace has one or none."""
+
+    def rewrite(
+        self, trace: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Runs an operator of a `Trace`, if it wants to.
+
+        Returns:
+          Whether it did, and the resulting tensors.
+        """
+        ...

@@ -1,0 +1,285 @@
+# pyright: strict
+"""Who computes an operator: the one registry of aten operators and torch functions.
+
+Files of `interop/lowerings` and `interop/folding` register entries with the decorators below, and
+are found by themselves (`load`). `resolve` alone chooses between entries, torchax and torch; the
+dispatcher acts on what it says, and `jaxsr.interop.explain` prints it.
+"""
+
+import dataclasses
+import enum
+import functools
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard, TypeVar
+
+from torch._ops import OpOverload, OpOverloadPacket
+
+from jaxsr.interop._core import torchax
+from jaxsr.interop._core.schema import functional_of, is_composite, name_of, schema_of
+from jaxsr.interop.errors import InputError
+
+Function = Callable[..., Any]
+Overload: TypeAlias = "OpOverload[..., Any]"
+Packet: TypeAlias = "OpOverloadPacket[..., Any]"
+Operator: TypeAlias = "OpOverload[..., Any] | OpOverloadPacket[..., Any]"
+Decorated = TypeVar("Decorated", bound=Function)
+
+HOW_TO_ADD = (
+    "express it with other operations, or add a lowering: jaxsr.interop.register_lowering, or a "
+    "function under @lowers in a file of interop/lowerings"
+)
+
+PACKAGES = ("jaxsr.interop.lowerings", "jaxsr.interop.folding")
+"""Packages whose modules register entries when imported."""
+
+
+class Kind(enum.Enum):
+    """How an operator, or a torch function, is computed."""
+
+    USER = "lowering registered by the user"
+    REFUSED = "refused"
+    LIFT = "jaxsr handler of constants"
+    HANDLER = "jaxsr handler"
+    PYTHON = "torch, in Python"
+    COMPOSITE = "torch, as a composite of other operators"
+    VALUE = "read into Python, of constants only"
+    WRITE = "in-place write of the functional form"
+    VIEW = "view"
+    LOWERING = "jaxsr lowering"
+    DECOMPOSITION = "torch decomposition"
+    TORCHAX = "torchax lowering"
+    NOTHING = "nothing"
+    FUNCTION = "torch function override"
+    FOLDING = "lane folding rule"
+    UNUSED = "unused torchax lowering"
+
+
+# An operator may have one entry of each of these besides the one that computes it.
+_BESIDE = (Kind.USER, Kind.FOLDING, Kind.UNUSED)
+# Functions of arrays, or of tensors, that neither write nor alias their arguments.
+_FUNCTIONAL = (Kind.USER, Kind.LOWERING, Kind.DECOMPOSITION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Who computes one operator or torch function."""
+
+    kind: Kind
+    function: Function | None = None
+    """What is called. Its arguments depend on the kind: see the decorator that registers it."""
+    reason: str = ""
+    """Why it is refused or not used."""
+    source: str = ""
+    """file:line where it is registered or defined."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """`function`, of a kind that always has one."""
+        assert self.function is not None, self
+        return self.function(*args, **kwargs)
+
+
+_ENTRIES: dict[tuple[Kind | None, object], Entry] = {}
+
+
+def is_overload(func: object) -> TypeGuard[Overload]:
+    """Whether it is an aten overload, as `torch.ops.aten.amax.default`."""
+    return isinstance(func, OpOverload)
+
+
+def is_packet(func: object) -> TypeGuard[Packet]:
+    """Whether it is an aten operator with its overloads, as `torch.ops.aten.amax`."""
+    return isinstance(func, OpOverloadPacket)
+
+
+def resolve(func: Overload) -> Entry:
+    """Who computes an aten overload: the first of the following that applies."""
+    return _resolve(func)
+
+
+@functools.cache
+def _resolve(func: Overload) -> Entry:
+    user, entry = _ENTRIES.get((Kind.USER, func)), _ENTRIES.get((None, func))
+    schema = schema_of(func)
+    if user is not None:
+        return user
+    if entry is not None and entry.kind in (Kind.REFUSED, Kind.LIFT, Kind.HANDLER):
+        return entry
+    if entry is None and func.namespace in ("prim", "prims"):
+        return Entry(Kind.PYTHON)
+    if entry is None and is_composite(func):
+        return Entry(Kind.COMPOSITE)
+    if schema.needs_value:
+        return Entry(Kind.VALUE)
+    if schema.mutated:
+        return Entry(Kind.WRITE, functional_of(func))
+    if schema.is_view:
+        return entry or Entry(Kind.VIEW)
+    if entry is not None:
+        return entry
+    if (Kind.UNUSED, func) not in _ENTRIES:
+        lowering = torchax.lowering(func)
+        if lowering is not None:
+            return Entry(Kind.TORCHAX, lowering, source=source_of(lowering))
+    decomposition = torchax.decomposition(func)
+    if decomposition is not None:
+        return Entry(Kind.DECOMPOSITION, decomposition, source=source_of(decomposition))
+    return Entry(Kind.NOTHING)
+
+
+def is_torch_decomposition(func: Overload, entry: Entry) -> bool:
+    """Whether a decomposition is torch's own, not one registered here."""
+    return _ENTRIES.get((None, func)) is not entry
+
+
+def function_override(func: object) -> Entry | None:
+    """The override or refusal of a torch function, None where torch's own is run."""
+    return _ENTRIES.get((None, func))
+
+
+def folding_rule(func: object) -> Entry | None:
+    """The rule by which lane folding computes an overload on folded images, or None."""
+    return _ENTRIES.get((Kind.FOLDING, func))
+
+
+def unused_torchax(func: object) -> Entry | None:
+    """The note that torchax's lowering of an overload is not used, and why; or None."""
+    return _ENTRIES.get((Kind.UNUSED, func))
+
+
+def lowers(*funcs: Overload) -> Callable[[Decorated], Decorated]:
+    """Registers a JAX lowering: arrays for tensors, as the operator takes them; returns arrays."""
+    return _decorator(Kind.LOWERING, funcs)
+
+
+def handles(*funcs: Overload) -> Callable[[Decorated], Decorated]:
+    """Registers `(trace, func, args, kwargs)` on tensors, for what no pure function computes."""
+    return _decorator(Kind.HANDLER, funcs)
+
+
+def lifts(*funcs: Overload) -> Callable[[Decorated], Decorated]:
+    """Registers `(trace, func, args, kwargs)` on tensors that the trace has not adopted."""
+    return _decorator(Kind.LIFT, funcs)
+
+
+def decomposes(*funcs: Overload) -> Callable[[Decorated], Decorated]:
+    """Registers a function of tensors that calls other torch operators."""
+    return _decorator(Kind.DECOMPOSITION, funcs)
+
+
+def views(*funcs: Overload) -> Callable[[Decorated], Decorated]:
+    """Registers `(parent, arguments, metas)`, which returns a `View` for each result, or None."""
+    return _decorator(Kind.VIEW, funcs)
+
+
+def overrides(*funcs: object) -> Callable[[Decorated], Decorated]:
+    """Registers `(trace, func, args, kwargs)` on tensors, called instead of a torch function."""
+    return _decorator(Kind.FUNCTION, funcs)
+
+
+def folds(*funcs: Overload) -> Callable[[Decorated], Decorated]:
+    """Registers a rule of lane folding: `interop/folding/rules.py` says what it takes."""
+    return _decorator(Kind.FOLDING, funcs)
+
+
+def refuse(reasons: Mapping[object, str]) -> None:
+    """Refuses operators (overloads or packets) and torch functions: the reason, a workaround."""
+    place = _caller()
+    for func, reason in reasons.items():
+        _register(func, Entry(Kind.REFUSED, reason=reason, source=place))
+
+
+def skip_torchax(reason: str, *funcs: Operator) -> None:
+    """Leaves torchax's lowerings of operators unused, because of `reason`."""
+    place = _caller()
+    for func in funcs:
+        _register(func, Entry(Kind.UNUSED, reason=reason, source=place))
+
+
+def register_user_lowering(func: Operator, lowering: Function) -> None:
+    """What `jaxsr.interop.register_lowering` does; replaces an earlier one of the same operator."""
+    entry = Entry(Kind.USER, lowering, source=source_of(lowering))
+    # Of an operator with overloads those that write, as `out=`, follow the functional one.
+    functional = [f for f in _overloads(func) if not (is_overload(f) and _aliases(f))]
+    for overload in functional or [func]:
+        _register(overload, entry)
+
+
+def _decorator(kind: Kind, funcs: tuple[object, ...]) -> Callable[[Decorated], Decorated]:
+    place = _caller()
+
+    def register(function: Decorated) -> Decorated:
+        for func in funcs:
+            _register(func, Entry(kind, function, source=place))
+        return function
+
+    return register
+
+
+def _register(func: object, entry: Entry) -> None:
+    slot = entry.kind if entry.kind in _BESIDE else None
+    for target in _overloads(func):
+        if is_overload(target) and entry.kind in _FUNCTIONAL and _aliases(target):
+            raise InputError(
+                f"{target} {_aliases(target)} its argument, which no lowering can do; register one "
+                "for the operator that returns a new tensor"
+            )
+        earlier = _ENTRIES.get((slot, target))
+        if earlier is not None and entry.kind is not Kind.USER:
+            places = " and ".join(f"at {e.source} ({e.kind.value})" for e in (earlier, entry))
+            raise ValueError(f"{_full_name(target)} is registered twice: {places}; keep one")
+        _ENTRIES[slot, target] = entry
+    _resolve.cache_clear()
+
+
+def _aliases(func: Overload) -> str:
+    """What an overload does to its argument, "" where its result is a new tensor."""
+    schema = schema_of(func)
+    return "writes into" if schema.mutated else "is a view of" if schema.is_view else ""
+
+
+def _overloads(func: object) -> list[object]:
+    if is_packet(func):
+        return [getattr(func, name) for name in func.overloads()]
+    return [func]
+
+
+def _full_name(func: object) -> str:
+    return str(func) if is_overload(func) else name_of(func)
+
+
+def _caller() -> str:
+    """file:line that called the function that calls this one, or its caller within this file."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return _place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def source_of(function: Function) -> str:
+    """file:line where a function is defined, "" where Python does not know."""
+    plain: object = function
+    while (inner := getattr(plain, "__wrapped__", getattr(plain, "func", None))) is not None:
+        plain = inner
+    code = getattr(plain, "__code__", None)
+    return "" if code is None else _place(code.co_filename, code.co_firstlineno)
+
+
+def _place(file: str, line: int) -> str:
+    """file:line, the file as seen from where its package is installed."""
+    path = Path(file)
+    package = next((p for p in path.parents if not (p / "__init__.py").exists()), path.parent)
+    return f"{path.relative_to(package)}:{line}"
+
+
+@functools.cache
+def load() -> None:
+    """Imports torchax and every module that registers entries; call it outside any trace."""
+    torchax.prepare()
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+            importlib.import_module(module.name)

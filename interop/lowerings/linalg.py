@@ -1,0 +1,112 @@
+"""Matrix products and factorisations.
+
+Products are lowered at the torch function: torch splits them into reshapes, which hinder sharding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+import torch.nn.functional as F
+from jax import lax
+from torch.utils import _pytree as pytree
+
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.registry import lowers, overrides
+from jaxsr.interop._core.tensor import JaxTensor, straight_through
+
+aten = torch.ops.aten
+
+
+# ---- products
+
+
+def _lowers_function(func: Any, lowering: Callable[..., Any]) -> None:
+    """Registers a JAX lowering for a torch function, its shape and dtype checked against torch."""
+
+    def handler(trace: Trace, called: Any, args: tuple, kwargs: dict) -> Any:
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if all(not isinstance(t, JaxTensor) or t.const is not None for t in tensors):
+            return called(*args, **kwargs)
+        if kwargs.get("out") is not None or torch.is_autocast_enabled("cpu"):
+            return called(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, trace.as_jax_tensor, (args, kwargs))
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            meta = trace.meta_result(called, args, kwargs)
+        jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
+        value = lowering(*jargs, **jkwargs)
+        return trace.wrap_result(called, value, meta, any(t.needs_grad for t in tensors))
+
+    overrides(func)(handler)
+
+
+def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    out = jnp.matmul(input, weight.T)
+    return out if bias is None else out + bias
+
+
+def einsum(equation: Any, *operands: Any) -> jax.Array:
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    return jnp.einsum(equation.replace(" ", ""), *operands)
+
+
+_lowers_function(F.linear, linear)
+_lowers_function(torch.einsum, einsum)
+for _matmul in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.mm):
+    _lowers_function(_matmul, jnp.matmul)
+
+
+# ---- factorisations
+
+
+@lowers(aten._linalg_slogdet.default)
+def slogdet(a: jax.Array) -> Any:
+    sign, logdet = jnp.linalg.slogdet(a)
+    lu, pivots, _ = lax.linalg.lu(a)
+    return sign, logdet, lu, pivots + 1
+
+
+@lowers(aten._linalg_det.default)
+def det(a: jax.Array) -> Any:
+    lu, pivots, _ = lax.linalg.lu(a)
+    return jnp.linalg.det(a), lu, pivots + 1
+
+
+@lowers(aten._linalg_solve_ex.default)
+def solve_ex(a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False) -> Any:
+    del check_errors  # a singular matrix gives inf or NaN, as on an accelerator
+    vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    rhs = b[..., None] if vector else b
+    out = jnp.linalg.solve(a, rhs) if left else jnp.linalg.solve(a.mT, rhs.mT).mT
+    lu, pivots, _ = lax.linalg.lu(a)
+    info = _info(lu)
+    return (out[..., 0] if vector else out), lu, pivots + 1, info
+
+
+def _info(lu: jax.Array) -> jax.Array:
+    """LAPACK's: 0, or the place (from 1) of the first pivot that is exactly zero."""
+    zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
+    return jnp.where(zero.any(-1), jnp.argmax(zero, -1) + 1, 0)
+
+
+@lowers(aten.linalg_inv_ex.default)
+def inv_ex(a: jax.Array, check_errors: bool = False) -> Any:
+    del check_errors
+    return jnp.linalg.inv(a), _info(lax.linalg.lu(a)[0])
+
+
+@lowers(aten._linalg_eigh.default)
+def eigh(a: jax.Array, uplo: str = "L", compute_v: bool = True) -> Any:
+    # Only one triangle is read, whatever the other holds.
+    if uplo.upper() == "U":
+        read = jnp.triu(a) + jnp.conj(jnp.triu(a, 1)).mT
+    else:
+        read = jnp.tril(a) + jnp.conj(jnp.tril(a, -1)).mT
+    # torch's gradient is that of a Hermitian argument, spread over both triangles.
+    a = straight_through(a, read)
+    values, vectors = jnp.linalg.eigh(a, symmetrize_input=False)
+    return values, vectors if compute_v else jnp.zeros((0,), a.dtype)

@@ -1,0 +1,133 @@
+"""Random numbers: each draw takes a key of its own from the one that `apply` is given."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from jaxsr.interop._core.dispatch import Trace, cast
+from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.registry import handles
+from jaxsr.interop._core.schema import name_of
+from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.errors import UnsupportedTorchError
+
+aten = torch.ops.aten
+
+
+def _uniform(key: jax.Array, shape: tuple, dtype: Any, low: float, high: float) -> jax.Array:
+    # bfloat16's own bits give only 128 distinct values; torch draws in float32 as well.
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return jax.random.uniform(key, shape, wide, low, high).astype(dtype)
+
+
+def _normal(key: jax.Array, shape: tuple, dtype: Any) -> jax.Array:
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jax.random.normal(key, shape, dtype)
+    return jax.random.normal(key, shape, _wide(dtype)).astype(dtype)
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _draw(func: Any, key: jax.Array, shape: tuple, dtype: Any, args: tuple, kw: dict) -> jax.Array:
+    name = func.overloadpacket.__name__.rstrip("_").removesuffix("_like")
+
+    def arg(i: int, key_: str, default: Any = None) -> Any:
+        return args[i] if len(args) > i else kw.get(key_, default)
+
+    if name == "rand":
+        return _uniform(key, shape, dtype, 0.0, 1.0)
+    if name == "randn":
+        return _normal(key, shape, dtype)
+    if name == "uniform":
+        return _uniform(key, shape, dtype, arg(1, "from", 0.0), arg(2, "to", 1.0))
+    if name == "normal" and not isinstance(args[0], JaxTensor):
+        return arg(0, "mean", 0.0) + arg(1, "std", 1.0) * _normal(key, shape, dtype)
+    if name == "normal":
+        return arg(1, "mean", 0.0) + arg(2, "std", 1.0) * _normal(key, shape, dtype)
+    if name == "exponential":
+        return jax.random.exponential(key, shape, _wide(dtype)) / arg(1, "lambd", 1.0)
+    if name == "bernoulli":
+        # The dispatcher leaves out arguments that equal the schema's default.
+        p = arg(1, "p", 0.5 if func is aten.bernoulli_.float else None)
+        p = args[0].array() if p is None else p
+        p = p.array() if isinstance(p, JaxTensor) else p
+        return jax.random.bernoulli(key, p, shape)
+    raise UnsupportedTorchError(f"{name_of(func)} has no JAX counterpart; draw it with torch.rand")
+
+
+_FRESH = [
+    aten.rand.default, aten.rand_like.default, aten.randn.default, aten.randn_like.default,
+    aten.bernoulli.default, aten.bernoulli.p, aten.normal.float_float,
+]  # fmt: skip
+
+
+_IN_PLACE = [
+    aten.uniform_.default, aten.normal_.default, aten.bernoulli_.float, aten.bernoulli_.Tensor,
+    aten.exponential_.default,
+]  # fmt: skip
+
+
+@handles(*_FRESH)
+def _random_fresh(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    meta = trace.meta_result(func, args, kwargs)
+    name = func.overloadpacket.__name__
+    parameters = args[1:] if name.startswith("rand") else args
+    if func is aten.normal.float_float:
+        parameters = args
+    dtype = to_jax_dtype(meta.dtype)
+    value = _draw(func, trace.next_key(), tuple(meta.shape), dtype, parameters, kwargs)
+    return trace.wrap_like(cast(value, dtype), meta, False)
+
+
+@handles(*_IN_PLACE)
+def _random_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    target = args[0]
+    dtype = to_jax_dtype(target.dtype)
+    value = _draw(func, trace.next_key(), tuple(target.shape), dtype, args, kwargs)
+    # A draw has no gradient to what it overwrites.
+    trace.write(target, value, False)
+    return target
+
+
+def _integers(trace: Trace, meta: torch.Tensor, low: int, high: int) -> JaxTensor:
+    dtype = to_jax_dtype(meta.dtype)
+    draw = jnp.int32 if jnp.issubdtype(dtype, jnp.inexact) else dtype
+    value = jax.random.randint(trace.next_key(), tuple(meta.shape), low, high, draw)
+    return trace.wrap_like(cast(value, dtype), meta, False)
+
+
+@handles(aten.randint.default, aten.randint_like.default)
+def _randint(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    high = args[1] if func is aten.randint_like.default else args[0]
+    return _integers(trace, trace.meta_result(func, args, kwargs), 0, high)
+
+
+@handles(aten.randint.low, aten.randint_like.low_dtype)
+def _randint_low(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    low, high = args[1:3] if func is aten.randint_like.low_dtype else args[:2]
+    return _integers(trace, trace.meta_result(func, args, kwargs), low, high)
+
+
+@handles(aten.randperm.default)
+def _randperm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    meta = trace.meta_result(func, args, kwargs)
+    value = jax.random.permutation(trace.next_key(), args[0])
+    return trace.wrap_like(cast(value, to_jax_dtype(meta.dtype)), meta, False)
+
+
+@handles(aten.native_dropout.default)
+def _native_dropout(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    x, p, train = args
+    keep = jnp.ones(x.shape, bool)
+    value = x.array()
+    if train is not False and p > 0:
+        keep = jax.random.bernoulli(trace.next_key(), 1 - p, tuple(x.shape))
+        value = jnp.where(keep, value / (1 - p) if p < 1 else 0, 0).astype(value.dtype)
+    with torch._C._DisableTorchDispatch():
+        mask = torch.empty_like(x.meta, dtype=torch.bool)
+        meta = torch.empty_like(x.meta)
+    return trace.wrap_like(value, meta, x.needs_grad), trace.wrap_like(keep, mask, False)

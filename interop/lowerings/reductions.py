@@ -1,0 +1,70 @@
+"""Norms, softmax and cumulative sums, with torch's gradient at zero and in masked rows."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.registry import lowers
+from jaxsr.interop.lowerings.elementwise import absolute
+from jaxsr.interop.lowerings.extremes import extreme
+
+aten = torch.ops.aten
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(
+    x: jax.Array, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> jax.Array:
+    """A p-norm with torch's subgradients: zero at zero, shared among equal maxima."""
+    if dtype is not None:
+        x = x.astype(to_jax_dtype(dtype))
+    axes = tuple(range(x.ndim)) if not x.ndim or dim is None or dim == [] else tuple(dim)
+    size = absolute(x)
+    wide = size.astype(jnp.promote_types(size.dtype, jnp.float32))
+    order = float(order)
+    if order == float("inf"):
+        out = extreme(size, jnp.max, axes, keepdim)
+    elif order == float("-inf"):
+        out = extreme(size, jnp.min, axes, keepdim)
+    elif order == 0:
+        out = jnp.sum((wide != 0).astype(wide.dtype), axes, keepdims=keepdim)
+    elif order == 1:
+        out = jnp.sum(wide, axes, keepdims=keepdim)
+    elif order == 2 and not jnp.iscomplexobj(x):
+        total = jnp.sum(jnp.square(x.astype(wide.dtype)), axes, keepdims=keepdim)
+        zero = total == 0
+        out = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, total)))
+    else:
+        empty = wide == 0
+        powers = jnp.where(
+            empty, 0.0**order if order > 0 else jnp.inf, jnp.where(empty, 1, wide) ** order
+        )
+        total = jnp.sum(powers, axes, keepdims=keepdim)
+        bad = (total == 0) | jnp.isinf(total)
+        out = jnp.where(bad, total ** (1 / order), jnp.where(bad, 1, total) ** (1 / order))
+        out = jnp.where(total == 0, lax.stop_gradient(out), out)
+    return out.astype(size.dtype)
+
+
+@lowers(aten._safe_softmax.default)
+def safe_softmax(x: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
+    if dtype is not None:
+        x = x.astype(to_jax_dtype(dtype))
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    hidden = jnp.all(wide == -jnp.inf, dim, keepdims=True)
+    out = jax.nn.softmax(jnp.where(hidden, 0, wide), axis=dim)
+    return jnp.where(hidden, 0, out).astype(x.dtype)
+
+
+@lowers(aten.logcumsumexp.default)
+def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
+    if x.ndim == 0:
+        return x
+    if jnp.iscomplexobj(x):
+        raise NotImplementedError("logcumsumexp of complex numbers")
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return lax.cumlogsumexp(wide, axis=dim % x.ndim).astype(x.dtype)

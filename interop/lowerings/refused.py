@@ -1,0 +1,62 @@
+"""Refusals: operators and torch functions that JAX would compute differently, and workarounds.
+
+Also torchax's lowerings that are not used. A new refusal is one line of a table here.
+"""
+
+import torch
+
+from jaxsr.interop._core.registry import refuse, skip_torchax
+
+aten = torch.ops.aten
+
+_MEMORY = "{} changes a tensor's memory; make a new tensor instead"
+_HOOK = (
+    "Tensor.register_hook changes gradients, which JAX would not see; "
+    "write a torch.autograd.Function with that backward"
+)
+_GRAD = "torch.autograd.grad inside forward; compute that gradient with jax.grad over apply"
+
+refuse(
+    {
+        aten.as_strided_scatter: "as_strided_scatter has no faithful gradient in JAX; "
+        "use select_scatter or slice_scatter",
+        aten.cholesky_inverse: "cholesky_inverse has another gradient in JAX; use torch.linalg.inv",
+        aten.cholesky_solve: "cholesky_solve has another gradient in JAX; "
+        "use torch.linalg.solve_triangular twice",
+        aten.embedding_renorm_: "embedding with max_norm rewrites its weights in forward; "
+        "normalise the rows before the lookup instead",
+        aten.max_pool2d_with_indices_backward: "torch's internal backward operator; "
+        "differentiate apply with jax.grad",
+        aten._pack_padded_sequence: "packed sequences; pad the batch and mask the loss instead",
+        aten.resize_.default: _MEMORY.format("aten.resize_"),
+        aten.set_.default: _MEMORY.format("aten.set_"),
+        aten.set_.source_Tensor: _MEMORY.format("aten.set_"),
+    }
+)
+refuse(
+    {
+        torch.autograd.backward: _GRAD,
+        torch.autograd.grad: _GRAD,
+        torch.Tensor.backward: _GRAD,
+        torch.Tensor.register_hook: _HOOK,
+        torch.Tensor.register_post_accumulate_grad_hook: _HOOK,
+        torch._pack_padded_sequence: "packed sequences have no fixed shape; "
+        "pad the batch and mask the loss instead",
+    }
+)
+skip_torchax(
+    "draws from a key of its own, or otherwise than torch",
+    aten.bernoulli,
+    aten.cauchy_,
+    aten.exponential_,
+    aten.geometric,
+    aten.multinomial,
+    aten.normal,
+    aten.rand,
+    aten.randint,
+    aten.randint_like,
+    aten.randn,
+    aten.randn_like,
+    aten.randperm,
+    aten.uniform,
+)

@@ -1,0 +1,111 @@
+"""How a detector's pictures are prepared: what its network was trained to see.
+
+Pictures are uint8 (height, width, 3), logits float32 (height, width), in one of two forms:
+
+- `base`: the picture resized to base × base (Pillow's bilinear, as the papers evaluate), the logits
+  of that size;
+- `native`: the picture as it is, black added at the right and bottom up to a multiple of 32 pixels
+  and cut off again, as BasicIRSTD does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+from PIL import Image
+
+from jaxsr.data.batch_plan import Size
+from jaxsr.data.infrared import to_gray
+from jaxsr.errors import InputError, check_literals
+
+Form = Literal["base", "native"]
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of each channel, of an image in 0…1."""
+
+_STEP_PX = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputForm:
+    """What a network was trained to see."""
+
+    mean: tuple[float, ...] = IMAGENET[0]
+    """Mean of each channel, of pictures in 0…1."""
+    deviation: tuple[float, ...] = IMAGENET[1]
+    """Standard deviation of each channel."""
+    gray: bool = False
+    """Whether colours become luma first, in all three channels."""
+    base: int = 256
+    """Side in pixels that pictures are resized to."""
+    evaluate: Form = "base"
+    """Whether pictures are resized, or taken as they are."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
+        if len(self.mean) != 3 or len(self.deviation) != 3:
+            raise InputError(
+                f"mean and deviation need 3 channels, got {self.mean} and {self.deviation}"
+            )
+        if not all(value > 0 for value in self.deviation):
+            raise InputError(f"deviation must be positive, got {self.deviation}")
+        if self.base < 16 or self.base % 16:
+            raise InputError(f"base must be a positive multiple of 16 px, got {self.base}")
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "InputForm":
+        """The form in a weights file's metadata, the paper's where it says none."""
+        fields: dict[str, Any] = dict(description.get("input", {}))
+        for name in ("mean", "deviation"):
+            if name in fields:
+                fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+    def prepare(self, image: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "3 H W"]:
+        """A picture as the network wants it."""
+        height, width = image.shape[:2]
+        if self.gray:
+            image = np.repeat(to_gray(image)[..., None], 3, axis=-1)
+        if self.evaluate == "base":
+            image = resize(image, (self.base, self.base))
+        levels = image.astype(np.float32) / 255
+        levels = (levels - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
+        planes = np.ascontiguousarray(levels.transpose(2, 0, 1))
+        rows, columns = self.size((height, width))
+        if planes.shape[1:] == (rows, columns):
+            return planes
+        return np.pad(planes, ((0, 0), (0, rows - height), (0, columns - width)))
+
+    def size(self, size: Size) -> Size:
+        """Height and width that `prepare` gives a picture of this size."""
+        if self.evaluate == "base":
+            return self.base, self.base
+        return size[0] + -size[0] % _STEP_PX, size[1] + -size[1] % _STEP_PX
+
+    def mask(self, mask: UInt8[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W"]:
+        """A mask at the size of the logits: nearest where pictures are resized."""
+        if self.evaluate == "native":
+            return mask
+        nearest = Image.Resampling.NEAREST
+        return np.asarray(Image.fromarray(mask).resize((self.base, self.base), nearest))
+
+    def probability(
+        self, image: UInt8[np.ndarray, "h w 3"], logits: Float32[np.ndarray, "H W"]
+    ) -> Float32[np.ndarray, "h w"]:
+        """Probability of a target at each of a picture's own pixels, from its logits."""
+        # Half of the hyperbolic tangent does not overflow as an exponential does.
+        likely = (0.5 + 0.5 * np.tanh(0.5 * logits)).astype(np.float32)
+        if self.evaluate == "base":
+            size = (image.shape[1], image.shape[0])
+            resized = Image.fromarray(likely).resize(size, Image.Resampling.BILINEAR)
+            likely = np.asarray(resized)
+        return likely
+
+
+def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
+    """Pillow's bilinear resize to (height, width)."""
+    if image.shape[:2] == size:
+        return image
+    return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))

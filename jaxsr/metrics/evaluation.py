@@ -1,0 +1,80 @@
+"""Evaluates a detector on a split: all figures, with what they are of.
+
+"NUAA-SIRST" is 213/214 images in one toolbox and 341/86 in another, so figures carry the split's
+name, the SHA-256 of its sorted list of names, and how pictures were sized and thresholded.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxsr.data.batched_network import BatchedNetwork
+from jaxsr.data.infrared import Infrared
+from jaxsr.metrics.detection import DetectionMetrics, DetectionReport, Empty
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of a network on a split, with what they are of."""
+
+    source: str
+    split: str
+    images: int
+    list_sha256: str
+    """Of the sorted names, a line each: two figures with one hash are of the same images."""
+    sized: str
+    """How pictures and masks were sized."""
+    figures: DetectionReport
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; Fa also as the papers print it."""
+        described = {k: v for k, v in vars(self).items() if k != "figures"}
+        figures = self.figures.as_dict()
+        rows = figures.pop("per_image")
+        return {**described, "figures": {**figures, "fa_1e6": 1e6 * self.figures.fa}, "rows": rows}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.figures}\n{self.images} images of {self.source}, {self.split} "
+            f"(list {self.list_sha256[:12]}…), {self.sized}, threshold {self.figures.threshold:g}"
+        )
+
+
+def evaluate(
+    network: BatchedNetwork,
+    data: Infrared,
+    *,
+    threshold: float = 0.5,
+    distance_px: float = 3.0,
+    curve_points: int = 10,
+    empty: Empty = "zero",
+) -> Evaluation:
+    """Runs the network over a split and takes all figures.
+
+    Args:
+      network: sizes pictures as it was trained to; figures are taken at that size.
+      data: the split.
+      threshold, distance_px, curve_points, empty: see `DetectionMetrics`.
+
+    Raises:
+      ValueError: an argument is out of range, or the network gives NaN.
+      RuntimeError: an image changed or went away since the split was checked.
+    """
+    metrics = DetectionMetrics(
+        threshold=threshold, distance_px=distance_px, curve_points=curve_points, empty=empty
+    )
+    form = network.form
+    sizes = [(int(height), int(width)) for height, width in data.sizes]
+    for together, pairs, logits in network.run(network.plan(sizes), data.read):
+        for number, (_, mask), scores in zip(together.numbers, pairs, logits, strict=True):
+            metrics.update([data.names[number]], scores[None], form.mask(mask)[None])
+    figures = metrics.report()
+    place = {name: number for number, name in enumerate(data.names)}
+    in_order = sorted(figures.per_image, key=lambda row: place[row.name])
+    return Evaluation(
+        source=data.source,
+        split=data.split,
+        images=len(data),
+        list_sha256=data.list_hash,
+        sized=f"{form.base}×{form.base} px" if form.evaluate == "base" else "native size",
+        figures=replace(figures, per_image=tuple(in_order)),
+    )

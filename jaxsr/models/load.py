@@ -1,0 +1,239 @@
+"""One loader for everything by which a user may name a model.
+
+A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a `.gguf` file,
+`package.module:Class`, a torch module, a family's name for random weights, or nothing for the
+weights that come with jaxsr. Nothing in a weights file is run (`jaxsr.models.weight_files`).
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from jaxsr.errors import InputError, MissingFileError
+from jaxsr.interop.weights import read_metadata
+from jaxsr.models.registry import (
+    FAMILIES,
+    Kind,
+    LoadedModel,
+    Weights,
+    find_family,
+    random_network,
+)
+from jaxsr.models.weight_files import load_weights, read_weights
+
+SHIPPED = "restore_x4.safetensors"
+"""Name of the default weights in the package's `weights` folder."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth")
+
+
+def load_model(
+    model: str | Path | nn.Module | None = None,
+    *,
+    kind: Kind | None = None,
+    weights: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    random_weights: bool = False,
+    dtype: torch.dtype = torch.float32,
+    scheme: Any = None,
+) -> LoadedModel:
+    """The model that a user names.
+
+    Args:
+      model: see the module's docstring. None: the weights that come with jaxsr.
+      kind: what the caller needs; another kind is refused. A user's class may be anything.
+      weights: file for `package.module:Class` or a module.
+      options: keyword arguments of the class.
+      random_weights: a family's name gives a small network with random weights.
+      dtype: of a language model's weights that are not quantised.
+      scheme: quantisation of a language model, see `jaxsr.models.llama.quantized.Scheme`.
+
+    Raises:
+      FileNotFoundError: no such file or folder, or no weights are shipped.
+      ValueError: the file is refused, damaged, of no known family or another kind, or does not fit
+        the network; or the class cannot be imported.
+    """
+    name = str(model)
+    path = Path(name)
+    if random_weights and name in FAMILIES:
+        family = find_family(name)
+        return LoadedModel(
+            network=random_network(name),
+            name="random weights",
+            family=name,
+            kind=family.kind,
+            value_range=family.value_range,
+        )
+    if isinstance(model, nn.Module) or (model is not None and ":" in name and not path.exists()):
+        network = model if isinstance(model, nn.Module) else _from_class(name, weights, options)
+        if weights is not None:
+            load_weights(network, read_weights(weights), source=str(weights))
+        family_name = type(network).__name__
+        name = family_name if isinstance(model, nn.Module) else name
+        return LoadedModel(network=network.cpu().eval(), name=name, family=family_name)
+    if weights is not None or options:
+        raise InputError(
+            "--weights and --model-options go with --model package.module:Class; "
+            "a weights file of a known family is given to --model itself"
+        )
+    if model is None:
+        return _from_weights(_shipped(), "jaxsr's own", kind)
+    if not path.exists() and path.suffix not in WEIGHT_SUFFIXES:
+        raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}")
+    if _is_language_checkpoint(path, kind):
+        return _from_checkpoint(path, kind, dtype=dtype, scheme=scheme)
+    if path.is_dir():
+        path = exported_weights(path)
+    elif path.suffix not in WEIGHT_SUFFIXES:
+        raise InputError(f"{path} is no model: {_accepted(random_weights)}")
+    return _from_weights(path, name, kind)
+
+
+def _accepted(random_weights: bool) -> str:
+    names = f", or a family for random weights ({', '.join(FAMILIES)})" if random_weights else ""
+    return (
+        "it is neither a run folder, a Hugging Face folder, a .gguf file, package.module:Class nor "
+        f"a weights file (weights are read from {', '.join(WEIGHT_SUFFIXES)} files); give one of "
+        f"these{names}"
+    )
+
+
+def _shipped() -> Path:
+    path = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED)))
+    if not path.is_file():
+        raise MissingFileError(
+            "this installation holds no weights of jaxsr's own; train some with `python -m "
+            "jaxsr.train span --out runs/mine` and give --model runs/mine, or name a weights file"
+        )
+    return path
+
+
+def exported_weights(folder: Path) -> Path:
+    """The network that a run exported last; its best by validation can be named by file.
+
+    Raises:
+      FileNotFoundError: the run has exported nothing yet.
+      ValueError: the folder holds several weights files.
+    """
+    files = sorted(p for p in folder.glob("*.safetensors") if not p.stem.endswith(".best"))
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise MissingFileError(
+            f"{folder} holds no exported network (*.safetensors): let the run reach its first "
+            "export, or give the weights file itself"
+        )
+    names = ", ".join(path.name for path in files[:4])
+    raise InputError(f"{folder} holds several weights files ({names}); give one of them to --model")
+
+
+def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
+    if kind == "language model" or path.suffix == ".gguf":
+        return path.suffix not in WEIGHT_SUFFIXES
+    config = path / "config.json"
+    # A run of `jaxsr.train` has a config.json as well.
+    return config.is_file() and "model_type" in config.read_text("utf-8", errors="replace")
+
+
+def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedModel:
+    if kind not in (None, "language model"):
+        raise InputError(f"{path} holds a language model; give a {kind} instead")
+    loaders = (find_family(name).load_checkpoint for name in FAMILIES)
+    return next(load for load in loaders if load is not None)(path, **options)
+
+
+def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
+    weights = read_weights(path)
+    metadata = read_metadata(path) if path.suffix == ".safetensors" else {}
+    for family_name in FAMILIES:
+        family, bare = find_family(family_name), weights
+        if weights and all(key.startswith(family.prefix) for key in weights):
+            bare = {key.removeprefix(family.prefix): value for key, value in weights.items()}
+        config = family.recognise(bare)
+        if config is None:
+            continue
+        if kind not in (None, family.kind):
+            raise InputError(
+                f"{path} holds a {family_name}, a {family.kind}; give a {kind} instead"
+            )
+        stated = metadata.get("config")
+        network = family.build(stated if isinstance(stated, dict) else config)
+        load_weights(network, bare, source=str(path))
+        return LoadedModel(
+            network=family.finish(network).cpu().eval(),
+            name=name,
+            family=family_name,
+            kind=family.kind,
+            value_range=family.value_range,
+            metadata=metadata,
+        )
+    network = _by_spandrel(path, weights, kind)
+    return LoadedModel(
+        network=network.cpu().eval(), name=name, family=type(network).__name__, kind="restorer"
+    )
+
+
+def _by_spandrel(path: Path, weights: Weights, kind: Kind | None) -> nn.Module:
+    unknown = (
+        f"{path} is of no family that jaxsr knows ({', '.join(FAMILIES)}; its first names: "
+        f"{', '.join([*weights][:3])})"
+    )
+    workaround = (
+        f"give --model package.module:Class --weights {path}, or add the family in "
+        "jaxsr/models/registry.py"
+    )
+    if kind not in (None, "restorer"):
+        raise InputError(f"{unknown}; {workaround}")
+    try:
+        from spandrel import (  # type: ignore[import-not-found]
+            ImageModelDescriptor,
+            ModelLoader,
+            UnsupportedModelError,
+        )
+    except Exception as error:  # torchvision, which it needs, may fail to import in many ways
+        raise InputError(
+            f"{unknown}; {workaround}; or install jaxsr's extra spandrel, which knows many "
+            f"architectures ({type(error).__name__}: {error})"
+        ) from error
+    try:
+        descriptor = ModelLoader("cpu").load_from_state_dict(dict(weights))
+    except UnsupportedModelError:
+        raise InputError(f"{unknown}, nor one that spandrel knows; {workaround}") from None
+    if not isinstance(descriptor, ImageModelDescriptor):
+        raise InputError(f"{path} is a {type(descriptor).__name__}; restoring needs one picture in")
+    return descriptor.model
+
+
+def _from_class(model: str, weights: Path | None, options: Mapping[str, Any] | None) -> nn.Module:
+    """The network that `package.module:Class` makes, without its weights."""
+    module_name, _, class_name = model.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(
+            f"--model {model}: cannot import {module_name} ({error}); run where it can be "
+            "imported, or set PYTHONPATH"
+        ) from error
+    make = getattr(module, class_name, None)
+    if not callable(make):
+        raise InputError(f"--model {model}: {module_name} has no class or function {class_name!r}")
+    options = options or {}
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise InputError(
+            f"--model {model}: {class_name} does not take these arguments ({error}); give them as "
+            "--model-options '{\"name\": value}'"
+        ) from error
+    network = make(**options)
+    if not isinstance(network, nn.Module):
+        raise InputError(f"--model {model} made a {type(network).__name__}, not a torch module")
+    if weights is None:
+        raise InputError(f"--model {model} needs its weights: add --weights FILE")
+    return network

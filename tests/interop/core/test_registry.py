@@ -1,0 +1,84 @@
+"""Registration, and the order in which `resolve` chooses."""
+
+import re
+
+import pytest
+import torch
+
+from jaxsr.interop import register_lowering
+from jaxsr.interop._core import registry
+from jaxsr.interop._core.registry import Kind, is_overload, resolve
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def entries(monkeypatch):
+    """Registrations of a test end with it."""
+    registry.load()
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    yield
+    registry._resolve.cache_clear()
+
+
+def test_every_entry_is_in_force():
+    """No entry stands behind another one, or behind what torch's schema decides."""
+    for (slot, func), entry in registry._ENTRIES.items():
+        if slot is None and is_overload(func):
+            assert resolve(func) is entry, func
+        elif slot is Kind.UNUSED and is_overload(func):
+            assert resolve(func).kind is not Kind.TORCHAX, func
+
+
+def test_a_second_registration_names_both_places():
+    with pytest.raises(ValueError, match="registered twice") as error:
+        registry.lowers(aten.amax.default)(lambda x: x)
+    assert re.search(r"extremes\.py:\d+ .*test_registry\.py:\d+ ", str(error.value))
+    with pytest.raises(ValueError, match=r"aten\.amax\.default is registered twice"):
+        registry.refuse({aten.amax: "another kind is a second registration as well"})
+
+
+def test_a_users_lowering_goes_in_front_and_can_be_replaced():
+    for func in (aten.amax.default, aten.cholesky_solve.default, aten.native_batch_norm.default):
+        for lowering in (lambda *_: None, lambda *_: None):
+            register_lowering(func, lowering)
+            assert resolve(func).kind is Kind.USER
+            assert resolve(func).function is lowering
+
+
+def test_a_users_lowering_of_an_operator_is_one_of_all_its_overloads():
+    register_lowering(aten.sinc, abs)
+    assert resolve(aten.sinc.default).function is abs
+
+
+@pytest.mark.parametrize(
+    ("func", "text"),
+    [
+        (aten.add_.Tensor, r"aten\.add_\.Tensor writes into its argument"),
+        (aten.permute.default, r"aten\.permute\.default is a view of its argument"),
+    ],
+)
+def test_writes_and_views_take_no_lowering(func, text):
+    with pytest.raises(ValueError, match=text):
+        register_lowering(func, lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("func", "kind"),
+    [
+        (torch.ops.prim.device.default, Kind.PYTHON),
+        (aten.lift_fresh.default, Kind.LIFT),
+        (aten.cholesky_solve.default, Kind.REFUSED),
+        (aten.rand.default, Kind.HANDLER),
+        (aten.linear.default, Kind.COMPOSITE),
+        (aten.equal.default, Kind.VALUE),
+        (aten.add_.Tensor, Kind.WRITE),
+        (aten.as_strided.default, Kind.VIEW),
+        (aten.relu.default, Kind.LOWERING),
+        (aten.grid_sampler_2d.default, Kind.DECOMPOSITION),
+        (aten.gelu.default, Kind.TORCHAX),
+        (aten.segment_reduce.default, Kind.NOTHING),
+    ],
+)
+def test_kinds(func, kind):
+    assert resolve(func).kind is kind
