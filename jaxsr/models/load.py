@@ -25,12 +25,10 @@ from jaxsr.models.registry import (
     find_family,
     random_network,
 )
-from jaxsr.models.weight_files import load_weights, read_weights
+from jaxsr.models.weight_files import READERS, load_weights, read_weights
 
 SHIPPED = "restore_x4.safetensors"
 """Name of the default weights in the package's `weights` folder."""
-
-WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
 def load_model(
@@ -84,13 +82,13 @@ def load_model(
         )
     if model is None:
         return _from_weights(_shipped(), "jaxsr's own", kind)
-    if not path.exists() and path.suffix not in WEIGHT_SUFFIXES:
+    if not path.exists() and path.suffix not in READERS:
         raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}")
     if _is_language_checkpoint(path, kind):
         return _from_checkpoint(path, kind, dtype=dtype, scheme=scheme)
     if path.is_dir():
         path = exported_weights(path)
-    elif path.suffix not in WEIGHT_SUFFIXES:
+    elif path.suffix not in READERS:
         raise InputError(f"{path} is no model: {_accepted(random_weights)}")
     return _from_weights(path, name, kind)
 
@@ -99,7 +97,7 @@ def _accepted(random_weights: bool) -> str:
     names = f", or a family for random weights ({', '.join(FAMILIES)})" if random_weights else ""
     return (
         "it is neither a run folder, a Hugging Face folder, a .gguf file, package.module:Class nor "
-        f"a weights file (weights are read from {', '.join(WEIGHT_SUFFIXES)} files); give one of "
+        f"a weights file (weights are read from {', '.join(READERS)} files); give one of "
         f"these{names}"
     )
 
@@ -135,7 +133,7 @@ def exported_weights(folder: Path) -> Path:
 
 def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
     if kind == "language model" or path.suffix == ".gguf":
-        return path.suffix not in WEIGHT_SUFFIXES
+        return path.suffix not in READERS
     config = path / "config.json"
     # A run of `jaxsr.train` has a config.json as well.
     return config.is_file() and "model_type" in config.read_text("utf-8", errors="replace")

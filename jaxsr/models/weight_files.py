@@ -5,7 +5,7 @@ scripts wrap around a state dict (`state_dict`, `params_ema`, `module.`, `_orig_
 """
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -31,17 +31,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_file():
         raise MissingFileError(f"no weights file at {path}; check the path")
-    if path.suffix == ".safetensors":
-        with open_safetensors(path, framework="pt") as file:
-            loaded = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    elif path.suffix in (".pt", ".pth"):
-        loaded = _read_torch(path)
-    else:
+    if path.suffix not in READERS:
         raise InputError(
-            f"{path} ends in {path.suffix or 'nothing'!r}; weights are read from .safetensors, .pt "
-            "and .pth files"
+            f"{path} ends in {path.suffix or 'nothing'!r}; weights are read from "
+            f"{', '.join(READERS)} files, and jaxsr/models/weight_files.py says how to add one"
         )
+    loaded = READERS[path.suffix](path)
     return strip_prefixes(unwrap(loaded, source=str(path)), source=str(path))
+
+
+def _read_safetensors(path: Path) -> object:
+    with open_safetensors(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _read_torch(path: Path) -> object:
@@ -56,6 +57,14 @@ def _read_torch(path: Path) -> object:
         raise _damaged(path, error) from error
     except Exception as error:  # a cut-off file raises RuntimeError, EOFError, KeyError, …
         raise _damaged(path, error) from error
+
+
+READERS: Mapping[str, Callable[[Path], object]] = {
+    ".safetensors": _read_safetensors,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+}
+"""Who reads a file of each suffix. To add a format, write a function and give it a line here."""
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
