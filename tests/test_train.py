@@ -161,7 +161,7 @@ WRONG = {
         ["--adversarial-steps", "4", "--model.perceptual-weight", "0"],
         "the pretrain phase would get 0 of steps=4",
     ),
-    "no such family": (["resnet"], "no model family 'resnet'; there are fast-srgan"),
+    "no such family": (["resnet"], "no model family 'resnet' to train; there are fast-srgan"),
     "no such preset": (["--preset", "huge"], "no preset 'huge'; there are quick"),
     "no such folder": (["--data", "/nowhere/photos"], "/nowhere/photos"),
     "profile": (["--profile", "5"], "profile must be START:STOP"),

@@ -237,7 +237,8 @@ class SuperResolution:
 
 def _levels(images: np.ndarray) -> np.ndarray:
     """[-1, 1] to uint8, rounded."""
-    return np.asarray(jnp.clip(jnp.round((jnp.asarray(images) + 1) * 127.5), 0, 255), np.uint8)
+    levels = jnp.clip(jnp.round((jnp.asarray(images) + 1) * 127.5), 0, 255)
+    return np.asarray(levels.astype(jnp.uint8))  # by XLA, which casts a NaN without a warning
 
 
 def _channels_last(images: np.ndarray) -> np.ndarray:

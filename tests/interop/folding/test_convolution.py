@@ -104,7 +104,7 @@ def check_convolution(drawn):
     y_sizes.backward(cotangent.float().abs())
     model = to_jax(convolution, lane_folding=folding)
     assert folding.choose(
-        inputs=shape[1], outputs=weight_shape[0], width=shape[3], stride=1, held=None
+        inputs=shape[1], outputs=weight_shape[0], width=shape[3], stride=1, current=None
     )
 
     def run(params, x, cotangent):
