@@ -205,12 +205,7 @@ def local_errors(
         step = len(errors)
         progress(f"local errors: step {step + 1} of {workload.steps}")
         observer = LocalErrorObserver(
-            first,
-            second,
-            counterparts[step],
-            reference=reference,
-            within=within,
-            suspects=suspects,
+            first, second, counterparts[step], reference=reference, within=within, suspects=suspects
         )
         outputs = first.observe(inputs, observer, step=step)
         suspects -= sum(bool(local.tensors) for local in observer.errors.values())

@@ -2,12 +2,7 @@
 
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.restoration.config import RestoreConfig
-from jaxsr.restoration.restorer import (
-    BATCH_ELSEWHERE,
-    around_network,
-    configured_model,
-    make_tiler,
-)
+from jaxsr.restoration.restorer import BATCH_ELSEWHERE, around_network, configured_model, make_tiler
 from jaxsr.runtime.aot import Compile, compile_batches, prepare
 from jaxsr.runtime.jax_runner import open_ahead
 

@@ -16,13 +16,7 @@ from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.encode import PictureWriter, check_holdable, open_writer
-from jaxsr.restoration.pictures import (
-    CHANNELS,
-    Picture,
-    PictureError,
-    read_picture,
-    with_size,
-)
+from jaxsr.restoration.pictures import CHANNELS, Picture, PictureError, read_picture, with_size
 from jaxsr.restoration.pipeline import ByteBudget, Restorer, Work, read_ahead
 
 log = logging.getLogger(__name__)
