@@ -145,14 +145,12 @@ class _Run(TorchFunctionMode):
         program: Program | None,
         saved: Any,
     ) -> None:
-        nth = self.count[path, name]
-        self.count[path, name] += 1
         call = Call(
             order=self.order,
             step=self.recorder.step,
             path=path,
             operation=name,
-            nth=nth,
+            nth=self.count[path, name],
             operands=tuple(
                 Operand(*self._source(tensor), tuple(tensor.shape), _dtype(tensor))
                 for tensor in operands
@@ -162,6 +160,7 @@ class _Run(TorchFunctionMode):
             program=program,
         )
         self.order += 1
+        self.count[path, name] += 1
         self.recorder.observer.after_call(call, operands, results, saved)
         for place, tensor in enumerate(results):
             # A parameter that a function hands through (`.to` of its own dtype) stays one.
@@ -197,23 +196,26 @@ class StatisticsObserver:
         self.records: list[Record] = []
         self._host, self._keep = host, tuple(keep)
 
-    def before_call(self, tensors: list[Any]) -> Any:
-        """See `Observer.before_call`."""
+    def before_call(self, tensors: list[torch.Tensor]) -> list[Any] | None:
         return [_copied(self._host(t)) for t in tensors] if self._keep else None
 
-    def after_call(self, call: Call, operands: list[Any], results: list[Any], saved: Any) -> None:
-        """See `Observer.after_call`."""
+    def after_call(
+        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
+    ) -> None:
         values = [self._host(t) for t in results]
-        figures = tuple(describe(v) for v in values if v is not None)
-        if len(figures) < len(values):
-            figures = ()
         tensors = {}
         if matches(call, self._keep):
             inputs = saved or [self._host(t) for t in operands]
             named = {f"in{k}": v for k, v in enumerate(inputs)}
             named |= {f"out{k}": v for k, v in enumerate(values)}
             tensors = {name: _copied(v) for name, v in named.items() if v is not None}
-        self.records.append(Record(call=call, figures=figures, tensors=tensors))
+        self.records.append(Record(call=call, figures=figures_of(values), tensors=tensors))
+
+
+def figures_of(results: Sequence[np.ndarray | None]) -> tuple[Figures, ...]:
+    """The figures of each result; none where the value of one could not leave the program."""
+    figures = tuple(describe(value) for value in results if value is not None)
+    return figures if len(figures) == len(results) else ()
 
 
 def matches(call: Call, patterns: Sequence[str]) -> bool:
@@ -254,9 +256,8 @@ def operation_name(func: Any) -> str | None:
 def changes_first(func: Any) -> bool:
     """Whether a torch function writes into its first argument."""
     name = getattr(func, "__name__", "")
-    if name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"):
-        return True
-    return name.endswith("_") and not name.endswith("__")
+    writers = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
+    return name in writers or (name.endswith("_") and not name.endswith("__"))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

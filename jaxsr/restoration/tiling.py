@@ -6,6 +6,7 @@ together, so that the network pads both alike. No tile hangs over an edge, and a
 share a program.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,16 +21,14 @@ Size = tuple[int, int]
 MOST_PROGRAMS = 4
 """Tile shapes, and so compilations, that any number of picture sizes leads to."""
 
-# What one device may spend on a tile's largest intermediate tensors, with three of them alive at
-# once.
+# What one device may spend on a tile's largest intermediate tensors, three alive at once.
 _TILE_BYTES = 384 * 2**20
 _ALIVE = 3
 _LARGEST_TILE = 512
 # Results come back to the host as float32, and a row of them makes a band.
 _LARGEST_RESULT = 1536
 _SMALLEST_TILE = 64
-# Overlaps cost; a tile is at least this many margins wide, so that three quarters of each axis
-# count.
+# Overlaps cost: at least this many margins to a tile, so that three quarters of each axis count.
 _MARGINS_PER_TILE = 8
 _APPROXIMATE_MARGIN = 16
 # Fixed cost of one more tile, in pixels of computing.
@@ -116,8 +115,8 @@ class Tiler:
         return math.ceil(length / self._reach.period) * self._reach.period
 
     def _default_side(self) -> int:
-        per_pixel = max(self._reach.activation, 16) * 4 * _ALIVE
-        affordable = math.isqrt(_TILE_BYTES // per_pixel) // 32 * 32
+        # A picture treated whole has four times a tile's memory.
+        affordable = math.isqrt(self.largest_whole // 4) // 32 * 32
         most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self._reach.scale)
         return max(most, _MARGINS_PER_TILE * self.margin, _SMALLEST_TILE)
 
@@ -165,16 +164,13 @@ class Tiler:
     def _fit(self, size: Size) -> Size:
         """The tile shape, of the largest tile's area at most, that computes the fewest pixels."""
         area = self.side**2
-        best: tuple[int, Size] | None = None
-        for heights in self._splits(size[0]):
-            for widths in self._splits(size[1]):
-                shape = self._share(size[0], heights), self._share(size[1], widths)
-                if shape[0] * shape[1] > area:
-                    continue
-                cost = (shape[0] * shape[1] + _TILE_OVERHEAD) * heights * widths
-                if best is None or cost < best[0]:
-                    best = cost, shape
-        return best[1] if best else self._ladder[0]
+        costs: dict[Size, int] = {}
+        for heights, widths in itertools.product(*map(self._splits, size)):
+            shape = self._share(size[0], heights), self._share(size[1], widths)
+            if math.prod(shape) <= area:
+                cost = (math.prod(shape) + _TILE_OVERHEAD) * heights * widths
+                costs[shape] = min(cost, costs.get(shape, cost))
+        return min(costs, key=lambda shape: costs[shape], default=self._ladder[0])
 
     def _splits(self, length: int) -> range:
         return range(1, 2 + math.ceil(length / max(self.side - 2 * self.margin, 1)))
@@ -186,8 +182,10 @@ class Tiler:
         )
 
     def _cut(self, size: Size, shape: Size, *, compiled: bool) -> Plan:
-        vertical = list(_spans(size[0], shape[0], self.margin, self._reach.period))
-        horizontal = list(_spans(size[1], shape[1], self.margin, self._reach.period))
+        vertical, horizontal = (
+            list(_spans(length, tile, self.margin, self._reach.period))
+            for length, tile in zip(size, shape, strict=True)
+        )
         rows = tuple(
             tuple(
                 Tile(top, left, inner_top, inner_left, inner_bottom, inner_right)

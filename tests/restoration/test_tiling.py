@@ -159,7 +159,6 @@ def test_tiled_equals_untiled(name, size):
     tiler = Tiler(reach, tile=96, sizes=[(1, 1), (2, 2), (3, 3)])
     restorer = Restorer(engine, engine, tiler, scale=reach.scale, channels=3, batch=3)
     restorer.run([Work(pixels=pixels, kind="rgb", sink=sink)])
-    assert sink.error is None
     planes = torch.from_numpy(np.moveaxis(pixels.astype(np.float32) / 65535, -1, 0)[None])
     with torch.no_grad():
         whole = (network(planes * (high - low) + low) - low) / (high - low)
