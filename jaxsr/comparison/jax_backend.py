@@ -25,9 +25,9 @@ from jaxsr.comparison.op_recorder import (
     OpRecorder,
     Record,
     StatisticsObserver,
-    call_again,
     figures_of,
     matches,
+    replay_call,
 )
 from jaxsr.comparison.torch_backend import cast_network
 from jaxsr.comparison.workload import Inputs, Workload
@@ -212,7 +212,7 @@ class JaxBackend:
                 constant = True
 
         def run(*values: Any) -> list[jax.Array]:
-            return run_torch(lambda *tensors: call_again(program, list(tensors)), *values)
+            return run_torch(lambda *tensors: replay_call(program, list(tensors)), *values)
 
         with self._settings():
             if constant:

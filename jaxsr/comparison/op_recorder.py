@@ -228,7 +228,7 @@ def _copied(value: np.ndarray | None) -> Any:
     return None if value is None else np.array(value)
 
 
-def call_again(program: Program, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def replay_call(program: Program, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Makes a recorded call on other tensors; one that writes in place writes into the first."""
     replacements = iter(tensors)
     leaves = [next(replacements) if leaf is SLOT else leaf for leaf in program.leaves]

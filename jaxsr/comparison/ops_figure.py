@@ -19,7 +19,7 @@ _BINS = 60
 def draw_comparison(groups: Sequence[Group]) -> bytes:
     """PNG with one row for every pair that holds jaxsr."""
     pairs = [(g, pair) for g in groups for pair in g.pairs if pair[0].startswith("jaxsr")]
-    figure = new_figure(11, 3.6 * max(len(pairs), 1))
+    figure = new_figure(11.0, 3.6 * max(len(pairs), 1))
     rows = figure.subfigures(max(len(pairs), 1), 1, squeeze=False)[:, 0]
     for row, (group, (first, second)) in zip(rows, pairs, strict=False):
         levels = group.pairs[first, second][0]

@@ -19,60 +19,56 @@ Word = Callable[[int], str]
 
 def headline(comparison: Comparison) -> str:
     """The outcome in one sentence, as sure as the evidence is."""
-    checked = f"{comparison.checked} operations"
+    checked, step = f"{comparison.checked} operations", comparison.divergence
     if comparison.findings:
-        finding = comparison.findings[0]
         by = "" if comparison.local_checked else ", by figures and samples of their results"
-        return (
-            f"DIFFER: first found among {checked} checked{by}: {finding.row.call.place}: "
-            f"{finding.text}"
-        )
+        place, text = comparison.findings[0].row.call.place, comparison.findings[0].text
+        return f"DIFFER: first found among {checked} checked{by}: {place}: {text}"
     if not comparison.agree:
-        where = comparison.divergence
-        what = (
-            f"the tokens part at step {where.step}"
-            if where is not None and not where.tie
-            else "the results differ by more than rounding explains"
-        )
+        what = "the results differ by more than rounding explains"
+        if step is not None and not step.tie:
+            what = f"the tokens part at step {step.step}"
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
     verb = "errs" if comparison.local_checked else "parts"
     return f"AGREE: none of {checked} checked {verb} by more than rounding explains"
 
 
+_LOCAL_NOTE = (
+    "local errors: {count} operations of the second side, each run alone on the first side's "
+    "inputs; a fused program may round otherwise"
+)
+_TRACES_NOTE = (
+    "no local errors: stored traces cannot run an operation again. What stands here is the total "
+    f"error, from figures and up to {SAMPLE} sampled elements of each result; "
+    "`jaxsr.compare engines` runs both sides and takes local errors"
+)
+_DEFAULT_PRECISION_NOTE = (
+    "{name}: float32 products at default precision, which on {platform} are computed in a narrower "
+    "dtype: the likeliest reason for a difference; use precision=highest"
+)
+_BFLOAT16_NOTE = (
+    "{name}: operands of float32 products are rounded to bfloat16, as a TPU does by default"
+)
+_FUSION_NOTE = (
+    "the results differ by more than the runs' rounding should add up to, and no operation by "
+    "itself does: look for what the compiler fuses, or for an ill-conditioned model"
+)
+
+
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to judge the figures."""
-    lines = []
-    if comparison.local_checked:
-        lines.append(
-            f"local errors: {comparison.checked_locally} operations of the second side, each run "
-            "alone on the first side's inputs; a fused program may round otherwise"
-        )
-    else:
-        lines.append(
-            "no local errors: stored traces cannot run an operation again. What stands here is the "
-            f"total error, from figures and up to {SAMPLE} sampled elements of each result; "
-            "`jaxsr.compare engines` runs both sides and takes local errors"
-        )
+    note = _LOCAL_NOTE if comparison.local_checked else _TRACES_NOTE
+    lines = [note.format(count=comparison.checked_locally)]
     for header in (comparison.first, comparison.second):
-        name = header["side_short"]
+        name, platform = header["side_short"], str(header["device"]).partition(":")[0]
         if header["recorder_difference"]:
             lines.append(f"{name}: {header['recorder']}")
-        platform = str(header["device"]).partition(":")[0]
         if "precision=default" in header["side"] and platform in ("tpu", "gpu", "cuda"):
-            lines.append(
-                f"{name}: float32 products at default precision, which on {platform} are computed "
-                "in a narrower dtype: the likeliest reason for a difference; use precision=highest"
-            )
+            lines.append(_DEFAULT_PRECISION_NOTE.format(name=name, platform=platform))
         if "precision=bfloat16" in header["side"]:
-            lines.append(
-                f"{name}: operands of float32 products are rounded to bfloat16, as a TPU does by "
-                "default"
-            )
+            lines.append(_BFLOAT16_NOTE.format(name=name))
     if comparison.local_checked and comparison.outputs_above and not comparison.findings:
-        lines.append(
-            "the results differ by more than the runs' rounding should add up to, and no operation "
-            "by itself does: look for what the compiler fuses, or for an ill-conditioned model"
-        )
+        lines.append(_FUSION_NOTE)
     missing = [row for row in comparison.rows if row.first is None or row.second is None]
     if missing:
         only = sum(row.second is None for row in missing)

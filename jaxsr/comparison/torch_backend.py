@@ -18,7 +18,7 @@ from jaxsr.comparison.op_recorder import (
     OpRecorder,
     Record,
     StatisticsObserver,
-    call_again,
+    replay_call,
 )
 from jaxsr.comparison.workload import Inputs, Workload
 from jaxsr.interop.host_arrays import to_numpy, to_torch
@@ -151,7 +151,7 @@ class TorchBackend:
         if self.side.dtype == "float64":
             program = _widened(program)
         with self._settings():
-            return [to_numpy(t) for t in call_again(program, tensors)]
+            return [to_numpy(t) for t in replay_call(program, tensors)]
 
 
 def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) -> torch.nn.Module:

@@ -50,7 +50,7 @@ def _draw_curves(evaluation: Evaluation) -> bytes:
     is the AUC of its title. Pd and Fa are at the thresholds of the report's table.
     """
     figures = evaluation.figures
-    figure = new_figure(11, 5)
+    figure = new_figure(11.0, 5.0)
     pixels, targets = figure.subplots(1, 2)
     figure.suptitle(f"{evaluation.source}, {evaluation.split}: {evaluation.images} images")
 

@@ -19,7 +19,7 @@ from PIL import Image
 from jaxsr.interop.atomic_write import AtomicFile
 from jaxsr.restoration.pictures import CHANNELS, Kind, Notes, PictureError
 
-Bands = Iterable[Shaped[np.ndarray, "h w c"]]
+Bands = Iterable[Shaped[np.ndarray, "_ w c"]]
 """All rows of a picture from top to bottom, several at a time."""
 
 DEFLATE_LEVEL = 4

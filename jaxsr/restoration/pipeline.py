@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -27,6 +27,7 @@ _MOST_OPEN = 8
 _IN_FLIGHT = 2
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Where a restored picture goes, rows from top to bottom."""
 

@@ -71,7 +71,7 @@ def _transcode(container: Any, out: Any, model: RestorationModel, config: Restor
     stream = container.streams.video[0]
     coded = stream.codec_context
     size = coded.height, coded.width
-    outscale = config.outscale or model.scale
+    outscale = float(config.outscale or model.scale)
     luma = model.channels == 1 and outscale == model.scale == 1 and coded.pix_fmt in _PLANAR_LUMA
     deep = max((part.bits for part in coded.format.components), default=8) > 8
     encoder = add_encoder(out, stream, result_size(size, outscale))
