@@ -94,11 +94,6 @@ class Difference:
     """Values without any difference."""
     unequal: int
 
-    @property
-    def count(self) -> int:
-        """Values compared."""
-        return self.equal + self.unequal
-
 
 def difference_on(scale: str, first: np.ndarray, second: np.ndarray) -> Difference:
     """Compares two arrays of 0…255 on one of `SCALES`.

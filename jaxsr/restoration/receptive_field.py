@@ -15,12 +15,13 @@ Networks are NCHW torch modules on the CPU, in evaluation mode.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from jaxsr.errors import InputError
 
@@ -115,7 +116,7 @@ def _least(network: nn.Module, channels: int) -> int:
 
 
 @contextlib.contextmanager
-def _evaluating(network: nn.Module):
+def _evaluating(network: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -139,7 +140,7 @@ def _scale(network: nn.Module, channels: int) -> tuple[int, int]:
         if isinstance(output, Tensor):
             largest = max(largest, output.numel())
 
-    with _hooked(network, note):
+    with register_module_forward_hook(note):
         output = network(_picture(channels, _PROBE))
     if not isinstance(output, Tensor) or output.ndim != 4:
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -155,16 +156,6 @@ def _scale(network: nn.Module, channels: int) -> tuple[int, int]:
             "multiple of both sides"
         )
     return height // _PROBE, math.ceil(largest / _PROBE**2)
-
-
-@contextlib.contextmanager
-def _hooked(network: nn.Module, hook: Callable):
-    handles = [module.register_forward_hook(hook) for module in network.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _margin(
@@ -246,6 +237,6 @@ def _first_global(network: nn.Module, channels: int) -> str:
 
     marked = _picture(channels, _PROBE)
     marked[..., 0, 0] = math.nan
-    with _hooked(network, note):
+    with register_module_forward_hook(note):
         network(marked)
     return spreading[0] if spreading else "each output pixel depends on the whole picture"

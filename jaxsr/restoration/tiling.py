@@ -8,7 +8,7 @@ share a program.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,12 +116,12 @@ class Tiler:
 
     def _default_side(self) -> int:
         # A picture treated whole has four times a tile's memory.
-        affordable = math.isqrt(self.largest_whole // 4) // 32 * 32
+        affordable = math.isqrt(self.max_uncut_pixels // 4) // 32 * 32
         most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self._reach.scale)
         return max(most, _MARGINS_PER_TILE * self.margin, _SMALLEST_TILE)
 
     @property
-    def largest_whole(self) -> int:
+    def max_uncut_pixels(self) -> int:
         """Pixels of the largest picture that a network with global statistics is given at once."""
         # Four times a tile's memory: there is no other way to get this result.
         return 4 * _TILE_BYTES // (max(self._reach.activation, 16) * 4 * _ALIVE)
@@ -138,7 +138,7 @@ class Tiler:
         """
         size = self.padded(size)
         if self._uncut:
-            if self._reach.margin is None and math.prod(size) > self.largest_whole:
+            if self._reach.margin is None and math.prod(size) > self.max_uncut_pixels:
                 raise WholePictureTooLarge(
                     f"{size[1]}×{size[0]} pixels at once would need more than "
                     f"{4 * _TILE_BYTES >> 20} MB, and this network cannot be tiled exactly "
@@ -209,8 +209,3 @@ def _spans(length: int, tile: int, margin: int, period: int) -> Iterator[tuple[i
         end = length if index == count - 1 else start + tile - margin
         yield start, inner, end
         inner = end
-
-
-def programs(plans: Sequence[Plan]) -> set[Size]:
-    """The tile shapes that have to be compiled for these plans."""
-    return {plan.shape for plan in plans if plan.compiled}

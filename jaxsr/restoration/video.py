@@ -73,7 +73,7 @@ def _transcode(container: Any, out: Any, model: RestorationModel, config: Restor
     size = coded.height, coded.width
     outscale = float(config.outscale or model.scale)
     luma = model.channels == 1 and outscale == model.scale == 1 and coded.pix_fmt in _PLANAR_LUMA
-    deep = max((part.bits for part in coded.format.components), default=8) > 8
+    deep = any(part.bits > 8 for part in coded.format.components)
     encoder = add_encoder(out, stream, result_size(size, outscale))
     copied = {
         other.index: out.add_stream_from_template(other)
