@@ -58,7 +58,8 @@ def compare_engines(
     rows = align_traces(trace_a, trace_b)
     measure_local_errors(
         workload,
-        *runners,
+        runners[0],
+        runners[1],
         rows,
         tokens=trace_a.tokens,
         reference=exact_runner,

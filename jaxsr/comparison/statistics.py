@@ -52,7 +52,8 @@ class Figures:
     def from_row(cls, row: dict[str, Any], sample: np.ndarray) -> "Figures":
         """Reads what `as_row` wrote."""
         names = ("count", "beyond", "mean", "std", "low", "high", "norm")
-        return cls(sample=sample, **{k: np.nan if row[k] is None else row[k] for k in names})
+        numbers: dict[str, Any] = {k: np.nan if row[k] is None else row[k] for k in names}
+        return cls(sample=sample, **numbers)
 
 
 @functools.cache

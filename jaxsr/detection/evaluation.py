@@ -30,7 +30,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
     atomic_write(folder / "report.json", (json.dumps(described, indent=2) + "\n").encode())
     rows = sorted(evaluation.figures.per_image, key=lambda row: (row.iou, row.name))
     columns = [field.name for field in fields(ImageFigures)]
-    write_csv(folder / "images.csv", columns, map(asdict, rows))
+    write_csv(folder / "images.csv", columns, (asdict(row) for row in rows))
     atomic_write(folder / "roc.png", _draw_curves(evaluation))
 
 
