@@ -1,16 +1,37 @@
 """Every test sees 8 simulated CPU devices, so that mesh tests need no accelerator."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jaxtyping
 import pytest
+from jaxtyping import install_import_hook
+
+# Annotations of arrays are checked whenever a function of these packages is called.
+install_import_hook(
+    (
+        "jaxsr.detection",
+        "jaxsr.metrics",
+        "jaxsr.restoration",
+    ),
+    "beartype.beartype",
+)
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
 # unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Annotations are not checked at run time: for arguments that are wrong on purpose."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

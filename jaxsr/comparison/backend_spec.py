@@ -49,11 +49,10 @@ class BackendSpec:
           ValueError: a part is unknown.
         """
         chosen: dict[str, Any] = {}
+        names = [field.name for field in fields(cls)]
         for part in text.split(","):
             name, equals, value = (piece.strip() for piece in part.partition("="))
-            if not equals:
-                name, value = "engine", name
-            names = [field.name for field in fields(cls)]
+            name, value = (name, value) if equals else ("engine", name)
             if name not in names or not value:
                 raise InputError(
                     f"{text!r} is no side of a comparison: {part.strip()!r} is none of "

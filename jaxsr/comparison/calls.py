@@ -5,8 +5,8 @@ function's name and how many times that module has called it in that step.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 ROOT = "(root)"
 """Stands for the path of the outermost module."""
@@ -14,8 +14,7 @@ ROOT = "(root)"
 SourceKind = Literal["operation", "input", "parameter", "constant"]
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """A tensor that went into a call."""
 
     kind: SourceKind
@@ -27,8 +26,7 @@ class Operand:
     dtype: str
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A tensor that came out of a call."""
 
     shape: tuple[int, ...]
@@ -95,40 +93,23 @@ class Call:
         step = f", step {self.step}" if self.step else ""
         return f"{self.path or ROOT} · {self.operation}{repeat}{step}"
 
-    def at_step(self, step: int) -> "Call":
-        """The same call in another step."""
-        return replace(self, step=step)
-
     def as_row(self) -> dict[str, Any]:
         """Everything but the program, for a file."""
-        return {
-            "order": self.order,
-            "step": self.step,
-            "path": self.path,
-            "operation": self.operation,
-            "nth": self.nth,
-            "settings": self.settings,
-            "operands": [[o.kind, o.name, list(o.shape), o.dtype] for o in self.operands],
-            "results": [[list(r.shape), r.dtype] for r in self.results],
-        }
+        return {name: value for name, value in vars(self).items() if name != "program"}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Call":
-        """Reads what `as_row` wrote.
+        """Reads what `as_row` wrote, as JSON gives it back.
 
         Raises:
           KeyError, TypeError, ValueError: the row is not one.
         """
+        plain = ("order", "step", "path", "operation", "nth", "settings")
         return cls(
-            order=int(row["order"]),
-            step=int(row["step"]),
-            path=str(row["path"]),
-            operation=str(row["operation"]),
-            nth=int(row["nth"]),
-            settings=str(row["settings"]),
+            **{name: row[name] for name in plain},
             operands=tuple(
-                Operand(kind, str(name), tuple(map(int, shape)), str(dtype))
+                Operand(kind, name, tuple(shape), dtype)
                 for kind, name, shape, dtype in row["operands"]
             ),
-            results=tuple(Result(tuple(map(int, s)), str(dtype)) for s, dtype in row["results"]),
+            results=tuple(Result(tuple(shape), dtype) for shape, dtype in row["results"]),
         )

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -75,7 +75,7 @@ class EnginesOptions(WorkloadOptions):
 class TracesOptions:
     """Two recorded runs to compare."""
 
-    folders: Annotated[tuple[Path, Path], tyro.conf.Positional]
+    folders: tyro.conf.Positional[tuple[Path, Path]]
     """Folders of the two traces."""
     out: Path = Path("runs/compare-traces")
     """Folder for comparison.json and comparison.html."""
@@ -83,7 +83,7 @@ class TracesOptions:
 
 def trace(arguments: list[str]) -> int:
     """Record a run by module and operation: shapes, dtypes, statistics, chosen tensors."""
-    options: TraceOptions = _parse(TraceOptions, arguments, "trace", trace.__doc__)
+    options: TraceOptions = _parse(TraceOptions, arguments, trace)
     _prepare([options.side()])
     from jaxsr.comparison.trace import make_trace, open_backend
     from jaxsr.comparison.trace_file import load_trace, save_trace
@@ -117,7 +117,7 @@ def trace(arguments: list[str]) -> int:
 
 def traces(arguments: list[str]) -> int:
     """Compare two recorded runs: total errors, the first operation that differs, tokens."""
-    options: TracesOptions = _parse(TracesOptions, arguments, "traces", traces.__doc__)
+    options: TracesOptions = _parse(TracesOptions, arguments, traces)
     from jaxsr.comparison.compare_traces import check_comparable, compare_traces
     from jaxsr.comparison.trace_file import load_trace
 
@@ -130,11 +130,9 @@ def traces(arguments: list[str]) -> int:
 
 def engines(arguments: list[str]) -> int:
     """Run two engines side by side: total and local error of every operation, tokens."""
-    options: EnginesOptions = _parse(EnginesOptions, arguments, "engines", engines.__doc__)
+    options: EnginesOptions = _parse(EnginesOptions, arguments, engines)
     first, second = BackendSpec.parse(options.a), BackendSpec.parse(options.b)
     _prepare([first, second])
-    from dataclasses import replace
-
     from jaxsr.comparison.compare_engines import compare_engines
     from jaxsr.comparison.trace_file import save_trace
     from jaxsr.comparison.workload_loader import load_workload
@@ -163,10 +161,9 @@ def engines(arguments: list[str]) -> int:
     return _report(comparison, options.out)
 
 
-def _parse(kind: Any, arguments: Sequence[str], name: str, description: str | None) -> Any:
-    return parse_options(
-        kind, arguments, prog=f"python -m jaxsr.compare {name}", description=description or ""
-    )
+def _parse(kind: Any, arguments: list[str], command: Callable[[list[str]], int]) -> Any:
+    prog = f"python -m jaxsr.compare {command.__name__}"
+    return parse_options(kind, arguments, prog=prog, description=command.__doc__)
 
 
 def _prepare(sides: Sequence[BackendSpec]) -> None:
@@ -185,8 +182,11 @@ def _progress(text: str) -> None:
 
 
 def _report(comparison: "Comparison", out: Path) -> int:
+    from safetensors.numpy import save
+
     from jaxsr.comparison.html_report import page
     from jaxsr.comparison.text_report import as_json, print_report
+    from jaxsr.comparison.trace_file import plain
     from jaxsr.interop.atomic_write import atomic_write
 
     words = {**comparison.first["words"], **comparison.second["words"]}
@@ -200,24 +200,14 @@ def _report(comparison: "Comparison", out: Path) -> int:
     atomic_write(out / "comparison.json", f"{content}\n".encode())
     atomic_write(out / "comparison.html", page(comparison, word=word).encode())
     written = ["comparison.json", "comparison.html"]
-    suspects = _suspects(comparison)
+    suspects = {
+        f"step{row.step}/{row.call.key}/{name}": plain(array)
+        for row in comparison.rows
+        if row.local is not None
+        for name, array in row.local.tensors.items()
+    }
     if suspects:
-        from safetensors.numpy import save
-
         atomic_write(out / "suspects.safetensors", save(suspects))
         written.append("suspects.safetensors")
     print(f"wrote {out}: {', '.join(written)}")
     return ExitStatus.OK if comparison.agree else ExitStatus.FAILED
-
-
-def _suspects(comparison: "Comparison") -> dict[str, Any]:
-    """Inputs and both results of the first wrong operations, by place."""
-    import numpy as np
-
-    suspects: dict[str, Any] = {}
-    for row in comparison.rows:
-        for name, array in ({} if row.local is None else row.local.tensors).items():
-            plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-            key = f"step{row.step}/{row.call.key}/{name}"
-            suspects[key] = np.ascontiguousarray(plain).reshape(plain.shape)
-    return suspects

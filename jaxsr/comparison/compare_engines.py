@@ -4,13 +4,10 @@ The second side is fed the first's tokens, so both have the same inputs in every
 show the token that it would have chosen.
 """
 
-from collections.abc import Callable, Sequence
-
 from jaxsr.comparison.backend_spec import BackendSpec
-from jaxsr.comparison.calls import Call
 from jaxsr.comparison.compare_traces import align_traces, compare_traces
-from jaxsr.comparison.local_error import local_errors
-from jaxsr.comparison.result import Comparison, Row
+from jaxsr.comparison.local_error import measure_local_errors
+from jaxsr.comparison.result import Comparison
 from jaxsr.comparison.trace import Progress, Runner, Trace, make_trace, open_backend
 from jaxsr.comparison.workload import Workload
 from jaxsr.errors import InputError
@@ -41,8 +38,8 @@ def compare_engines(
       ValueError: `within` names no module.
     """
     runners = [
-        open_backend(what, side) if isinstance(side, BackendSpec) else side
-        for what, side in ((workload, first), (other or workload, second))
+        open_backend(load, side) if isinstance(side, BackendSpec) else side
+        for load, side in ((workload, first), (other or workload, second))
     ]
     if within and within not in dict(workload.network.named_modules()):
         raise InputError(
@@ -53,38 +50,23 @@ def compare_engines(
     trace_b = make_trace(other or workload, runners[1], forced=trace_a.tokens, progress=progress)
     exact_runner = exact = None
     if reference:
-        exact_runner = open_backend(
-            workload, BackendSpec(engine="torch", platform="cpu", dtype="float64")
-        )
+        exact_side = BackendSpec(engine="torch", platform="cpu", dtype="float64")
+        exact_runner = open_backend(workload, exact_side)
         exact = make_trace(
             workload, exact_runner, forced=trace_a.tokens, check=False, progress=progress
         )
     rows = align_traces(trace_a, trace_b)
-    local = local_errors(
+    measure_local_errors(
         workload,
         runners[0],
         runners[1],
-        _counterparts(rows, len(trace_a.outputs)),
+        rows,
         tokens=trace_a.tokens,
         reference=exact_runner,
-        within=_inside(within),
+        within=within,
         progress=progress,
     )
     comparison = compare_traces(
-        trace_a, trace_b, rows=rows, local=local, exact=exact, progress=progress
+        trace_a, trace_b, rows=rows, local_checked=True, exact=exact, progress=progress
     )
     return comparison, trace_a, trace_b
-
-
-def _counterparts(rows: Sequence[Row], steps: int) -> list[dict[int, Call]]:
-    counterparts: list[dict[int, Call]] = [{} for _ in range(steps)]
-    for row in rows:
-        if row.first is not None and row.second is not None:
-            counterparts[row.step][row.first.order] = row.second
-    return counterparts
-
-
-def _inside(module: str) -> Callable[[Call], bool]:
-    if not module:
-        return lambda call: True
-    return lambda call: call.path == module or call.path.startswith(f"{module}.")

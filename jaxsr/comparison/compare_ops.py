@@ -6,6 +6,7 @@ with its float32 result, so that bfloat16 is judged against something exact.
 
 import platform
 import time
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -23,6 +24,7 @@ from jaxsr.comparison.resize_backends import (
     make_resizers,
 )
 from jaxsr.errors import InputError
+from jaxsr.runtime.options import CheckedOptions, Platform
 
 Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
 Dtype = Literal["uint8", "float32", "bfloat16"]
@@ -43,7 +45,7 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(CheckedOptions):
     """What to compare."""
 
     images: Path | None = None
@@ -52,9 +54,7 @@ class Options:
     """At most this many pictures, in order of their names."""
     size: tuple[int, int] = (1080, 640)
     """Height and width of the result."""
-    methods: tuple[Literal["nearest", "bilinear", "bicubic", "lanczos", "area"], ...] = (
-        "bilinear",
-    )
+    methods: tuple[Method, ...] = ("bilinear",)
     """Interpolation methods."""
     dtypes: tuple[Dtype, ...] = ("uint8", "float32", "bfloat16")
     """Dtypes of the pictures that are resized."""
@@ -64,7 +64,7 @@ class Options:
     """Library whose rules jaxsr follows."""
     runs: int = 5
     """Timed runs after the first one."""
-    platform: Literal["auto", "tpu", "cuda", "cpu"] = "auto"
+    platform: Platform = "auto"
     """Where jaxsr and jax.image compute; the other libraries run on the CPU."""
     out: Path = Path("runs/compare-ops")
     """Folder for comparison.json and comparison.png."""
@@ -76,10 +76,8 @@ class Options:
                 raise InputError(f"{name} must be among {', '.join(known)}, got {values!r}")
         if min(self.size) < 1:
             raise InputError(f"size must be at least 1 on each side, got {self.size}")
-        if self.limit < 1:
-            raise InputError(f"limit must be at least 1 picture, got {self.limit}")
-        if self.runs < 5:
-            raise InputError(f"runs must be at least 5 for a median, got {self.runs}")
+        self.check_at_least(1, "limit")
+        self.check_at_least(5, "runs")
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,6 @@ class Difference:
     """Values without any difference."""
     unequal: int
 
-    @property
-    def count(self) -> int:
-        """Values compared."""
-        return self.equal + self.unequal
-
 
 def difference_on(scale: str, first: np.ndarray, second: np.ndarray) -> Difference:
     """Compares two arrays of 0…255 on one of `SCALES`.
@@ -110,16 +103,16 @@ def difference_on(scale: str, first: np.ndarray, second: np.ndarray) -> Differen
     """
     if scale == "[-1, 1]":
         first, second = (x.astype(np.float32) / np.float32(127.5) - 1 for x in (first, second))
-    error_metrics = np.abs(first.astype(np.float32) - second.astype(np.float32)).ravel()
-    median, p999 = np.percentile(error_metrics, (50, 99.9))
-    unequal = int(np.count_nonzero(error_metrics))
+    distances = np.abs(first.astype(np.float32) - second.astype(np.float32)).ravel()
+    median, p999 = np.percentile(distances, (50, 99.9))
+    unequal = int(np.count_nonzero(distances))
     return Difference(
         scale=scale,
-        largest=float(error_metrics.max()),
-        mean=float(error_metrics.mean(dtype=np.float64)),
+        largest=float(distances.max()),
+        mean=float(distances.mean(dtype=np.float64)),
         median=float(median),
         p999=float(p999),
-        equal=error_metrics.size - unequal,
+        equal=distances.size - unequal,
         unequal=unequal,
     )
 
@@ -186,8 +179,7 @@ def _group(options: Options, pictures: Sequence[np.ndarray], method: str, dtype:
     for first, second in combinations(results, 2):
         if not (first.endswith(dtype) or second.endswith(dtype)):
             continue  # two stand-ins for a dtype that neither has: the pair is in another group
-        both = (np.concatenate([x.ravel() for x in results[name]]) for name in (first, second))
-        a, b = both
+        a, b = (np.concatenate([x.ravel() for x in results[name]]) for name in (first, second))
         pairs[first, second] = tuple(difference_on(scale, a, b) for scale in SCALES)
     return Group(
         method=method,
@@ -221,12 +213,12 @@ def against_published(options: Options, groups: Sequence[Group]) -> list[str]:
     """
     if options.size != (1080, 640) or options.antialias or options.convention != "torch":
         return []
-    results, timings, pairs = {}, {}, {}
-    for group in groups:
-        if group.method == "bilinear":
-            results |= group.results
-            timings |= group.timings
-            pairs |= group.pairs
+    results, timings, pairs = (
+        ChainMap(
+            *(getattr(group, name) for group in reversed(groups) if group.method == "bilinear")
+        )
+        for name in ("results", "timings", "pairs")
+    )
     name_of_jaxsr, lines = "jaxsr (torch)", []
     if {f"{name_of_jaxsr} float32", "OpenCV uint8"} <= results.keys():
         rounded = [np.rint(x).ravel() for x in results[f"{name_of_jaxsr} float32"]]
@@ -273,10 +265,7 @@ def as_json(options: Options, groups: Sequence[Group], pictures: dict[str, Any])
         "against_published": against_published(options, groups),
         "groups": [
             {
-                "method": group.method,
-                "dtype": group.dtype,
-                "rules": group.rules,
-                "absent": list(group.absent),
+                **{name: getattr(group, name) for name in ("method", "dtype", "rules", "absent")},
                 "seconds": {
                     name: {"first": t.first, "cached": t.cached, "cached_median": t.median}
                     for name, t in group.timings.items()

@@ -6,17 +6,16 @@ Stored traces are compared by statistics and samples of the results.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.divergence import find_faults
-from jaxsr.comparison.local_error import Local
 from jaxsr.comparison.metrics import EQUAL, INCOMPARABLE, ErrorMetrics, error_metrics, worst_of
-from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.thresholds import (
@@ -44,10 +43,8 @@ def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> 
     ):
         a, b = first.header["identity"][part], second.header["identity"][part]
         if a != b:
-            texts = [
-                trace.header["subject"]["inputs" if part == "inputs" else "model"]
-                for trace in (first, second)
-            ]
+            name = "inputs" if part == "inputs" else "model"
+            texts = [trace.header["subject"][name] for trace in (first, second)]
             raise InputError(
                 f"{names[0]} and {names[1]} are traces of different {what}: {texts[0]} ({a}) and "
                 f"{texts[1]} ({b}); {way}"
@@ -60,14 +57,11 @@ def check_comparable(first: Trace, second: Trace, *, names: tuple[str, str]) -> 
             )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two operations that are the same, or one that only one side has."""
+class Pair(NamedTuple):
+    """Positions in both streams of one operation; None where a stream lacks it."""
 
     first: int | None
-    """Position in the first stream; None where it lacks the operation."""
     second: int | None
-    """Position in the second stream."""
 
 
 def align(first: Sequence[Call], second: Sequence[Call]) -> list[Pair]:
@@ -94,16 +88,13 @@ def align_traces(first: Trace, second: Trace) -> list[Row]:
     """Rows of all steps, in order of execution, without figures."""
     rows: list[Row] = []
     for step in range(min(len(first.outputs), len(second.outputs))):
-        a, b = first.of_step(step), second.of_step(step)
-        for pair in align([r.call for r in a], [r.call for r in b]):
-            rows.append(
-                Row(
-                    number=len(rows),
-                    step=step,
-                    first=None if pair.first is None else a[pair.first].call,
-                    second=None if pair.second is None else b[pair.second].call,
-                )
+        calls = [[record.call for record in side.of_step(step)] for side in (first, second)]
+        for pair in align(*calls):
+            a, b = (
+                None if place is None else side[place]
+                for side, place in zip(calls, pair, strict=True)
             )
+            rows.append(Row(number=len(rows), step=step, first=a, second=b))
     return rows
 
 
@@ -112,7 +103,7 @@ def compare_traces(
     second: Trace,
     *,
     rows: list[Row] | None = None,
-    local: Sequence[dict[int, Local]] | None = None,
+    local_checked: bool = False,
     exact: Trace | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
@@ -122,7 +113,7 @@ def compare_traces(
       first: sets the scale of every difference.
       second: compared with it.
       rows: of `align_traces`, if they are known already.
-      local: of `local_error.local_errors`; None for stored traces.
+      local_checked: whether the rows have local errors; stored traces have none.
       exact: the same run in float64.
       progress: called with a line on each stage.
     """
@@ -131,29 +122,21 @@ def compare_traces(
     rows = [row for row in rows if row.step < steps]
     progress(f"comparing {len(rows)} operations")
     unit, depth = _fill_totals(rows, first, second, exact)
-    for row in rows:
-        if local is not None and row.first is not None:
-            row.local = local[row.step].get(row.first.order)
-    findings = find_faults(rows, local_checked=local is not None)
-    outputs = [error_metrics(a, b) for a, b in zip(first.outputs, second.outputs, strict=False)][
-        :steps
-    ]
+    outputs = list(zip(first.outputs, second.outputs, strict=False))[:steps]
     last = next((row for row in reversed(rows) if row.first and row.second), None)
     return Comparison(
         first=first.header,
         second=second.header,
         rows=rows,
-        findings=findings,
-        outputs=outputs,
+        findings=find_faults(rows, local_checked=local_checked),
+        outputs=[error_metrics(a, b) for a, b in outputs],
         outputs_threshold=last.total_threshold if last else 0.0,
         steps=compare_logits(
-            first.outputs[:steps], second.outputs[:steps], rounding=logits_rounding(unit, depth)
-        )
-        if first.tokens
-        else [],
+            outputs if first.tokens else [], rounding=logits_rounding(unit, depth)
+        ),
         weights=_weight_differences(first, second),
         compared_steps=steps,
-        local_checked=local is not None,
+        local_checked=local_checked,
     )
 
 
@@ -169,9 +152,10 @@ def _fill_totals(
     rows: list[Row], first: Trace, second: Trace, exact: Trace | None
 ) -> tuple[float, int]:
     """Total errors and their thresholds; returns the coarsest roundoff and the depth of a step."""
-    sides = [_by_place(trace) for trace in (first, second)]
-    exact_rows = {} if exact is None else _by_key(exact)
-    declared = roundoff_of([_dtype_of(first), _dtype_of(second)])
+    sides = [{(r.call.step, r.call.order): r for r in t.records} for t in (first, second)]
+    exact_records = exact.records if exact is not None else []
+    exact_figures = {(r.call.step, r.call.key): r.figures for r in exact_records}
+    declared = _coarser_roundoff(first, second)
     unit, depth, deepest, step = declared, 0, 0, -1
     totals: dict[str, float] = {}
     for row in rows:
@@ -187,32 +171,24 @@ def _fill_totals(
             deepest = max(deepest, depth)
         row.total_threshold = total_threshold(row.first, depth, unit=unit)
         if len(a.figures) == len(b.figures) and a.figures:
-            pairs = zip(a.figures, b.figures, strict=True)
-            row.total = worst_of([sampled_error(x, y) for x, y in pairs])
+            row.total = _worst_sampled(a.figures, b.figures)
             totals[row.first.key] = row.total.relative
-            truth = exact_rows.get((row.step, row.first.key))
-            if truth is not None and len(truth.figures) == len(a.figures):
-                row.exact = tuple(  # type: ignore[assignment]
-                    worst_of(
-                        [sampled_error(x, y) for x, y in zip(truth.figures, f, strict=True)]
-                    ).relative
-                    for f in (a.figures, b.figures)
-                )
+            truth = exact_figures.get((row.step, row.first.key), ())
+            if len(truth) == len(a.figures):
+                errors = [_worst_sampled(truth, side.figures).relative for side in (a, b)]
+                row.exact = errors[0], errors[1]
         names = [o.name.partition("#")[0] for o in row.first.operands if o.kind == "operation"]
         row.inherited = max((totals.get(name, 0.0) for name in names), default=0.0)
     return unit, deepest
 
 
-def _dtype_of(trace: Trace) -> str:
-    return BackendSpec.parse(trace.header["side"]).dtype
+def _coarser_roundoff(first: Trace, second: Trace) -> float:
+    sides = (BackendSpec.parse(trace.header["side"]) for trace in (first, second))
+    return roundoff_of([side.dtype for side in sides])
 
 
-def _by_place(trace: Trace) -> dict[tuple[int, int], Record]:
-    return {(r.call.step, r.call.order): r for r in trace.records}
-
-
-def _by_key(trace: Trace) -> dict[tuple[int, str], Record]:
-    return {(r.call.step, r.call.key): r for r in trace.records}
+def _worst_sampled(first: Sequence[Figures], second: Sequence[Figures]) -> ErrorMetrics:
+    return worst_of([sampled_error(a, b) for a, b in zip(first, second, strict=True)])
 
 
 def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
@@ -220,9 +196,7 @@ def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
     if first.count != second.count:
         return INCOMPARABLE
     if first.beyond != second.beyond:
-        return ErrorMetrics(
-            float("inf"), float("inf"), float("inf"), abs(first.beyond - second.beyond)
-        )
+        return replace(INCOMPARABLE, unlike=abs(first.beyond - second.beyond))
     if not first.count:
         return EQUAL
     pair = error_metrics(first.sample, second.sample, rms=first.rms or None)
@@ -239,11 +213,11 @@ def sampled_error(first: Figures, second: Figures) -> ErrorMetrics:
         abs(a - b) / (abs(a) + scale)
         for a, b in ((first.low, second.low), (first.high, second.high))
     ]
-    return ErrorMetrics(relative, max(pair.peak, *ends), pair.largest, pair.unlike, pair.compared)
+    return replace(pair, relative=relative, peak=max(pair.peak, *ends))
 
 
 def _weight_differences(first: Trace, second: Trace) -> list[tuple[str, float]]:
-    unit = roundoff_of([_dtype_of(first), _dtype_of(second)])
+    unit = _coarser_roundoff(first, second)
     differences = []
     for name, (digest, figures) in first.weights.items():
         if name not in second.weights or second.weights[name][0] == digest:

@@ -5,6 +5,8 @@
 - An operation that one side lacks is a fault if what follows it is wrong for no other reason.
 """
 
+import itertools
+
 from jaxsr.comparison.result import Finding, Row
 from jaxsr.errors import first_of
 
@@ -84,21 +86,13 @@ class _Persistence:
 
 
 def _structure_text(rows: list[Row], position: int) -> str:
-    gone: list[str] = []
-    new: list[str] = []
-    for row in rows[position:]:
-        if row.first is not None and row.second is not None:
-            break
-        if row.second is None and row.first is not None:
-            gone.append(row.first.operation)
-        elif row.second is not None:
-            new.append(row.second.operation)
-    parts = []
-    if gone:
-        parts.append(f"the second side lacks {first_of(gone, 4)}")
-    if new:
-        parts.append(f"the second side has {first_of(new, 4)} besides")
-    return "; ".join(parts) + "; what follows is off"
+    unpaired = itertools.takewhile(lambda r: r.first is None or r.second is None, rows[position:])
+    sides: tuple[list[str], list[str]] = ([], [])
+    for row in unpaired:
+        sides[row.first is None].append(row.call.operation)
+    parts = [f"the second side lacks {first_of(sides[0], 4)}"] if sides[0] else []
+    parts += [f"the second side has {first_of(sides[1], 4)} besides"] if sides[1] else []
+    return "; ".join((*parts, "what follows is off"))
 
 
 def _local_text(row: Row) -> str:

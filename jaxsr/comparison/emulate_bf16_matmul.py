@@ -65,13 +65,11 @@ def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
     primitive, params = equation.primitive, dict(equation.params)
     if primitive in _CALLS:
         inner = params[_CALLS[primitive]]
-        if isinstance(inner, ClosedJaxpr):
-            return _run(inner.jaxpr, inner.consts, operands)
-        return _run(inner, (), operands)
+        return _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
     if primitive in PRODUCTS and _takes_one_pass(params["precision"]):
         operands = [_rounded(x) for x in operands]
     for name, value in params.items():
-        programs = [p for p in _several(value) if isinstance(p, (Jaxpr, ClosedJaxpr))]
+        programs = _programs(value)
         if not any(_has_products(program) for program in programs):
             continue
         closed = [program for program in programs if isinstance(program, ClosedJaxpr)]
@@ -95,17 +93,15 @@ def _several(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (tuple, list)) else [value]
 
 
+def _programs(value: Any) -> list[Jaxpr | ClosedJaxpr]:
+    return [p for p in _several(value) if isinstance(p, (Jaxpr, ClosedJaxpr))]
+
+
 def _has_products(program: Jaxpr | ClosedJaxpr) -> bool:
-    program = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     return any(
         equation.primitive in PRODUCTS
-        or any(
-            _has_products(inner)
-            for value in equation.params.values()
-            for inner in _several(value)
-            if isinstance(inner, (Jaxpr, ClosedJaxpr))
-        )
-        for equation in program.eqns
+        or any(_has_products(p) for value in equation.params.values() for p in _programs(value))
+        for equation in getattr(program, "jaxpr", program).eqns
     )
 
 

@@ -96,17 +96,12 @@ def draw_depth(
     suspects = [place for place, row in enumerate(rows) if row.number in numbers]
     for place in suspects[:1]:
         axes.axvline(place, color=_BAD, linewidth=1, clip_on=False)
-        right = place > 0.6 * len(rows)
+        shift, align = (-8, "right") if place > 0.6 * len(rows) else (8, "left")
         axes.annotate(
-            rows[place].call.place,
-            (place, _CEILING),
-            xytext=(-8 if right else 8, -14),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            color=_BAD,
-            fontweight="bold",
+            rows[place].call.place, (place, _CEILING), xytext=(shift, -14), ha=align, color=_BAD,
+            textcoords="offset points", fontweight="bold",
             bbox={"facecolor": _PAPER, "edgecolor": "none", "pad": 1},
-        )
+        )  # fmt: skip
     for place in range(1, len(rows)):
         if rows[place].step != rows[place - 1].step:
             axes.axvline(place - 0.5, color=_LIMIT, linestyle=":", linewidth=1, clip_on=False)
@@ -135,7 +130,7 @@ def _positive_errors(rows: Sequence[Row]) -> Iterator[float]:
         errors = [*(row.exact or ())]
         errors += [row.total.relative] if row.total is not None else []
         errors += [row.local.error.worst] if row.local is not None else []
-        yield from (e for e in errors if e is not None and 0 < e < math.inf)
+        yield from (error for error in errors if 0 < error < math.inf)
 
 
 def _height(row: Row) -> float:
@@ -165,11 +160,12 @@ def _column_maxima(
 
 
 def _largest_local(rows: Sequence[Row]) -> list[tuple[int, float]]:
-    places = [
-        p for p, row in enumerate(rows) if row.local is not None and row.local.error.worst > 0
+    errors = [
+        (place, row.local.error.worst)
+        for place, row in enumerate(rows)
+        if row.local is not None and row.local.error.worst > 0
     ]
-    places = sorted(places, key=lambda place: -local_ratio(rows[place]))[:_DOTS]
-    return [(p, local.error.worst) for p in sorted(places) if (local := rows[p].local) is not None]
+    return sorted(sorted(errors, key=lambda error: -local_ratio(rows[error[0]]))[:_DOTS])
 
 
 def _draw_bands(axes: Any, rows: Sequence[Row], name_of: Callable[[str], str]) -> None:

@@ -51,13 +51,12 @@ def page(comparison: Comparison, *, word: Word = str) -> str:
 
 
 def _side(which: str, header: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    facts = {name: header[name] for name in ("device", "computed", "recorder")}
     return f"{which} side: {header['side_short']}", {
         "model": header["subject"]["model"],
         "input": header["subject"]["inputs"],
-        "device": header["device"],
-        "computed": header["computed"],
+        **facts,
         "precision": header["matmul_precision"],
-        "recorder": header["recorder"],
         "versions": ", ".join(f"{n} {v}" for n, v in header["versions"].items() if n != "python"),
     }
 

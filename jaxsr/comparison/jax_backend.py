@@ -8,6 +8,7 @@ in the program they would make compilation several times longer.
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,12 +25,13 @@ from jaxsr.comparison.op_recorder import (
     OpRecorder,
     Record,
     StatisticsObserver,
-    call_again,
+    figures_of,
     matches,
+    replay_call,
 )
-from jaxsr.comparison.statistics import describe
 from jaxsr.comparison.torch_backend import cast_network
 from jaxsr.comparison.workload import Inputs, Workload
+from jaxsr.errors import DeviceError
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.hooks import constant_of, run_torch, value_of, watched
 from jaxsr.interop.host_arrays import to_numpy, to_torch
@@ -60,15 +62,13 @@ class JaxBackend:
     ) -> None:
         self.side, self.record_bytes = side, record_bytes
         self.device = find_device(side.platform)
-        network, compute_dtype = workload.network, None
-        if side.dtype != "float32" and workload.casts_buffers:
-            compute_dtype = jnp.dtype(side.dtype)
-        elif side.dtype != "float32":
+        network, narrow = workload.network, side.dtype != "float32"
+        if narrow and not workload.casts_buffers:
             network = cast_network(copy.deepcopy(network), getattr(torch, side.dtype), False)
+        compute_dtype = jnp.dtype(side.dtype) if narrow and workload.casts_buffers else None
         with jax.default_device(self.device):
             self._module = to_jax(network, compute_dtype=compute_dtype)
         self._state = jax.device_put((self._module.params, self._module.buffers), self.device)
-        self._narrow = side.precision == "bfloat16"
         self._programs: dict[Any, list[tuple[Any, _TracedObserver]]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self.inconsistent = False
@@ -83,17 +83,13 @@ class JaxBackend:
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
-        precision = (
-            None if self._narrow or self.side.precision == "default" else self.side.precision
-        )
+        precision = self.side.precision
+        precision = None if precision in ("default", "bfloat16") else precision
         with jax.default_device(self.device), jax.default_matmul_precision(precision):
             yield
 
     def _rounding(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return emulate_bf16_matmul(function) if self._narrow else function
-
-    def _jit(self, function: Callable[..., Any]) -> Any:
-        return jax.jit(self._rounding(function))
+        return emulate_bf16_matmul(function) if self.side.precision == "bfloat16" else function
 
     def _apply(self, state: Any, inputs: Inputs) -> Any:
         args, kwargs = inputs
@@ -109,7 +105,7 @@ class JaxBackend:
     def run(self, inputs: Inputs) -> Any:
         """One step as one program, without recording; host arrays."""
         inputs = self._cast(inputs)
-        program = self._calls.setdefault("run", self._jit(self._apply))
+        program = self._calls.setdefault("run", jax.jit(self._rounding(self._apply)))
         with self._settings():
             return jax.device_get(program(self._state, inputs))
 
@@ -122,20 +118,11 @@ class JaxBackend:
         keep: Sequence[str] = (),
         alone: bool = False,
     ) -> tuple[Any, list[Record]]:
-        """One step and its records.
-
-        Args:
-          inputs: of the network.
-          step: number of the step.
-          granularity: operations, or results of modules.
-          keep: patterns of `path:operation` whose tensors are stored whole.
-          alone: run every operation by itself instead of the program that users run.
-        """
+        """One step and its records; see `jaxsr.comparison.trace.make_trace`."""
         if alone:
             observer = StatisticsObserver(self.value, keep=keep)
-            return self.observe(
-                inputs, observer, step=step, granularity=granularity
-            ), observer.records
+            outputs = self.observe(inputs, observer, step=step, granularity=granularity)
+            return outputs, observer.records
         inputs = self._cast(inputs)
         shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(inputs))
         key = (shapes, granularity, tuple(keep))
@@ -171,7 +158,9 @@ class JaxBackend:
                 with watched(recorder):
                     return self._apply(state, inputs), observer.taken
 
-            programs.append((self._jit(program).lower(self._state, inputs).compile(), observer))
+            programs.append(
+                (jax.jit(self._rounding(program)).lower(self._state, inputs).compile(), observer)
+            )
         return programs
 
     def observe(
@@ -223,19 +212,21 @@ class JaxBackend:
                 constant = True
 
         def run(*values: Any) -> list[jax.Array]:
-            return run_torch(lambda *tensors: call_again(program, list(tensors)), *values)
+            return run_torch(lambda *tensors: replay_call(program, list(tensors)), *values)
 
         with self._settings():
             if constant:
                 return [np.asarray(x) for x in self._rounding(lambda: run(*values))()]
             shapes = tuple((v.shape, str(v.dtype)) for v in values)
             key = (program.function, repr(program.tree), repr(program.leaves), shapes)
-            compiled = self._calls.setdefault(key, self._jit(run))
+            compiled = self._calls.setdefault(key, jax.jit(self._rounding(run)))
             try:
                 return [np.asarray(x) for x in compiled(*values)]
             except UnsupportedTorchError:
                 # Some functions need the values of what was a constant of the program.
-                known = [_constant(v) for v in values]
+                known = [
+                    v if isinstance(v, torch.Tensor) else to_torch(np.asarray(v)) for v in values
+                ]
                 return [np.asarray(x) for x in self._rounding(lambda: run(*known))()]
 
 
@@ -266,14 +257,12 @@ class _TracedObserver:
 
     def after_call(self, call: Call, operands: list[Any], results: list[Any], saved: Any) -> None:
         known: dict[str, np.ndarray] = {}
-        arrays: dict[str, Any] = {}
-        for place, tensor in enumerate(results):
-            constant = constant_of(tensor)
-            if constant is not None:
+        arrays = {f"out{place}": value_of(tensor) for place, tensor in enumerate(results)}
+        for name, tensor in zip(list(arrays), results, strict=True):
+            if (constant := constant_of(tensor)) is not None:
                 with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                    known[f"out{place}"] = np.array(to_numpy(constant))
-            else:
-                arrays[f"out{place}"] = value_of(tensor)
+                    known[name] = np.array(to_numpy(constant))
+                del arrays[name]
         if matches(call, self._keep):
             inputs = saved or [value_of(t) for t in operands]
             arrays |= {f"in{place}": array for place, array in enumerate(inputs)}
@@ -290,18 +279,14 @@ class _TracedObserver:
         """The records of all calls, those of earlier windows taken over from `before`."""
         made = []
         for number, (call, known) in enumerate(zip(self._calls, self._known, strict=True)):
-            values = {name: np.asarray(value) for name, value in arrays[number].items()}
+            values = {name: np.asarray(value) for name, value in arrays[number].items()} | known
             arrays[number] = {}  # the device may have the memory back
-            values |= known
-            outs = [values.get(f"out{place}") for place in range(len(call.results))]
             if before and before[number].figures:
                 made.append(before[number])
                 continue
-            figures = tuple(describe(value) for value in outs if value is not None)
-            if len(figures) < len(outs):
-                figures = ()
+            figures = figures_of([values.get(f"out{k}") for k in range(len(call.results))])
             tensors = values if matches(call, self._keep) else {}
-            made.append(Record(call=call.at_step(step), figures=figures, tensors=tensors))
+            made.append(Record(call=replace(call, step=step), figures=figures, tensors=tensors))
         return made
 
 
@@ -316,8 +301,6 @@ def find_device(platform: str) -> Any:
     Raises:
       DeviceError: there is none, or JAX was built without it.
     """
-    from jaxsr.errors import DeviceError
-
     try:
         return jax.devices(None if platform == "auto" else platform)[0]
     except RuntimeError as error:
@@ -331,7 +314,3 @@ def _as_dtype(value: Any, torch_name: str) -> Any:
     """An array in the JAX dtype that carries a torch dtype."""
     dtype = {"int64": "int32", "uint64": "uint32"}.get(torch_name, torch_name)
     return jnp.asarray(value).astype(jnp.dtype(dtype))
-
-
-def _constant(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else to_torch(np.asarray(value))

@@ -1,7 +1,6 @@
 """How far two tensors lie apart, in figures that do not depend on their scale."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,10 +28,6 @@ class ErrorMetrics:
         """The larger of the scale-free figures."""
         return max(self.relative, self.peak)
 
-    def as_row(self) -> dict[str, Any]:
-        """For a file; JSON has no infinity."""
-        return {k: v if np.isfinite(v) else "inf" for k, v in asdict(self).items()}
-
 
 EQUAL = ErrorMetrics(0.0, 0.0, 0.0)
 INCOMPARABLE = ErrorMetrics(float("inf"), float("inf"), float("inf"))
@@ -54,30 +49,27 @@ def error_metrics(
         return EQUAL
     exact = first.dtype.kind in "biu" and second.dtype.kind in "biu"
     a, b = first.astype(np.float64).reshape(-1), second.astype(np.float64).reshape(-1)
+    equal = replace(EQUAL, compared=a.size)
     if exact:
         unlike = int(np.count_nonzero(a != b))
-        share = unlike / a.size
         largest = float(np.abs(a - b).max())
         # One wrong index is a wrong result: no share of them is rounding.
-        return ErrorMetrics(share**0.5, 1.0 if unlike else 0.0, largest, unlike, a.size)
+        return ErrorMetrics((unlike / a.size) ** 0.5, float(unlike > 0), largest, unlike, a.size)
     kinds_a, kinds_b = _kinds(a), _kinds(b)
-    unlike = int(np.count_nonzero(kinds_a != kinds_b))
+    if unlike := int(np.count_nonzero(kinds_a != kinds_b)):
+        return replace(INCOMPARABLE, unlike=unlike, compared=a.size)
     inside = (kinds_a == 0) & (kinds_b == 0)
-    if unlike:
-        return ErrorMetrics(float("inf"), float("inf"), float("inf"), unlike, a.size)
     a, b = a[inside], b[inside]
-    if not a.size:
-        return ErrorMetrics(0.0, 0.0, 0.0, 0, first.size)
     difference = np.abs(a - b)
-    largest = float(difference.max())
+    largest = float(difference.max(initial=0.0))
     if largest == 0:
-        return ErrorMetrics(0.0, 0.0, 0.0, 0, first.size)
+        return equal
     scale = float(np.sqrt(np.square(a).mean())) if rms is None else rms
     if scale == 0:
-        return ErrorMetrics(float("inf"), float("inf"), largest, 0, first.size)
+        return replace(INCOMPARABLE, largest=largest, compared=first.size)
     relative = float(np.sqrt(np.square(difference).mean())) / scale
     peak = float((difference / (np.abs(a) + scale)).max())
-    return ErrorMetrics(relative, peak, largest, 0, first.size)
+    return replace(equal, relative=relative, peak=peak, largest=largest)
 
 
 def worst_of(pairs: list[ErrorMetrics]) -> ErrorMetrics:
@@ -87,8 +79,6 @@ def worst_of(pairs: list[ErrorMetrics]) -> ErrorMetrics:
 
 def _kinds(values: np.ndarray) -> np.ndarray:
     """0 for ordinary numbers, ±1 beyond ±`LIMIT`, 2 for NaN."""
-    kinds = np.zeros(values.shape, np.int8)
-    kinds[values > LIMIT] = 1
-    kinds[values < -LIMIT] = -1
+    kinds = (values > LIMIT).astype(np.int8) - (values < -LIMIT)
     kinds[np.isnan(values)] = 2
     return kinds

@@ -18,10 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
@@ -148,14 +145,12 @@ class _Run(TorchFunctionMode):
         program: Program | None,
         saved: Any,
     ) -> None:
-        nth = self.count[path, name]
-        self.count[path, name] += 1
         call = Call(
             order=self.order,
             step=self.recorder.step,
             path=path,
             operation=name,
-            nth=nth,
+            nth=self.count[path, name],
             operands=tuple(
                 Operand(*self._source(tensor), tuple(tensor.shape), _dtype(tensor))
                 for tensor in operands
@@ -165,6 +160,7 @@ class _Run(TorchFunctionMode):
             program=program,
         )
         self.order += 1
+        self.count[path, name] += 1
         self.recorder.observer.after_call(call, operands, results, saved)
         for place, tensor in enumerate(results):
             # A parameter that a function hands through (`.to` of its own dtype) stays one.
@@ -200,23 +196,26 @@ class StatisticsObserver:
         self.records: list[Record] = []
         self._host, self._keep = host, tuple(keep)
 
-    def before_call(self, tensors: list[Any]) -> Any:
-        """See `Observer.before_call`."""
+    def before_call(self, tensors: list[torch.Tensor]) -> list[Any] | None:
         return [_copied(self._host(t)) for t in tensors] if self._keep else None
 
-    def after_call(self, call: Call, operands: list[Any], results: list[Any], saved: Any) -> None:
-        """See `Observer.after_call`."""
+    def after_call(
+        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
+    ) -> None:
         values = [self._host(t) for t in results]
-        figures = tuple(describe(v) for v in values if v is not None)
-        if len(figures) < len(values):
-            figures = ()
         tensors = {}
         if matches(call, self._keep):
             inputs = saved or [self._host(t) for t in operands]
             named = {f"in{k}": v for k, v in enumerate(inputs)}
             named |= {f"out{k}": v for k, v in enumerate(values)}
             tensors = {name: _copied(v) for name, v in named.items() if v is not None}
-        self.records.append(Record(call=call, figures=figures, tensors=tensors))
+        self.records.append(Record(call=call, figures=figures_of(values), tensors=tensors))
+
+
+def figures_of(results: Sequence[np.ndarray | None]) -> tuple[Figures, ...]:
+    """The figures of each result; none where the value of one could not leave the program."""
+    figures = tuple(describe(value) for value in results if value is not None)
+    return figures if len(figures) == len(results) else ()
 
 
 def matches(call: Call, patterns: Sequence[str]) -> bool:
@@ -229,7 +228,7 @@ def _copied(value: np.ndarray | None) -> Any:
     return None if value is None else np.array(value)
 
 
-def call_again(program: Program, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def replay_call(program: Program, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Makes a recorded call on other tensors; one that writes in place writes into the first."""
     replacements = iter(tensors)
     leaves = [next(replacements) if leaf is SLOT else leaf for leaf in program.leaves]
@@ -257,9 +256,8 @@ def operation_name(func: Any) -> str | None:
 def changes_first(func: Any) -> bool:
     """Whether a torch function writes into its first argument."""
     name = getattr(func, "__name__", "")
-    if name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"):
-        return True
-    return name.endswith("_") and not name.endswith("__")
+    writers = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
+    return name in writers or (name.endswith("_") and not name.endswith("__"))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

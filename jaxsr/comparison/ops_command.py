@@ -1,16 +1,24 @@
-"""`jaxsr compare ops`: options, files and output of the comparison of resizes."""
+"""`jaxsr compare ops`: options, tables, figure and files of the comparison of resizes."""
 
 import json
 import sys
+from collections.abc import Sequence
 
-from jaxsr.comparison.compare_ops import Options, against_published, as_json, compare_ops
-from jaxsr.comparison.ops_figure import draw_comparison
-from jaxsr.comparison.ops_report import print_tables
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxsr.comparison.compare_ops import Group, Options, against_published, as_json, compare_ops
+from jaxsr.comparison.text_report import PLAIN_WIDTH
 from jaxsr.data.photos import open_photos
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
+from jaxsr.metrics.plot import as_png, new_figure
 from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.setup import configure_jax
+
+_PART_PX = 300
+_BINS = 60
 
 
 def run(arguments: list[str]) -> None:
@@ -27,9 +35,83 @@ def run(arguments: list[str]) -> None:
     groups = compare_ops(
         options, pictures, progress=lambda text: print(f"resizing: {text}", file=sys.stderr)
     )
-    print_tables(groups, against_published(options, groups))
+    _print_tables(groups, against_published(options, groups))
     options.out.mkdir(parents=True, exist_ok=True)
     content = json.dumps(as_json(options, groups, described), indent=1, ensure_ascii=False) + "\n"
     atomic_write(options.out / "comparison.json", content.encode())
-    atomic_write(options.out / "comparison.png", draw_comparison(groups))
+    atomic_write(options.out / "comparison.png", _draw_pairs(groups))
     print(f"wrote {options.out}/comparison.json and comparison.png")
+
+
+def _print_tables(groups: Sequence[Group], published: Sequence[str]) -> None:
+    """A table of differences and one of times for each method and dtype, then the comparison."""
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    for group in groups:
+        table = Table(title=f"{group.method}, {group.dtype}: absolute differences")
+        for heading in ("pair", "scale", "max", "mean", "median", "p99.9", "equal", "unequal"):
+            table.add_column(heading, justify="left" if heading in ("pair", "scale") else "right")
+        for (first, second), differences in group.pairs.items():
+            for row, d in enumerate(differences):
+                figures = (f"{x:.3g}" for x in (d.largest, d.mean, d.median, d.p999))
+                pair = f"{first} – {second}" if row == 0 else ""
+                table.add_row(pair, d.scale, *figures, f"{d.equal:,}", f"{d.unequal:,}")
+        console.print(table)
+        times = Table(title=f"{group.method}, {group.dtype}: seconds for the first picture")
+        for heading in ("library", "first run", "cached, median", "cached, least", "rule"):
+            times.add_column(heading, justify="left" if heading in ("library", "rule") else "right")
+        for name, timing in group.timings.items():
+            figures = (f"{s:.5f}" for s in (timing.first, timing.median, min(timing.cached)))
+            times.add_row(name, *figures, group.rules.get(name, ""))
+        console.print(times)
+        for sentence in group.absent:
+            console.print(f"left out: {sentence}", markup=False)
+    for sentence in published:
+        console.print(sentence, markup=False)
+
+
+def _draw_pairs(groups: Sequence[Group]) -> bytes:
+    """PNG with one row for every pair that holds jaxsr.
+
+    It shows the middle of the first picture as the first library made it; where the two differ
+    there (brighter is more; white is the largest difference over the whole picture); and how often
+    each difference occurs over all pictures, on a logarithmic scale.
+    """
+    pairs = [(g, pair) for g in groups for pair in g.pairs if pair[0].startswith("jaxsr")]
+    figure = new_figure(11.0, 3.6 * max(len(pairs), 1))
+    rows = figure.subfigures(max(len(pairs), 1), 1, squeeze=False)[:, 0]
+    for row, (group, (first, second)) in zip(rows, pairs, strict=False):
+        levels = group.pairs[first, second][0]
+        row.suptitle(
+            f"{group.method}: {first} against {second}; difference on 0…255: "
+            f"max {levels.largest:.4g}, mean {levels.mean:.4g}, {levels.unequal:,} unequal",
+            fontsize=10,
+        )
+        photo, heat, histogram = row.subplots(1, 3)
+        results = zip(group.results[first], group.results[second], strict=True)
+        distances = [np.abs(a - b) for a, b in results]
+        levels_of_first = np.clip(np.rint(_middle(group.results[first][0])), 0, 255)
+        photo.imshow(levels_of_first.astype(np.uint8), interpolation="nearest")
+        worst = distances[0].max(-1)
+        shown = heat.imshow(
+            _middle(worst), cmap="hot", vmin=0, vmax=worst.max() or 1, interpolation="nearest"
+        )
+        row.colorbar(shown, ax=heat, shrink=0.8)
+        for axes, title in ((photo, first), (heat, "difference, of 255")):
+            axes.set_title(title, fontsize=9)
+            axes.set_axis_off()
+        largest = max(float(d.max()) for d in distances)
+        histogram.set_title("how often", fontsize=9)
+        if largest == 0:
+            histogram.set_axis_off()
+            histogram.text(0.5, 0.5, "no value differs", ha="center", va="center")
+            continue
+        counts = np.sum([np.histogram(d, _BINS, (0, largest))[0] for d in distances], 0)
+        edges = np.linspace(0, largest, _BINS + 1)
+        histogram.stairs(counts, edges, fill=True)
+        histogram.set(xlabel="difference, of 255", ylabel="values", yscale="log", ylim=(0.5, None))
+    return as_png(figure, dpi=100)
+
+
+def _middle(values: np.ndarray) -> np.ndarray:
+    top, left = (max(0, (extent - _PART_PX) // 2) for extent in values.shape[:2])
+    return values[top : top + _PART_PX, left : left + _PART_PX]

@@ -53,9 +53,8 @@ def jaxsr_resize(
     from jaxsr.ops.resize import resize
 
     choice = antialias if convention in ("torch", "matlab") else None
-    return partial(
-        resize, size=size, method=method, antialias=choice, convention=convention, axes=axes
-    )
+    options = {"antialias": choice, "convention": convention, "axes": axes}
+    return partial(resize, size=size, method=method, **options)
 
 
 def jax_image_resize(
@@ -186,15 +185,12 @@ def _jax_image(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
 
     resize = jax_image_resize(method, size, antialias)
 
-    def call(image: Any) -> Any:
-        if dtype != "uint8":
-            return resize(image)
+    def rounded(image: Any) -> Any:
         return jnp.clip(jnp.round(resize(image.astype(jnp.float32))), 0, 255).astype(dtype)
 
-    rule = "float32, then rounded" if dtype == "uint8" else ""
-    if method == "bicubic":
-        rule = ", ".join(filter(None, (rule, "a = -0.5, edge taps renormalised")))
-    return _on_jax(dtype, rule, call)
+    rules = ["float32, then rounded"] if dtype == "uint8" else []
+    rules += ["a = -0.5, edge taps renormalised"] if method == "bicubic" else []
+    return _on_jax(dtype, ", ".join(rules), rounded if dtype == "uint8" else resize)
 
 
 def _on_jax(dtype: str, rule: str, call: Callable[[Any], Any]) -> Parts:
@@ -240,14 +236,9 @@ def _opencv(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
     if dtype == "bfloat16":
         raise UnavailableError("has no bfloat16")
     rule = "no antialias: it never does" if antialias and method != "area" else ""
-    if method == "lanczos":
-        rule = "4 lobes, no antialias"
-    return (
-        rule,
-        lambda picture: picture.astype(dtype),
-        opencv_resize(method, size),
-        lambda result: result.astype(np.float32),
-    )
+    rule = "4 lobes, no antialias" if method == "lanczos" else rule
+    resize = opencv_resize(method, size)
+    return rule, lambda image: image.astype(dtype), resize, lambda out: out.astype(np.float32)
 
 
 def _pillow(method: str, dtype: str, antialias: bool, size: Size) -> Parts:

@@ -3,12 +3,36 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from jaxsr.comparison.calls import Call
-from jaxsr.comparison.local_error import Local
 from jaxsr.comparison.metrics import ErrorMetrics
 from jaxsr.comparison.tokens import Step, first_divergence
 
 Kind = Literal["local", "total", "structure"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """One operation on both sides with equal inputs."""
+
+    error: ErrorMetrics
+    """Of the second side's result."""
+    threshold: float
+    """What rounding explains, by dtype, reduction length and, if need be, by trial."""
+    tried: bool = False
+    """Whether the threshold was raised to what rounding the inputs once does to the result."""
+    problem: str = ""
+    """Why there is no figure: shapes that differ, an operation that fails."""
+    exact: tuple[float, float] | None = None
+    """Error of each side's result against float64, scale-free."""
+    tensors: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+    """Inputs and results, for the first wrong operations."""
+
+    @property
+    def above(self) -> bool:
+        """Whether rounding does not explain it."""
+        return bool(self.problem) or self.error.worst > self.threshold
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ can be compared element by element. Statistics cover the elements within ±`LIMI
 
 import functools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,19 +45,15 @@ class Figures:
 
     def as_row(self) -> dict[str, Any]:
         """Everything but the sample, for a file; what JSON cannot say is None."""
-        row = asdict(self)
-        del row["sample"]
-        finite = {k: v if np.isfinite(v) else None for k, v in row.items()}
-        return finite
+        row = {name: value for name, value in vars(self).items() if name != "sample"}
+        return {name: value if np.isfinite(value) else None for name, value in row.items()}
 
     @classmethod
     def from_row(cls, row: dict[str, Any], sample: np.ndarray) -> "Figures":
         """Reads what `as_row` wrote."""
-        numbers = {k: float("nan") if row[k] is None else float(row[k]) for k in _NUMBERS}
-        return cls(count=int(row["count"]), beyond=int(row["beyond"]), sample=sample, **numbers)
-
-
-_NUMBERS = ("mean", "std", "low", "high", "norm")
+        names = ("count", "beyond", "mean", "std", "low", "high", "norm")
+        numbers: dict[str, Any] = {k: np.nan if row[k] is None else row[k] for k in names}
+        return cls(sample=sample, **numbers)
 
 
 @functools.cache
@@ -78,9 +74,8 @@ def describe(array: np.ndarray) -> Figures:
     for values in _blocks(flat):
         count += values.size
         total += float(values.sum())
-        low, high = min(low, values.min()), max(high, values.max())
-    nan = float("nan")
-    mean = total / count if count else nan
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+    mean = total / count if count else np.nan
     # A second pass: the difference of two large sums would lose a small spread.
     spread = sum(float(np.square(values - mean).sum()) for values in _blocks(flat))
     square = sum(float(np.square(values).sum()) for values in _blocks(flat))
@@ -88,10 +83,10 @@ def describe(array: np.ndarray) -> Figures:
         count=flat.size,
         beyond=flat.size - count,
         mean=mean,
-        std=float(np.sqrt(spread / count)) if count else nan,
-        low=float(low) if count else nan,
-        high=float(high) if count else nan,
-        norm=float(np.sqrt(square)),
+        std=(spread / count) ** 0.5 if count else np.nan,
+        low=low if count else np.nan,
+        high=high if count else np.nan,
+        norm=square**0.5,
         sample=flat[sample_places(flat.size)].astype(np.float64),
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxsr.comparison.calls import ROOT
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.statistics import SAMPLE
-from jaxsr.comparison.tokens import in_words
+from jaxsr.comparison.tokens import Step, in_words
 
 _AROUND = 4  # operations shown before and after a finding
 _TOKENS = 200  # steps shown of a language model
@@ -19,60 +19,56 @@ Word = Callable[[int], str]
 
 def headline(comparison: Comparison) -> str:
     """The outcome in one sentence, as sure as the evidence is."""
-    checked = f"{comparison.checked} operations"
+    checked, step = f"{comparison.checked} operations", comparison.divergence
     if comparison.findings:
-        finding = comparison.findings[0]
         by = "" if comparison.local_checked else ", by figures and samples of their results"
-        return (
-            f"DIFFER: first found among {checked} checked{by}: {finding.row.call.place}: "
-            f"{finding.text}"
-        )
+        place, text = comparison.findings[0].row.call.place, comparison.findings[0].text
+        return f"DIFFER: first found among {checked} checked{by}: {place}: {text}"
     if not comparison.agree:
-        where = comparison.divergence
-        what = (
-            f"the tokens part at step {where.step}"
-            if where is not None and not where.tie
-            else "the results differ by more than rounding explains"
-        )
+        what = "the results differ by more than rounding explains"
+        if step is not None and not step.tie:
+            what = f"the tokens part at step {step.step}"
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
     verb = "errs" if comparison.local_checked else "parts"
     return f"AGREE: none of {checked} checked {verb} by more than rounding explains"
 
 
+_LOCAL_NOTE = (
+    "local errors: {count} operations of the second side, each run alone on the first side's "
+    "inputs; a fused program may round otherwise"
+)
+_TRACES_NOTE = (
+    "no local errors: stored traces cannot run an operation again. What stands here is the total "
+    f"error, from figures and up to {SAMPLE} sampled elements of each result; "
+    "`jaxsr.compare engines` runs both sides and takes local errors"
+)
+_DEFAULT_PRECISION_NOTE = (
+    "{name}: float32 products at default precision, which on {platform} are computed in a narrower "
+    "dtype: the likeliest reason for a difference; use precision=highest"
+)
+_BFLOAT16_NOTE = (
+    "{name}: operands of float32 products are rounded to bfloat16, as a TPU does by default"
+)
+_FUSION_NOTE = (
+    "the results differ by more than the runs' rounding should add up to, and no operation by "
+    "itself does: look for what the compiler fuses, or for an ill-conditioned model"
+)
+
+
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to judge the figures."""
-    lines = []
-    if comparison.local_checked:
-        lines.append(
-            f"local errors: {comparison.checked_locally} operations of the second side, each run "
-            "alone on the first side's inputs; a fused program may round otherwise"
-        )
-    else:
-        lines.append(
-            "no local errors: stored traces cannot run an operation again. What stands here is the "
-            f"total error, from figures and up to {SAMPLE} sampled elements of each result; "
-            "`jaxsr.compare engines` runs both sides and takes local errors"
-        )
+    note = _LOCAL_NOTE if comparison.local_checked else _TRACES_NOTE
+    lines = [note.format(count=comparison.checked_locally)]
     for header in (comparison.first, comparison.second):
-        name = header["side_short"]
+        name, platform = header["side_short"], str(header["device"]).partition(":")[0]
         if header["recorder_difference"]:
             lines.append(f"{name}: {header['recorder']}")
-        platform = str(header["device"]).partition(":")[0]
         if "precision=default" in header["side"] and platform in ("tpu", "gpu", "cuda"):
-            lines.append(
-                f"{name}: float32 products at default precision, which on {platform} are computed "
-                "in a narrower dtype: the likeliest reason for a difference; use precision=highest"
-            )
+            lines.append(_DEFAULT_PRECISION_NOTE.format(name=name, platform=platform))
         if "precision=bfloat16" in header["side"]:
-            lines.append(
-                f"{name}: operands of float32 products are rounded to bfloat16, as a TPU does by "
-                "default"
-            )
+            lines.append(_BFLOAT16_NOTE.format(name=name))
     if comparison.local_checked and comparison.outputs_above and not comparison.findings:
-        lines.append(
-            "the results differ by more than the runs' rounding should add up to, and no operation "
-            "by itself does: look for what the compiler fuses, or for an ill-conditioned model"
-        )
+        lines.append(_FUSION_NOTE)
     missing = [row for row in comparison.rows if row.first is None or row.second is None]
     if missing:
         only = sum(row.second is None for row in missing)
@@ -173,12 +169,11 @@ def _group_table(
     lines, ranks = [], []
     for key, group in groups.items():
         totals = [row.total.relative for row in group if row.total is not None] or [0.0]
-        local = max((r for r in group if r.local is not None), key=local_ratio, default=None)
+        worst = max(group, key=local_ratio)
         count = sum(row.number in numbers for row in group)
         cells = (
-            key, str(len(group)), number(max(totals)), number(totals[-1]),
-            "–" if local is None else local_text(local),
-            "" if local is None else local.call.operation, str(count or ""),
+            key, str(len(group)), number(max(totals)), number(totals[-1]), local_text(worst),
+            worst.call.operation if worst.local is not None else "", str(count or ""),
         )  # fmt: skip
         lines.append((bool(count), cells))
         ranks.append((-count, -max(totals), len(ranks)))
@@ -194,76 +189,74 @@ def row_table(
 ) -> Table:
     """A line for every operation; `exact` adds the errors against float64."""
     numbers = {finding.row.number for finding in comparison.findings}
-    headings = ("operation", "result", "total", "inherited", "local", "explained")
-    headings += ("first − float64", "second − float64") if exact else ()
-    lines = []
-    for row in rows:
-        local, cells = row.local, _cells(row)
-        if exact:
-            pair = (None, None) if local is None else (local.first_exact, local.second_exact)
-            cells += tuple("–" if value is None else number(value) for value in pair)
-        lines.append((row.number in numbers, cells))
-    return Table(title, headings, (0, 1), lines)
+    columns = _ROW_COLUMNS | (_EXACT_COLUMNS if exact else {})
+    lines = [(row.number in numbers, tuple(cell(row) for cell in columns.values())) for row in rows]
+    return Table(title, tuple(columns), (0, 1), lines)
 
 
 def token_table(comparison: Comparison, word: Word = str) -> Table:
     """A line for every step of a language model."""
-    headings = (
-        "step", "first", "second", "margin, first", "margin, second", "logits moved",
-        "top-10 overlap", "KL, nats", "",
-    )  # fmt: skip
-    lines = []
-    for step in comparison.steps[:_TOKENS]:
-        verdict = "equal" if step.agree else "benign tie" if step.tie else "differ"
-        cells = (
-            str(step.step), word(step.first_token), word(step.second_token),
-            f"{step.first_margin:.3g}", f"{step.second_margin:.3g}", f"{step.moved:.3g}",
-            f"{step.overlap:.0%}", f"{step.divergence:.1e}", verdict,
-        )  # fmt: skip
-        lines.append((not step.agree and not step.tie, cells))
-    return Table("tokens", headings, (1, 2, 8), lines)
+    columns: dict[str, Callable[[Step], str]] = {
+        "step": lambda s: str(s.step),
+        "first": lambda s: word(s.first_token),
+        "second": lambda s: word(s.second_token),
+        "margin, first": lambda s: f"{s.first_margin:.3g}",
+        "margin, second": lambda s: f"{s.second_margin:.3g}",
+        "logits moved": lambda s: f"{s.moved:.3g}",
+        "top-10 overlap": lambda s: f"{s.overlap:.0%}",
+        "KL, nats": lambda s: f"{s.divergence:.1e}",
+        "": lambda s: "equal" if s.agree else "benign tie" if s.tie else "differ",
+    }
+    lines = [
+        (not step.agree and not step.tie, tuple(cell(step) for cell in columns.values()))
+        for step in comparison.steps[:_TOKENS]
+    ]
+    return Table("tokens", tuple(columns), (1, 2, 8), lines)
 
 
 def worst_rows(comparison: Comparison, most: int) -> list[Row]:
     """The operations with the largest local errors for their thresholds, or total ones."""
-    if comparison.local_checked:
-        rows = [row for row in comparison.rows if row.local is not None]
-        return sorted(rows, key=local_ratio, reverse=True)[:most]
-    rows = [row for row in comparison.rows if row.total is not None]
-    return sorted(rows, key=_total_ratio, reverse=True)[:most]
+    local = comparison.local_checked
+    rows = [row for row in comparison.rows if (row.local if local else row.total) is not None]
+    return sorted(rows, key=local_ratio if local else _total_ratio, reverse=True)[:most]
 
 
 def _total_ratio(row: Row) -> float:
     return row.total.relative / max(row.total_threshold, 1e-300) if row.total is not None else 0.0
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    call = row.call
-    result = call.results[0] if call.results else None
-    shape = "×".join(map(str, result.shape)) if result else ""
-    side = ""
-    if row.second is None:
-        side = " (first side only)"
-    elif row.first is None:
-        side = " (second side only)"
-    return (
-        call.place + side,
-        f"{result.dtype} {shape}" if result else "",
-        "–" if row.total is None else number(row.total.relative),
-        number(row.inherited),
-        "–" if row.local is None else local_text(row),
-        "–" if row.local is None else number(row.local.threshold),
-    )
+def _place(row: Row) -> str:
+    side = " (first side only)" if row.second is None else ""
+    return row.call.place + (" (second side only)" if row.first is None else side)
+
+
+def _result_text(row: Row) -> str:
+    if not row.call.results:
+        return ""
+    return f"{row.call.results[0].dtype} {'×'.join(map(str, row.call.results[0].shape))}"
 
 
 def local_text(row: Row) -> str:
     """A local error, or why there is none."""
-    local = row.local
-    if local is None:
+    if row.local is None:
         return "–"
-    return "not comparable" if local.problem else number(local.error.worst)
+    return "not comparable" if row.local.problem else number(row.local.error.worst)
 
 
 def number(value: float) -> str:
     """A scale-free error."""
     return "0" if value == 0 else f"{value:.1e}" if np.isfinite(value) else "∞"
+
+
+_ROW_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "operation": _place,
+    "result": _result_text,
+    "total": lambda row: number(row.total.relative) if row.total else "–",
+    "inherited": lambda row: number(row.inherited),
+    "local": local_text,
+    "explained": lambda row: number(row.local.threshold) if row.local else "–",
+}
+_EXACT_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "first − float64": lambda r: number(r.local.exact[0]) if r.local and r.local.exact else "–",
+    "second − float64": lambda r: number(r.local.exact[1]) if r.local and r.local.exact else "–",
+}

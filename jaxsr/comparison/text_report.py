@@ -1,14 +1,15 @@
 """A comparison as tables on the terminal, and as JSON."""
 
+import math
 import sys
+from dataclasses import asdict
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.summary import Word, headline, notes, report_tables, token_lines
 
-_PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width
+PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width
 _MOST = 40  # rows of a table on the terminal
 
 
@@ -17,15 +18,12 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
-    def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, markup=False)
-
-    names = [header["side_short"] for header in (comparison.first, comparison.second)]
-    devices = [header["device"] for header in (comparison.first, comparison.second)]
-    say(f"first side: {names[0]} ({devices[0]}); second side: {names[1]} ({devices[1]})")
-    say(headline(comparison), "bold green" if comparison.agree else "bold red")
+    say = partial(console.print, markup=False)
+    sides = {"first": comparison.first, "second": comparison.second}
+    say("; ".join(f"{n} side: {h['side_short']} ({h['device']})" for n, h in sides.items()))
+    say(headline(comparison), style="bold green" if comparison.agree else "bold red")
 
     for table in report_tables(comparison, most=_MOST):
         grid = Table(title=table.title)
@@ -44,29 +42,25 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Everything, for a file."""
-    return {
-        "agree": comparison.agree,
+    names = ("agree", "first", "second", "checked", "checked_locally", "compared_steps", "weights")
+    content = {
         "headline": headline(comparison),
         "notes": notes(comparison),
-        "first": comparison.first,
-        "second": comparison.second,
-        "checked": comparison.checked,
-        "checked_locally": comparison.checked_locally,
-        "compared_steps": comparison.compared_steps,
+        **{name: getattr(comparison, name) for name in names},
         "findings": [
             {"kind": f.kind, "place": f.row.call.place, "said": f.text, "row": f.row.number}
             for f in comparison.findings
         ],
-        "outputs": [pair.as_row() for pair in comparison.outputs],
+        "outputs": [asdict(pair) for pair in comparison.outputs],
         "outputs_threshold": comparison.outputs_threshold,
         "tokens": [step.as_row() for step in comparison.steps],
-        "weights": [[name, _finite(value)] for name, value in comparison.weights],
         "operations": [_row_json(row) for row in comparison.rows],
     }
+    return _finite(content)
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    call = row.call
+    call, local = row.call, row.local
     entry: dict[str, Any] = {
         "number": row.number,
         "step": row.step,
@@ -74,28 +68,29 @@ def _row_json(row: Row) -> dict[str, Any]:
         "operation": call.operation,
         "nth": call.nth,
         "sides": "both" if row.first and row.second else "first" if row.first else "second",
-        "results": [[list(r.shape), r.dtype] for r in call.results],
+        "results": call.results,
     }
     if row.total is not None:
-        entry["total"] = row.total.as_row() | {
-            "threshold": row.total_threshold,
-            "inherited": _finite(row.inherited),
-        }
+        more = {"threshold": row.total_threshold, "inherited": row.inherited}
+        entry["total"] = asdict(row.total) | more
     if row.exact is not None:
-        entry["total_against_float64"] = [_finite(value) for value in row.exact]
-    if row.local is not None:
-        local = row.local
-        entry["local"] = local.error.as_row() | {
+        entry["total_against_float64"] = row.exact
+    if local is not None:
+        entry["local"] = asdict(local.error) | {
             "threshold": local.threshold,
             "raised_by_trial": local.tried,
             "above": local.above,
             "problem": local.problem,
         }
-        if local.first_exact is not None and local.second_exact is not None:
-            errors = (local.first_exact, local.second_exact)
-            entry["local_against_float64"] = [_finite(value) for value in errors]
+        if local.exact is not None:
+            entry["local_against_float64"] = local.exact
     return entry
 
 
-def _finite(value: float) -> float | str:
-    return value if np.isfinite(value) else "inf"
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return "inf" if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
 TOP = 10
 """Tokens whose overlap is counted."""
@@ -48,24 +49,24 @@ class Step:
 
 
 def compare_logits(
-    first: Sequence[np.ndarray], second: Sequence[np.ndarray], *, rounding: float
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, rounding: float
 ) -> list[Step]:
-    """Step by step; each (1, vocabulary). The shorter run ends the comparison.
+    """Step by step.
 
     Args:
-      first, second: logits of both runs.
+      pairs: logits of both runs in each step, (1, vocabulary).
       rounding: what rounding may change, relative to the logits' root mean square.
     """
     return [
         _step(number, np.asarray(a, np.float64)[0], np.asarray(b, np.float64)[0], rounding)
-        for number, (a, b) in enumerate(zip(first, second, strict=False))
+        for number, (a, b) in enumerate(pairs)
     ]
 
 
 def _step(number: int, first: np.ndarray, second: np.ndarray, rounding: float) -> Step:
     top = min(TOP, len(first))
     best = [set(np.argpartition(-logits, top - 1)[:top].tolist()) for logits in (first, second)]
-    log_p, log_q = _log_softmax(first), _log_softmax(second)
+    log_p, log_q = log_softmax(first), log_softmax(second)
     return Step(
         step=number,
         first_token=int(first.argmax()),
@@ -82,11 +83,6 @@ def _step(number: int, first: np.ndarray, second: np.ndarray, rounding: float) -
 def _margin(logits: np.ndarray) -> float:
     low, high = np.partition(logits, -2)[-2:]
     return float(high - low)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
 
 
 def first_divergence(steps: Sequence[Step]) -> Step | None:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from jaxsr.comparison.op_recorder import (
     OpRecorder,
     Record,
     StatisticsObserver,
-    call_again,
+    replay_call,
 )
 from jaxsr.comparison.workload import Inputs, Workload
 from jaxsr.interop.host_arrays import to_numpy, to_torch
@@ -49,36 +50,29 @@ class TorchBackend:
     def describe(self) -> dict[str, str]:
         """Device and settings, for a trace's header."""
         kind = "cpu" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        precision = self.side.precision
+        if precision == "default":
+            precision = torch.get_float32_matmul_precision()
         return {
             "device": f"{self.device.type}: {kind}",
             "computed": "eagerly, operation by operation",
-            "matmul_precision": torch.get_float32_matmul_precision()
-            if self.side.precision == "default"
-            else self.side.precision,
+            "matmul_precision": precision,
         }
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
         """Sets the precision, which torch keeps per process, and restores it."""
-        if self.side.precision == "default":
-            with torch.no_grad():
-                yield
-            return
-        product = torch.get_float32_matmul_precision()
-        cudnn = torch.backends.cudnn
-        torch.set_float32_matmul_precision(self.side.precision)
-        # Plain assignment may be disabled, as torch's tests do.
-        convolutions = cudnn.flags(
-            enabled=cudnn.enabled,
-            benchmark=cudnn.benchmark,
-            deterministic=cudnn.deterministic,
-            allow_tf32=self.side.precision == "high",
-        )
-        try:
-            with convolutions, torch.no_grad():
-                yield
-        finally:
-            torch.set_float32_matmul_precision(product)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if self.side.precision != "default":
+                product, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+                stack.callback(torch.set_float32_matmul_precision, product)
+                torch.set_float32_matmul_precision(self.side.precision)
+                # Plain assignment may be disabled, as torch's tests do.
+                same = {n: getattr(cudnn, n) for n in ("enabled", "benchmark", "deterministic")}
+                tf32 = self.side.precision == "high"
+                stack.enter_context(cudnn.flags(**same, allow_tf32=tf32))
+            yield
 
     def _placed(self, inputs: Inputs) -> Inputs:
         return pytree.tree_map_only(np.ndarray, self._tensor, inputs)
@@ -142,7 +136,9 @@ class TorchBackend:
         assert program is not None
         tensors = []
         for place, (operand, value) in enumerate(zip(call.operands, inputs, strict=True)):
-            dtype = self._operand_dtype(operand.dtype)
+            dtype = getattr(torch, operand.dtype)
+            if self.side.dtype == "float64" and dtype.is_floating_point:
+                dtype = torch.float64
             if value is not None:
                 tensor = to_torch(value).to(self.device, dtype)
             elif operand.kind == "parameter":
@@ -155,11 +151,7 @@ class TorchBackend:
         if self.side.dtype == "float64":
             program = _widened(program)
         with self._settings():
-            return [to_numpy(t) for t in call_again(program, tensors)]
-
-    def _operand_dtype(self, name: str) -> torch.dtype:
-        dtype = getattr(torch, name)
-        return torch.float64 if self.side.dtype == "float64" and dtype.is_floating_point else dtype
+            return [to_numpy(t) for t in replay_call(program, tensors)]
 
 
 def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) -> torch.nn.Module:
@@ -182,4 +174,4 @@ def _widened(program: Program) -> Program:
         torch.float64 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf
         for leaf in program.leaves
     )
-    return Program(program.function, program.tree, leaves, program.constants, program.in_place)
+    return replace(program, leaves=leaves)

@@ -1,9 +1,11 @@
 """A trace: one recorded run of a workload, with all that is needed to compare it."""
 
+import contextlib
 import hashlib
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -122,8 +124,8 @@ def make_trace(
         "machine": platform.machine(),
         "tokens_forced": forced is not None,
         "words": _words(workload, rollout.tokens, outputs),
-        "recorder": _recorder_note(recorder_errors, runner, alone),
-        "recorder_difference": max(recorder_errors) if recorder_errors else None,
+        "recorder": _recorder_note(recorder_errors, runner),
+        "recorder_difference": max(recorder_errors, default=None),
     }
     if alone and runner.fused:
         header["computed"] = "operation by operation, each compiled alone; not the fused program"
@@ -146,13 +148,11 @@ def _words(workload: Workload, tokens: list[int], outputs: list[np.ndarray]) -> 
 
 def _difference(workload: Workload, plain: Any, recorded: Any) -> float:
     """Largest difference that recording made to what counts; 0 where equal to the bit."""
-    results = [np.asarray(workload.begin().take(r), np.float64) for r in (plain, recorded)]
-    if np.array_equal(*results, equal_nan=True):
-        return 0.0
-    return float(np.nanmax(np.abs(results[0] - results[1])))
+    a, b = (np.asarray(workload.begin().take(r), np.float64) for r in (plain, recorded))
+    return 0.0 if np.array_equal(a, b, equal_nan=True) else float(np.nanmax(np.abs(a - b)))
 
 
-def _recorder_note(recorder_errors: list[float], runner: Runner, alone: bool) -> str:
+def _recorder_note(recorder_errors: list[float], runner: Runner) -> str:
     if runner.inconsistent:
         return "programs that record different tensors gave different results"
     if not recorder_errors:
@@ -166,10 +166,8 @@ def _recorder_note(recorder_errors: list[float], runner: Runner, alone: bool) ->
 
 
 def _weights(workload: Workload, runner: Runner) -> dict[str, tuple[str, Figures]]:
-    network = workload.network
-    names = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
-    digests = {}
-    for name in names:
+    network, digests = workload.network, {}
+    for name, _ in (*network.named_parameters(), *network.named_buffers()):
         array = runner.weight(name)
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
         digests[name] = (digest, describe(array))
@@ -178,12 +176,8 @@ def _weights(workload: Workload, runner: Runner) -> dict[str, tuple[str, Figures
 
 def versions() -> dict[str, str]:
     """Of the libraries that compute."""
-    from importlib import metadata
-
     numbers = {"python": platform.python_version()}
     for name in ("jaxsr-torchax", "torch", "jax", "jaxlib", "torchax", "numpy"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             numbers[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return numbers

@@ -6,6 +6,7 @@ an exchanged or truncated file is noticed.
 """
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -27,24 +28,31 @@ def save_trace(trace: Trace, folder: Path) -> None:
 
     from jaxsr.interop.atomic_write import atomic_write
 
-    samples = _Samples()
+    samples: list[np.ndarray] = []
+    ends = itertools.accumulate((len(sample) for sample in samples), initial=0)
+
+    def described(figures: Figures) -> dict[str, Any]:
+        """All samples are in one tensor: a name for each would cost more than what it names."""
+        samples.append(figures.sample)
+        return figures.as_row() | {"sample": [next(ends), len(figures.sample)]}
+
     stored: dict[str, np.ndarray] = {}
     operations = []
     for number, record in enumerate(trace.records):
         row = record.call.as_row()
-        row["figures"] = [samples.row(figures) for figures in record.figures]
+        row["figures"] = [described(figures) for figures in record.figures]
         row["whole"] = [*record.tensors]
-        stored |= {f"whole/{number}/{name}": _plain(v) for name, v in record.tensors.items()}
+        stored |= {f"whole/{number}/{name}": plain(v) for name, v in record.tensors.items()}
         operations.append(row)
     content = {
         "header": trace.header,
         "tokens": trace.tokens,
         "outputs": len(trace.outputs),
-        "weights": {n: {"digest": d, **samples.row(f)} for n, (d, f) in trace.weights.items()},
+        "weights": {n: {"digest": d, **described(f)} for n, (d, f) in trace.weights.items()},
         "operations": operations,
     }
-    outputs = {f"output/{k}": _plain(v) for k, v in enumerate(trace.outputs)}
-    tensors = save({"samples": samples.joined(), **outputs, **stored})
+    outputs = {f"output/{k}": plain(v) for k, v in enumerate(trace.outputs)}
+    tensors = save({"samples": np.concatenate([np.zeros(0), *samples]), **outputs, **stored})
     content["tensors_sha256"] = hashlib.sha256(tensors).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / TENSORS, tensors)
@@ -73,10 +81,8 @@ def load_trace(folder: Path) -> Trace:
         content = json.loads((folder / JSON).read_bytes())
         digest, format_ = content["tensors_sha256"], content["header"]["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{folder / JSON} is cut off or no trace ({type(error).__name__}: {error}); record it "
-            "again"
-        ) from error
+        reason = f"({type(error).__name__}: {error}); record it again"
+        raise InputError(f"{folder / JSON} is cut off or no trace {reason}") from error
     if format_ != FORMAT:
         raise InputError(
             f"{folder / JSON} has format {format_!r}, this jaxsr reads {FORMAT}; record it again"
@@ -88,13 +94,10 @@ def load_trace(folder: Path) -> Trace:
             "with another digest); copy the folder again, or record it again"
         )
     try:
-        tensors = load(data)
-        return _read(content, tensors)
+        return _read(content, load(data))
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise InputError(
-            f"{folder / JSON} does not describe a trace ({type(error).__name__}: {error}); record "
-            "it again"
-        ) from error
+        reason = f"({type(error).__name__}: {error}); record it again"
+        raise InputError(f"{folder / JSON} does not describe a trace {reason}") from error
 
 
 def _read(content: dict[str, Any], tensors: dict[str, np.ndarray]) -> Trace:
@@ -123,24 +126,7 @@ def _read(content: dict[str, Any], tensors: dict[str, np.ndarray]) -> Trace:
     )
 
 
-class _Samples:
-    """All samples in one tensor: a name for each would cost more than what it names."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-        self._length = 0
-
-    def row(self, figures: Figures) -> dict[str, Any]:
-        row = figures.as_row() | {"sample": [self._length, len(figures.sample)]}
-        self._parts.append(figures.sample)
-        self._length += len(figures.sample)
-        return row
-
-    def joined(self) -> np.ndarray:
-        return np.concatenate([np.zeros(0), *self._parts])
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
+def plain(array: np.ndarray) -> np.ndarray:
     """In a dtype that every reader of safetensors has; widening bfloat16 loses nothing."""
     array = np.ascontiguousarray(array).reshape(np.shape(array))
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

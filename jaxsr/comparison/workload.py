@@ -62,12 +62,10 @@ class Workload:
 
     def identity(self) -> dict[str, str]:
         """What two traces must share to be comparable; weights are compared one by one."""
+        state = self.network.state_dict()
         return {
             "family": self.family,
-            "parameters": _digest(
-                f"{name} {tuple(tensor.shape)}"
-                for name, tensor in sorted(self.network.state_dict().items())
-            ),
+            "parameters": _digest(f"{name} {tuple(t.shape)}" for name, t in sorted(state.items())),
             "inputs": self.inputs_digest(),
         }
 
@@ -96,16 +94,15 @@ class ImageWorkload(Workload):
 
 class _ImageRollout:
     def __init__(self, image: np.ndarray) -> None:
-        self._image: np.ndarray | None = image
+        self._next: Inputs | None = ((image,), {})
         self.tokens: list[int] = []
 
     def inputs(self) -> Inputs | None:
-        return None if self._image is None else ((self._image,), {})
+        return self._next
 
     def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
-        self._image = None
-        first = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
-        return np.asarray(first)
+        self._next = None
+        return np.asarray(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,27 +153,21 @@ class _LanguageRollout:
         if self._cache is None:
             self._cache = [(_grown(k, self._slots), _grown(v, self._slots)) for k, v in new]
         else:
-            for (keys, values), (k, v) in zip(self._cache, new, strict=True):
-                keys[:, :, self._filled] = k[:, :, 0]
-                values[:, :, self._filled] = v[:, :, 0]
+            for filled, added in zip(self._cache, new, strict=True):
+                for array, column in zip(filled, added, strict=True):
+                    array[:, :, self._filled] = column[:, :, 0]
             self._filled += 1
         self.tokens.append(int(np.argmax(logits[0])) if token is None else token)
-        if len(self.tokens) == self._count:
-            self._next = None
-        else:
-            # A copy: the runs of one step may still look at it when the next one writes.
-            cache = [(k.copy(), v.copy()) for k, v in self._cache]
-            fed = np.array([[self.tokens[-1]]], np.int32)
-            filled = np.array([self._filled], np.int32)
-            read = np.zeros(1, np.int32)
-            self._next = ((fed, cache), {"filled_B": filled, "read_B": read})
+        # A copy: the runs of one step may still look at it when the next one writes.
+        cache = [(k.copy(), v.copy()) for k, v in self._cache]
+        named = {"filled_B": np.array([self._filled], np.int32), "read_B": np.zeros(1, np.int32)}
+        fed = np.array([[self.tokens[-1]]], np.int32)
+        self._next = ((fed, cache), named) if len(self.tokens) < self._count else None
         return np.asarray(logits)
 
 
 def _grown(cache: np.ndarray, slots: int) -> np.ndarray:
-    out = np.zeros((*cache.shape[:2], slots, cache.shape[3]), cache.dtype)
-    out[:, :, : cache.shape[2]] = cache
-    return out
+    return np.pad(cache, ((0, 0), (0, 0), (0, slots - cache.shape[2]), (0, 0)))
 
 
 def _digest(parts: Any) -> str:

@@ -52,10 +52,7 @@ def _detector_input(loaded: LoadedModel, options: WorkloadOptions) -> np.ndarray
 
     form = InputForm.from_description(loaded.metadata or {})
     form = replace(form, base=options.size, evaluate="base")
-    if options.image is None:
-        picture = scene(1, 1, side=max(options.size, 32))[0]
-    else:
-        picture = _decoded(options.image)
+    picture = _decoded(options.image) if options.image else scene(1, 1, side=max(form.base, 32))[0]
     return form.prepare(picture)[None]
 
 
@@ -73,10 +70,10 @@ def _decoded(path: Path) -> np.ndarray:
 
 def _picture(options: WorkloadOptions) -> np.ndarray:
     """The middle of the picture, uint8 (size, size, 3)."""
+    from jaxsr.data.photos import open_photos
+
     size = options.size
     if options.image is None:
-        from jaxsr.data.photos import open_photos
-
         picture = open_photos(None, crop=1, check="header").read(0)
     else:
         picture = _decoded(options.image)
@@ -91,11 +88,8 @@ def _picture(options: WorkloadOptions) -> np.ndarray:
 
 
 def _language(loaded: LoadedModel, model: str, options: WorkloadOptions) -> Workload:
-    decode = None
-    if options.model in FAMILIES:
-        # One token per byte: there is no tokenizer for random weights.
-        ids = list(options.prompt.encode())
-    else:
+    decode, ids = None, list(options.prompt.encode())  # random weights: one token per byte
+    if options.model not in FAMILIES:
         from jaxsr.models.llama.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(Path(options.model))

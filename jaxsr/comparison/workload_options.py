@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxsr.errors import InputError
+from jaxsr.runtime.options import CheckedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadOptions:
+class WorkloadOptions(CheckedOptions):
     """What is run."""
 
     model: str
@@ -27,9 +28,7 @@ class WorkloadOptions:
     """Tokens that a language model generates."""
 
     def __post_init__(self) -> None:
-        if self.size < 16:
-            raise InputError(f"size must be at least 16 px, got {self.size}")
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1 token, got {self.steps}")
+        self.check_at_least(16, "size")
+        self.check_at_least(1, "steps")
         if not self.prompt:
             raise InputError("prompt is empty; give it some text")

@@ -35,11 +35,7 @@ class DetectorOptions(LaneFoldingOptions, ComputeOptions):
         check_batch(self.batch, self)
 
     def detector(self) -> Detector:
-        """Loads the network; JAX's platform must be fixed already.
-
-        Raises:
-          MissingFileError, InputError: the weights are missing or of another network.
-        """
+        """Loads the network; JAX's platform must be fixed already; see `load_detector`."""
         return load_detector(
             self.weights,
             options=self,

@@ -6,13 +6,11 @@ at the picture's own size; for a video `masks/NAME/000000.png`, … (lossless, a
 `targets.json` an entry for each picture or frame, found something or not.
 """
 
-import csv
-import io
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from jaxsr.data.sources import Source, check_folder, find_sources
 from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
+from jaxsr.detection.evaluation import write_csv
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
 from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_write
@@ -53,9 +52,7 @@ def run(config: DetectConfig) -> int:
     check_folder(config.out)
     failed = len(inputs.problems)
     failed += session.pictures([source for source in inputs.sources if not source.is_video])
-    for source in inputs.sources:
-        if source.is_video:
-            failed += session.video(source)
+    failed += sum(session.video(source) for source in inputs.sources if source.is_video)
     session.finish(inputs.sources)
     files = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)
@@ -109,18 +106,18 @@ class _Session:
         try:
             with open_video(source.path) as container:
                 frames = _UntilDamaged(container.decode(video=0))
-                first = list(islice(frames, self.config.batch))
-                if not first:
+                batches = iter(lambda: list(itertools.islice(frames, self.config.batch)), [])
+                first = next(batches, None)
+                if first is None:
                     raise frames.damage or UnreadableVideo("no frames")
                 stream = container.streams.video[0]
                 size, rate = (first[0].height, first[0].width), stream.average_rate or 25
                 with write_video(target) as out:
                     encoder = add_encoder(out, stream, size, codec="libx264")
-                    while first:
-                        for shown in self._frames(source, first, decoded, size, rate):
+                    for batch in itertools.chain([first], batches):
+                        for shown in self._frames(source, batch, decoded, size, rate):
                             out.mux(encoder.encode(shown))
-                        decoded += len(first)
-                        first = list(islice(frames, self.config.batch))
+                        decoded += len(batch)
                     out.mux(encoder.encode(None))
                 if frames.damage is not None:
                     raise frames.damage
@@ -136,19 +133,14 @@ class _Session:
         """Overlays of some frames, number `first` and on, at their times."""
         import av
 
-        images = [
-            frame.to_ndarray(format="rgb24", height=size[0], width=size[1]) for frame in frames
-        ]
-        name = source.relative.with_suffix("")
-        for number, frame, image, likely in zip(
-            range(first, first + len(frames)),
-            frames,
-            images,
-            self.detector.probabilities(images),
-            strict=True,
-        ):
-            findings = self._find(source, likely, frame=number)
-            self._write(Path("masks") / name / f"{number:06}.png", findings.mask)
+        height, width = size
+        images = [f.to_ndarray(format="rgb24", height=height, width=width) for f in frames]
+        name = Path("masks") / source.relative.with_suffix("")
+        probabilities = self.detector.probabilities(images)
+        batch = zip(frames, images, probabilities, strict=True)
+        for number, (frame, image, probability) in enumerate(batch, first):
+            findings = self._find(source, probability, frame=number)
+            self._write(name / f"{number:06}.png", findings.mask)
             shown = av.VideoFrame.from_ndarray(overlay(image, findings), format="rgb24")
             shown.time_base = frame.time_base
             # Some containers tell no times: then at an even rate.
@@ -159,22 +151,17 @@ class _Session:
         """Writes the tables, in the order of the sources."""
         place = {source.relative.as_posix(): number for number, source in enumerate(sources)}
         self.findings.sort(key=lambda each: (place[each.name], each.frame or 0))
-        rows = [row for findings in self.findings for row in findings.rows()]
         with_frames = any(findings.frame is not None for findings in self.findings)
         columns = ["file", *(["frame"] if with_frames else []), *(f.name for f in fields(Target))]
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-        atomic_write(self.config.out / "targets.csv", text.getvalue().encode())
-        described = {
+        rows = (row for findings in self.findings for row in findings.rows())
+        write_csv(self.config.out / "targets.csv", columns, rows)
+        content = {
             "weights": str(self.config.weights),
             "threshold": self.config.threshold,
             "pictures": [findings.as_dict() for findings in self.findings],
         }
-        atomic_write(
-            self.config.out / "targets.json", (json.dumps(described, indent=1) + "\n").encode()
-        )
+        text = json.dumps(content, indent=1) + "\n"
+        atomic_write(self.config.out / "targets.json", text.encode())
 
     def _find(
         self, source: Source, probability: np.ndarray, *, frame: int | None = None
@@ -197,15 +184,12 @@ class _Session:
         atomic_write(path, data.tobytes())
 
 
-class _UntilDamaged:
+class _UntilDamaged(Iterator[Any]):
     """An iterator that ends where FFmpeg can decode no further, and keeps the reason."""
 
     def __init__(self, frames: Iterable[Any]) -> None:
         self._frames = iter(frames)
         self.damage: Exception | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         import av

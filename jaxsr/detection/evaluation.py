@@ -8,11 +8,15 @@
 import csv
 import io
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.metrics.detection import ImageFigures
 from jaxsr.metrics.evaluation import Evaluation
+from jaxsr.metrics.plot import as_png, new_figure
 
 
 def write_report(evaluation: Evaluation, folder: Path) -> None:
@@ -21,20 +25,69 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
     Raises:
       OSError: it cannot be written.
     """
-    from jaxsr.detection.roc_plot import draw_curves
-    from jaxsr.interop.atomic_write import atomic_write
-
     folder.mkdir(parents=True, exist_ok=True)
     described = evaluation.as_dict()
     atomic_write(folder / "report.json", (json.dumps(described, indent=2) + "\n").encode())
     rows = sorted(evaluation.figures.per_image, key=lambda row: (row.iou, row.name))
-    atomic_write(folder / "images.csv", _table(rows).encode())
-    atomic_write(folder / "roc.png", draw_curves(evaluation))
+    columns = [field.name for field in fields(ImageFigures)]
+    write_csv(folder / "images.csv", columns, (asdict(row) for row in rows))
+    atomic_write(folder / "roc.png", _draw_curves(evaluation))
 
 
-def _table(rows: list[ImageFigures]) -> str:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Writes a table with a heading."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [field.name for field in fields(ImageFigures)])
+    writer = csv.DictWriter(text, columns, restval="")
     writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()
+    writer.writerows(rows)
+    atomic_write(path, text.getvalue().encode())
+
+
+def _draw_curves(evaluation: Evaluation) -> bytes:
+    """PNG of the pixels' ROC beside Pd against Fa, over logarithmic axes.
+
+    The ROC has all thresholds that the AUC has: the area under the drawn curve, over a linear axis,
+    is the AUC of its title. Pd and Fa are at the thresholds of the report's table.
+    """
+    figures = evaluation.figures
+    figure = new_figure(11.0, 5.0)
+    pixels, targets = figure.subplots(1, 2)
+    figure.suptitle(f"{evaluation.source}, {evaluation.split}: {evaluation.images} images")
+
+    lowest = 1 / max(sum(row.pixels for row in figures.per_image), 1)
+    false_rate = [max(rate, lowest) for rate in figures.roc.false_positive_rate]
+    auc = "undefined, all pixels are of one kind" if figures.auc is None else f"{figures.auc:.4f}"
+    pixels.plot(false_rate, figures.roc.true_positive_rate, color="C0", linewidth=2)
+    pixels.set(
+        title=f"Pixels: AUC {auc}",
+        xlabel="false positive rate (left edge: none)",
+        ylabel="true positive rate",
+        xscale="log",
+        xlim=(lowest, 1),
+    )
+
+    curve = figures.curve
+    fa_1e6 = [max(1e6 * fa, 1e6 * lowest) for fa in curve.fa]
+    targets.plot(fa_1e6, curve.pd, color="C0", marker="o", label="thresholds of the report")
+    targets.plot(
+        max(1e6 * figures.fa, 1e6 * lowest),
+        figures.pd,
+        color="C3",
+        marker="D",
+        markersize=8,
+        linestyle="none",
+        label=f"threshold {figures.threshold:g}",
+    )
+    targets.set(
+        title=f"Targets: Pd {100 * figures.pd:.1f} % at Fa {1e6 * figures.fa:.1f}·10⁻⁶",
+        xlabel="Fa, false pixels per million (left edge: none)",
+        ylabel="Pd, share of targets found",
+        xscale="log",
+        xlim=(1e6 * lowest, 1e6),
+    )
+    targets.legend(loc="lower left")
+    for axes in (pixels, targets):
+        axes.set_ylim(-0.02, 1.02)
+        axes.margins(x=0.02)
+        axes.grid(color="0.9")
+    return as_png(figure)

@@ -40,27 +40,24 @@ class Findings:
 
     name: str
     frame: int | None
-    size: tuple[int, int]
-    """Height and width of the picture."""
     targets: tuple[Target, ...]
     mask: UInt8[np.ndarray, "h w"]
     """255 on targets."""
 
+    @property
+    def source(self) -> dict[str, Any]:
+        """The file, and the frame of a video."""
+        return {"file": self.name} | ({} if self.frame is None else {"frame": self.frame})
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each target, for a table."""
-        frame = {} if self.frame is None else {"frame": self.frame}
-        return [{"file": self.name, **frame, **asdict(target)} for target in self.targets]
+        return [self.source | asdict(target) for target in self.targets]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a picture without targets has an empty list."""
-        frame = {} if self.frame is None else {"frame": self.frame}
-        return {
-            "file": self.name,
-            **frame,
-            "height": self.size[0],
-            "width": self.size[1],
-            "targets": [asdict(target) for target in self.targets],
-        }
+        height, width = self.mask.shape
+        targets = [asdict(target) for target in self.targets]
+        return self.source | {"height": height, "width": width, "targets": targets}
 
 
 def find_targets(
@@ -81,32 +78,26 @@ def find_targets(
       frame: its number, in a video.
     """
     regions = components(probability > threshold)
-    numbers = [number for number in range(len(regions)) if regions.areas[number] >= least_px]
-    targets = []
-    for number in numbers:
-        top, left, bottom, right = (int(side) for side in regions.boxes[number])
-        inside = regions.labels[top : bottom + 1, left : right + 1] == number + 1
-        y, x = (float(value) for value in regions.centroids[number])
+    targets, mask = [], np.zeros(probability.shape, np.uint8)
+    for number, (rows, columns) in enumerate(regions.boxes):
+        inside = regions.labels[rows, columns] == number + 1
+        if regions.areas[number] < least_px:
+            continue
+        mask[rows, columns][inside] = 255
+        y, x = regions.centroids[number].tolist()
         targets.append(
             Target(
                 x=x,
                 y=y,
-                left=left,
-                top=top,
-                width=right - left + 1,
-                height=bottom - top + 1,
+                left=columns.start,
+                top=rows.start,
+                width=columns.stop - columns.start,
+                height=rows.stop - rows.start,
                 area_px=int(regions.areas[number]),
-                score=float(probability[top : bottom + 1, left : right + 1][inside].max()),
+                score=float(probability[rows, columns][inside].max()),
             )
         )
-    shown = np.isin(regions.labels, [number + 1 for number in numbers])
-    return Findings(
-        name=name,
-        frame=frame,
-        size=(probability.shape[0], probability.shape[1]),
-        targets=tuple(targets),
-        mask=255 * shown.astype(np.uint8),
-    )
+    return Findings(name=name, frame=frame, targets=tuple(targets), mask=mask)
 
 
 def overlay(image: UInt8[np.ndarray, "h w 3"], findings: Findings) -> UInt8[np.ndarray, "h w 3"]:
@@ -115,13 +106,9 @@ def overlay(image: UInt8[np.ndarray, "h w 3"], findings: Findings) -> UInt8[np.n
     tinted = np.where(inside, 0.5 * image + 0.5 * _TINT, image).astype(np.uint8)
     canvas = np.ascontiguousarray(tinted)
     for target in findings.targets:
-        first = (target.left - _MARGIN_PX, target.top - _MARGIN_PX)
-        last = (
-            target.left + target.width - 1 + _MARGIN_PX,
-            target.top + target.height - 1 + _MARGIN_PX,
-        )
-        cv2.rectangle(canvas, first, last, _BOX, 1)
-        label = (first[0], max(first[1] - 3, 9))
-        text = f"{target.score:.2f}"
+        left, top = target.left - _MARGIN_PX, target.top - _MARGIN_PX
+        box = (left, top, target.width + 2 * _MARGIN_PX, target.height + 2 * _MARGIN_PX)
+        cv2.rectangle(canvas, box, _BOX, 1)
+        label, text = (left, max(top - 3, 9)), f"{target.score:.2f}"
         cv2.putText(canvas, text, label, cv2.FONT_HERSHEY_SIMPLEX, 0.35, _BOX, 1, cv2.LINE_AA)
     return canvas

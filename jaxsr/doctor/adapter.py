@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.doctor.checks import Finding
-from jaxsr.errors import one_line
+from jaxsr.doctor.checks import Finding, judged, raised, relative_error
 
 # Float32 rounding through a few layers, in units of the largest value.
 _TOLERANCE = 2e-5
@@ -27,15 +26,10 @@ def check_adapter() -> Iterator[Finding]:
         try:
             error = _difference(module, inputs)
         except Exception as problem:
-            yield Finding(
-                name, "fail", f"{type(problem).__name__}: {one_line(problem)[:200]}", _BROKEN
-            )
+            yield raised(name, problem, _BROKEN)
             continue
         detail = f"differs from torch by {error:.1e} of the largest value"
-        if error <= _TOLERANCE:
-            yield Finding(name, "ok", detail)
-        else:
-            yield Finding(name, "fail", detail, _BROKEN)
+        yield judged(name, error <= _TOLERANCE, detail, _BROKEN)
 
 
 def _programs() -> list[tuple[str, Any, np.ndarray]]:
@@ -77,12 +71,9 @@ def _programs() -> list[tuple[str, Any, np.ndarray]]:
         torch.manual_seed(0)
         rng = np.random.default_rng(0)
         images = rng.standard_normal((2, 4, 12, 12)).astype(np.float32)
+        normalized = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.BatchNorm2d(8))
         return [
-            (
-                "convolution, BatchNorm",
-                nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.BatchNorm2d(8)),
-                images,
-            ),
+            ("convolution, BatchNorm", normalized, images),
             ("transposed convolution", nn.ConvTranspose2d(4, 8, 3, stride=2, groups=2), images),
             ("antialiased resize", Resize(), images),
             ("adaptive pooling", nn.AdaptiveMaxPool2d((5, 3)), images),
@@ -116,9 +107,6 @@ def _difference(module: Any, inputs: np.ndarray) -> float:
     pairs = [(out, expected.detach()), (into, x.grad)]
     pairs += [(grads[name], p.grad) for name, p in module.named_parameters() if name in grads]
     pairs += [(buffers[name], b) for name, b in module.named_buffers() if name in buffers]
-    return max(_error(np.asarray(by_jax), by_torch.numpy()) for by_jax, by_torch in pairs)
-
-
-def _error(result: np.ndarray, reference: np.ndarray) -> float:
-    scale = max(float(np.abs(reference).max()), 1.0)
-    return float(np.abs(result.astype(np.float64) - reference).max()) / scale
+    return max(
+        relative_error(by_jax, by_torch.numpy(), least_scale=1.0) for by_jax, by_torch in pairs
+    )

@@ -29,26 +29,27 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def run_checks(checks: dict[str, Check]) -> Iterator[tuple[str, Finding]]:
-    """Runs checks in order and yields each finding with the name of its section.
-
-    A check that raises is a finding too: that is what a diagnosis is for.
-    """
+    """Runs checks in order and yields each finding with the name of its section."""
+    advice = "this check itself broke; JAXSR_TRACEBACK=1 python -m jaxsr.doctor shows where"
     for section, check in checks.items():
         try:
             for finding in check():
                 yield section, finding
         except Exception as error:
-            yield (
-                section,
-                Finding(
-                    section,
-                    "fail",
-                    f"{type(error).__name__}: {one_line(error)[:300]}",
-                    "this check itself broke; JAXSR_TRACEBACK=1 python -m jaxsr.doctor shows where",
-                ),
-            )
+            yield section, raised(section, error, advice)
 
 
-def relative_error(result: Any, reference: np.ndarray) -> float:
+def raised(subject: str, error: Exception, advice: str) -> Finding:
+    """The failure of a check that raised."""
+    return Finding(subject, "fail", f"{type(error).__name__}: {one_line(error)[:300]}", advice)
+
+
+def judged(subject: str, good: bool, detail: str, advice: str) -> Finding:
+    """`ok` or, with advice, `fail`."""
+    return Finding(subject, "ok", detail) if good else Finding(subject, "fail", detail, advice)
+
+
+def relative_error(result: Any, reference: np.ndarray, *, least_scale: float = 0.0) -> float:
     """The largest difference, in units of the reference's largest value."""
-    return float(np.abs(np.asarray(result, np.float64) - reference).max() / np.abs(reference).max())
+    scale = max(float(np.abs(reference).max()), least_scale)
+    return float(np.abs(np.asarray(result, np.float64) - reference).max() / scale)

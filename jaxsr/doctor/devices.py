@@ -36,12 +36,9 @@ def probe(platform: str) -> tuple[dict[str, Any] | None, str]:
       Platform, count, kind and memory of its devices, or None; and why not.
     """
     try:
+        command = [sys.executable, "-c", _PROBE.format(platform=platform)]
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE.format(platform=platform)],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return None, f"no answer within {_TIMEOUT_S} s"
@@ -60,9 +57,8 @@ def check_devices(platform: str) -> Iterator[Finding]:
         yield Finding(f"platform {platform}", "fail", why, _why(platform, why))
         return
     memory = f", {device['memory'] / 2**30:.1f} GiB each" if device["memory"] else ""
-    yield Finding(
-        "devices", "ok", f"{device['count']} × {device['kind']} ({device['platform']}){memory}"
-    )
+    detail = f"{device['count']} × {device['kind']} ({device['platform']}){memory}"
+    yield Finding("devices", "ok", detail)
     if platform == "auto":
         yield Finding("platform auto", "ok", f"takes {device['platform']}")
     yield from _overlooked(device["platform"])
@@ -95,40 +91,28 @@ def _overlooked(backend: str) -> Iterator[Finding]:
     from jaxsr.interop.distributed import has_tpu
 
     if has_tpu() and backend != "tpu":
-        yield Finding(
-            "TPU", "fail", "the machine has one, JAX does not use it", "pip install -e '.[tpu]'"
-        )
+        detail = "the machine has one, JAX does not use it"
+        yield Finding("TPU", "fail", detail, "pip install -e '.[tpu]'")
     if os.path.exists("/dev/nvidia0") and backend not in ("cuda", "tpu"):
-        yield Finding(
-            "CUDA",
-            "fail",
-            "the machine has an NVIDIA GPU, JAX does not use it",
-            "pip install -e '.[cuda]', and a driver for CUDA 13 (nvidia-smi shows its version)",
-        )
+        advice = "pip install -e '.[cuda]', and a driver for CUDA 13 (nvidia-smi shows its version)"
+        yield Finding("CUDA", "fail", "the machine has an NVIDIA GPU, JAX does not use it", advice)
 
 
 def _variables(backend: str) -> Iterator[Finding]:
     """Settings in the environment that change what JAX does."""
-    forced = os.environ.get("JAX_PLATFORMS")
-    if forced:
-        yield Finding(
-            "JAX_PLATFORMS", "note", f"is set to {forced!r}: auto sees nothing else", "unset it"
-        )
-    flags = os.environ.get("XLA_FLAGS")
-    if flags:
+    if forced := os.environ.get("JAX_PLATFORMS"):
+        detail = f"is set to {forced!r}: auto sees nothing else"
+        yield Finding("JAX_PLATFORMS", "note", detail, "unset it")
+    if flags := os.environ.get("XLA_FLAGS"):
         yield Finding("XLA_FLAGS", "note", f"is set: {flags}", "unset it if results surprise you")
-    if backend == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() == "false":
-        yield Finding(
-            "XLA_PYTHON_CLIENT_PREALLOCATE",
-            "note",
-            "is false: memory grows piece by piece, which is slower and fragments",
-            "unset it unless another program shares the GPU",
-        )
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    if backend == "cuda" and os.environ.get(name, "").lower() == "false":
+        detail = "is false: memory grows piece by piece, which is slower and fragments"
+        yield Finding(name, "note", detail, "unset it unless another program shares the GPU")
 
 
 def _host_memory() -> Finding:
-    pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    free = pages * size / 2**30
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     detail = f"{cores} CPU cores, {free:.1f} GiB of memory free"
     if free < 2:

@@ -1,11 +1,14 @@
 """Installed libraries against the versions that this distribution requires."""
 
 import importlib.metadata
-import importlib.util
 import platform
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from jaxsr.doctor.checks import Finding
+from jaxsr.doctor.checks import Finding, judged
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 DISTRIBUTION = "jaxsr-torchax"
 # What each extra is for.
@@ -20,56 +23,29 @@ EXTRAS = {
 
 def check_installation() -> Iterator[Finding]:
     """Python, every dependency, and which extras are complete."""
-    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
-    try:
-        requirements = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        yield Finding(
-            DISTRIBUTION,
-            "fail",
-            "is not installed; jaxsr is imported from its folder alone",
-            "pip install -e . in the checkout",
-        )
-        return
-    yield from _dependencies(requirements)
-    yield from _extras(requirements)
-
-
-def _dependencies(requirements: list[str]) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
-    for requirement in map(Requirement, requirements):
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    try:
+        parsed = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
+    except importlib.metadata.PackageNotFoundError:
+        detail = "is not installed; jaxsr is imported from its folder alone"
+        yield Finding(DISTRIBUTION, "fail", detail, "pip install -e . in the checkout")
+        return
+    optional = [r for r in parsed if r.marker is not None and not r.marker.evaluate({"extra": ""})]
+    for requirement in parsed:
+        if requirement in optional:
             continue
         version = _version(requirement.name)
         specifier = f"{requirement.name}{requirement.specifier}"
+        good = version is not None and requirement.specifier.contains(version, prereleases=True)
         if version is None:
-            yield Finding(
-                requirement.name, "fail", "is not installed", f"pip install '{specifier}'"
-            )
-        elif not requirement.specifier.contains(version, prereleases=True):
-            yield Finding(
-                requirement.name,
-                "fail",
-                f"{version} is installed, jaxsr needs {specifier}",
-                f"pip install '{specifier}'",
-            )
+            detail = "is not installed"
         else:
-            yield Finding(requirement.name, "ok", version)
-
-
-def _extras(requirements: list[str]) -> Iterator[Finding]:
-    from packaging.requirements import Requirement
-
-    parsed = [Requirement(text) for text in requirements]
+            detail = version if good else f"{version} is installed, jaxsr needs {specifier}"
+        yield judged(requirement.name, good, detail, f"pip install '{specifier}'")
     for extra, purpose in EXTRAS.items():
-        needed = [
-            r
-            for r in parsed
-            if r.marker is not None
-            and r.marker.evaluate({"extra": extra})
-            and not r.marker.evaluate({"extra": ""})
-        ]
+        needed = [r for r in optional if r.marker and r.marker.evaluate({"extra": extra})]
         missing = [r.name for r in needed if not _complete(r)]
         if missing:
             yield Finding(
@@ -82,12 +58,10 @@ def _extras(requirements: list[str]) -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", f"complete: {purpose}")
 
 
-def _complete(requirement) -> bool:
+def _complete(requirement: "Requirement") -> bool:
     """Whether a requirement is there, with the plugin that an extra of its own brings."""
     plugins = {"tpu": ["libtpu"], "cuda13": ["jax-cuda13-plugin", "jax-cuda12-plugin"]}
-    if _version(requirement.name) is None:
-        return False
-    return all(
+    return _version(requirement.name) is not None and all(
         any(_version(name) is not None for name in plugins.get(extra, [requirement.name]))
         for extra in requirement.extras
     )

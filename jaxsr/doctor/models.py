@@ -3,8 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from jaxsr.doctor.checks import Finding, relative_error
-from jaxsr.errors import one_line
+from jaxsr.doctor.checks import Finding, judged, raised, relative_error
 
 # Dozens of layers in float32 at highest precision.
 _TOLERANCE = 1e-3
@@ -23,16 +22,13 @@ def check_models() -> Iterator[Finding]:
         try:
             error = _difference(name)
         except Exception as problem:
-            yield Finding(
-                name, "fail", f"{type(problem).__name__}: {one_line(problem)[:200]}", _ADVICE
-            )
+            yield raised(name, problem, _ADVICE)
             continue
         detail = (
             f"loads, compiles and runs in {time.perf_counter() - began:.1f} s; differs from torch "
             f"by {error:.1e} of the largest value"
         )
-        status = "ok" if error <= _TOLERANCE else "fail"
-        yield Finding(name, status, detail, None if status == "ok" else _ADVICE)
+        yield judged(name, error <= _TOLERANCE, detail, _ADVICE)
 
 
 def _difference(family: str) -> float:

@@ -27,8 +27,8 @@ class Components:
     """Mean row and column of each one's pixels."""
     areas: Int64[np.ndarray, " n"]
     """Pixels of each."""
-    boxes: Int64[np.ndarray, "n 4"]
-    """First row, first column, last row and last column of each, inclusive."""
+    boxes: tuple[tuple[slice, slice], ...]
+    """Rows and columns of each."""
     labels: Shaped[np.ndarray, "h w"]
     """Number of each pixel's component, from 1; 0 for none."""
 
@@ -67,14 +67,10 @@ def components(mask: Shaped[np.ndarray, "h w"]) -> Components:
     rows, columns = np.nonzero(labels)
     number = labels[rows, columns]
     sums = [np.bincount(number, weights=at, minlength=count + 1)[1:] for at in (rows, columns)]
-    boxes = [
-        (box[0].start, box[1].start, box[0].stop - 1, box[1].stop - 1)
-        for box in ndimage.find_objects(labels, max_label=count)
-    ]
     return Components(
         centroids=np.stack(sums, axis=1) / np.maximum(areas, 1)[:, None],
         areas=areas.astype(np.int64),
-        boxes=np.array(boxes, np.int64).reshape(-1, 4),
+        boxes=tuple(ndimage.find_objects(labels, max_label=count)),
         labels=labels,
     )
 

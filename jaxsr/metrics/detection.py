@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32, Shaped
+from jaxtyping import Array, Float, Int32, Shaped
 
 from jaxsr.errors import InputError
 from jaxsr.metrics.components import components, match
@@ -44,25 +44,22 @@ def pixel_counts(
     import jax.numpy as jnp
 
     predicted, target = logits > logit(threshold), mask != 0
-
-    def count(which: Bool[Array, "n h w"]) -> Array:
-        return which.sum(axis=(1, 2), dtype=jnp.int32)
-
-    counts = (predicted & target, predicted & ~target, ~predicted & target)
-    return jnp.stack([count(which) for which in counts], axis=1)
+    counted = jnp.stack((predicted & target, predicted & ~target, ~predicted & target), axis=1)
+    return counted.sum(axis=(2, 3), dtype=jnp.int32)
 
 
 def pixel_figures(counts: Shaped[np.ndarray, "n 3"], *, empty: Empty = "zero") -> dict[str, float]:
     """IoU, nIoU, precision, recall and F1 from the counts of `pixel_counts`, of all images."""
     counts = np.asarray(counts, np.int64).reshape(-1, 3)
     right, wrong, missed = (int(total) for total in counts.sum(axis=0))
-    each = _image_ious(counts, empty)
-    precision, recall = _ratio(right, right + wrong), _ratio(right, right + missed)
+    union = counts.sum(axis=1)
+    each = np.where(union > 0, counts[:, 0] / np.maximum(union, 1), float(empty == "one"))
+    each = each[union > 0] if empty == "skip" else each
     return {
         "iou": _ratio(right, right + wrong + missed),
         "niou": float(each.mean()) if len(each) else 0.0,
-        "precision": precision,
-        "recall": recall,
+        "precision": _ratio(right, right + wrong),
+        "recall": _ratio(right, right + missed),
         "f1": _ratio(2 * right, 2 * right + wrong + missed),
     }
 
@@ -247,49 +244,35 @@ class DetectionMetrics:
         rows = self._rows
         if not rows:
             raise InputError("no image was evaluated; give a split with at least one")
-        counts = np.array(
-            [
-                (r.true_positive_pixels, r.false_positive_pixels, r.false_negative_pixels)
-                for r in rows
-            ]
-        )
-        targets, found = sum(r.targets for r in rows), sum(r.found for r in rows)
-        pixels = sum(r.pixels for r in rows)
+        kinds = ("true_positive_pixels", "false_positive_pixels", "false_negative_pixels")
+        counts = np.array([[getattr(row, kind) for kind in kinds] for row in rows])
+        sums = ("targets", "found", "pixels", "false_pixels", "false_detections")
+        total = {name: sum(getattr(row, name) for row in rows) for name in sums}
         background, foreground = (int(kind.sum()) for kind in self._ranked)
-        figures = pixel_figures(counts, empty=self._empty)
+        hits_at, false_pixels_at, true_at, false_at = self._at.T.tolist()
         return DetectionReport(
-            iou=figures["iou"],
-            niou=figures["niou"],
-            precision=figures["precision"],
-            recall=figures["recall"],
-            f1=figures["f1"],
-            pd=_ratio(found, targets),
-            fa=_ratio(sum(r.false_pixels for r in rows), pixels),
+            **pixel_figures(counts, empty=self._empty),
+            pd=_ratio(total["found"], total["targets"]),
+            fa=_ratio(total["false_pixels"], total["pixels"]),
             auc=_auc(self._ranked),
             threshold=self._threshold,
             distance_px=self._distance,
             empty=self._empty,
             images=len(rows),
             images_without_target=sum(r.targets == 0 for r in rows),
-            targets=targets,
-            found=found,
-            false_detections=sum(r.false_detections for r in rows),
+            targets=total["targets"],
+            found=total["found"],
+            false_detections=total["false_detections"],
             curve=Curve(
-                threshold=tuple(float(t) for t in self._curve),
-                true_positive_rate=tuple(_ratio(int(n), foreground) for n in self._at[:, 2]),
-                false_positive_rate=tuple(_ratio(int(n), background) for n in self._at[:, 3]),
-                pd=tuple(_ratio(int(n), targets) for n in self._at[:, 0]),
-                fa=tuple(_ratio(int(n), pixels) for n in self._at[:, 1]),
+                threshold=tuple(self._curve.tolist()),
+                true_positive_rate=tuple(_ratio(n, foreground) for n in true_at),
+                false_positive_rate=tuple(_ratio(n, background) for n in false_at),
+                pd=tuple(_ratio(n, total["targets"]) for n in hits_at),
+                fa=tuple(_ratio(n, total["pixels"]) for n in false_pixels_at),
             ),
             roc=_roc(self._ranked),
             per_image=tuple(rows),
         )
-
-
-def _image_ious(counts: np.ndarray, empty: Empty) -> np.ndarray:
-    union = counts.sum(axis=1)
-    each = np.where(union > 0, counts[:, 0] / np.maximum(union, 1), 1.0 if empty == "one" else 0.0)
-    return each[union > 0] if empty == "skip" else each
 
 
 def _ratio(part: int, total: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxsr.data.batched_network import BatchedNetwork
 from jaxsr.data.infrared import Infrared
-from jaxsr.metrics.detection import DetectionMetrics, DetectionReport, Empty
+from jaxsr.metrics.detection import DetectionMetrics, DetectionReport
 
 
 @dataclass(frozen=True)
@@ -39,30 +39,19 @@ class Evaluation:
         )
 
 
-def evaluate(
-    network: BatchedNetwork,
-    data: Infrared,
-    *,
-    threshold: float = 0.5,
-    distance_px: float = 3.0,
-    curve_points: int = 10,
-    empty: Empty = "zero",
-) -> Evaluation:
+def evaluate(network: BatchedNetwork, data: Infrared, **options: Any) -> Evaluation:
     """Runs the network over a split and takes all figures.
 
     Args:
       network: sizes pictures as it was trained to; figures are taken at that size.
       data: the split.
-      threshold, distance_px, curve_points, empty: see `DetectionMetrics`.
+      **options: see `DetectionMetrics`.
 
     Raises:
       ValueError: an argument is out of range, or the network gives NaN.
       RuntimeError: an image changed or went away since the split was checked.
     """
-    metrics = DetectionMetrics(
-        threshold=threshold, distance_px=distance_px, curve_points=curve_points, empty=empty
-    )
-    form = network.form
+    metrics, form = DetectionMetrics(**options), network.form
     sizes = [(int(height), int(width)) for height, width in data.sizes]
     for together, pairs, logits in network.run(network.plan(sizes), data.read):
         for number, (_, mask), scores in zip(together.numbers, pairs, logits, strict=True):

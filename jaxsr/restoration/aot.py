@@ -1,13 +1,9 @@
 """`python -m jaxsr.restore … --aot v5e:2x4`: tiles of a network compiled ahead of time."""
 
 from jaxsr.interop.aot.compile import Ahead
+from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.config import RestoreConfig
-from jaxsr.restoration.restorer import (
-    BATCH_ELSEWHERE,
-    around_network,
-    configured_model,
-    make_tiler,
-)
+from jaxsr.restoration.restorer import BATCH_ELSEWHERE, configured_model, make_tiler
 from jaxsr.runtime.aot import Compile, compile_batches, prepare
 from jaxsr.runtime.jax_runner import open_ahead
 
@@ -19,7 +15,7 @@ def run(config: RestoreConfig) -> int:
     sizes = config.sizes()
     tiler = make_tiler(model, config, sizes)
     shapes = {tiler.plan(size).shape for size in sizes} if sizes else {(tiler.side, tiler.side)}
-    around = around_network(model, config)
+    around = around_tiles(model.value_range, ensemble=config.ensemble)
     runner = open_ahead(
         model.network, topology, config, around=around, lane_folding=config.lane_folding
     )

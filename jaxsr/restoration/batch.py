@@ -1,6 +1,9 @@
 """Restores a list of files: what is bad is noted and the rest goes on."""
 
+import collections
+import contextlib
 import functools
+import itertools
 import logging
 import os
 import queue
@@ -15,14 +18,8 @@ from jaxsr.data.picture_file import ENDINGS
 from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
-from jaxsr.restoration.encode import PictureWriter, check_holdable, open_writer
-from jaxsr.restoration.pictures import (
-    CHANNELS,
-    Picture,
-    PictureError,
-    read_picture,
-    with_size,
-)
+from jaxsr.restoration.encode import Encoding, write_picture
+from jaxsr.restoration.pictures import Picture, PictureError, read_picture, with_size
 from jaxsr.restoration.pipeline import ByteBudget, Restorer, Work, read_ahead
 
 log = logging.getLogger(__name__)
@@ -50,17 +47,18 @@ class _FileSink:
     """Writes a picture's file in a thread, a few bands behind the device.
 
     Args:
-      start: opens the file; called with the first rows, so that a failing picture makes none.
+      write: writes all bands; called with the first rows, so that a failing picture makes no file.
       done: called once from the thread, with the error or None.
     """
 
     def __init__(
-        self, start: Callable[[], PictureWriter], done: Callable[[Exception | None], None]
+        self,
+        write: Callable[[Iterator[np.ndarray]], None],
+        done: Callable[[Exception | None], None],
     ) -> None:
-        self._start, self._done = start, done
         self._queue: queue.Queue[np.ndarray | Exception | None] = queue.Queue(maxsize=1)
         self._error: Exception | None = None
-        threading.Thread(target=self._run, daemon=True).start()
+        threading.Thread(target=self._run, args=(write, done), daemon=True).start()
 
     def write(self, rows: np.ndarray) -> None:
         if self._error is not None:
@@ -73,37 +71,29 @@ class _FileSink:
     def fail(self, error: Exception) -> None:
         self._queue.put(error)
 
-    def _run(self) -> None:
-        writer: PictureWriter | None = None
+    def _bands(self) -> Iterator[np.ndarray]:
+        while isinstance(rows := self._queue.get(), np.ndarray):
+            yield rows
+        if rows is not None:
+            raise rows
+
+    def _run(
+        self,
+        write: Callable[[Iterator[np.ndarray]], None],
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        bands = self._bands()
         try:
-            while isinstance(rows := self._queue.get(), np.ndarray):
-                if self._error is not None:
-                    continue  # takes what the pipeline still hands over
-                try:
-                    writer = writer or self._start()
-                    writer.write(rows)
-                except Exception as error:
-                    self._error = error
-            self._error = self._error or rows
-            if self._error is None:
-                assert writer is not None
-                writer.finish()
+            write(itertools.chain([next(bands)], bands))
         except Exception as error:
             self._error = error
-        try:
-            if self._error is not None and writer is not None:
-                writer.abandon()
-        finally:  # whoever waits for this picture must not wait for ever
-            self._done(self._error)
+            with contextlib.suppress(Exception):
+                collections.deque(bands, maxlen=0)  # what the pipeline still hands over
+        done(self._error)
 
 
 class BatchRestorer:
-    """Runs files through a `Restorer`.
-
-    Args:
-      restorer: the network at work.
-      config: names, formats, limits.
-    """
+    """Runs files through a `Restorer`; `config` has names, formats and limits."""
 
     def __init__(self, restorer: Restorer, config: RestoreConfig) -> None:
         self._restorer, self._config = restorer, config
@@ -123,7 +113,7 @@ class BatchRestorer:
 
     def _load(
         self, source: Source
-    ) -> tuple[Source, Path, Picture] | tuple[Source, None, str] | None:
+    ) -> tuple[Source, Path, Picture, Encoding] | tuple[Source, str] | None:
         """Decodes one picture, in a thread; the reason where it cannot be."""
         config = self._config
         format = FORMATS[config.format] if config.format else None
@@ -133,19 +123,28 @@ class BatchRestorer:
                 if self._exists(source, target):
                     return None
             picture = read_picture(source.path, max_pixels=config.max_pixels)
-            written = format or (picture.notes.format if picture.notes.format in ENDINGS else "PNG")
-            target = target_path(source, config.out, suffix=config.suffix, format=written)
+            notes = picture.notes
+            format = format or (notes.format if notes.format in ENDINGS else "PNG")
+            target = target_path(source, config.out, suffix=config.suffix, format=format)
             if self._exists(source, target):
                 return None
             self._claim(source, target)
             height, width = self._restorer.result_size(picture.pixels.shape[:2])
-            deep = picture.pixels.dtype == np.uint16
-            check_holdable(written, kind=picture.kind, deep=deep, height=height, width=width)
+            encoding = Encoding(
+                format=format,
+                kind=picture.kind,
+                deep=picture.pixels.dtype == np.uint16,
+                height=height,
+                width=width,
+                notes=with_size(notes, height=height, width=width),
+                quality=config.quality,
+            )
+            encoding.check()
         except OSError as error:
-            return source, None, error.strerror or one_line(error)
+            return source, error.strerror or one_line(error)
         except PictureError as error:
-            return source, None, str(error)
-        return source, target, picture
+            return source, str(error)
+        return source, target, picture, encoding
 
     def _exists(self, source: Source, target: Path) -> bool:
         if target.exists() and target.resolve() == source.path.resolve():
@@ -168,42 +167,24 @@ class BatchRestorer:
 
     def _works(self, loaded: Iterator) -> Iterator[Work]:
         for item in loaded:
-            if item is None:
-                continue
-            source, target, picture = item
-            if target is None:
-                self._failed(source, picture)
-                continue
-            yield self._work(source, target, picture)
+            if item is not None and len(item) == 2:
+                self._failed(*item)
+            elif item is not None:
+                yield self._work(*item)
 
-    def _work(self, source: Source, target: Path, picture: Picture) -> Work:
-        size = picture.pixels.shape[:2]
-        height, width = self._restorer.result_size(size)
-        written = FORMATS[self._config.format] if self._config.format else picture.notes.format
-        written = written if written in ENDINGS else "PNG"
-        deep = picture.pixels.dtype == np.uint16
-        rows = height
-        if written in ("PNG", "TIFF"):
-            rows = min(height, int(_BANDS_HELD * _TALL_BAND * height / size[0]))
-        cost = picture.pixels.nbytes + rows * width * CHANNELS[picture.kind] * (2 if deep else 1)
+    def _work(self, source: Source, target: Path, picture: Picture, encoding: Encoding) -> Work:
+        rows = encoding.height
+        if encoding.format in ("PNG", "TIFF"):
+            scale = rows / picture.pixels.shape[0]
+            rows = min(rows, int(_BANDS_HELD * _TALL_BAND * scale))
+        cost = picture.pixels.nbytes + rows * encoding.row_bytes
         if not self._budget.acquire(cost, wait=False):
             self._restorer.flush()  # what waits for company would hold its share for ever
             self._budget.acquire(cost)
-        # Not in `start`, which would hold the samples until the file is written.
-        kind, notes = picture.kind, with_size(picture.notes, height=height, width=width)
 
-        def start() -> PictureWriter:
+        def write(bands: Iterator[np.ndarray]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            return open_writer(
-                target,
-                format=written,
-                kind=kind,
-                deep=deep,
-                height=height,
-                width=width,
-                notes=notes,
-                quality=self._config.quality,
-            )
+            write_picture(target, bands, encoding)
 
         def done(error: Exception | None) -> None:
             if error is None:
@@ -213,7 +194,7 @@ class BatchRestorer:
                 self._failed(source, _reason(error))
             self._budget.release(cost)
 
-        return Work(pixels=picture.pixels, kind=picture.kind, sink=_FileSink(start, done))
+        return Work(pixels=picture.pixels, kind=picture.kind, sink=_FileSink(write, done))
 
     def _failed(self, source: Source, reason: str) -> None:
         log.debug("%s: %s", source.path, reason)

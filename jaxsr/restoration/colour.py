@@ -33,14 +33,14 @@ Region = tuple[int, int, int, int]
 
 def network_inputs(
     crop: Shaped[np.ndarray, "h w c"], kind: Kind, channels: int
-) -> list[Float[np.ndarray, "c h w"]]:
+) -> list[Float[np.ndarray, "k h w"]]:
     """The pictures that a network of `channels` channels is given for a crop."""
     unit = as_unit(crop)
     return [_for_network(part, channels) for part in _parts(unit, kind)]
 
 
 def from_outputs(
-    outputs: list[Float[np.ndarray, "c h w"]],
+    outputs: list[Float[np.ndarray, "k h w"]],
     kind: Kind,
     channels: int,
     enlarged: Callable[[], Float[np.ndarray, "h w c"]],
@@ -88,7 +88,7 @@ def as_samples(unit: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
 
 def enlarge_region(
     picture: Shaped[np.ndarray, "h w c"], region: Region, scale: int
-) -> Float[np.ndarray, "h w c"]:
+) -> Float[np.ndarray, "H W c"]:
     """A region of the bicubically enlarged picture, in [0, 1]; at scale 1 the region itself.
 
     Regions of one picture fit together without a seam.

@@ -84,9 +84,8 @@ class RestoreConfig(LaneFoldingOptions, AotOptions):
         try:
             options = json.loads(self.model_options)
         except json.JSONDecodeError as error:
-            raise InputError(
-                f"model_options is no JSON ({error}): {self.model_options!r}"
-            ) from None
+            reason = f"model_options is no JSON ({error}): {self.model_options!r}"
+            raise InputError(reason) from None
         if not isinstance(options, dict):
             raise InputError(
                 f"model_options must be a JSON object such as '{{\"width\": 64}}', got "

@@ -78,8 +78,7 @@ def restoration_model(
         raise InputError(
             f"value_range must be (black, white) with black below white, got {low}, {high}"
         )
-    fields = {**vars(loaded), "value_range": (low, high)}
-    return RestorationModel(channels=channels, **fields)
+    return RestorationModel(**{**vars(loaded), "value_range": (low, high), "channels": channels})
 
 
 def _input_channels(network: nn.Module) -> int:

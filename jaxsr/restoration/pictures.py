@@ -32,17 +32,30 @@ Kind = Literal["gray", "gray-alpha", "rgb", "rgb-alpha", "cmyk"]
 
 CHANNELS: dict[Kind, int] = {"gray": 1, "gray-alpha": 2, "rgb": 3, "rgb-alpha": 4, "cmyk": 4}
 
+_DEEP_KINDS: tuple[Kind, ...] = ("gray", "gray-alpha", "rgb", "rgb-alpha")
+
 # Pillow's other decoders stay out: some start programs, and none of them is asked for.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF")
 
 MAX_PIXELS = 178_956_970
 """Pixels above which a header is not believed: Pillow's own limit against decompression bombs."""
 
-# Chunks that say what a PNG's samples mean or what the picture is; the others describe its
-# encoding.
-_PNG_NOTES = frozenset(
-    (b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"tEXt", b"zTXt", b"iTXt", b"tIME")
+# Chunks that say what a PNG's samples mean or what the picture is, not how it is encoded.
+_PNG_NOTES = (
+    b"gAMA",
+    b"cHRM",
+    b"sRGB",
+    b"cICP",
+    b"mDCV",
+    b"cLLI",
+    b"tEXt",
+    b"zTXt",
+    b"iTXt",
+    b"tIME",
 )
+
+
+_PNG_PROFILES = (b"XML:com.adobe.xmp\0", b"Raw profile type")
 
 
 class PictureError(InputError):
@@ -92,10 +105,6 @@ class Picture:
     """What the channels are."""
     notes: Notes = field(default_factory=Notes)
     """Everything else."""
-
-    @property
-    def peak(self) -> int:
-        return 65535 if self.pixels.dtype == np.uint16 else 255
 
 
 _INVERSE = {6: 8, 8: 6}
@@ -212,18 +221,11 @@ def _shallow(image: Any) -> tuple[np.ndarray, Kind]:
         raise PictureError(f"colour model {mode}; convert it to RGB first")
     if mode == "CMYK":
         return np.asarray(image), "cmyk"
-    transparent = "transparency" in image.info
-    if mode == "1":
-        target = "L"
-    elif mode in ("L", "LA", "La"):
-        target = "LA" if transparent or mode != "L" else "L"
-    elif mode in ("RGBA", "RGBa", "PA"):
-        target = "RGBA"
-    elif mode == "P":
-        # A profile for colours would not fit gray samples, so that palette stays colour.
-        target = "RGBA" if transparent else ("L" if _gray_palette(image) else "RGB")
-    else:  # RGB, RGBX, YCbCr
-        target = "RGBA" if transparent else "RGB"
+    alpha = mode in ("LA", "La", "RGBA", "RGBa", "PA")
+    alpha |= mode != "1" and "transparency" in image.info
+    # A profile for colours would not fit gray samples, so such a palette stays colour.
+    gray = mode in ("1", "L", "LA", "La") or (mode == "P" and not alpha and _gray_palette(image))
+    target = ("L" if gray else "RGB") + ("A" if alpha else "")
     kinds: dict[str, Kind] = {"L": "gray", "LA": "gray-alpha", "RGB": "rgb", "RGBA": "rgb-alpha"}
     pixels = np.asarray(image if mode == target else image.convert(target))
     return (pixels[..., None] if pixels.ndim == 2 else pixels), kinds[target]
@@ -239,18 +241,13 @@ def _deep(image: Any, pixels: np.ndarray, size: tuple[int, int]) -> tuple[np.nda
     """Names the channels of 16-bit samples that Pillow only identified."""
     if pixels.dtype != np.uint16 or pixels.shape[:2] != size:
         raise PictureError("16-bit samples that could not be decoded")
-    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
-    pixels = pixels.reshape(*pixels.shape[:2], channels)
-    key = image.info.get("transparency")
+    pixels = pixels.reshape(*size, -1)
+    channels, key = pixels.shape[2], image.info.get("transparency")
     if channels == 3 and key is not None and image.format == "PNG":
         return _keyed(pixels, key), "rgb-alpha"
-    kinds: dict[int, Kind] = {1: "gray", 2: "gray-alpha", 3: "rgb", 4: "rgb-alpha"}
-    kind = kinds.get(channels)
-    if kind == "rgb-alpha" and image.mode == "CMYK":
-        kind = "cmyk"
-    if kind is None:
+    if channels > 4:
         raise PictureError(f"{channels} channels")
-    return pixels, kind
+    return pixels, "cmyk" if channels == 4 and image.mode == "CMYK" else _DEEP_KINDS[channels - 1]
 
 
 def _unturned(data: bytes) -> bytes:
@@ -286,7 +283,6 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
         raise
     except Exception as error:
         raise PictureError(one_line(error)) from error
-    kinds: tuple[Kind, ...] = ("gray", "gray-alpha", "rgb", "rgb-alpha")
     notes = Notes(
         format="TIFF",
         exif=exif.tobytes().removeprefix(b"Exif\0\0") if len(exif) else None,
@@ -294,11 +290,10 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
     )
     if pixels.dtype.newbyteorder("=") not in (np.uint8, np.uint16):
         raise PictureError(f"{pixels.dtype} samples; restore takes 8 or 16 bits")
-    pixels = np.ascontiguousarray(pixels)
-    pixels = pixels.astype(pixels.dtype.newbyteorder("="))
+    pixels = np.array(pixels, pixels.dtype.newbyteorder("="), order="C")
     if page.photometric == 0:  # white is zero
         pixels[..., :1] = np.iinfo(pixels.dtype).max - pixels[..., :1]
-    return Picture(pixels=pixels, kind=kinds[channels - 1], notes=notes)
+    return Picture(pixels=pixels, kind=_DEEP_KINDS[channels - 1], notes=notes)
 
 
 def _keyed(pixels: np.ndarray, key: tuple[int, ...]) -> np.ndarray:
@@ -358,12 +353,9 @@ _TIFF_NOTES = (270, 271, 272, 274, 305, 306, 315, 316, 33432, 0x8769, 0x8825)
 def _descriptive(image: Any) -> Image.Exif:
     stored, exif = image.getexif(), Image.Exif()
     for tag in _TIFF_NOTES:
-        if tag in (0x8769, 0x8825):
-            inner = stored.get_ifd(tag)
-            if inner:
-                exif[tag] = inner
-        elif tag in stored:
-            exif[tag] = stored[tag]
+        value = stored.get_ifd(tag) or None if tag in (0x8769, 0x8825) else stored.get(tag)
+        if value is not None:
+            exif[tag] = value
     return exif
 
 
@@ -376,9 +368,7 @@ def _png_chunks(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)
         content = data[at + 8 : at + 8 + length]
-        if name in _PNG_NOTES and not content.startswith(
-            (b"XML:com.adobe.xmp\0", b"Raw profile type")
-        ):
+        if name in _PNG_NOTES and not content.startswith(_PNG_PROFILES):
             chunks.append((name, content))
         at += length + 12
     return tuple(chunks)

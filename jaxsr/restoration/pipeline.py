@@ -9,8 +9,9 @@ import collections
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -20,13 +21,14 @@ from jaxsr.restoration import colour
 from jaxsr.restoration.pictures import CHANNELS, Kind
 from jaxsr.restoration.rescale import RowRescaler
 from jaxsr.restoration.tiling import Plan, Size, Tile, Tiler
-from jaxsr.runtime.runner import Runner
+from jaxsr.runtime.runner import Collect, Runner
 
 # Pictures that may be half done at once: tiles of a rare shape wait for company, but not for ever.
 _MOST_OPEN = 8
 _IN_FLIGHT = 2
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Where a restored picture goes, rows from top to bottom."""
 
@@ -69,12 +71,16 @@ class _Open:
     rescaler: RowRescaler | None = None
 
 
+Owner = tuple[_Open, int, int, int]
+"""Whose a tile is: the picture, row and column in its plan, and which of the network's inputs."""
+
+
 class _Waiting:
     """Tiles of one shape that will share a batch."""
 
     def __init__(self, batch: int, channels: int, shape: Size) -> None:
         self.tiles = np.zeros((batch, channels, *shape), np.float32)
-        self.owners: list[tuple[_Open, int, int, int]] = []
+        self.owners: list[Owner] = []
 
 
 class Restorer:
@@ -110,9 +116,7 @@ class Restorer:
         self._outscale = float(outscale or scale)
         self._insist, self._progress = insist, progress
         self._waiting: dict[tuple[Size, bool], _Waiting] = {}
-        self._running: collections.deque[tuple[Any, list[tuple[_Open, int, int, int]]]] = (
-            collections.deque()
-        )
+        self._running: collections.deque[tuple[Collect, list[Owner]]] = collections.deque()
         self._open: list[_Open] = []
 
     def result_size(self, size: Size) -> Size:
@@ -139,12 +143,12 @@ class Restorer:
             work.sink.fail(error)
             return
         opened = _Open(work, plan, outputs=2 if work.kind == "cmyk" else 1)
+        opened.missing = {row: len(tiles) for row, tiles in enumerate(plan.rows)}
         if self._outscale != self._scale:
             result = self.result_size(size)
             opened.rescaler = RowRescaler((size[0] * self._scale, size[1] * self._scale), result)
         self._open.append(opened)
         for row, tiles in enumerate(plan.rows):
-            opened.missing[row] = len(tiles)
             for column, tile in enumerate(tiles):
                 if opened.failed:
                     return
@@ -175,11 +179,10 @@ class Restorer:
         return colour.network_inputs(crop, opened.work.kind, self._channels)
 
     def _queue(self, opened: _Open, row: int, column: int, index: int, data: np.ndarray) -> None:
-        key = opened.plan.shape, opened.plan.compiled
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            batch = self._batch if opened.plan.compiled else 1
-            waiting = self._waiting[key] = _Waiting(batch, self._channels, key[0])
+        key = shape, compiled = opened.plan.shape, opened.plan.compiled
+        if key not in self._waiting:
+            self._waiting[key] = _Waiting(self._batch if compiled else 1, self._channels, shape)
+        waiting = self._waiting[key]
         waiting.tiles[len(waiting.owners)] = data
         waiting.owners.append((opened, row, column, index))
         if len(waiting.owners) == len(waiting.tiles):
@@ -193,16 +196,14 @@ class Restorer:
         try:
             self._running.append((runner.submit(waiting.tiles), waiting.owners))
         except Exception as error:
-            for opened, *_ in waiting.owners:
-                self._fail(opened, error)
+            self._fail_all(waiting.owners, error)
 
     def _collect(self) -> None:
         wait, owners = self._running.popleft()
         try:
             results = wait()
         except Exception as error:  # out of device memory, for one
-            for opened, *_ in owners:
-                self._fail(opened, error)
+            self._fail_all(owners, error)
             return
         for result, (opened, row, column, index) in zip(results, owners, strict=False):
             if opened.failed:
@@ -258,6 +259,10 @@ class Restorer:
             self._open.remove(opened)
             opened.work.sink.finish()
 
+    def _fail_all(self, owners: list[Owner], error: Exception) -> None:
+        for opened, *_ in owners:
+            self._fail(opened, error)
+
     def _fail(self, opened: _Open, error: Exception) -> None:
         if opened.failed:
             return
@@ -304,8 +309,6 @@ class ByteBudget:
 
 def read_ahead(makers: Iterable[Callable[[], Any]], *, threads: int = 2) -> Iterator[Any]:
     """Results of the makers in order, a few made in advance by threads; exceptions are raised."""
-    from concurrent.futures import ThreadPoolExecutor
-
     source = iter(makers)
     with ThreadPoolExecutor(threads) as pool:
         ahead = collections.deque(pool.submit(make) for make in itertools.islice(source, threads))

@@ -10,9 +10,10 @@ import glob
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -62,9 +63,8 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
             continue
         name = str(source.relative)
         try:
-            result, expected, original = (
-                _rgb(read_picture(p)) for p in (target, truth, source.path)
-            )
+            paths = (target, truth, source.path)
+            result, expected, original = (_rgb(read_picture(path)) for path in paths)
             rows.append(_figures(name, result, expected, original, border, measure_lpips))
         except (PictureError, ValueError, OSError) as error:
             problems.append((name, one_line(error)))
@@ -88,11 +88,11 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
         "model": model.name,
         "engine": config.engine,
         "convention": convention,
-        "mean": means,
-        "pictures": [asdict(row) for row in rows],
+        "mean": _finite(means),
+        "pictures": [_finite(asdict(row)) for row in rows],
         "not_compared": dict(problems),
     }
-    (folder / "figures.json").write_text(json.dumps(_finite(content), indent=2) + "\n")
+    (folder / "figures.json").write_text(json.dumps(content, indent=2) + "\n")
     table = _table(rows, means, convention)
     (folder / "figures.txt").write_text(table)
     _contact_sheet(sheet).save(folder / "contact-sheet.png")
@@ -124,32 +124,30 @@ def _rgb(picture: Picture) -> np.ndarray:
 
 
 def _figures(
-    name: str, result: np.ndarray, truth: np.ndarray, source: np.ndarray, border: int, lpips: object
+    name: str,
+    result: np.ndarray,
+    truth: np.ndarray,
+    source: np.ndarray,
+    border: int,
+    lpips: Callable[[np.ndarray, np.ndarray], float] | None,
 ) -> Figures:
+    from jaxsr.ops.quality import psnr, ssim
+
     if result.shape != truth.shape:
-        raise InputError(
-            f"the result is {result.shape[1]}×{result.shape[0]}, the truth "
-            f"{truth.shape[1]}×{truth.shape[0]}"
-        )
+        sizes = [f"{image.shape[1]}×{image.shape[0]}" for image in (result, truth)]
+        raise InputError(f"the result is {sizes[0]}, the truth {sizes[1]}")
+    convention = {"luma": "matlab", "crop_border": border}
     bicubic = None
     if source.shape != truth.shape:
         enlarged = Image.fromarray(source).resize(truth.shape[1::-1], Image.Resampling.BICUBIC)
-        bicubic = _psnr(np.asarray(enlarged), truth, border)
-    from jaxsr.ops.quality import ssim
-
+        bicubic = float(psnr(np.asarray(enlarged), truth, **convention))
     return Figures(
         name=name,
-        psnr=_psnr(result, truth, border),
-        ssim=float(ssim(result, truth, luma="matlab", crop_border=border)),
+        psnr=float(psnr(result, truth, **convention)),
+        ssim=float(ssim(result, truth, **convention)),
         bicubic_psnr=bicubic,
-        lpips=lpips(result, truth) if callable(lpips) else None,  # type: ignore[arg-type]
+        lpips=lpips(result, truth) if lpips else None,
     )
-
-
-def _psnr(image: np.ndarray, truth: np.ndarray, border: int) -> float:
-    from jaxsr.ops.quality import psnr
-
-    return float(psnr(image, truth, luma="matlab", crop_border=border))
 
 
 def _means(rows: Sequence[Figures]) -> dict[str, float]:
@@ -161,13 +159,10 @@ def _means(rows: Sequence[Figures]) -> dict[str, float]:
     return means
 
 
-def _finite(value: object) -> object:
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no infinity: null stands for it."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    infinite = (math.inf, -math.inf)
+    return {name: None if value in infinite else value for name, value in row.items()}
 
 
 def _table(rows: Sequence[Figures], means: dict, convention: dict) -> str:
@@ -191,20 +186,17 @@ def _table(rows: Sequence[Figures], means: dict, convention: dict) -> str:
 def _contact_sheet(entries: Sequence[tuple[str, list[np.ndarray]]]) -> Image.Image:
     """A row for each picture: source enlarged, result, truth, cut to the same middle part."""
     gap, head = 4, 16
-    height = (_CELL + head + gap) * len(entries)
-    sheet = Image.new("RGB", (3 * (_CELL + gap), max(height, 1)), "white")
+    across, down = _CELL + gap, _CELL + head + gap
+    sheet = Image.new("RGB", (3 * across, max(down * len(entries), 1)), "white")
     draw = ImageDraw.Draw(sheet)
     for index, (name, (result, truth, source)) in enumerate(entries):
-        top = index * (_CELL + head + gap)
         labels = (f"{name}: source, bicubic", "restored", "truth")
         enlarged = Image.fromarray(source).resize(truth.shape[1::-1], Image.Resampling.BICUBIC)
         images = (enlarged, Image.fromarray(result), Image.fromarray(truth))
         for column, (label, image) in enumerate(zip(labels, images, strict=True)):
-            left = column * (_CELL + gap)
+            left, top = column * across, index * down
             draw.text((left + 2, top + 2), label[:40], fill="black")
-            x, y = max((image.width - _CELL) // 2, 0), max((image.height - _CELL) // 2, 0)
-            sheet.paste(
-                image.crop((x, y, min(x + _CELL, image.width), min(y + _CELL, image.height))),
-                (left, top + head),
-            )
+            x, y = (max((side - _CELL) // 2, 0) for side in image.size)
+            box = (x, y, min(x + _CELL, image.width), min(y + _CELL, image.height))
+            sheet.paste(image.crop(box), (left, top + head))
     return sheet

@@ -5,24 +5,23 @@ depends on, and where it starts on a multiple of the network's internal stride. 
 so they hold for any module and not only for layers that some table knows:
 
 - **Reach.** A NaN in one input pixel taints every output pixel that reads it, zero weights
-  included. A
-  second run, with that pixel merely changed, catches what a NaN does not pass (`where`,
-  comparisons).
+  included. A second run, with that pixel merely changed, catches what stops a NaN (`where`).
 - **Period.** Shifting the input by the period shifts the output by `scale` times as much.
-- A network whose taint covers everything (InstanceNorm, global pooling, attention over the image),
-  or
-  that no shift leaves alone (positional encodings), has no exact tiles; the submodule is named.
+- A network whose taint covers everything (InstanceNorm, global pooling, attention), or that no
+  shift leaves alone (positional encodings), has no exact tiles; the submodule is named.
 
 Networks are NCHW torch modules on the CPU, in evaluation mode.
 """
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from jaxsr.errors import InputError
 
@@ -31,17 +30,13 @@ _SIDES = (32, 64, 128, 256, 512)
 _PROBE = 64
 """Side that shifted pictures are a multiple of, as is every period that is looked for."""
 _PERIODS = (1, 2, 4, 8, 16, 32, 64)
-# Tiles of two sizes may be computed by two algorithms; the sums of a deep network differ by this
-# much.
+# Tiles of two sizes may be computed by two algorithms: sums of a deep network differ by this much.
 _ROUNDING = 1e-4
 
 _GLOBAL_LAYERS = (
-    nn.InstanceNorm2d,
-    nn.GroupNorm,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool2d,
+    nn.InstanceNorm2d, nn.GroupNorm, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
     nn.MultiheadAttention,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +67,7 @@ def measure_reach(network: nn.Module, *, channels: int) -> Reach:
     """
     with torch.no_grad(), _evaluating(network), torch.backends.nnpack.flags(enabled=False):
         scale, activation = _scale(network, channels)
-
-        def measured(margin: int | None, period: int = 1, cause: str = "") -> Reach:
-            return Reach(
-                scale=scale, margin=margin, period=period, cause=cause, activation=activation
-            )
-
+        measured = partial(Reach, scale=scale, activation=activation)
         margin, period = None, None
         for side in _SIDES:
             if side < _widest_layer(network) or side % _least(network, channels):
@@ -85,25 +75,25 @@ def measure_reach(network: nn.Module, *, channels: int) -> Reach:
             margin, everything = _margin(network, channels, side, scale, block=1)
             if margin is None and everything and _has_global_layer(network):
                 break
-            period = None
-            if margin is not None:
-                # Shifted pictures are larger than this probe: they show what it missed.
-                period = _period(network, channels, scale, margin)
+            # Shifted pictures are larger than this probe: they show what it missed.
+            period = None if margin is None else _period(network, channels, scale, margin)
             if period is not None:
                 break
         if margin is None:
-            return measured(None, cause=_first_global(network, channels))
+            return measured(margin=None, cause=_first_global(network, channels))
         if period is None:
-            return measured(None, cause="its result depends on the position in the picture")
+            cause = "its result depends on the position in the picture"
+            return measured(margin=None, cause=cause)
         if period == 1:
-            return measured(margin)
+            return measured(margin=margin)
         # Measured again from whole blocks: pixels of one block may reach differently far.
         for side in _SIDES:
             if side > margin and side % _PROBE == 0:
                 block_margin, _ = _margin(network, channels, side, scale, block=period)
                 if block_margin is not None:
-                    return measured(math.ceil(block_margin / period) * period, period)
-        return measured(None, cause=f"it reads more than {_SIDES[-1]} pixels to a side")
+                    aligned = math.ceil(block_margin / period) * period
+                    return measured(margin=aligned, period=period)
+        return measured(margin=None, cause=f"it reads more than {_SIDES[-1]} pixels to a side")
 
 
 def _widest_layer(network: nn.Module) -> int:
@@ -126,7 +116,7 @@ def _least(network: nn.Module, channels: int) -> int:
 
 
 @contextlib.contextmanager
-def _evaluating(network: nn.Module):
+def _evaluating(network: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -150,7 +140,7 @@ def _scale(network: nn.Module, channels: int) -> tuple[int, int]:
         if isinstance(output, Tensor):
             largest = max(largest, output.numel())
 
-    with _hooked(network, note):
+    with register_module_forward_hook(note):
         output = network(_picture(channels, _PROBE))
     if not isinstance(output, Tensor) or output.ndim != 4:
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -168,16 +158,6 @@ def _scale(network: nn.Module, channels: int) -> tuple[int, int]:
     return height // _PROBE, math.ceil(largest / _PROBE**2)
 
 
-@contextlib.contextmanager
-def _hooked(network: nn.Module, hook: Callable):
-    handles = [module.register_forward_hook(hook) for module in network.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _margin(
     network: nn.Module, channels: int, side: int, scale: int, *, block: int
 ) -> tuple[int | None, bool]:
@@ -188,23 +168,25 @@ def _margin(
     clean = _picture(channels, side)
     corners = (slice(0, block), slice(side - block, side))
     reaches, everything = [0], True
+
+    def moved_by(*corners: slice) -> Tensor:
+        changed = clean.clone()
+        for corner in corners:
+            changed[..., corner, corner] = 1.5 - clean[..., corner, corner]
+        return (network(changed) != network(clean)).any(1)[0]
+
     for corner in corners:
         tainted = clean.clone()
         tainted[..., corner, corner] = math.nan
         touched = network(tainted).isnan().any(1)[0]
         everything &= bool(touched.all())
         reaches += _beyond(touched, corner, scale)
-    changed = clean.clone()
-    for corner in corners:
-        changed[..., corner, corner] = 1.5 - clean[..., corner, corner]
-    moved = (network(changed) != network(clean)).any(1)[0]
-    if max(reaches) < side // 2 and bool(moved[_inside(moved, max(reaches) + block, scale)].any()):
+    moved, near = moved_by(*corners), (max(reaches) + block) * scale
+    moved[:near, :near] = moved[-near:, -near:] = False
+    if max(reaches) < side // 2 and bool(moved.any()):
         # Something does not pass a NaN on: only how far a plain change reaches is left to tell.
         for corner in corners:
-            changed = clean.clone()
-            changed[..., corner, corner] = 1.5 - clean[..., corner, corner]
-            moved = (network(changed) != network(clean)).any(1)[0]
-            reaches += _beyond(moved, corner, scale)
+            reaches += _beyond(moved_by(corner), corner, scale)
     reach = max(reaches)
     return (None if reach >= side - block else reach), everything
 
@@ -217,15 +199,6 @@ def _beyond(touched: Tensor, corner: slice, scale: int) -> list[int]:
         if len(hit):
             reaches += [corner.start - int(hit[0]), int(hit[-1]) - (corner.stop - 1)]
     return reaches
-
-
-def _inside(touched: Tensor, reach: int, scale: int) -> Tensor:
-    """Mask of what lies further than `reach` from the upper left and the lower right corner."""
-    side = touched.shape[0]
-    near = torch.zeros_like(touched, dtype=torch.bool)
-    near[: reach * scale, : reach * scale] = True
-    near[side - reach * scale :, side - reach * scale :] = True
-    return ~near
 
 
 def _period(network: nn.Module, channels: int, scale: int, margin: int) -> int | None:
@@ -264,6 +237,6 @@ def _first_global(network: nn.Module, channels: int) -> str:
 
     marked = _picture(channels, _PROBE)
     marked[..., 0, 0] = math.nan
-    with _hooked(network, note):
+    with register_module_forward_hook(note):
         network(marked)
     return spreading[0] if spreading else "each output pixel depends on the whole picture"

@@ -31,34 +31,21 @@ class RowRescaler:
         """Takes the next rows; returns the rows of the result that are settled by now."""
         pending = rows if self._pending is None else np.concatenate([self._pending, rows])
         last = self._first + len(pending)
+        ready = max(self._done, math.floor((last - self._support) / self._ratio))
         if last == self._source[0]:
             ready = self._target[0]
-        else:
-            ready = max(self._done, math.floor((last - self._support) / self._ratio))
-        box = (self._done * self._ratio - self._first, ready * self._ratio - self._first)
-        result = self._resize(pending, box, ready - self._done)
-        self._done = ready
-        keep = max(self._first, math.floor(ready * self._ratio) - self._support)
-        self._pending, self._first = pending[keep - self._first :], keep
-        return result
-
-    def _resize(self, pending: np.ndarray, box: tuple[float, float], count: int) -> np.ndarray:
-        width = self._target[1]
-        result = np.empty((count, width, pending.shape[-1]), pending.dtype)
-        if not count:
-            return result
-        for channel in range(pending.shape[-1]):
-            plane = np.ascontiguousarray(pending[..., channel])
-            if pending.dtype != np.uint8:
-                plane = plane.astype(np.float32)
+        top, bottom = (row * self._ratio - self._first for row in (self._done, ready))
+        size, box = (self._target[1], ready - self._done), (0, top, pending.shape[1], bottom)
+        result = np.empty((size[1], size[0], pending.shape[2]), pending.dtype)
+        exact = pending.dtype == np.uint8  # which Pillow rounds itself
+        for channel in range(pending.shape[2] if size[1] else 0):
+            plane = np.ascontiguousarray(pending[..., channel], None if exact else np.float32)
             resized = np.asarray(
-                Image.fromarray(plane).resize(
-                    (width, count),
-                    Image.Resampling.BICUBIC,
-                    box=(0, box[0], pending.shape[1], box[1]),
-                )
+                Image.fromarray(plane).resize(size, Image.Resampling.BICUBIC, box=box)
             )
-            if pending.dtype != np.uint8:
-                resized = np.rint(resized.clip(0, np.iinfo(pending.dtype).max))
-            result[..., channel] = resized
+            peak = np.iinfo(pending.dtype).max
+            result[..., channel] = resized if exact else np.rint(resized.clip(0, peak))
+        self._done = ready
+        first = max(self._first, math.floor(ready * self._ratio) - self._support)
+        self._pending, self._first = pending[first - self._first :], first
         return result

@@ -16,12 +16,8 @@ from jaxsr.restoration.restorer import make_restorer
 
 _KINDS: dict[int, Kind] = {1: "gray", 2: "gray-alpha", 3: "rgb", 4: "rgb-alpha"}
 _PILLOW: dict[str, Kind] = {
-    "L": "gray",
-    "LA": "gray-alpha",
-    "RGB": "rgb",
-    "RGBA": "rgb-alpha",
-    "CMYK": "cmyk",
-}
+    "L": "gray", "LA": "gray-alpha", "RGB": "rgb", "RGBA": "rgb-alpha", "CMYK": "cmyk"
+}  # fmt: skip
 
 
 def as_picture(image: Any, index: int) -> Picture:
@@ -63,22 +59,32 @@ def as_picture(image: Any, index: int) -> Picture:
 
 
 class ArraySink:
-    """Collects the rows of one result."""
+    """Collects the rows of one result; `name` stands in the error of a picture that fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "image") -> None:
+        self._name = name
         self._rows: list[np.ndarray] = []
-        self.result: np.ndarray | None = None
-        self.error: Exception | None = None
+        self._error: Exception | None = None
 
     def write(self, rows: np.ndarray) -> None:
         self._rows.append(rows)
 
     def finish(self) -> None:
-        self.result = self._rows[0] if len(self._rows) == 1 else np.concatenate(self._rows)
-        self._rows = []
+        self._rows = [np.concatenate(self._rows)] if len(self._rows) > 1 else self._rows
 
     def fail(self, error: Exception) -> None:
-        self.error = error
+        self._error = error
+
+    @property
+    def result(self) -> np.ndarray:
+        """The restored samples, (height, width, channels).
+
+        Raises:
+          PictureError: the picture could not be restored.
+        """
+        if self._error is not None:
+            raise PictureError(f"{self._name}: {self._error}") from self._error
+        return self._rows[0]
 
 
 def restore_arrays(
@@ -91,16 +97,10 @@ def restore_arrays(
     """
     sizes = {picture.pixels.shape[:2] for picture in pictures}
     restorer, _, _ = make_restorer(model, config, sizes=sizes)
-    sinks = [ArraySink() for _ in pictures]
+    sinks = [ArraySink(f"image {index}") for index in range(len(pictures))]
     restorer.run(
         Work(pixels=picture.pixels, kind=picture.kind, sink=sink)
         for picture, sink in zip(pictures, sinks, strict=True)
     )
-    results = []
-    for index, sink in enumerate(sinks):
-        if sink.error is not None:
-            raise InputError(f"image {index}: {sink.error}") from sink.error
-        assert sink.result is not None
-        gray = sink.result.shape[-1] == 1
-        results.append(sink.result[..., 0] if gray else sink.result)
-    return results
+    results = [sink.result for sink in sinks]
+    return [result[..., 0] if result.shape[-1] == 1 else result for result in results]

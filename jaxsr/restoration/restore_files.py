@@ -1,5 +1,6 @@
 """`python -m jaxsr.restore`: files in, files out, failures listed at the end."""
 
+import contextlib
 import logging
 import signal
 import sys
@@ -67,29 +68,24 @@ def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, beg
     pictures = [source for source in inputs.sources if not source.is_video]
     videos = [source for source in inputs.sources if source.is_video]
     sizes = [size for source in pictures if (size := picture_size(source.path))]
-    failed = list(inputs.problems)
-    restored = skipped = programs = 0
     progress = Progress(sum(height * width for height, width in sizes))
-    try:
+    outcomes, programs = [], 0
+    with contextlib.closing(progress):
         if pictures:
             restorer, runner, _ = make_restorer(
                 model, config, sizes=set(sizes), progress=progress.add
             )
             threads = 1 if any(h * w > _LARGE for h, w in sizes) else 2
-            outcome = BatchRestorer(restorer, config).run(pictures, threads=threads)
-            failed += outcome.failed
-            restored, skipped = len(outcome.restored), len(outcome.skipped)
+            outcomes.append(BatchRestorer(restorer, config).run(pictures, threads=threads))
             programs = len(runner.programs)
-    finally:
-        progress.close()
     done, spent = progress.pixels / 1e6, progress.seconds
     if videos:
         from jaxsr.restoration.video import restore_videos
 
-        outcome = restore_videos(videos, model, config)
-        restored += len(outcome.restored)
-        skipped += len(outcome.skipped)
-        failed += outcome.failed
+        outcomes.append(restore_videos(videos, model, config))
+    failed = [*inputs.problems, *(failure for outcome in outcomes for failure in outcome.failed)]
+    restored = sum(len(outcome.restored) for outcome in outcomes)
+    skipped = sum(len(outcome.skipped) for outcome in outcomes)
     rate = f", {done:.1f} MP in {spent:.1f} s ({done / spent:.2f} MP/s)" if done else ""
     compiled = f", {programs} programs" if config.engine == "jax" and programs else ""
     all_s = time.perf_counter() - began
@@ -97,9 +93,8 @@ def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, beg
     if skipped:
         print(f"left alone: {skipped} results that were there already; --overwrite replaces them")
     if inputs.ignored:
-        print(
-            f"passed over: {inputs.ignored} files in folders that are no pictures or videos by name"
-        )
+        which = "files in folders that are no pictures or videos by name"
+        print(f"passed over: {inputs.ignored} {which}")
     if failed:
         print(f"not restored: {len(failed)}", file=sys.stderr)
         for name, reason in failed:

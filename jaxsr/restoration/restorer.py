@@ -7,12 +7,11 @@ from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel, find_model
 from jaxsr.restoration.pipeline import Restorer
 from jaxsr.restoration.tiling import Size, Tiler
-from jaxsr.runtime.runner import Around, Runner, open_runner
+from jaxsr.runtime.runner import Runner, open_runner
 from jaxsr.runtime.torch_runner import TorchRunner
 
-# On an accelerator one tile leaves most of it idle; on a CPU more only take memory.
-_BATCH = {"cpu": 1}
 BATCH_ELSEWHERE = 8
+"""Tiles for an accelerator, most of which one leaves idle; on a CPU more only take memory."""
 
 
 def configured_model(config: RestoreConfig) -> RestorationModel:
@@ -24,11 +23,6 @@ def configured_model(config: RestoreConfig) -> RestorationModel:
         channels=config.channels,
         value_range=config.value_range,
     )
-
-
-def around_network(model: RestorationModel, config: RestoreConfig) -> Around:
-    """What is computed around the network of a tile."""
-    return around_tiles(model.value_range, ensemble=config.ensemble)
 
 
 def make_tiler(model: RestorationModel, config: RestoreConfig, sizes: Iterable[Size]) -> Tiler:
@@ -48,13 +42,9 @@ def tile_runner(model: RestorationModel, config: RestoreConfig) -> tuple[Runner,
     Raises:
       DeviceError: fewer devices than the mesh needs, or torch finds no CUDA device.
     """
-    runner = open_runner(
-        model.network,
-        config,
-        around=around_network(model, config),
-        lane_folding=config.lane_folding,
-    )
-    batch = config.batch or _BATCH.get(runner.platform, BATCH_ELSEWHERE)
+    around = around_tiles(model.value_range, ensemble=config.ensemble)
+    runner = open_runner(model.network, config, around=around, lane_folding=config.lane_folding)
+    batch = config.batch or (1 if runner.platform == "cpu" else BATCH_ELSEWHERE)
     return runner, batch * config.devices
 
 
@@ -70,7 +60,8 @@ def make_restorer(
     runner, batch = tile_runner(model, config)
     host = runner
     if config.engine == "jax":
-        host = TorchRunner(model.network, around=around_network(model, config))
+        around = around_tiles(model.value_range, ensemble=config.ensemble)
+        host = TorchRunner(model.network, around=around)
     restorer = Restorer(
         runner,
         host,

@@ -1,13 +1,15 @@
 """`--benchmark`: megapixels a second at the sizes asked for, each measured, none extrapolated."""
 
 import json
+import platform
 import statistics
 import time
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import torch
 
-from jaxsr.errors import InputError
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pipeline import Work
@@ -31,9 +33,8 @@ def benchmark(model: RestorationModel, config: RestoreConfig) -> int:
             f"{row['spread_s']:>9.3f} {row['megapixels_per_s']:>9.3f} "
             f"{row['tiles']} of {row['tile'][1]}×{row['tile'][0]}"
         )
-    print(
-        json.dumps({"model": model.name, "scale": model.scale, **environment(config), "rows": rows})
-    )
+    content = {"model": model.name, "scale": model.scale, **environment(config), "rows": rows}
+    print(json.dumps(content))
     return ExitStatus.OK
 
 
@@ -46,12 +47,11 @@ def measure(
     restorer, runner, tiler = make_restorer(model, config, sizes=[size])
 
     def once() -> float:
-        sink = ArraySink()
+        sink = ArraySink(f"{width}x{height}")
         start = time.perf_counter()
         restorer.run([Work(pixels=pixels, kind="rgb", sink=sink)])
         spent = time.perf_counter() - start
-        if sink.error is not None:
-            raise InputError(f"{width}x{height}: {sink.error}") from sink.error
+        assert sink.result is not None  # raises where it failed
         return spent
 
     first = once()
@@ -76,11 +76,6 @@ def measure(
 
 def environment(config: RestoreConfig) -> dict[str, Any]:
     """What the figures hold for."""
-    import platform
-    from importlib.metadata import version
-
-    import torch
-
     device = "cpu"
     if config.engine == "jax":
         import jax
@@ -89,9 +84,7 @@ def environment(config: RestoreConfig) -> dict[str, Any]:
     elif torch_device(config.platform) == "cuda":
         device = torch.cuda.get_device_name()
     return {
-        "engine": config.engine,
-        "dtype": config.dtype,
-        "ensemble": config.ensemble,
+        **{name: getattr(config, name) for name in ("engine", "dtype", "ensemble")},
         "mesh": config.devices,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),

@@ -6,8 +6,9 @@ together, so that the network pads both alike. No tile hangs over an edge, and a
 share a program.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,16 +21,14 @@ Size = tuple[int, int]
 MOST_PROGRAMS = 4
 """Tile shapes, and so compilations, that any number of picture sizes leads to."""
 
-# What one device may spend on a tile's largest intermediate tensors, with three of them alive at
-# once.
+# What one device may spend on a tile's largest intermediate tensors, three alive at once.
 _TILE_BYTES = 384 * 2**20
 _ALIVE = 3
 _LARGEST_TILE = 512
 # Results come back to the host as float32, and a row of them makes a band.
 _LARGEST_RESULT = 1536
 _SMALLEST_TILE = 64
-# Overlaps cost; a tile is at least this many margins wide, so that three quarters of each axis
-# count.
+# Overlaps cost: at least this many margins to a tile, so that three quarters of each axis count.
 _MARGINS_PER_TILE = 8
 _APPROXIMATE_MARGIN = 16
 # Fixed cost of one more tile, in pixels of computing.
@@ -116,13 +115,13 @@ class Tiler:
         return math.ceil(length / self._reach.period) * self._reach.period
 
     def _default_side(self) -> int:
-        per_pixel = max(self._reach.activation, 16) * 4 * _ALIVE
-        affordable = math.isqrt(_TILE_BYTES // per_pixel) // 32 * 32
+        # A picture treated whole has four times a tile's memory.
+        affordable = math.isqrt(self.max_uncut_pixels // 4) // 32 * 32
         most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self._reach.scale)
         return max(most, _MARGINS_PER_TILE * self.margin, _SMALLEST_TILE)
 
     @property
-    def largest_whole(self) -> int:
+    def max_uncut_pixels(self) -> int:
         """Pixels of the largest picture that a network with global statistics is given at once."""
         # Four times a tile's memory: there is no other way to get this result.
         return 4 * _TILE_BYTES // (max(self._reach.activation, 16) * 4 * _ALIVE)
@@ -139,7 +138,7 @@ class Tiler:
         """
         size = self.padded(size)
         if self._uncut:
-            if self._reach.margin is None and math.prod(size) > self.largest_whole:
+            if self._reach.margin is None and math.prod(size) > self.max_uncut_pixels:
                 raise WholePictureTooLarge(
                     f"{size[1]}×{size[0]} pixels at once would need more than "
                     f"{4 * _TILE_BYTES >> 20} MB, and this network cannot be tiled exactly "
@@ -165,16 +164,13 @@ class Tiler:
     def _fit(self, size: Size) -> Size:
         """The tile shape, of the largest tile's area at most, that computes the fewest pixels."""
         area = self.side**2
-        best: tuple[int, Size] | None = None
-        for heights in self._splits(size[0]):
-            for widths in self._splits(size[1]):
-                shape = self._share(size[0], heights), self._share(size[1], widths)
-                if shape[0] * shape[1] > area:
-                    continue
-                cost = (shape[0] * shape[1] + _TILE_OVERHEAD) * heights * widths
-                if best is None or cost < best[0]:
-                    best = cost, shape
-        return best[1] if best else self._ladder[0]
+        costs: dict[Size, int] = {}
+        for heights, widths in itertools.product(*map(self._splits, size)):
+            shape = self._share(size[0], heights), self._share(size[1], widths)
+            if math.prod(shape) <= area:
+                cost = (math.prod(shape) + _TILE_OVERHEAD) * heights * widths
+                costs[shape] = min(cost, costs.get(shape, cost))
+        return min(costs, key=lambda shape: costs[shape], default=self._ladder[0])
 
     def _splits(self, length: int) -> range:
         return range(1, 2 + math.ceil(length / max(self.side - 2 * self.margin, 1)))
@@ -186,8 +182,10 @@ class Tiler:
         )
 
     def _cut(self, size: Size, shape: Size, *, compiled: bool) -> Plan:
-        vertical = list(_spans(size[0], shape[0], self.margin, self._reach.period))
-        horizontal = list(_spans(size[1], shape[1], self.margin, self._reach.period))
+        vertical, horizontal = (
+            list(_spans(length, tile, self.margin, self._reach.period))
+            for length, tile in zip(size, shape, strict=True)
+        )
         rows = tuple(
             tuple(
                 Tile(top, left, inner_top, inner_left, inner_bottom, inner_right)
@@ -211,8 +209,3 @@ def _spans(length: int, tile: int, margin: int, period: int) -> Iterator[tuple[i
         end = length if index == count - 1 else start + tile - margin
         yield start, inner, end
         inner = end
-
-
-def programs(plans: Sequence[Plan]) -> set[Size]:
-    """The tile shapes that have to be compiled for these plans."""
-    return {plan.shape for plan in plans if plan.compiled}

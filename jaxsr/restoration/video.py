@@ -6,6 +6,7 @@ the video has more than 8. Colour tags and the frames' own times are kept, so a 
 stays variable.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,9 @@ def _transcode(container: Any, out: Any, model: RestorationModel, config: Restor
     stream = container.streams.video[0]
     coded = stream.codec_context
     size = coded.height, coded.width
-    outscale = config.outscale or model.scale
+    outscale = float(config.outscale or model.scale)
     luma = model.channels == 1 and outscale == model.scale == 1 and coded.pix_fmt in _PLANAR_LUMA
-    deep = max((part.bits for part in coded.format.components), default=8) > 8
+    deep = any(part.bits > 8 for part in coded.format.components)
     encoder = add_encoder(out, stream, result_size(size, outscale))
     copied = {
         other.index: out.add_stream_from_template(other)
@@ -94,7 +95,7 @@ def _transcode(container: Any, out: Any, model: RestorationModel, config: Restor
             out.mux(encoder.encode(restored))
         waiting.clear()
 
-    try:
+    with contextlib.closing(progress):
         for packet in container.demux():
             if packet.stream.index in copied:
                 if packet.dts is not None:
@@ -107,8 +108,6 @@ def _transcode(container: Any, out: Any, model: RestorationModel, config: Restor
                         encode()
         encode()
         out.mux(encoder.encode(None))
-    finally:
-        progress.close()
 
 
 def _restored(restorer: Restorer, frames: list[Any], luma: bool, deep: bool) -> Iterator[Any]:
@@ -122,23 +121,18 @@ def _restored(restorer: Restorer, frames: list[Any], luma: bool, deep: bool) -> 
             pixels = _plane(frame.planes[0], frame.height, frame.width)[..., None]
         else:
             pixels = frame.to_ndarray(format=layout)
-        kind = "gray" if luma else "rgb"
-        works.append(Work(pixels=pixels, kind=kind, sink=ArraySink()))
+        sink = ArraySink(f"frame at {frame.time} s")
+        works.append(Work(pixels=pixels, kind="gray" if luma else "rgb", sink=sink))
     restorer.run(works)
     for frame, work in zip(frames, works, strict=True):
-        sink = work.sink
-        assert isinstance(sink, ArraySink)
-        if sink.result is None:
-            raise PictureError(f"frame at {frame.time} s: {sink.error}")
+        assert isinstance(work.sink, ArraySink)
         if not luma:
-            yield av.VideoFrame.from_ndarray(sink.result, format=layout)
+            yield av.VideoFrame.from_ndarray(work.sink.result, format=layout)
             continue
         planar = av.VideoFrame(frame.width, frame.height, frame.format.name)
-        for index, plane in enumerate(planar.planes):
-            if index == 0:
-                _fill(plane, sink.result[..., 0])
-            else:
-                _fill(plane, _plane(frame.planes[index], plane.height, plane.width))
+        _fill(planar.planes[0], work.sink.result[..., 0])
+        for plane, source in zip(planar.planes[1:], frame.planes[1:], strict=True):
+            _fill(plane, _plane(source, plane.height, plane.width))
         yield planar
 
 

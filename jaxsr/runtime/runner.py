@@ -5,7 +5,7 @@ returned waits for the result. Callers prepare the next batch in between.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Around = Callable[[Any, Callable[[Any], Any], Any], Any]
 `xp` is `jax.numpy` or `torch`; `network` takes and returns float32, whatever it computes in."""
 
 
+@runtime_checkable
 class Runner(Protocol):
     """What `JaxRunner` and `TorchRunner` offer."""
 

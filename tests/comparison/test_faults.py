@@ -157,7 +157,8 @@ def test_float64_says_which_side_is_wrong(subject):
     )
     row = comparison.findings[0].row
     assert row.local is not None and row.exact is not None
-    first, second = row.local.first_exact, row.local.second_exact
+    assert row.local.exact is not None
+    first, second = row.local.exact
     assert first is not None and second is not None
     assert first < 1e-6 and 5e-4 < second < 2e-3  # a scale off by 1e-3
     assert row.exact[0] < 1e-5 < row.exact[1]

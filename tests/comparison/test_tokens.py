@@ -13,7 +13,7 @@ def logits(seed=0, size=50):
 
 def test_divergence_is_scipys():
     a, b = logits(), logits() + 0.1 * logits(1)
-    (step,) = compare_logits([a], [b], rounding=1e-6)
+    (step,) = compare_logits([(a, b)], rounding=1e-6)
     p, q = (special.softmax(x[0].astype(np.float64)) for x in (a, b))
     assert step.divergence == pytest.approx(stats.entropy(p, q), rel=1e-9)
     best = [set(np.argsort(-x[0])[:10].tolist()) for x in (a, b)]
@@ -23,7 +23,7 @@ def test_divergence_is_scipys():
 
 
 def test_equal_logits():
-    (step,) = compare_logits([logits()], [logits()], rounding=1e-6)
+    (step,) = compare_logits([(logits(), logits())], rounding=1e-6)
     assert step.agree and not step.tie and step.divergence == 0 and step.overlap == 1
 
 
@@ -41,7 +41,7 @@ def test_ties_are_what_rounding_explains(gap, moved, rounding, tie):
     a[0, :2] = 1 + gap, 1
     b = a.copy()
     b[0, 0] -= moved
-    (step,) = compare_logits([a], [b], rounding=rounding)
+    (step,) = compare_logits([(a, b)], rounding=rounding)
     assert (step.first_token, step.second_token) == (0, 1)
     assert step.tie is tie
 
@@ -49,7 +49,7 @@ def test_ties_are_what_rounding_explains(gap, moved, rounding, tie):
 def test_first_divergence_in_words():
     a, b = logits(), logits()
     b[0, 3] = 100
-    steps = compare_logits([a, a, a], [a, b, b], rounding=1e-6)
+    steps = compare_logits([(a, a), (a, b), (a, b)], rounding=1e-6)
     found = first_divergence(steps)
     assert found is not None and found.step == 1
     said = in_words(found, lambda token: f"<{token}>")

@@ -235,17 +235,17 @@ def test_an_image_without_targets_and_predictions_follows_the_chosen_convention(
     [
         ({"threshold": 1.0}, "threshold"),
         ({"threshold": -0.1}, "threshold"),
-        ({"distance_px": 0}, "distance_px"),
+        ({"distance_px": 0.0}, "distance_px"),
         ({"curve_points": 0}, "curve_points"),
         ({"empty": "nan"}, "empty"),
     ],
 )
-def test_arguments_out_of_range_are_named(options: Any, said):
+def test_arguments_out_of_range_are_named(unchecked, options: Any, said):
     with pytest.raises(ValueError, match=said):
         DetectionMetrics(**options)
 
 
-def test_wrong_batches_are_refused():
+def test_wrong_batches_are_refused(unchecked):
     metrics = DetectionMetrics()
     with pytest.raises(ValueError, match="no image was evaluated"):
         metrics.report()

@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image, ImageCms, ImageOps
 
 from jaxsr.data.picture_file import ENDINGS
-from jaxsr.restoration.encode import check_holdable, open_writer
+from jaxsr.restoration.encode import Encoding, write_picture
 from jaxsr.restoration.pictures import (
     CHANNELS,
     Notes,
@@ -29,20 +29,26 @@ def noise(*shape: int, deep: bool = False) -> np.ndarray:
     return rng.integers(0, 65536 if deep else 256, shape, dtype=np.uint16 if deep else np.uint8)
 
 
-def written(path: Path, pixels: np.ndarray, kind, notes: Notes, quality: int = 95) -> Path:
-    writer = open_writer(
-        path,
-        format=notes.format,
+def encoding(kind, *, format: str, deep: bool = False, size=(9, 9), notes=None, quality=95):
+    height, width = size
+    return Encoding(
+        format=format,
         kind=kind,
-        deep=pixels.dtype == np.uint16,
-        height=pixels.shape[0],
-        width=pixels.shape[1],
-        notes=notes,
+        deep=deep,
+        height=height,
+        width=width,
+        notes=notes or Notes(format=format),
         quality=quality,
     )
-    for start in range(0, len(pixels), 7):  # bands that divide nothing evenly
-        writer.write(pixels[start : start + 7])
-    writer.finish()
+
+
+def written(path: Path, pixels: np.ndarray, kind, notes: Notes, quality: int = 95) -> Path:
+    bands = [
+        pixels[start : start + 7] for start in range(0, len(pixels), 7)
+    ]  # divide nothing evenly
+    deep, size = pixels.dtype == np.uint16, pixels.shape[:2]
+    spec = encoding(kind, format=notes.format, deep=deep, size=size, notes=notes, quality=quality)
+    write_picture(path, bands, spec)
     return path
 
 
@@ -252,30 +258,22 @@ def test_refusals_are_short_phrases(tmp_path):
 
 
 def test_formats_say_what_they_cannot_hold():
-    size = {"height": 10, "width": 10}
     with pytest.raises(PictureError, match=r"JPEG holds no transparency.*--format png"):
-        check_holdable("JPEG", kind="rgb-alpha", deep=False, **size)
+        encoding("rgb-alpha", format="JPEG").check()
     with pytest.raises(PictureError, match="WEBP holds 8 bits"):
-        check_holdable("WEBP", kind="rgb", deep=True, **size)
+        encoding("rgb", format="WEBP", deep=True).check()
     with pytest.raises(PictureError, match="PNG holds no CMYK"):
-        check_holdable("PNG", kind="cmyk", deep=False, **size)
+        encoding("cmyk", format="PNG").check()
     with pytest.raises(PictureError, match=r"at most 16383 pixels.*120000×40"):
-        check_holdable("WEBP", kind="rgb", deep=False, height=40, width=120_000)
-    check_holdable("PNG", kind="rgb", deep=True, height=40, width=120_000)
+        encoding("rgb", format="WEBP", size=(40, 120_000)).check()
+    encoding("rgb", format="PNG", deep=True, size=(40, 120_000)).check()
 
 
 def test_an_abandoned_file_leaves_nothing(tmp_path):
-    writer = open_writer(
-        tmp_path / "x.png",
-        format="PNG",
-        kind="rgb",
-        deep=False,
-        height=9,
-        width=9,
-        notes=Notes(),
-        quality=95,
-    )
-    writer.write(noise(4, 9, 3))
-    assert [p.suffix for p in tmp_path.iterdir()] == [".partial"]
-    writer.abandon()
-    assert list(tmp_path.iterdir()) == []
+    def bands():
+        yield noise(4, 9, 3)
+        raise RuntimeError("the network failed")
+
+    with pytest.raises(RuntimeError):
+        write_picture(tmp_path / "x.png", bands(), encoding("rgb", format="PNG"))
+    assert not list(tmp_path.iterdir())

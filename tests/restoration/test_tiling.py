@@ -13,7 +13,7 @@ from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.pipeline import Restorer, Work
 from jaxsr.restoration.receptive_field import Reach, measure_reach
 from jaxsr.restoration.restore_arrays import ArraySink
-from jaxsr.restoration.tiling import MOST_PROGRAMS, Tiler, WholePictureTooLarge, programs
+from jaxsr.restoration.tiling import MOST_PROGRAMS, Tiler, WholePictureTooLarge
 from jaxsr.runtime.torch_runner import TorchRunner
 from tests.restoration import networks
 
@@ -115,7 +115,8 @@ def test_a_hundred_sizes_need_at_most_four_programs():
     sizes = np.random.default_rng(0).integers(1, 2000, (100, 2)).tolist()
     for margin in (0, 4, 20, 40):
         tiler = Tiler(Reach(scale=4, margin=margin, activation=200), sizes=map(tuple, sizes))
-        assert len(programs([tiler.plan(tuple(size)) for size in sizes])) <= MOST_PROGRAMS
+        plans = [tiler.plan(tuple(size)) for size in sizes]
+        assert len({plan.shape for plan in plans if plan.compiled}) <= MOST_PROGRAMS
 
 
 def test_fitted_tiles_waste_little():
@@ -159,7 +160,6 @@ def test_tiled_equals_untiled(name, size):
     tiler = Tiler(reach, tile=96, sizes=[(1, 1), (2, 2), (3, 3)])
     restorer = Restorer(engine, engine, tiler, scale=reach.scale, channels=3, batch=3)
     restorer.run([Work(pixels=pixels, kind="rgb", sink=sink)])
-    assert sink.error is None
     planes = torch.from_numpy(np.moveaxis(pixels.astype(np.float32) / 65535, -1, 0)[None])
     with torch.no_grad():
         whole = (network(planes * (high - low) + low) - low) / (high - low)
