@@ -1,9 +1,11 @@
 """Every test sees 8 simulated CPU devices, so that mesh tests need no accelerator."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jaxtyping
 import pytest
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
@@ -11,6 +13,22 @@ import pytest
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
+
+# Annotations of shapes and dtypes are checked at each call, in packages imported from here on.
+jaxtyping.install_import_hook(
+    (
+        "jaxsr.ops",
+    ),
+    "beartype.beartype",
+)  # fmt: skip
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """For tests that pass wrong types on purpose: the function's own errors are what counts."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")
