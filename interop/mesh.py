@@ -7,6 +7,7 @@ state are replicated over `data` and, where `fsdp` is above 1, split over it.
 import contextlib
 import importlib.util
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -132,7 +133,7 @@ def parameter_sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     """`parameter_sharding` of every leaf."""
-    return jax.tree.map(lambda leaf: parameter_sharding(leaf, mesh), tree)
+    return jax.tree.map(partial(parameter_sharding, mesh=mesh), tree)
 
 
 def place(tree: Any, shardings: Any) -> Any:

@@ -4,7 +4,7 @@ Only `export_weights` needs JAX, and imports it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def export_weights(
 
 
 @contextmanager
-def open_safetensors(path: Path, *, framework: str = "numpy") -> Iterator[Any]:
+def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
     """Opens a file as `safetensors.safe_open` does: its tensors are read when they are asked for.
 
     Raises:

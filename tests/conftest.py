@@ -19,7 +19,7 @@ jaxtyping.install_import_hook(
     (
         "jaxsr.ops",
     ),
-    "beartype.beartype",
+    "tests.typechecker.check",
 )  # fmt: skip
 
 

@@ -74,9 +74,9 @@ class OptimizerConfig:
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate as a function of the number of updates done, over `steps` updates."""
-    rest = max(steps - config.warmup_steps, 1)
+    span = max(steps - config.warmup_steps, 1)
     if config.schedule == "cosine":
-        main = optax.cosine_decay_schedule(config.lr, rest, alpha=config.final_lr / config.lr)
+        main = optax.cosine_decay_schedule(config.lr, span, alpha=config.final_lr / config.lr)
     else:
         main = optax.constant_schedule(config.lr)
     if not config.warmup_steps:

@@ -40,7 +40,7 @@ Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that a run consists of: saved whole, restored whole.
+    """All that a run consists of, as one checkpoint holds it.
 
     Attributes:
       step: steps done.
@@ -261,9 +261,7 @@ class TrainStep:
         """Every player in turn: gradients, update, metrics; `average` is over the devices."""
         key = jax.random.wrap_key_data(key_data)
         gradients = Gradients(
-            model=self.model,
-            phase=self.phase,
-            compute_dtype=jnp.dtype(self.config.dtype),
+            model=self.model, phase=self.phase, compute_dtype=jnp.dtype(self.config.dtype)
         )
         slices = self.config.accumulate
         params, opt_states = dict(params), dict(opt_states)
