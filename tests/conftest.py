@@ -19,7 +19,8 @@ jaxtyping.install_import_hook(
     (
         "jaxsr.ops",
     ),
-    "tests.typechecker.check",
+    # As type checkers have it, an int is a float.
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )  # fmt: skip
 
 
