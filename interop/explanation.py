@@ -1,4 +1,3 @@
-# pyright: strict
 """Who computes a torch operator or function inside `JaxModule.apply`.
 
 >>> print(jaxsr.interop.explain("aten.amax"))

@@ -1,4 +1,3 @@
-# pyright: strict
 """Who computes an operator: the one registry of aten operators and torch functions.
 
 Files of `interop/lowerings` and `interop/folding` register entries with the decorators below, and

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """TPU chips and topologies by name, without a TPU.
 
 `v5e:2x4` is eight v5e chips in a 2 × 4 grid. libtpu, which is on PyPI, describes and compiles for
@@ -110,7 +111,7 @@ def load_topology(name: str) -> Topology:
     options = {"chip_config_name": "megacore"} if generation == "v4" else {}
     with quiet_libtpu():
         try:
-            description = topologies.get_topology_desc(name, "tpu", **options)
+            description: Any = topologies.get_topology_desc(name, "tpu", **options)
         except Exception as error:
             raise InputError(_why_no_topology(name, known, error)) from error
     devices = description.devices

@@ -15,13 +15,15 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 
 from jaxsr.interop.aot.chips import Device, Topology, quiet_libtpu
 from jaxsr.interop.aot.hlo import Collective, Padding, collectives, cycles, padding, products
 
+_COMPILER_ERROR: type[Exception] = cast(Any, jax.errors).JaxRuntimeError
 # Passes of bfloat16 products that the TPU makes for one float32 product, by JAX's precision.
 _PASSES = {"f32 highest": 6, "f32 high": 3}
 
@@ -92,7 +94,7 @@ class Ahead:
     bytes: float = 0.0
     """Read and written by one device."""
     collectives: Sequence[Collective] = ()
-    products: Mapping[str, int] = field(default_factory=dict)
+    products: Mapping[str, int] = field(default_factory=dict[str, int])
     """Convolutions and matrix products by input type, before compilation."""
     padding: Padding = field(default_factory=lambda: Padding(0, 0))
     cycles: int = 0
@@ -139,13 +141,12 @@ def abstract(tree: Any, shardings: Any) -> Any:
       shardings: a tree of shardings, or one for every leaf.
     """
     if isinstance(shardings, jax.sharding.Sharding):
-        one = shardings
-        shardings = jax.tree.map(lambda _: one, tree)
+        return jax.tree.map(partial(_abstract, sharding=shardings), tree)
+    return jax.tree.map(_abstract, tree, shardings)
 
-    def leaf(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
-    return jax.tree.map(leaf, tree, shardings)
+def _abstract(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def compile_ahead(
@@ -191,7 +192,7 @@ def compile_ahead(
     try:
         with quiet_libtpu():
             compiled = lowered.compile(compiler_options=dict(options) if options else None)
-    except jax.errors.JaxRuntimeError as error:
+    except _COMPILER_ERROR as error:
         return Ahead(**report, error=readable(error), **spent())
     report |= spent()
     sizes, costs, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()

@@ -338,7 +338,9 @@ def _per_device(
         merged = [next(averaged) if f else x for x, f in zip(leaves, is_float, strict=True)]
         return jax.tree.unflatten(structure, merged)
 
-    def local(params, buffers, opt_states, batch, key_data):
+    def local(
+        params: Arrays, buffers: Arrays, opt_states: Any, batch: Arrays, key_data: jax.Array
+    ) -> Any:
         # Each device draws its own random numbers, as it sees its own rows.
         key = jax.random.wrap_key_data(key_data)
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))
