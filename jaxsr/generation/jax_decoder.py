@@ -236,15 +236,21 @@ class JaxEngine(Engine):
         program = self._program(key, build, self._weights, *args)
         return JaxBatch(program(self._weights, *args), options, stop_ids, padding)
 
-    def advance(self, batch: JaxBatch, steps: int) -> None:
-        batch.count = min(batch.count + steps, batch.options.max_new_tokens)
+    def _loop_args(self, batch: JaxBatch, limit: int) -> tuple[Any, ...]:
         stop = np.array([*batch.stop_ids, UNFILLED - 1], np.int32)
-        args = self._replicated(np.int32(batch.count), stop)
+        return self._replicated(np.int32(limit), stop)
+
+    def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
         left = batch.padding == "left"
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _static(batch.options), len(batch.stop_ids), left, shapes)
         loop = partial(self._loop, batch.options, left)
-        program = self._program(key, loop, self._weights, batch.state, *args, donate=1)
+        return self._program(key, loop, self._weights, batch.state, *args, donate=1)
+
+    def advance(self, batch: JaxBatch, steps: int) -> None:
+        batch.count = min(batch.count + steps, batch.options.max_new_tokens)
+        args = self._loop_args(batch, batch.count)
+        program = self._decode_program(batch, *args)
         batch.state = program(self._weights, batch.state, *args)
 
     def outputs(self, batch: JaxBatch) -> np.ndarray:

@@ -21,6 +21,7 @@ from jaxsr.interop.checkpoint import Checkpoints
 from jaxsr.interop.train.step import decides_failure
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights
+from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.task import Task, phase_at
@@ -68,6 +69,7 @@ def train(task: Task, out: Path) -> dict[str, float]:
         stack.callback(records.close)
         for line in task.summary():
             records.say(line)
+        records.say(summarize(config))
         if start:
             records.say(f"resumed at step {start} of {total}")
         stopping = stack.enter_context(_stop_on_sigterm())

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxsr.training import fast_srgan, segmentation, span
+from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
 
 PRESETS = {
@@ -69,3 +70,29 @@ def test_the_summary_names_every_option():
     assert "model.width=24" in text and " lr=0.001 " in text and " ema=0.99 " in text
     for field in dataclasses.fields(span.SpanRun):
         assert f" {field.name}" in text
+
+
+def test_a_run_starts_from_the_configuration_of_another(tmp_path):
+    config = dataclasses.replace(span.QUICK, lr=5e-4, out=Path("elsewhere"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(to_json("span", config)))
+    expected = dataclasses.replace(config, out=None, batch=8)
+    for arguments in (["--config", str(path), "--batch", "8"], ["span", f"--config={tmp_path}"]):
+        name, family, parsed = parse_command_line(arguments)
+        assert (name, family) == ("span", span)
+        assert parsed == dataclasses.replace(expected, batch=8 if "--batch" in arguments else 16)
+    assert parse_command_line(["--config", str(path), "--epochs", "2"])[2].steps is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "quick"], "--config and --preset both give the defaults"),
+        (["mshnet"], "configures a run of span, not of mshnet"),
+        (["--lr", "0"], "lr must be positive"),
+    ],
+)
+def test_options_that_contradict_the_file_are_refused(arguments, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(to_json("span", span.QUICK)))
+    with pytest.raises(ValueError, match=message):
+        parse_command_line([*arguments, "--config", str(tmp_path)])

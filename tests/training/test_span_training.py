@@ -12,7 +12,7 @@ from jaxsr import train
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.span import SpanConfig
 from jaxsr.training import span
-from jaxsr.training.cli_options import parse_run
+from jaxsr.training.cli_options import parse_command_line
 from tests.training.running import take_steps
 
 SMALL = dataclasses.replace(
@@ -56,16 +56,16 @@ def test_eight_devices_and_remat_change_nothing_but_rounding():
 
 @pytest.mark.parametrize("name", span.PRESET_RUNS)
 def test_presets_are_valid_and_enlarge_four_times(name):
-    config = parse_run(span, "span", ["--preset", name])
+    config = parse_command_line(["span", "--preset", name])[2]
     assert config.model.scale == 4
     assert config.bicubic == "matlab"  # validation's, so that training sees what it is judged on
 
 
 def test_a_data_folder_gets_the_longer_recipe():
-    assert parse_run(span, "span", ["--data", "photos"]) == dataclasses.replace(
+    assert parse_command_line(["span", "--data", "photos"])[2] == dataclasses.replace(
         span.PRESET_RUNS["restore"], data=Path("photos")
     )
-    assert parse_run(span, "span", []) == span.PRESET_RUNS["quick"]
+    assert parse_command_line(["span"])[2] == span.PRESET_RUNS["quick"]
 
 
 def run(*arguments: object) -> int:
