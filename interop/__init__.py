@@ -1,4 +1,3 @@
-# pyright: strict
 """PyTorch modules as pure JAX functions, and what it takes to train them on a mesh.
 
 The only package that imports both frameworks.

@@ -6,7 +6,7 @@ is cut short.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,7 +59,7 @@ class AtomicFile:
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Generator[Path]:
     """A path for a library that opens files itself; renamed to `path` if the block ends well.
 
     It has the same ending, from which FFmpeg knows the format.

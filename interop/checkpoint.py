@@ -1,4 +1,4 @@
-"""Checkpoints of a training state: Orbax, written behind the running step, latest and best kept.
+"""Checkpoints of a training state: Orbax, saved asynchronously, the latest and the best.
 
 A checkpoint appears whole or not at all: Orbax writes beside its final name and renames. A run
 killed while writing leaves the previous checkpoint as the newest. Restoring places every leaf
@@ -6,10 +6,9 @@ where the new mesh wants it, so a state saved on 8 devices restores onto 4.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import jax
@@ -65,7 +64,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(
                 self.folder,
-                # Named so that a manager that has saved nothing yet can describe what it finds.
+                # Named so that a manager that has saved nothing yet can describe old ones.
                 item_handlers={"state": ocp.StandardCheckpointHandler()},
                 options=ocp.CheckpointManagerOptions(
                     best_fn=(lambda m: m[metric]) if metric else None,
@@ -85,12 +84,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
 
@@ -105,7 +99,7 @@ class Checkpoints:
         return self._manager.best_step()
 
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
-        """Copies the state off the devices and returns; writing goes on behind.
+        """Copies the state off the devices and returns; writing goes on asynchronously.
 
         Raises:
           CheckpointError: this or the previous save failed, on a full disk for example.
@@ -114,7 +108,7 @@ class Checkpoints:
 
         if step in self._manager.all_steps():
             return
-        with _explained(self.folder), _unranked_in_silence():
+        with _write_errors(self.folder), _without_metric_warnings():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
@@ -127,7 +121,7 @@ class Checkpoints:
         Raises:
           CheckpointError: writing failed.
         """
-        with _explained(self.folder):
+        with _write_errors(self.folder):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
@@ -137,7 +131,7 @@ class Checkpoints:
         self._manager.close()
 
     def restore(self, like: Any, *, step: int | None = None) -> tuple[int, Any] | None:
-        """Reads the newest checkpoint that reads whole, or the one asked for.
+        """Reads the newest checkpoint that can be read, or that of `step`.
 
         A newest checkpoint that is damaged is passed over with a warning.
 
@@ -178,25 +172,24 @@ class Checkpoints:
     def _check_fits(self, step: int, target: Any) -> None:
         """Refuses a checkpoint whose leaves have other names or shapes than the run's."""
         try:
-            found = _shapes(self._manager.item_metadata(step)["state"])
+            saved = _shapes(self._manager.item_metadata(step)["state"])
         except Exception as error:
             # A damaged checkpoint may have no readable description; reading it will say so.
             log.warning("checkpoint %s has no readable description: %s", step, _first_line(error))
             return
-        wanted = _shapes(target)
-        if found == wanted:
+        expected = _shapes(target)
+        if saved == expected:
             return
-        missing = sorted(set(wanted) - set(found))
-        extra = sorted(set(found) - set(wanted))
-        differing = sorted(n for n in set(found) & set(wanted) if found[n] != wanted[n])
-        reasons = []
+        missing, extra = sorted({*expected} - {*saved}), sorted({*saved} - {*expected})
+        differing = sorted(n for n in {*saved} & {*expected} if saved[n] != expected[n])
+        reasons: list[str] = []
         if missing:
             reasons.append(f"lacks {len(missing)} entries such as {missing[0]}")
         if extra:
             reasons.append(f"has {len(extra)} others such as {extra[0]}")
         if differing:
             name = differing[0]
-            reasons.append(f"{name} has shape {found[name]} there and {wanted[name]} in this run")
+            reasons.append(f"{name} has shape {saved[name]} there and {expected[name]} in this run")
         raise CheckpointError(
             f"the checkpoint at step {step} in {self.folder} belongs to another run: "
             f"{', '.join(reasons)}; use the options it was trained with, or another --out"
@@ -234,48 +227,35 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _unranked_in_silence() -> Iterator[None]:
+def _without_metric_warnings() -> Generator[None]:
     """Saves between validations have no metric, on purpose: Orbax need not warn of each."""
 
-    def told(record: logging.LogRecord) -> bool:
+    def without(record: logging.LogRecord) -> bool:
         return "tracked_metric" not in record.getMessage()
 
     logger = logging.getLogger("absl")
-    logger.addFilter(told)
+    logger.addFilter(without)
     try:
         yield
     finally:
-        logger.removeFilter(told)
+        logger.removeFilter(without)
 
 
-class _explained:
+@contextmanager
+def _write_errors(folder: Path) -> Generator[None]:
     """Turns what a failed write raises into one line about the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        text = str(error)
-        if "No space left" in text or "RESOURCE_EXHAUSTED" in text or "Disk quota" in text:
+    try:
+        yield
+    except Exception as error:
+        # From which checkpoint a resumed run would start.
+        steps = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+        newest = f"the one of step {max(steps)} is whole" if steps else "none is complete yet"
+        full = ("No space left", "RESOURCE_EXHAUSTED", "Disk quota")
+        if any(words in str(error) for words in full):
             raise CheckpointError(
-                f"no space left to write a checkpoint to {self.folder}; {self._whole()}: "
+                f"no space left to write a checkpoint to {folder}; {newest}: "
                 "make room and run again with --resume"
             ) from error
         raise CheckpointError(
-            f"writing a checkpoint to {self.folder} failed ({_first_line(error)}); {self._whole()}"
+            f"writing a checkpoint to {folder} failed ({_first_line(error)}); {newest}"
         ) from error
-
-    def _whole(self) -> str:
-        """Which checkpoint a resumed run would start from."""
-        steps = [int(path.name) for path in self.folder.iterdir() if path.name.isdigit()]
-        return f"the one of step {max(steps)} is whole" if steps else "none is complete yet"

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Joins the processes of one job, as the environment describes it, in JAX's runtime.
 
 The same command runs on every host, and what the environment says decides, in this order:

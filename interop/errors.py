@@ -1,4 +1,3 @@
-# pyright: strict
 """Errors that a user can correct. Any other exception is a fault of jaxsr and keeps its traceback.
 
 Each is also the built-in error that callers of a library expect (`ValueError`, …). The message is

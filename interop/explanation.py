@@ -1,4 +1,3 @@
-# pyright: strict
 """Who computes a torch operator or function inside `JaxModule.apply`.
 
 >>> print(jaxsr.interop.explain("aten.amax"))
@@ -87,13 +86,8 @@ def _overload(packet: Packet, name: str) -> "Overload | None":
 
 def _explain_overload(func: Overload) -> OperatorExplanation:
     entry = registry.resolve(func)
-    return OperatorExplanation(
-        name=str(func),
-        who=_who(func, entry),
-        source=entry.source,
-        detail=_detail(func, entry),
-        folding=_folding(func, entry),
-    )
+    detail, folding = _detail(func, entry), _folding(func, entry)
+    return OperatorExplanation(str(func), _who(func, entry), entry.source, detail, folding)
 
 
 def _who(func: Overload, entry: Entry) -> str:
@@ -138,11 +132,8 @@ def _folding(func: Overload, entry: Entry) -> str:
 def _explain_function(name: str, func: object) -> OperatorExplanation:
     entry = registry.function_override(func)
     if entry is None:
-        return OperatorExplanation(
-            name=name,
-            who="torch",
-            detail='torch runs it; its aten operators are explained by explain("aten....")',
-        )
+        detail = 'torch runs it; its aten operators are explained by explain("aten....")'
+        return OperatorExplanation(name, "torch", detail=detail)
     return OperatorExplanation(name, entry.kind.value, entry.source, entry.reason)
 
 

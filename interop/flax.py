@@ -1,4 +1,3 @@
-# pyright: strict
 """A torch module inside a Flax NNX project.
 
     net = TorchModule(torch_module, rngs=nnx.Rngs(0))

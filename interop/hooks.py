@@ -1,4 +1,3 @@
-# pyright: strict
 """Watches the torch code of a converted module while it is traced; runs torch code on arrays.
 
 A watcher is entered around the module's method, innermost of all modes: what it sees is what the

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """torch tensors as NumPy arrays and back, bfloat16 and float8 included.
 
 NumPy has these dtypes through ml_dtypes only, and torch does not convert them: the bits are viewed

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Choosing a platform, building the device mesh, and placing arrays on it.
 
 A mesh has two axes, `data` and `fsdp`. Batches are split over both; parameters and optimiser
@@ -7,9 +8,11 @@ state are replicated over `data` and, where `fsdp` is above 1, split over it.
 import contextlib
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -93,7 +96,7 @@ def first_devices(count: int, devices: Sequence[Any] | None = None) -> list[Any]
     Raises:
       DeviceError: fewer exist.
     """
-    devices = list(jax.devices() if devices is None else devices)
+    devices = list(cast(Sequence[Any], jax.devices()) if devices is None else devices)
     if len(devices) < count:
         platform = devices[0].platform
         raise DeviceError(
@@ -132,7 +135,7 @@ def parameter_sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     """`parameter_sharding` of every leaf."""
-    return jax.tree.map(lambda leaf: parameter_sharding(leaf, mesh), tree)
+    return jax.tree.map(partial(parameter_sharding, mesh=mesh), tree)
 
 
 def place(tree: Any, shardings: Any) -> Any:
@@ -142,7 +145,7 @@ def place(tree: Any, shardings: Any) -> Any:
     """
 
     def one(leaf: Any, sharding: NamedSharding) -> Any:
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.device_put(leaf, sharding)
         host = np.asarray(leaf)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
@@ -157,4 +160,4 @@ def place_batch(batch: Any, mesh: Mesh) -> Any:
       batch: arrays whose leading axis holds this process's share of the batch.
     """
     sharding = batch_sharding(mesh)
-    return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
+    return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)

@@ -1,4 +1,3 @@
-# pyright: strict
 """A torch module as a pure JAX function.
 
 `to_jax(module)` gives its parameters and buffers as JAX arrays under torch's names, and `apply`, a

@@ -4,7 +4,7 @@ Only `export_weights` needs JAX, and imports it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def export_weights(
 
 
 @contextmanager
-def open_safetensors(path: Path, *, framework: str = "numpy") -> Iterator[Any]:
+def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
     """Opens a file as `safetensors.safe_open` does: its tensors are read when they are asked for.
 
     Raises:
@@ -49,7 +49,8 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Iterator[Any]:
     if not path.is_file():
         raise MissingFileError(f"no weights file at {path}; check the path")
     try:
-        with safe_open(path, framework=framework) as file:
+        opened: Any = safe_open(path, framework=framework)
+        with opened as file:
             yield file
     except SafetensorError as error:
         reason = str(error).strip().partition("\n")[0][:120]
@@ -69,7 +70,8 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 def read_metadata(path: Path) -> dict[str, Any]:
     """What a safetensors file says of itself: values that are JSON decoded, others as text."""
     with open_safetensors(path) as file:
-        return {name: _decoded(value) for name, value in (file.metadata() or {}).items()}
+        metadata: dict[str, str] = file.metadata() or {}
+        return {name: _decoded(value) for name, value in metadata.items()}
 
 
 def _decoded(value: str) -> Any:
@@ -81,4 +83,4 @@ def _decoded(value: str) -> Any:
 
 def _widened(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
-    return array.astype(np.int64) if array.dtype in (np.int32, np.uint32) else array
+    return array.astype(np.int64) if array.dtype.name in ("int32", "uint32") else array

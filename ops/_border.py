@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._arguments import one_of
+from jaxsr.ops._typed_jax import pad
 
 Border = Literal["reflect101", "symmetric", "edge", "constant", "wrap"]
 BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant", "wrap")
@@ -27,16 +28,11 @@ _NUMPY_MODE = {"reflect101": "reflect"}
 
 
 def border_name(border: str | None, convention: str) -> Border:
-    """Our name of a border; the default of both conventions is `reflect101`.
-
-    Raises:
-      ValueError: an unknown name.
-    """
+    """Our name of a border; the default of both conventions is `reflect101`."""
     if border is None:
         return "reflect101"
-    aliases = _ALIASES[convention]
-    one_of(border, (*BORDERS, *aliases), f"border of the {convention} convention")
-    return aliases.get(border) or next(name for name in BORDERS if name == border)
+    names: dict[str, Border] = {**{name: name for name in BORDERS}, **_ALIASES[convention]}
+    return names[one_of(border, tuple(names), f"border of the {convention} convention")]
 
 
 def pad_axis(
@@ -54,7 +50,7 @@ def pad_axis(
     widths[axis] = (before, after)
     if border == "reflect101" and x.shape[axis] == 1:
         border = "edge"  # nothing to mirror
-    return jnp.pad(x, widths, mode=_NUMPY_MODE.get(border, border))
+    return pad(x, widths, mode=_NUMPY_MODE.get(border, border))
 
 
 def strips(

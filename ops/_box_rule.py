@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.ops._typed_jax import asarray
+
 
 def box_around(
     rows: jax.Array,
@@ -34,8 +36,8 @@ def box_around(
 
     tallest, lowest = _aspect_limits(width, critical_ratio)
     box_height, box_width = y2 - y1, x2 - x1
-    too_tall = box_height > jnp.asarray(tallest)[box_width]
-    too_low = box_height < jnp.asarray(lowest)[box_width]
+    too_tall = box_height > asarray(tallest)[box_width]
+    too_low = box_height < asarray(lowest)[box_width]
     slimmest = _quotients(height, critical_ratio)[box_height]
     flattest = _quotients(width, critical_ratio)[box_width]
     x1, x2 = _grow(x1, x2, jnp.where(too_tall, slimmest, 0), width)
@@ -44,8 +46,8 @@ def box_around(
     x1, x2 = _even(x1, x2, width)
     y1, y2 = _even(y1, y2, height)
     box = jnp.stack([x1, y1, x2, y2])
-    whole = jnp.asarray([0, 0, width, height])
-    return jnp.where(rows.any(), box, whole).astype(jnp.int32)
+    frame = asarray([0, 0, width, height])
+    return jnp.where(rows.any(), box, frame).astype(jnp.int32)
 
 
 def _padded(hit: jax.Array, ratio: float) -> tuple[jax.Array, jax.Array]:
@@ -54,19 +56,21 @@ def _padded(hit: jax.Array, ratio: float) -> tuple[jax.Array, jax.Array]:
     high = extent - jnp.argmax(hit[::-1]).astype(jnp.int32)
     # Clamped before it becomes int32: no padding needs to exceed the frame.
     padding = np.minimum(np.arange(extent + 1) * ratio, extent).astype(np.int32)
-    padding = jnp.asarray(padding)[high - low]
+    padding = asarray(padding)[high - low]
     return jnp.maximum(low - padding, 0), jnp.minimum(high + padding, extent)
 
 
-def _grow(low, high, target, limit: int):
-    """Extends to `target`, half before and the rest after, shifted to stay within 0…limit."""
+def _grow(
+    low: jax.Array, high: jax.Array, target: jax.Array | int, limit: int
+) -> tuple[jax.Array, jax.Array]:
+    """Extends to `target`, half before and the remainder after, shifted to stay within 0…limit."""
     missing = jnp.maximum(target - (high - low), 0)
     low, high = low - missing // 2, high + missing - missing // 2
     low, high = jnp.maximum(low, 0), high + jnp.maximum(-low, 0)
     return jnp.maximum(low - jnp.maximum(high - limit, 0), 0), jnp.minimum(high, limit)
 
 
-def _even(low, high, limit: int):
+def _even(low: jax.Array, high: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
     odd = (high - low) % 2
     after = jnp.minimum(high + odd, limit)
     still_odd = (after - low) % 2
@@ -74,7 +78,7 @@ def _even(low, high, limit: int):
 
 
 def _quotients(extent: int, ratio: float) -> jax.Array:
-    return jnp.asarray((np.arange(extent + 1) / ratio).astype(np.int32))
+    return asarray((np.arange(extent + 1) / ratio).astype(np.int32))
 
 
 def _aspect_limits(width: int, ratio: float) -> tuple[np.ndarray, np.ndarray]:
@@ -88,6 +92,5 @@ def _aspect_limits(width: int, ratio: float) -> tuple[np.ndarray, np.ndarray]:
     for _ in range(2):
         lowest += lowest / widths < 1 / ratio
     largest = np.iinfo(np.int32).max // 2
-    return np.minimum(tallest, largest).astype(np.int32), np.minimum(lowest, largest).astype(
-        np.int32
-    )
+    tallest, lowest = np.minimum(tallest, largest), np.minimum(lowest, largest)
+    return tallest.astype(np.int32), lowest.astype(np.int32)

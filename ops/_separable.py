@@ -9,11 +9,13 @@ one contiguous run (see `fold_channels`), because loops over three channels do n
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._border import Border, pad_axis, strips
+from jaxsr.ops._typed_jax import asarray, optimization_barrier, platform_dependent
 
 Weight = float | int
 
@@ -37,19 +39,16 @@ def filter_valid(x: jax.Array, weights: Sequence[Weight], axis: int, step: int =
     def shifted(tap: int) -> jax.Array:
         return jax.lax.slice_in_dim(x, tap * step, tap * step + extent, axis=axis)
 
-    total = None
-    for tap in range((taps + 1) // 2):
+    def pair(tap: int) -> jax.Array:
         mirror = taps - 1 - tap
-        weight, mirrored = (jnp.asarray(weights[t], x.dtype) for t in (tap, mirror))
+        weight, mirrored = (asarray(weights[t], x.dtype) for t in (tap, mirror))
         if tap == mirror:
-            term = shifted(tap) * weight
-        elif weights[tap] == weights[mirror]:
-            term = (shifted(tap) + shifted(mirror)) * weight
-        else:
-            term = shifted(tap) * weight + shifted(mirror) * mirrored
-        total = term if total is None else total + term
-    assert total is not None
-    return total
+            return shifted(tap) * weight
+        if weights[tap] == weights[mirror]:
+            return (shifted(tap) + shifted(mirror)) * weight
+        return shifted(tap) * weight + shifted(mirror) * mirrored
+
+    return reduce(jnp.add, map(pair, range((taps + 1) // 2)))
 
 
 def filter_valid_apart(
@@ -77,26 +76,25 @@ def filter_bordered(
     border: Border,
     *,
     step: int = 1,
-    finish: Callable[[jax.Array], jax.Array] = lambda x: x,
+    finish: Callable[[jax.Array], jax.Array] = asarray,
 ) -> jax.Array:
     """`finish` of one axis correlated with an odd window, its extent kept by inventing a border."""
     radius = len(weights) // 2
     if radius == 0:
-        return finish(x * jnp.asarray(weights[0], x.dtype))
-    barrier = jax.lax.optimization_barrier
+        return finish(x * asarray(weights[0], x.dtype))
 
     def padded(x: jax.Array) -> jax.Array:
         # Without the barriers XLA evaluates the padding, and the previous axis, once per tap.
-        wide = barrier(pad_axis(x, axis, radius, radius, border, step))
-        return barrier(finish(filter_valid(wide, weights, axis, step)))
+        wide = optimization_barrier(pad_axis(x, axis, radius, radius, border, step))
+        return optimization_barrier(finish(filter_valid(wide, weights, axis, step)))
 
     def split(x: jax.Array) -> jax.Array:
         # Most of the image needs no border: only two strips are ever copied. `finish` acts on the
         # pieces, because XLA's CPU loops over a concatenation do not vectorise.
-        low, high = barrier(strips(x, axis, radius, border, step))
+        low, high = optimization_barrier(strips(x, axis, radius, border, step))
         pieces = [finish(filter_valid(piece, weights, axis, step)) for piece in (low, x, high)]
-        return barrier(jnp.concatenate(pieces, axis))
+        return optimization_barrier(jnp.concatenate(pieces, axis))
 
     if x.shape[axis] <= 2 * radius * step:
         return padded(x)
-    return jax.lax.platform_dependent(x, cpu=split, default=padded)
+    return platform_dependent(x, cpu=split, default=padded)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._arguments import compute_dtype
+from jaxsr.ops._typed_jax import arange, gather, platform_dependent
 
 LARGEST_EXTENT = 1 << 15
 """Pixels along one axis, beyond which the int32 coordinates would overflow."""
@@ -60,7 +61,7 @@ def resample_window(
     shrinks = not inverse and axes[1] == axes[0] + 1
     if shrinks and math.prod(x.shape[axes[0] :]) < LARGEST_INDEX:
         at_once = partial(_at_once, taps=(taps[axes[0]], taps[axes[1]]), axes=axes)
-        x = jax.lax.platform_dependent(x, cpu=at_once, default=separably)
+        x = platform_dependent(x, cpu=at_once, default=separably)
     else:
         x = separably(x)
     if image.dtype == jnp.uint8:
@@ -86,33 +87,33 @@ def _at_once(x: jax.Array, taps: tuple[_Taps, _Taps], axes: tuple[int, int]) -> 
         index = (row[:, None] * columns + column).reshape(-1, 1)
         size = (images.shape[0], 1, images.shape[2])
         # In range by construction.
-        found = jax.lax.gather(images, index, pixels, size, mode="promise_in_bounds")
-        return found.reshape(images.shape[0], row.size, column.size, images.shape[2])
+        lines = gather(images, index, pixels, size, mode="promise_in_bounds")
+        return lines.reshape(images.shape[0], row.size, column.size, images.shape[2])
 
     down, across = down[:, None, None], across[:, None]
     near = tap(top, left) * (1 - down) + tap(bottom, left) * down
     far = tap(top, right) * (1 - down) + tap(bottom, right) * down
-    whole = near * (1 - across) + far * across
-    return whole.reshape(*lead, *whole.shape[1:3], *tail)
+    mixed = near * (1 - across) + far * across
+    return mixed.reshape(*lead, *mixed.shape[1:3], *tail)
 
 
-def _taps(length: int, low, high, extent: int, inverse: bool) -> _Taps:
+def _taps(length: int, low: jax.Array, high: jax.Array, extent: int, inverse: bool) -> _Taps:
     longest = max(extent, length)
     if longest > LARGEST_EXTENT:
         raise ValueError(f"extents up to {LARGEST_EXTENT} px can be resampled, got {longest}")
-    position = jnp.arange(extent)
+    position = arange(extent)
     if inverse:
-        first, taken, given = 0, length, high - low
+        first, inputs, outputs = 0, length, high - low
         position = position - low
     else:
-        first, taken, given = low, high - low, extent
-    # The source of a pixel is (position + 1/2) taken/given - 1/2: in integers, so that neither
+        first, inputs, outputs = low, high - low, extent
+    # The source of a pixel is (position + 1/2) inputs/outputs - 1/2: in integers, so that neither
     # float32 nor a compiler's fused multiply-add moves it.
-    numerator = jnp.maximum((2 * position + 1) * taken - given, 0)
-    whole = numerator // (2 * given)
-    rest = numerator - 2 * given * whole
-    weight = rest.astype(jnp.float32) / (2 * given)
-    near = first + jnp.minimum(whole, taken - 1)
+    numerator = jnp.maximum((2 * position + 1) * inputs - outputs, 0)
+    pixel = numerator // (2 * outputs)
+    remainder = numerator - 2 * outputs * pixel
+    weight = remainder.astype(jnp.float32) / (2 * outputs)
+    near = first + jnp.minimum(pixel, inputs - 1)
     # A pixel of weight 0 is not read at all: it may be infinite.
-    far = first + jnp.minimum(whole + (rest > 0), taken - 1)
+    far = first + jnp.minimum(pixel + (remainder > 0), inputs - 1)
     return near, far, weight

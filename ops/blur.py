@@ -18,12 +18,12 @@ whose window holds it and no others.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
@@ -35,9 +35,12 @@ from jaxsr.ops._arguments import (
 )
 from jaxsr.ops._border import Border, border_name
 from jaxsr.ops._separable import filter_bordered, fold_channels
+from jaxsr.ops._typed_jax import jit, platform_dependent
 
 Convention = Literal["torchvision", "opencv"]
 CONVENTIONS = ("torchvision", "opencv")
+Windows = tuple[tuple[float, ...], tuple[float, ...]]
+"""Weights along height and along width."""
 
 # What cv2.getGaussianKernel returns when sigma is left out and the kernel is small.
 _OPENCV_TABLES = {
@@ -51,14 +54,14 @@ _OPENCV_FRACTION = 256  # of its 8.8 fixed point for uint8
 
 
 def gaussian_blur(
-    image: ImageLike,
+    image: Shaped[ImageLike, "*shape"],
     *,
     sigma: float | Sequence[float] | None = None,
     kernel_size: int | Sequence[int] | None = None,
     border: str | None = None,
     convention: Convention = "torchvision",
-    axes: tuple[int, int] = (-3, -2),
-) -> jax.Array:
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
     """Blurs height and width with a separable Gaussian.
 
     Args:
@@ -78,9 +81,8 @@ def gaussian_blur(
     image = image_array(image)
     one_of(convention, CONVENTIONS, "blur convention")
     axes = normal_axes(axes, image.ndim)
-    border = border_name(border, convention)
     windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
-    return _blur(image, windows, border, convention, axes)
+    return _blur(image, windows, border_name(border, convention), convention, axes)
 
 
 def gaussian_windows(
@@ -88,7 +90,7 @@ def gaussian_windows(
     kernel_size: int | Sequence[int] | None,
     convention: str,
     dtype: np.dtype,
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+) -> Windows:
     """The vertical and the horizontal weights, each summing to 1, for an image of this dtype."""
     sigmas = (None, None) if sigma is None else _positive_floats(sigma)
     if kernel_size is None:
@@ -106,11 +108,10 @@ def gaussian_windows(
         if any(size % 2 == 0 for size in sizes):
             raise ValueError(f"kernel_size must be odd, got {kernel_size}; use the next one")
     fixed_point = convention == "opencv" and dtype == jnp.uint8
-    windows = []
-    for size, deviation in zip(sizes, sigmas, strict=True):
-        window = _window(size, deviation, convention)
-        windows.append(_to_fixed_point(window) if fixed_point else window)
-    return windows[0], windows[1]
+    vertical, horizontal = (_window(*each, convention) for each in zip(sizes, sigmas, strict=True))
+    if fixed_point:
+        return _to_fixed_point(vertical), _to_fixed_point(horizontal)
+    return vertical, horizontal
 
 
 def _positive_floats(sigma: float | Sequence[float]) -> tuple[float, float]:
@@ -118,12 +119,16 @@ def _positive_floats(sigma: float | Sequence[float]) -> tuple[float, float]:
     if len(pair) != 2:
         raise ValueError(f"sigma must be a number or (vertical, horizontal), got {sigma!r}")
     for value in pair:
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        if not _is_number(value):
             kind = type(value).__name__
             raise TypeError(f"sigma must be a Python number, it fixes the window; got {kind}")
         if not value > 0 or not math.isfinite(value):
             raise ValueError(f"sigma must be positive, got {sigma}; leave it out for the default")
     return float(pair[0]), float(pair[1])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _window(size: int, sigma: float | None, convention: str) -> tuple[float, ...]:
@@ -142,10 +147,11 @@ def _window(size: int, sigma: float | None, convention: str) -> tuple[float, ...
 def _to_fixed_point(window: tuple[float, ...]) -> tuple[float, ...]:
     """Weights as multiples of 1/256 that sum to 1, the error of each carried to the next.
 
-    OpenCV's getGaussianKernelFixedPoint_ED: from the rim inwards, the middle takes what is left.
+    OpenCV's getGaussianKernelFixedPoint_ED: from the rim inwards, the middle takes the remainder.
     """
     half = len(window) // 2
-    rim, error = [], 0.0
+    rim: list[int] = []
+    error = 0.0
     for weight in window[:half]:
         exact = weight * _OPENCV_FRACTION + error
         rim.append(round(exact))
@@ -154,31 +160,25 @@ def _to_fixed_point(window: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(w / _OPENCV_FRACTION for w in (*rim, middle, *reversed(rim)))
 
 
-@partial(jax.jit, static_argnames=("windows", "border", "convention", "axes"))
+@jit("windows", "border", "convention", "axes")
 def _blur(
-    image: jax.Array,
-    windows: tuple[tuple[float, ...], tuple[float, ...]],
-    border: Border,
-    convention: str,
-    axes: tuple[int, int],
+    image: jax.Array, windows: Windows, border: Border, convention: str, axes: tuple[int, int]
 ) -> jax.Array:
     x, steps = fold_channels(image, axes)
-    first, second = sorted(zip(axes, windows, strict=True))
-
-    def along(x, axis_and_window, finish=lambda x: x):
-        axis, window = axis_and_window
-        return filter_bordered(x, window, axis, border, step=steps[axis], finish=finish)
+    (first, window), (second, second_window) = sorted(zip(axes, windows, strict=True))
 
     def in_float(x: jax.Array) -> jax.Array:
-        return along(x.astype(compute_dtype(x.dtype)), first)
+        x = x.astype(compute_dtype(x.dtype))
+        return filter_bordered(x, window, first, border, step=steps[first])
 
     def in_uint16(x: jax.Array) -> jax.Array:
-        axis, window = first
-        whole = tuple(round(weight * _OPENCV_FRACTION) for weight in window)
+        def finish(x: jax.Array) -> jax.Array:
+            return x.astype(jnp.float32) / _OPENCV_FRACTION
+
+        integers = [round(weight * _OPENCV_FRACTION) for weight in window]
         # At most 255 · 256, and twice as many lanes as float32.
-        return along(
-            x.astype(jnp.uint16), (axis, whole), lambda x: x.astype(jnp.float32) / _OPENCV_FRACTION
-        )
+        x = x.astype(jnp.uint16)
+        return filter_bordered(x, integers, first, border, step=steps[first], finish=finish)
 
     def to_image(x: jax.Array) -> jax.Array:
         if image.dtype != jnp.uint8:
@@ -187,7 +187,8 @@ def _blur(
         return (jnp.floor(x + 0.5) if convention == "opencv" else jnp.round(x)).astype(jnp.uint8)
 
     if image.dtype == jnp.uint8 and convention == "opencv":
-        x = jax.lax.platform_dependent(x, cpu=in_uint16, default=in_float)
+        x = platform_dependent(x, cpu=in_uint16, default=in_float)
     else:
         x = in_float(x)
-    return along(x, second, to_image).reshape(image.shape)
+    x = filter_bordered(x, second_window, second, border, step=steps[second], finish=to_image)
+    return x.reshape(image.shape)

@@ -14,14 +14,15 @@ uint8 differs by up to half a level. Nothing is clipped on floats, so gradients 
 out-of-range colours survive the round trip.
 """
 
-from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import ImageLike, compute_dtype, image_array, normal_axis, one_of
+from jaxsr.ops._typed_jax import jit
 
 Convention = Literal["matlab", "full"]
 CONVENTIONS = ("matlab", "full")
@@ -45,8 +46,8 @@ _FULL_BITS = 16  # fixed point of the uint8 path: 255 · 2¹⁶ · 1.772 stays w
 
 
 def rgb_to_y(
-    image: ImageLike, *, convention: Convention = "matlab", channel: int = -1
-) -> jax.Array:
+    image: Shaped[ImageLike, "..."], *, convention: Convention = "matlab", channel: int = -1
+) -> Shaped[Array, "..."]:
     """Luma of an RGB image; the channel axis stays, with extent 1.
 
     Args:
@@ -63,26 +64,22 @@ def rgb_to_y(
 
 
 def rgb_to_ycbcr(
-    image: ImageLike, *, convention: Convention = "matlab", channel: int = -1
-) -> jax.Array:
+    image: Shaped[ImageLike, "*shape"], *, convention: Convention = "matlab", channel: int = -1
+) -> Shaped[Array, "*shape"]:
     """Y, Cb and Cr of an RGB image; floats 0…1 with chroma centred on 128/255, uint8 as levels.
 
-    Raises:
-      TypeError: not uint8 or floating point.
-      ValueError: the channel axis does not hold 3, or an unknown convention.
+    Arguments and errors are those of `rgb_to_y`.
     """
     image, channel = _checked(image, convention, channel)
     return _forward(image, convention, channel, rows=(0, 1, 2))
 
 
 def ycbcr_to_rgb(
-    image: ImageLike, *, convention: Convention = "matlab", channel: int = -1
-) -> jax.Array:
+    image: Shaped[ImageLike, "*shape"], *, convention: Convention = "matlab", channel: int = -1
+) -> Shaped[Array, "*shape"]:
     """RGB of a YCbCr image: the inverse of `rgb_to_ycbcr`, clipped to 0…255 for uint8 only.
 
-    Raises:
-      TypeError: not uint8 or floating point.
-      ValueError: the channel axis does not hold 3, or an unknown convention.
+    Arguments and errors are those of `rgb_to_y`.
     """
     image, channel = _checked(image, convention, channel)
     return _inverse(image, convention, channel)
@@ -119,20 +116,22 @@ def _float_matrix(convention: str) -> tuple[np.ndarray, np.ndarray]:
     return _FULL, _FULL_OFFSET / 255
 
 
-def _mix(planes: list[jax.Array], matrix: np.ndarray, offset: np.ndarray, channel: int):
+def _mix(
+    planes: list[jax.Array], matrix: np.ndarray, offset: np.ndarray, channel: int
+) -> jax.Array:
     # Sums of products, not a dot: a TPU dot rounds its operands to bfloat16 by default.
-    rows = []
+    rows: list[jax.Array] = []
     for weights, shift in zip(matrix, offset, strict=True):
         terms = [plane * weight for plane, weight in zip(planes, weights.tolist(), strict=True)]
         rows.append(terms[0] + terms[1] + terms[2] + shift.item())
-    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, channel)
+    return jnp.concatenate(rows, channel)
 
 
 def _planes(image: jax.Array, channel: int) -> list[jax.Array]:
     return [jax.lax.slice_in_dim(image, k, k + 1, axis=channel) for k in range(3)]
 
 
-@partial(jax.jit, static_argnames=("convention", "channel", "rows"))
+@jit("convention", "channel", "rows")
 def _forward(image: jax.Array, convention: str, channel: int, rows: tuple[int, ...]) -> jax.Array:
     select = list(rows)
     if image.dtype != jnp.uint8:
@@ -142,31 +141,23 @@ def _forward(image: jax.Array, convention: str, channel: int, rows: tuple[int, .
     planes = _planes(image.astype(jnp.int32), channel)
     if convention == "matlab":
         # Twice the value and half a level more, so that the floor division rounds half up.
-        total = _mix(
-            planes,
-            2 * _MATLAB_OVER_255000[select],
-            255000 * (2 * _MATLAB_OFFSET[select] + 1),
-            channel,
-        )
-        levels = total // (2 * 255000)
+        matrix, offset = 2 * _MATLAB_OVER_255000, 255000 * (2 * _MATLAB_OFFSET + 1)
+        levels = _mix(planes, matrix[select], offset[select], channel) // (2 * 255000)
     else:
-        fixed = np.rint(_FULL * 2**_FULL_BITS).astype(np.int64)
-        half = 2 ** (_FULL_BITS - 1)
-        total = _mix(planes, fixed[select], (_FULL_OFFSET[select] << _FULL_BITS) + half, channel)
-        levels = total >> _FULL_BITS
+        matrix = np.rint(_FULL * 2**_FULL_BITS).astype(np.int64)
+        offset = (_FULL_OFFSET << _FULL_BITS) + 2 ** (_FULL_BITS - 1)
+        levels = _mix(planes, matrix[select], offset[select], channel) >> _FULL_BITS
     return jnp.clip(levels, 0, 255).astype(jnp.uint8)
 
 
-@partial(jax.jit, static_argnames=("convention", "channel"))
+@jit("convention", "channel")
 def _inverse(image: jax.Array, convention: str, channel: int) -> jax.Array:
     matrix, offset = _float_matrix(convention)
     back = np.linalg.inv(matrix)
     planes = _planes(image.astype(compute_dtype(image.dtype)), channel)
-    if image.dtype != jnp.uint8:
-        # The offset goes first: subtracting it after the products would lose bits for dark colours.
-        centred = [plane - shift for plane, shift in zip(planes, offset.tolist(), strict=True)]
-        return _mix(centred, back, np.zeros(3), channel).astype(image.dtype)
-    centred = [plane - shift for plane, shift in zip(planes, (255 * offset).tolist(), strict=True)]
-    return jnp.clip(jnp.floor(_mix(centred, back, np.full(3, 0.5), channel)), 0, 255).astype(
-        jnp.uint8
-    )
+    is_uint8 = image.dtype == jnp.uint8
+    offset = 255 * offset if is_uint8 else offset
+    # The offset goes first: subtracting it after the products would lose bits for dark colours.
+    centred = [plane - shift for plane, shift in zip(planes, offset.tolist(), strict=True)]
+    x = _mix(centred, back, np.full(3, 0.5 if is_uint8 else 0.0), channel)
+    return (jnp.clip(jnp.floor(x), 0, 255) if is_uint8 else x).astype(image.dtype)

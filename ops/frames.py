@@ -13,19 +13,27 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxsr.ops._arguments import (
+    MASK_THRESHOLD,
     ImageLike,
     compute_dtype,
+    frames_and_masks,
     image_array,
+    is_integer,
     normal_axes,
+    positive_pair,
 )
-from jaxsr.ops._masks import THRESHOLD, frames_and_masks
-from jaxsr.ops.mask_crop import feather, mask_crop, mask_paste
+from jaxsr.ops._typed_jax import asarray, jit, map_in_batches
+from jaxsr.ops.mask_crop import Box, Rule, checked_rule, crop_resampled, feather, mask_paste
 from jaxsr.ops.resize import resize
 
 
-def normalise(image: ImageLike, *, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+def normalise(
+    image: Shaped[ImageLike, "*shape"], *, dtype: jax.typing.DTypeLike = jnp.float32
+) -> Float[Array, "*shape"]:
     """0…255 to [-1, 1], as `dtype`; the arithmetic runs in float32 or wider.
 
     Raises:
@@ -38,7 +46,9 @@ def normalise(image: ImageLike, *, dtype: jax.typing.DTypeLike = jnp.float32) ->
     return _normalise(image, jnp.dtype(dtype))
 
 
-def denormalise(image: ImageLike, *, dtype: jax.typing.DTypeLike = jnp.uint8) -> jax.Array:
+def denormalise(
+    image: Shaped[ImageLike, "*shape"], *, dtype: jax.typing.DTypeLike = jnp.uint8
+) -> Shaped[Array, "*shape"]:
     """[-1, 1] to 0…255, clamped, rounded half to even for uint8.
 
     Raises:
@@ -73,7 +83,7 @@ def frame_size(
         "max_length": max_length, "multiple": multiple,
     }  # fmt: skip
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_integer(value) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     short, long = sorted((height, width))
     if short > image_size:
@@ -81,33 +91,31 @@ def frame_size(
     if long > max_length:
         short, long = int(short * (max_length / long)), max_length
     size = (long, short) if height > width else (short, long)
-    floored = tuple(extent // multiple * multiple for extent in size)
+    floored = size[0] // multiple * multiple, size[1] // multiple * multiple
     if 0 in floored:
         raise ValueError(
             f"a {height}x{width} frame becomes {size[0]}x{size[1]}, less than one multiple of "
             f"{multiple}; lower the multiple or raise image_size={image_size}"
         )
-    return floored[0], floored[1]
+    return floored
 
 
 def resize_frames(
-    frames: ImageLike,
-    masks: ImageLike | None = None,
+    frames: Shaped[ImageLike, "..."],
+    masks: Shaped[ImageLike, "..."] | None = None,
     *,
     image_size: int = 640,
     max_length: int = 1280,
     multiple: int = 16,
     chunk: int | None = 32,
-    axes: tuple[int, int] = (-3, -2),
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "..."] | tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
     """Shrinks frames to `frame_size`, bilinear without antialias; masks are cut at 0.5 again.
 
     Args:
       frames: images of any range.
       masks: one channel, otherwise the frames' shape. Come back as 0 and 1 in their own dtype.
-      image_size: greatest short side.
-      max_length: greatest long side.
-      multiple: both extents are floored to multiples of it.
+      image_size, max_length, multiple: see `frame_size`.
       chunk: images resized at a time, which bounds the memory of intermediates. `None` resizes all
         at once; use it where the leading axes are sharded, since chunks would move between devices.
       axes: the height and the width axis.
@@ -119,7 +127,7 @@ def resize_frames(
       TypeError: unsuitable dtypes.
       ValueError: masks of another size, empty axes, an option below 1, or a side that floors to 0.
     """
-    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+    if chunk is not None and (not is_integer(chunk) or chunk < 1):
         raise ValueError(f"chunk must be an integer of at least 1 or None, got {chunk!r}")
     if masks is None:
         frames = image_array(frames, "frames")
@@ -133,34 +141,34 @@ def resize_frames(
     small = _resize_in_chunks(frames, size, axes, chunk)
     if masks is None:
         return small
-    solid = jnp.asarray(masks > THRESHOLD, jnp.float32)
-    small_masks = _resize_in_chunks(solid, size, axes, chunk) > THRESHOLD
+    solid = asarray(masks > MASK_THRESHOLD, jnp.float32)
+    small_masks = _resize_in_chunks(solid, size, axes, chunk) > MASK_THRESHOLD
     return small, small_masks.astype(masks.dtype)
 
 
 class Prepared(NamedTuple):
     """What `preprocess` returns."""
 
-    frames: jax.Array
+    frames: Float[Array, "..."]
     """Cut, resampled and in [-1, 1]."""
-    masks: jax.Array
+    masks: Float[Array, "..."]
     """The same cut: float32, 0 and 1."""
-    soft_masks: jax.Array
+    soft_masks: Float[Array, "..."]
     """The masks after the Gaussian blur: float32, 0…1."""
-    box: jax.Array
+    box: Int[Array, "4"]
     """(x1, y1, x2, y2), end-exclusive, int32: what `postprocess` needs to paste the results."""
 
 
 def preprocess(
-    frames: ImageLike,
-    masks: ImageLike,
+    frames: Shaped[ImageLike, "..."],
+    masks: Shaped[ImageLike, "..."],
     *,
     size: int | Sequence[int] | None = None,
     padding_ratio: float = 0.5,
     min_size: int | Sequence[int] = (512, 512),
     critical_ratio: float = 2.0,
     dtype: jax.typing.DTypeLike = jnp.float32,
-    axes: tuple[int, int] = (-3, -2),
+    axes: Sequence[int] = (-3, -2),
 ) -> Prepared:
     """Mask crop, resize, threshold and blur of the masks, normalisation: one compiled program.
 
@@ -170,11 +178,8 @@ def preprocess(
       size: (height, width) of the result. Default: `frame_size` of the uncut frame, so that one
         program serves a whole video; a cut of another aspect is stretched, and `postprocess`
         undoes it. Outside jit, `mask_crop` and `resize_frames` keep the cut's own aspect.
-      padding_ratio: see `mask_crop`.
-      min_size: see `mask_crop`.
-      critical_ratio: see `mask_crop`.
+      padding_ratio, min_size, critical_ratio, axes: see `mask_box`.
       dtype: of the normalised frames.
-      axes: the height and the width axis.
 
     Raises:
       TypeError: unsuitable dtypes.
@@ -183,20 +188,19 @@ def preprocess(
     frames, masks, axes = frames_and_masks(frames, masks, axes)
     if size is None:
         size = frame_size(frames.shape[axes[0]], frames.shape[axes[1]])
-    size = (size, size) if isinstance(size, int) else tuple(size)
-    min_size = (min_size, min_size) if isinstance(min_size, int) else tuple(min_size)
-    rule = (padding_ratio, min_size, critical_ratio)
-    return Prepared(*_preprocess(frames, masks, size, rule, jnp.dtype(dtype), axes))
+    rule = checked_rule(padding_ratio, min_size, critical_ratio)
+    size = positive_pair(size, "size")
+    return _preprocess(frames, masks, size, rule, jnp.dtype(dtype), axes)
 
 
 def postprocess(
-    results: ImageLike,
-    frames: ImageLike,
-    masks: ImageLike,
-    box: jax.Array,
+    results: Float[ImageLike, "..."],
+    frames: Shaped[ImageLike, "*frames"],
+    masks: Shaped[ImageLike, "..."],
+    box: Box,
     *,
-    axes: tuple[int, int] = (-3, -2),
-) -> jax.Array:
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*frames"]:
     """Denormalises results and pastes them into the frames they were cut from: one program.
 
     Args:
@@ -214,53 +218,50 @@ def postprocess(
       ValueError: shapes that do not belong together.
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
-    return _postprocess(denormalise(results, dtype=frames.dtype), frames, masks, box, axes)
+    patches = denormalise(results, dtype=frames.dtype)
+    return _postprocess(frames, patches, masks, box, axes=axes)
 
 
-@partial(jax.jit, static_argnames=("dtype",))
-def _normalise(image: jax.Array, dtype) -> jax.Array:
+@jit("dtype")
+def _normalise(image: jax.Array, dtype: np.dtype) -> jax.Array:
     x = image.astype(jnp.promote_types(compute_dtype(image.dtype), dtype))
     return (x / 255 * 2 - 1).astype(dtype)
 
 
-@partial(jax.jit, static_argnames=("dtype",))
-def _denormalise(image: jax.Array, dtype) -> jax.Array:
+@jit("dtype")
+def _denormalise(image: jax.Array, dtype: np.dtype) -> jax.Array:
     x = jnp.clip((image.astype(compute_dtype(image.dtype)) + 1) / 2 * 255, 0, 255)
     return (jnp.round(x) if dtype == jnp.uint8 else x).astype(dtype)
 
 
-@partial(jax.jit, static_argnames=("size", "axes", "chunk"))
+@jit("size", "axes", "chunk")
 def _resize_in_chunks(
     x: jax.Array, size: tuple[int, int], axes: tuple[int, int], chunk: int | None
-):
+) -> jax.Array:
     shrink = partial(resize, size=size, method="bilinear", antialias=False)
     lead = min(axes)
     images = math.prod(x.shape[:lead])
     if chunk is None or images <= chunk:
         return shrink(x, axes=axes)
-    inner = tuple(axis - lead for axis in axes)
-    small = jax.lax.map(
-        partial(shrink, axes=inner), x.reshape(images, *x.shape[lead:]), batch_size=chunk
-    )
+    shrink = partial(shrink, axes=[axis - lead for axis in axes])
+    small = map_in_batches(shrink, x.reshape(images, *x.shape[lead:]), batch_size=chunk)
     return small.reshape(*x.shape[:lead], *small.shape[1:])
 
 
-@partial(jax.jit, static_argnames=("size", "rule", "dtype", "axes"))
-def _preprocess(frames, masks, size, rule, dtype, axes):
-    padding_ratio, min_size, critical_ratio = rule
-    cut = mask_crop(
-        frames.astype(compute_dtype(frames.dtype)),
-        masks,
-        size=size,
-        padding_ratio=padding_ratio,
-        min_size=min_size,
-        critical_ratio=critical_ratio,
-        axes=axes,
-    )
+@jit("size", "rule", "dtype", "axes")
+def _preprocess(
+    frames: jax.Array,
+    masks: jax.Array,
+    size: tuple[int, int],
+    rule: Rule,
+    dtype: np.dtype,
+    axes: tuple[int, int],
+) -> Prepared:
+    frames = frames.astype(compute_dtype(frames.dtype))
+    cut = crop_resampled(frames, masks, axes, rule, size)
     solid = cut.masks.astype(jnp.float32)
-    return normalise(cut.frames, dtype=dtype), solid, feather(solid, axes=axes), cut.box
+    frames = normalise(cut.frames, dtype=dtype)
+    return Prepared(frames, solid, feather(solid, axes=axes), asarray(cut.box))
 
 
-@partial(jax.jit, static_argnames=("axes",))
-def _postprocess(patches, frames, masks, box, axes):
-    return mask_paste(frames, patches, masks, box, axes=axes)
+_postprocess = jit("axes")(mask_paste)

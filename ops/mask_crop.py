@@ -12,44 +12,51 @@ made even. A mask that is empty in every frame stands for the whole frame.
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxsr.ops._arguments import (
+    MASK_THRESHOLD,
     ImageLike,
     compute_dtype,
+    frames_and_masks,
     image_array,
+    mask_array,
     normal_axes,
     positive_pair,
 )
 from jaxsr.ops._box_rule import box_around
-from jaxsr.ops._masks import THRESHOLD, frames_and_masks, mask_array
+from jaxsr.ops._typed_jax import asarray, cond, jit, zeros_like
 from jaxsr.ops._window import resample_window
 from jaxsr.ops.blur import gaussian_blur
+
+Box = Int[ImageLike, "4"] | Sequence[int]
+Rule = tuple[float, tuple[int, int], float]
 
 
 class MaskCrop(NamedTuple):
     """What `mask_crop` returns."""
 
-    frames: jax.Array
-    masks: jax.Array
-    box: Any
+    frames: Shaped[Array, "..."]
+    masks: Shaped[Array, "..."]
+    box: Int[Array, "4"] | tuple[int, int, int, int]
     """(x1, y1, x2, y2), end-exclusive: int32 on the device, or Python integers without a size."""
 
 
 def mask_box(
-    masks: ImageLike,
+    masks: Shaped[ImageLike, "..."],
     *,
     padding_ratio: float = 0.5,
     min_size: int | Sequence[int] = (512, 512),
     critical_ratio: float = 2.0,
-    axes: tuple[int, int] = (-3, -2),
-) -> jax.Array:
-    """The box (x1, y1, x2, y2) that the rule gives for the union of all masks; int32, under jit.
+    axes: Sequence[int] = (-3, -2),
+) -> Int[Array, "4"]:
+    """The box (x1, y1, x2, y2) that the rule gives for the union of all masks; int32.
 
     Args:
       masks: set where above 0.5; boolean, uint8 or floating point.
@@ -63,19 +70,19 @@ def mask_box(
       ValueError: empty axes, or an option outside its range.
     """
     masks = mask_array(masks)
-    rule = _checked_rule(padding_ratio, min_size, critical_ratio)
+    rule = checked_rule(padding_ratio, min_size, critical_ratio)
     return _box(masks, normal_axes(axes, masks.ndim), rule)
 
 
 def mask_crop(
-    frames: ImageLike,
-    masks: ImageLike,
+    frames: Shaped[ImageLike, "..."],
+    masks: Shaped[ImageLike, "..."],
     *,
     size: int | Sequence[int] | None = None,
     padding_ratio: float = 0.5,
     min_size: int | Sequence[int] = (512, 512),
     critical_ratio: float = 2.0,
-    axes: tuple[int, int] = (-3, -2),
+    axes: Sequence[int] = (-3, -2),
 ) -> MaskCrop:
     """Cuts all frames and masks with the box around the masks.
 
@@ -86,20 +93,17 @@ def mask_crop(
         and no antialias; masks are cut at 0.5 again, to 0 and 1. The box may then depend on traced
         values, and one compiled program serves every mask. Default: the cut itself, whose size
         depends on the masks, so that it only works outside jit.
-      padding_ratio: share of the bounding box's height and width added on each side, from 0.
-      min_size: least (width, height) of the box in pixels, as far as the frame allows.
-      critical_ratio: greatest height / width, and its inverse the least; at least 1.
-      axes: the height and the width axis.
+      padding_ratio, min_size, critical_ratio, axes: see `mask_box`.
 
     Raises:
       TypeError: unsuitable dtypes, or no `size` where the masks are traced.
       ValueError: masks of another size, empty axes, or an option outside its range.
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
-    rule = _checked_rule(padding_ratio, min_size, critical_ratio)
+    rule = checked_rule(padding_ratio, min_size, critical_ratio)
     if size is not None:
-        return MaskCrop(*_crop_resampled(frames, masks, axes, rule, positive_pair(size, "size")))
-    if isinstance(masks, jax.core.Tracer):
+        return crop_resampled(frames, masks, axes, rule, positive_pair(size, "size"))
+    if isinstance(masks, Tracer):
         raise TypeError(
             "mask_crop without a size cuts a box that depends on the masks' values, which are not "
             "known under jit; give size=(height, width)"
@@ -114,15 +118,15 @@ def mask_crop(
 
 
 def mask_paste(
-    frames: ImageLike,
-    patches: ImageLike,
-    masks: ImageLike,
-    box: Any,
+    frames: Shaped[ImageLike, "*frames"],
+    patches: Shaped[ImageLike, "..."],
+    masks: Shaped[ImageLike, "..."],
+    box: Box,
     *,
     feather_size: int = 7,
     feather_sigma: float = 1.5,
-    axes: tuple[int, int] = (-3, -2),
-) -> jax.Array:
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*frames"]:
     """Puts processed cuts back into their frames where the masks are set, with soft edges.
 
     The patches are resampled to the box (bilinear, half-pixel centres) and blended by the mask
@@ -152,7 +156,7 @@ def mask_paste(
             f"patches of shape {patches.shape} do not belong to frames of shape {frames.shape}: "
             "only height and width may differ"
         )
-    box = jnp.asarray(box)
+    box = asarray(box)
     if box.shape != (4,) or not jnp.issubdtype(box.dtype, jnp.integer):
         raise ValueError(f"box must be 4 integers (x1, y1, x2, y2), got {box.dtype}{box.shape}")
     alpha = feather(masks, kernel_size=feather_size, sigma=feather_sigma, axes=axes)
@@ -160,20 +164,21 @@ def mask_paste(
 
 
 def feather(
-    masks: ImageLike,
+    masks: Shaped[ImageLike, "*shape"],
     *,
     kernel_size: int = 7,
     sigma: float = 1.5,
-    axes: tuple[int, int] = (-3, -2),
-) -> jax.Array:
+    axes: Sequence[int] = (-3, -2),
+) -> Float[Array, "*shape"]:
     """Masks cut at 0.5, then blurred on a scale of 0…255 with reflected borders: float32, 0…1."""
     masks = mask_array(masks)
     return _feather(masks, kernel_size, sigma, normal_axes(axes, masks.ndim))
 
 
-def _checked_rule(
+def checked_rule(
     padding_ratio: float, min_size: int | Sequence[int], critical_ratio: float
-) -> tuple[float, tuple[int, int], float]:
+) -> Rule:
+    """The options of `mask_box`, checked."""
     if not padding_ratio >= 0 or not math.isfinite(padding_ratio):
         raise ValueError(f"padding_ratio must be 0 or more, got {padding_ratio}")
     if not critical_ratio >= 1 or not math.isfinite(critical_ratio):
@@ -181,8 +186,8 @@ def _checked_rule(
     return float(padding_ratio), positive_pair(min_size, "min_size"), float(critical_ratio)
 
 
-@partial(jax.jit, static_argnames=("axes", "rule"))
-def _box(masks: jax.Array, axes: tuple[int, int], rule: tuple) -> jax.Array:
+@jit("axes", "rule")
+def _box(masks: jax.Array, axes: tuple[int, int], rule: Rule) -> jax.Array:
     return box_around(*_touched(masks, axes), *rule)
 
 
@@ -191,45 +196,49 @@ def _touched(masks: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, jax.Ar
     # Frames first, then rows and columns: the greatest of bytes along an outer axis vectorises in
     # XLA's CPU loops, `any` over several axes at once does not.
     planes = jnp.moveaxis(masks, axes, (-2, -1)).reshape(-1, *(masks.shape[a] for a in axes))
-    hit = (planes > THRESHOLD).astype(jnp.uint8).max(0)
+    hit = (planes > MASK_THRESHOLD).astype(jnp.uint8).max(0)
     return hit.max(1) > 0, hit.max(0) > 0
 
 
-@partial(jax.jit, static_argnames=("axes", "rule", "size"))
-def _crop_resampled(frames, masks, axes, rule, size):
+@jit("axes", "rule", "size")
+def crop_resampled(
+    frames: jax.Array, masks: jax.Array, axes: tuple[int, int], rule: Rule, size: tuple[int, int]
+) -> MaskCrop:
+    """`mask_crop` to a fixed size, as one program."""
     rows, columns = _touched(masks, axes)
     box = box_around(rows, columns, *rule)
     cut = resample_window(frames, box, size, axes)
 
     def cut_masks(masks: jax.Array) -> jax.Array:
-        solid = (masks > THRESHOLD).astype(jnp.float32)
-        return (resample_window(solid, box, size, axes) > THRESHOLD).astype(masks.dtype)
+        solid = (masks > MASK_THRESHOLD).astype(jnp.float32)
+        return (resample_window(solid, box, size, axes) > MASK_THRESHOLD).astype(masks.dtype)
 
     def no_masks(masks: jax.Array) -> jax.Array:
         shape = list(masks.shape)
         for axis, extent in zip(axes, size, strict=True):
             shape[axis] = extent
-        return jnp.zeros_like(masks, shape=shape)
+        return zeros_like(masks, shape=shape)
 
     # Not only for the empty clip: a branch is what XLA's CPU fusion stops at, and a blur that
     # follows would otherwise cut the masks anew for every tap.
-    return cut, jax.lax.cond(rows.any(), cut_masks, no_masks, masks), box
+    return MaskCrop(cut, cond(rows.any(), cut_masks, no_masks, masks), box)
 
 
-@partial(jax.jit, static_argnames=("kernel_size", "sigma", "axes"))
-def _feather(masks, kernel_size, sigma, axes):
-    solid = jnp.where(masks > THRESHOLD, jnp.float32(255), jnp.float32(0))
+@jit("kernel_size", "sigma", "axes")
+def _feather(masks: jax.Array, kernel_size: int, sigma: float, axes: tuple[int, int]) -> jax.Array:
+    solid = jnp.where(masks > MASK_THRESHOLD, jnp.float32(255), jnp.float32(0))
     soft = gaussian_blur(solid, sigma=sigma, kernel_size=kernel_size, border="reflect", axes=axes)
     return soft / 255
 
 
-@partial(jax.jit, static_argnames=("axes",))
-def _paste(frames, patches, alpha, box, axes):
-    height, width = (frames.shape[axis] for axis in axes)
+@jit("axes")
+def _paste(
+    frames: jax.Array, patches: jax.Array, alpha: jax.Array, box: jax.Array, axes: tuple[int, int]
+) -> jax.Array:
+    size = (frames.shape[axes[0]], frames.shape[axes[1]])
     x1, y1, x2, y2 = box
-    x = resample_window(
-        patches.astype(compute_dtype(frames.dtype)), box, (height, width), axes, inverse=True
-    )
+    patches = patches.astype(compute_dtype(frames.dtype))
+    x = resample_window(patches, box, size, axes, inverse=True)
     mixed = frames + alpha * (x - frames)
     if frames.dtype == jnp.uint8:
         mixed = jnp.clip(jnp.round(mixed), 0, 255)
@@ -238,7 +247,7 @@ def _paste(frames, patches, alpha, box, axes):
         shape = [1] * frames.ndim
         shape[axis] = frames.shape[axis]
         position = np.arange(frames.shape[axis]).reshape(shape)
-        return (position >= low) & (position < high)
+        return (low <= position) & (high > position)
 
     inside = along(axes[0], y1, y2) & along(axes[1], x1, x2)
     return jnp.where(inside & (alpha > 0), mixed.astype(frames.dtype), frames)

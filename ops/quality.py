@@ -14,44 +14,58 @@ positions where it fits ("valid"). That is also what scikit-image averages, so `
 """
 
 import math
-from functools import partial, reduce
+from collections.abc import Sequence
+from functools import reduce
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
     compute_dtype,
     image_array,
+    is_integer,
     normal_axes,
     normal_axis,
     one_of,
 )
 from jaxsr.ops._separable import filter_valid, filter_valid_apart, fold_channels
+from jaxsr.ops._typed_jax import jit
 from jaxsr.ops.colour import CONVENTIONS, Convention, luma_of_difference, rgb_to_y
 
 _K1, _K2 = 0.01, 0.03  # Wang et al. 2004, section III-B
 _TRUNCATE = 3.5  # scikit-image's radius of the Gaussian window, in sigmas: 11 pixels at 1.5
-_CHUNKS = 16  # of an axis, added elementwise before the rest is summed
+_CHUNKS = 16  # of an axis, added elementwise before the others are summed
 
 
-class _Layout(NamedTuple):
+class _Comparison(NamedTuple):
+    """What is compared of two images: checked options, axes from the front."""
+
+    peak: float
+    luma: Convention | None
+    crop_border: int
     height: int
     width: int
     channel: int | None
 
+    @property
+    def axes(self) -> tuple[int, ...]:
+        axes = self.height, self.width
+        return axes if self.channel is None else (*axes, self.channel)
+
 
 def psnr(
-    image: ImageLike,
-    reference: ImageLike,
+    image: Shaped[ImageLike, "..."],
+    reference: Shaped[ImageLike, "..."],
     *,
     data_range: float | None = None,
     luma: Convention | None = None,
     crop_border: int = 0,
-    axes: tuple[int, int] = (-3, -2),
+    axes: Sequence[int] = (-3, -2),
     channel: int | None = -1,
-) -> jax.Array:
+) -> Float[Array, "..."]:
     """Peak signal-to-noise ratio in decibels; infinite where two images are equal.
 
     Args:
@@ -70,15 +84,13 @@ def psnr(
       TypeError: not uint8 or floating point, or two dtypes.
       ValueError: two shapes, a range that is not positive, or a border that leaves nothing.
     """
-    image, reference, peak, layout = _checked(
-        image, reference, data_range, luma, crop_border, axes, channel, window=1
-    )
-    return _psnr(image, reference, peak, luma, crop_border, layout)
+    checked = _checked(image, reference, data_range, luma, crop_border, axes, channel, window=1)
+    return _psnr(*checked)
 
 
 def ssim(
-    image: ImageLike,
-    reference: ImageLike,
+    image: Shaped[ImageLike, "..."],
+    reference: Shaped[ImageLike, "..."],
     *,
     data_range: float | None = None,
     window: Literal["gaussian", "uniform"] = "gaussian",
@@ -87,32 +99,25 @@ def ssim(
     sample_covariance: bool = False,
     luma: Convention | None = None,
     crop_border: int = 0,
-    axes: tuple[int, int] = (-3, -2),
+    axes: Sequence[int] = (-3, -2),
     channel: int | None = -1,
-) -> jax.Array:
+) -> Float[Array, "..."]:
     """Structural similarity, at most 1, averaged over positions and channels.
 
+    Arguments and errors are those of `psnr`, and these:
+
     Args:
-      image: batch to judge, RGB or grey.
-      reference: what it should be; same shape and dtype.
-      data_range: the peak. Default: 255 for uint8, 1 for floating point.
       window: weights of the moving window.
       window_size: its side in pixels, odd. Default: 3.5 sigma to each side for the Gaussian (11 at
         1.5), 7 for the uniform one.
       sigma: standard deviation of the Gaussian window in pixels.
       sample_covariance: divide variances by n - 1 instead of n, n the pixels of the window.
-      luma: compare Y in this convention instead of the channels as they stand.
-      crop_border: pixels cut from each side first.
-      axes: the height and the width axis.
-      channel: the channel axis, `None` if there is none.
 
     Returns:
       float32 (float64 for float64), one value for each index of the remaining axes.
 
     Raises:
-      TypeError: not uint8 or floating point, or two dtypes.
-      ValueError: two shapes, an even window, a window larger than what the border leaves, a range
-        or sigma that is not positive.
+      ValueError: an even window, one larger than what the border leaves, or sigma not positive.
     """
     one_of(window, ("gaussian", "uniform"), "window")
     if not sigma > 0 or not math.isfinite(sigma):
@@ -121,12 +126,12 @@ def ssim(
         window_size = 2 * int(_TRUNCATE * sigma + 0.5) + 1 if window == "gaussian" else 7
     if window_size < 3 or window_size % 2 == 0:
         raise ValueError(f"window_size must be odd and at least 3, got {window_size}")
-    image, reference, peak, layout = _checked(
+    checked = _checked(
         image, reference, data_range, luma, crop_border, axes, channel, window=window_size
     )
     weights = _window(window, window_size, sigma)
     correction = window_size**2 / (window_size**2 - 1) if sample_covariance else 1.0
-    return _ssim(image, reference, peak, luma, crop_border, layout, weights, correction)
+    return _ssim(*checked, weights, correction)
 
 
 def _window(kind: str, size: int, sigma: float) -> tuple[float, ...]:
@@ -136,7 +141,16 @@ def _window(kind: str, size: int, sigma: float) -> tuple[float, ...]:
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def _checked(image, reference, data_range, luma, crop_border, axes, channel, window):
+def _checked(
+    image: ImageLike,
+    reference: ImageLike,
+    data_range: float | None,
+    luma: Convention | None,
+    crop_border: int,
+    axes: Sequence[int],
+    channel: int | None,
+    window: int,
+) -> tuple[jax.Array, jax.Array, _Comparison]:
     image, reference = image_array(image), image_array(reference, "reference")
     if image.shape != reference.shape:
         raise ValueError(
@@ -156,10 +170,8 @@ def _checked(image, reference, data_range, luma, crop_border, axes, channel, win
         one_of(luma, CONVENTIONS, "colour convention")
         if channel is None:
             raise ValueError(f"luma={luma!r} needs a channel axis of R, G and B; name it")
-    if isinstance(crop_border, bool) or not isinstance(crop_border, int) or crop_border < 0:
-        raise ValueError(
-            f"crop_border must be a whole number of pixels from 0, got {crop_border!r}"
-        )
+    if not is_integer(crop_border) or crop_border < 0:
+        raise ValueError(f"crop_border must be a whole number from 0, got {crop_border!r}")
     extent = min(image.shape[height], image.shape[width]) - 2 * crop_border
     if extent < window:
         raise ValueError(
@@ -169,30 +181,27 @@ def _checked(image, reference, data_range, luma, crop_border, axes, channel, win
     peak = (255.0 if image.dtype == jnp.uint8 else 1.0) if data_range is None else float(data_range)
     if not peak > 0 or not math.isfinite(peak):
         raise ValueError(f"data_range must be positive, got {data_range}")
-    return image, reference, peak, _Layout(height, width, channel)
+    return image, reference, _Comparison(peak, luma, crop_border, height, width, channel)
 
 
-def _cut(image: jax.Array, crop_border: int, layout: _Layout) -> jax.Array:
-    for axis in (layout.height, layout.width):
-        image = jax.lax.slice_in_dim(image, crop_border, image.shape[axis] - crop_border, axis=axis)
-    return image
+def _cut(image: jax.Array, of: _Comparison) -> jax.Array:
+    """Without its border, in the dtype of sums; of a uint8 image Y, rounded to levels, if asked."""
+    for axis in (of.height, of.width):
+        stop = image.shape[axis] - of.crop_border
+        image = jax.lax.slice_in_dim(image, of.crop_border, stop, axis=axis)
+    if of.luma is not None and of.channel is not None and image.dtype == jnp.uint8:
+        image = rgb_to_y(image, convention=of.luma, channel=of.channel)
+    return image.astype(compute_dtype(image.dtype))
 
 
-def _levels_of_luma(image: jax.Array, luma: Convention | None, layout: _Layout) -> jax.Array:
-    """A uint8 image's Y, rounded to levels; anything else as it is."""
-    if luma is None or layout.channel is None or image.dtype != jnp.uint8:
-        return image
-    return rgb_to_y(image, convention=luma, channel=layout.channel)
-
-
-def _folded(x: jax.Array, layout: _Layout) -> tuple[jax.Array, dict[int, int], tuple[int, ...]]:
+def _folded(x: jax.Array, of: _Comparison) -> tuple[jax.Array, dict[int, int], tuple[int, ...]]:
     """`x` with a trailing channel axis folded into the columns; steps; the axes to average."""
-    axes = layout.height, layout.width
+    axes = of.height, of.width
     last = max(axes)
-    if last + 1 < x.ndim and layout.channel != x.ndim - 1:
-        return x, dict.fromkeys(axes, 1), tuple(a for a in layout if a is not None)
+    if last + 1 < x.ndim and of.channel != x.ndim - 1:
+        return x, dict.fromkeys(axes, 1), of.axes
     flat, steps = fold_channels(x, axes)
-    return flat, steps, tuple(a for a in layout if a is not None and a <= last)
+    return flat, steps, tuple(axis for axis in of.axes if axis <= last)
 
 
 def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -214,34 +223,33 @@ def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return total / count
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4, 5))
-def _psnr(image, reference, peak, luma, crop_border, layout):
-    dtype = compute_dtype(image.dtype)
-    x, y = (
-        _levels_of_luma(_cut(plane, crop_border, layout), luma, layout).astype(dtype)
-        for plane in (image, reference)
-    )
+@jit("of")
+def _psnr(image: jax.Array, reference: jax.Array, of: _Comparison) -> jax.Array:
     # The difference comes first, so that equal images differ by nothing.
-    apart = (x - y) / peak
-    if luma is not None and image.dtype != jnp.uint8:
-        apart = luma_of_difference(apart, luma, layout.channel)
-    apart, _, averaged = _folded(apart, layout)
-    return -10 * jnp.log10(_mean(jnp.square(apart), averaged))
+    difference = (_cut(image, of) - _cut(reference, of)) / of.peak
+    if of.luma is not None and of.channel is not None and image.dtype != jnp.uint8:
+        difference = luma_of_difference(difference, of.luma, of.channel)
+    difference, _, averaged = _folded(difference, of)
+    return -10 * jnp.log10(_mean(jnp.square(difference), averaged))
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4, 5, 6, 7))
-def _ssim(image, reference, peak, luma, crop_border, layout, weights, correction):
-    dtype = compute_dtype(image.dtype)
-
+@jit("of", "weights", "correction")
+def _ssim(
+    image: jax.Array,
+    reference: jax.Array,
+    of: _Comparison,
+    weights: tuple[float, ...],
+    correction: float,
+) -> jax.Array:
     def unit_range(plane: jax.Array) -> jax.Array:
-        plane = _levels_of_luma(_cut(plane, crop_border, layout), luma, layout).astype(dtype) / peak
-        if luma is None or image.dtype == jnp.uint8:
+        plane = _cut(plane, of) / of.peak
+        if of.luma is None or of.channel is None or image.dtype == jnp.uint8:
             return plane
-        return rgb_to_y(plane, convention=luma, channel=layout.channel)
+        return rgb_to_y(plane, convention=of.luma, channel=of.channel)
 
     x, y = unit_range(image), unit_range(reference)
-    x, steps, averaged = _folded(x, layout)
-    y, _, _ = _folded(y, layout)
+    x, steps, averaged = _folded(x, of)
+    y, _, _ = _folded(y, of)
     # Variances do not depend on the level, but float32's E[x²] - E[x]² does: take off half grey.
     level = 0.5
 

@@ -8,24 +8,24 @@ it is named for; where their rules differ is written in `_resize/conventions/`.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Num
+from jaxtyping import Array, Shaped
 
-from jaxsr.ops._arguments import ImageLike, image_array, normal_axis, one_of
+from jaxsr.ops._arguments import ImageLike, image_array, is_integer, normal_axis, one_of
 from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.conventions.matlab import EDGES
 from jaxsr.ops._resize.dispatch import run_passes
+from jaxsr.ops._typed_jax import jit
 
 LARGEST_EXTENT = 1 << 24
 """Pixels along one axis, beyond which float32 no longer numbers them one by one."""
 
 
 def resize(
-    image: Num[ImageLike, "..."],
+    image: Shaped[ImageLike, "..."],
     size: int | Sequence[int],
     *,
     method: str = "bilinear",
@@ -35,7 +35,7 @@ def resize(
     scale: float | Sequence[float] | None = None,
     align_corners: bool = False,
     matlab_edges: str = "clamp",
-) -> Num[Array, "..."]:
+) -> Shaped[Array, "..."]:
     """Resizes an image, or every image of a batch, along `axes`.
 
     Differentiable for floating-point images. A NaN or an infinity reaches only the outputs whose
@@ -58,7 +58,7 @@ def resize(
         `matlab_size` gives.
       align_corners: torch's option: the centres of the corner pixels stay where they are, rather
         than the outer edges of the image.
-      matlab_edges: what MATLAB finds outside the image: 'clamp', the nearest pixel (older
+      matlab_edges: what lies outside MATLAB's image: 'clamp', the nearest pixel (older
         releases, the literature's images), or 'mirror' (newer releases).
 
     Raises:
@@ -107,9 +107,9 @@ def resize(
 
 
 def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
-    extents = _one_each(size, count, "size", (int, np.integer))
+    extents = _one_each(size, count, "size")
     for extent in extents:
-        if isinstance(extent, bool) or not isinstance(extent, int | np.integer):
+        if not is_integer(extent):
             raise TypeError(
                 f"size must hold integers, got {extent!r}; extents are static, also under jit"
             )
@@ -121,29 +121,29 @@ def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
 def _check_scale(scale: float | Sequence[float] | None, count: int) -> tuple[float | None, ...]:
     if scale is None:
         return (None,) * count
-    scales = tuple(float(s) for s in _one_each(scale, count, "scale", (int, float)))
+    scales = tuple(float(s) for s in _one_each(scale, count, "scale"))
     if not all(math.isfinite(s) and s > 0 for s in scales):
         raise ValueError(f"scale must be positive and finite, got {scale!r}")
     return scales
 
 
-def _one_each(value: Any, count: int, name: str, single: type | tuple[type, ...]) -> tuple:
-    if isinstance(value, single) or not hasattr(value, "__len__"):
+def _one_each(value: Any, count: int, name: str) -> tuple[Any, ...]:
+    if not hasattr(value, "__len__"):
         return (value,) * count
     if len(value) != count:
         raise ValueError(f"{name} must hold one value for each of {count} axes, got {value!r}")
     return tuple(value)
 
 
-@partial(jax.jit, static_argnames=("axes", "size", "convention", "options"))
+@jit("axes", "size", "convention", "options")
 def _resize(
-    image: Array,
+    image: jax.Array,
     *,
     axes: tuple[int, ...],
     size: tuple[int, ...],
     convention: str,
     options: tuple[tuple[str, Any], ...],
-) -> Array:
+) -> jax.Array:
     make_passes = CONVENTIONS[convention].passes
     passes = make_passes(image.shape, np.dtype(image.dtype), axes, size, **dict(options))
     return run_passes(image, passes)

@@ -25,6 +25,23 @@ jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
 
+# Annotations of shapes and dtypes are checked at each call, in packages imported from here on.
+jaxtyping.install_import_hook(
+    (
+        "jaxsr.ops",
+    ),
+    # As type checkers have it, an int is a float.
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)  # fmt: skip
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """For tests that pass wrong types on purpose: the function's own errors are what counts."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:

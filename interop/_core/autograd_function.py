@@ -6,7 +6,7 @@ leave it as additional results.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,21 +21,35 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core.dispatch import Trace, cast, is_differentiable
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.tensor import Cell, JaxTensor
-from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
 def _root(array: Any, like: JaxTensor) -> JaxTensor:
-    """A tensor of its own with the shape and strides of `like`."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    """A tensor that shares no memory, with the shape and strides of `like`."""
+    with plain_torch():
         meta = torch.empty_strided(
             like.meta.size(), like.meta.stride(), dtype=like.dtype, device="meta"
         )
     return JaxTensor(meta, Cell(array, None), None, like.needs_grad)
 
 
+def _with_arrays(values: Sequence[Any], places: list[int], arrays: Sequence[Any]) -> list[Any]:
+    """The values, with new tensors around arrays at some places."""
+    result = list(values)
+    for i, array in zip(places, arrays, strict=True):
+        result[i] = _root(array, values[i])
+    return result
+
+
+def _refilled(values: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The values, with a new tensor around the next array for each tensor among them."""
+    places = [i for i, value in enumerate(values) if isinstance(value, JaxTensor)]
+    return _with_arrays(values, places, arrays)
+
+
 def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with its activations recomputed in the backward pass instead of kept."""
+    """`fn` with its activations recomputed in the backward pass."""
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -47,17 +61,15 @@ def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
 
         def pure(arrays: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             with region.entered():
-                inner = list(leaves)
-                for i, array in zip(places, arrays, strict=True):
-                    inner[i] = _root(array, leaves[i])
-                handed_in = {inner[i].cell: i for i in places}
+                inner = _with_arrays(leaves, places, arrays)
+                arguments = {inner[i].cell: i for i in places}
                 a, k = pytree.tree_unflatten(inner, tree)
                 flat, returned["tree"] = pytree.tree_flatten(fn(*a, **k))
                 returned["leaves"] = flat
-                returned["returned"] = [
-                    handed_in.get(t.cell) if isinstance(t, JaxTensor) else None for t in flat
+                returned["arguments"] = [
+                    arguments.get(t.cell) if isinstance(t, JaxTensor) else None for t in flat
                 ]
-                if any(cell.version for cell in handed_in):
+                if any(cell.version for cell in arguments):
                     raise UnsupportedTorchError(
                         "a checkpointed function writes into its argument; write into a clone"
                     )
@@ -69,15 +81,11 @@ def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
         results, written = jax.checkpoint(pure)([leaves[i].content() for i in places])
         for cell, value in zip(list(region.written), written, strict=True):
             cell.write(value)
-        remaining = iter(results)
-        flat = [
-            _root(next(remaining), t) if isinstance(t, JaxTensor) else t for t in returned["leaves"]
-        ]
+        flat = _refilled(returned["leaves"], results)
         # An argument handed back is the same tensor outside as well.
-        flat = [
-            leaves[i] if i is not None and flat[j].shape == leaves[i].shape else flat[j]
-            for j, i in enumerate(returned["returned"])
-        ]
+        for j, i in enumerate(returned["arguments"]):
+            if i is not None and flat[j].shape == leaves[i].shape:
+                flat[j] = leaves[i]
         return pytree.tree_unflatten(flat, returned["tree"])
 
     return wrapped
@@ -131,9 +139,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
 
     def forward(*arrays: jax.Array) -> tuple[list[jax.Array], _Context]:
         with Region(writable=False).entered(), torch.no_grad():
-            inner = list(args)
-            for i, array in zip(places, arrays, strict=True):
-                inner[i] = _root(array, args[i])
+            inner = _with_arrays(args, places, arrays)
             ctx = _Context(needs)
             if has_setup:
                 out = cls.forward(*inner)
@@ -167,20 +173,15 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         from jaxsr.interop._core.trace_context import session
 
         with session(trace), Region(writable=False).entered():
-            saved = iter(residuals)
-            leaves = [
-                _root(next(saved), t) if isinstance(t, JaxTensor) else t for t in traced["state"]
-            ]
+            leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
             vars(ctx).update(pytree.tree_unflatten(leaves, traced["tree"]))
-            cotangents_left = iter(cotangents)
-            outputs = []
+            remaining = iter(cotangents)
+            outputs: list[JaxTensor | None] = []
             for tensor in traced["outputs"]:
-                cotangent = next(cotangents_left) if isinstance(tensor, JaxTensor) else None
-                if cotangent is None or cotangent.dtype == jax.dtypes.float0:
-                    outputs.append(None)
-                else:
-                    outputs.append(_root(cotangent, tensor))
+                cotangent = next(remaining) if isinstance(tensor, JaxTensor) else None
+                has_none = cotangent is None or cotangent.dtype == jax.dtypes.float0
+                outputs.append(None if has_none else _root(cotangent, tensor))
             grads = cls.backward(ctx, *outputs)
             grads = grads if isinstance(grads, tuple) else (grads,)
             if len(grads) < len(args):
@@ -216,17 +217,17 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     return out[0] if traced["single"] else tuple(out)
 
 
-_CHECKPOINT_OPTIONS = (
+_CHECKPOINT_OPTIONS = [
     "use_reentrant",
     "preserve_rng_state",
     "determinism_check",
     "debug",
     "early_stop",
-)
+]
 
 
 @contextmanager
-def patched(trace: Trace) -> Iterator[None]:
+def patched(trace: Trace) -> Generator[None]:
     """Redirects the two torch entry points that its dispatchers do not show us.
 
     Other threads pass through to torch's own.
@@ -234,7 +235,7 @@ def patched(trace: Trace) -> Iterator[None]:
     checkpoint, apply = torch.utils.checkpoint.checkpoint, Function.__dict__["apply"]
     plain = getattr(checkpoint, "__wrapped__", checkpoint)
 
-    def our_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def traced_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
         if not trace.is_tracing_thread():
             return plain(function, *args, **kwargs)
         if kwargs.pop("context_fn", None) is not None:
@@ -245,7 +246,7 @@ def patched(trace: Trace) -> Iterator[None]:
         kwargs = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
         return checkpointed(function)(*args, **kwargs)
 
-    def our_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    def traced_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if not trace.is_tracing_thread():
             return apply.__func__(cls, *args, **kwargs)
         return apply_function(trace, cls, args, kwargs)
@@ -254,10 +255,10 @@ def patched(trace: Trace) -> Iterator[None]:
     # in this attribute: replacing it there reaches those who imported the name before, too.
     hidden = "__dynamo_disable"
     before = getattr(plain, hidden, None)
-    setattr(plain, hidden, our_checkpoint)
+    setattr(plain, hidden, traced_checkpoint)
     if plain is checkpoint:
-        torch.utils.checkpoint.checkpoint = our_checkpoint
-    Function.apply = classmethod(our_apply)  # type: ignore[method-assign]
+        torch.utils.checkpoint.checkpoint = traced_checkpoint
+    Function.apply = classmethod(traced_apply)  # type: ignore[method-assign]
     try:
         yield
     finally:

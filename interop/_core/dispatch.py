@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
@@ -24,12 +25,15 @@ from jaxsr.interop._core.dtypes import to_jax_dtype, to_torch_dtype
 from jaxsr.interop._core.registry import Entry, Kind
 from jaxsr.interop._core.schema import Schema, name_of, schema_of
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
+from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.errors import UnsupportedTorchError
 
 # Constants up to this many elements are evaluated by torch while tracing; larger ones are built by
 # the compiled program, so that no large array is baked into it.
 CONST_LIMIT = 1 << 16
+
+_DETACH = torch.ops.aten.detach.default
 
 PLACEMENT_OPTIONS = (
     "device", "layout", "pin_memory", "non_blocking", "memory_format", "generator",
@@ -65,7 +69,7 @@ class Trace:
 
     def wrap(self, array: Any, dtype: torch.dtype | None = None, owner: str = "") -> JaxTensor:
         """A new root tensor around a JAX array."""
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        with plain_torch():
             meta = torch.empty(
                 tuple(array.shape), dtype=dtype or to_torch_dtype(array.dtype), device="meta"
             )
@@ -83,12 +87,9 @@ class Trace:
         tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
         return tensor.set_const(value)
 
+    @plain_torch()
     def adopt(self, plain: torch.Tensor) -> JaxTensor:
         """An ordinary torch tensor in the module's code, as a constant of the program."""
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            return self._adopt(plain)
-
-    def _adopt(self, plain: torch.Tensor) -> JaxTensor:
         adopted = self.adopted.get(id(plain))
         if adopted is None:
             if plain.device.type == "meta":
@@ -146,7 +147,10 @@ class Trace:
             if done:
                 return result
         if entry.kind is Kind.VALUE:
-            raise UnsupportedTorchError(_needs_value(func))
+            raise UnsupportedTorchError(
+                f"{name_of(func)} needs the value of a traced tensor (.item(), bool(), a Python "
+                "branch or size); use torch.where, or make it a Python number before apply"
+            )
         if entry.kind is Kind.WRITE:
             return self._mutate(func, schema, entry.function, args, kwargs)
         metas = self.meta_result(func, args, kwargs)
@@ -154,7 +158,7 @@ class Trace:
             return self._view(func, entry.function, args, kwargs, metas)
         if entry.kind is Kind.DECOMPOSITION:
             with self.dispatch_mode:
-                return self._wrap_decomposed(func, entry.call(*args, **kwargs), metas)
+                return self.wrap_result(func, entry.call(*args, **kwargs), metas, False)
         return self._functional(func, entry, args, kwargs, metas)
 
     def as_jax_tensor(self, tensor: torch.Tensor) -> JaxTensor:
@@ -168,10 +172,7 @@ class Trace:
             mkwargs = {**mkwargs, "device": torch.device("meta")}
         try:
             return func(*margs, **mkwargs)
-        except (
-            NotImplementedError,
-            torch._subclasses.fake_tensor.DynamicOutputShapeException,
-        ) as e:
+        except (NotImplementedError, DynamicOutputShapeException) as e:
             raise UnsupportedTorchError(
                 f"{name_of(func)}: the result's shape depends on values, or torch does not know it "
                 "beforehand; use torch.where or a fixed size instead"
@@ -188,13 +189,10 @@ class Trace:
     ) -> tuple[bool, Any]:
         """Lets torch compute what no input reaches. Returns whether it did, and the result."""
         try:
-            size = sum(
-                t.numel()
-                for t in pytree.tree_leaves(self.meta_result(func, args, kwargs))
-                if isinstance(t, torch.Tensor)
-            )
+            results = pytree.tree_leaves(self.meta_result(func, args, kwargs))
         except UnsupportedTorchError:
-            size = sum(t.numel() for t in tensors)
+            results = tensors
+        size = sum(t.numel() for t in results if isinstance(t, torch.Tensor))
         if size > CONST_LIMIT and not schema.is_view:
             return False, None
         for index, name, _ in schema.mutated:
@@ -203,20 +201,17 @@ class Trace:
                 t.cell.before_write()
         cargs, ckwargs = pytree.tree_map_only(JaxTensor, lambda t: t.const, (args, kwargs))
         result = func(*cargs, **ckwargs)
-        by_const = {id(t.const): t for t in tensors}
-        parent = tensors[0] if schema.is_view and tensors else None
-
-        def as_tensor(value: torch.Tensor) -> JaxTensor:
-            if id(value) in by_const:
-                by_const[id(value)].cell.version += 1
-                return by_const[id(value)]
-            if parent is None:
-                return self.wrap_const(value)
-            return None  # type: ignore[return-value]
-
-        if parent is not None:
+        if schema.is_view and tensors:
             metas = self.meta_result(func, args, kwargs)
             return True, self._view(func, entry.function, args, kwargs, metas, result)
+        by_const = {id(t.const): t for t in tensors}
+
+        def as_tensor(value: torch.Tensor) -> JaxTensor:
+            if id(value) not in by_const:
+                return self.wrap_const(value)
+            by_const[id(value)].cell.version += 1
+            return by_const[id(value)]
+
         return True, pytree.tree_map_only(torch.Tensor, as_tensor, result)
 
     def _view(
@@ -239,18 +234,13 @@ class Trace:
         parent.viewed = True
         if not torch.is_grad_enabled():
             views = [without_grad(v) for v in views]
-        needs = (
-            parent.needs_grad
-            and torch.is_grad_enabled()
-            and func.overloadpacket.__name__ != "detach"
-        )
+        needs = parent.needs_grad and torch.is_grad_enabled() and func is not _DETACH
         out = [
             JaxTensor(m, parent.cell, v, needs and is_differentiable(m))
             for m, v in zip(flat, views, strict=True)
         ]
         if consts is not None:
-            const_list = _as_list(consts)
-            for tensor, const in zip(out, const_list, strict=True):
+            for tensor, const in zip(out, _as_list(consts), strict=True):
                 tensor.set_const(const)
         return out if isinstance(metas, (list, tuple)) else out[0]
 
@@ -274,13 +264,13 @@ class Trace:
         return self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
 
     def wrap_result(self, func: Any, result: Any, metas: Any, needs_grad: bool) -> Any:
-        """A lowering's arrays as tensors, held against what torch says of them.
+        """A lowering's arrays as tensors, in torch's dtypes and strides.
 
         Args:
           func: the operator or torch function, for errors.
-          result: arrays, in a sequence where torch returns several.
+          result: arrays, or a decomposition's tensors; in a sequence where torch returns several.
           metas: what torch returns on the meta device.
-          needs_grad: whether a gradient flows to the arguments.
+          needs_grad: whether a gradient flows to the arguments; of tensors they say it themselves.
 
         Raises:
           UnsupportedTorchError: a shape differs, or a dtype that no cast makes right.
@@ -290,23 +280,18 @@ class Trace:
             raise UnsupportedTorchError(
                 f"{name_of(func)} gave {len(results)} results, not {len(metas_list)}"
             )
-        tensors = [
-            self.wrap_like(fit(func, value, meta), meta, needs_grad)
-            if isinstance(meta, torch.Tensor)
-            else value
-            for value, meta in zip(results, metas_list, strict=False)
-        ]
-        return _as_returned(tensors, metas)
 
-    def _wrap_decomposed(self, func: Any, result: Any, metas: Any) -> Any:
-        """A decomposition's tensors in torch's dtypes and strides."""
-        tensors = [
-            self.wrap_like(fit(func, value.array(), meta), meta, value.needs_grad)
-            if isinstance(meta, torch.Tensor) and isinstance(value, JaxTensor)
-            else value
-            for value, meta in zip(_as_list(result), _as_list(metas), strict=False)
-        ]
-        return _as_returned(tensors, metas)
+        def wrapped(value: Any, meta: Any) -> Any:
+            if not isinstance(meta, torch.Tensor) or value is None:
+                return value
+            if isinstance(value, JaxTensor):
+                return self.wrap_like(fit(func, value.array(), meta), meta, value.needs_grad)
+            return self.wrap_like(fit(func, value, meta), meta, needs_grad)
+
+        tensors = [wrapped(*each) for each in zip(results, metas_list, strict=False)]
+        if not isinstance(metas, (list, tuple)):
+            return tensors[0]
+        return tensors if type(metas) is list else tuple(tensors)
 
     def _mutate(self, func: Any, schema: Schema, functional: Any, args: tuple, kwargs: dict) -> Any:
         if functional is None:
@@ -330,23 +315,15 @@ class Trace:
                     f"{name_of(func)}: out has shape {tuple(target.shape)}, the result "
                     f"{tuple(value.shape)}; make them equal"
                 )
-            if self._replaces(target, value):
+            # A write that leaves nothing of the target, so that a deferred value may stay so.
+            same_form = (target.shape, target.dtype) == (value.shape, value.dtype)
+            replaces = same_form and target.view_of is None and torch.is_grad_enabled()
+            if value.deferred is not None and replaces:
                 target.needs_grad |= value.needs_grad
                 target.cell.write(value.deferred)
             else:
                 self.write(target, value.array(), value.needs_grad)
-        if schema.is_out:
-            return targets[0] if len(targets) == 1 else tuple(targets)
-        return targets[0]
-
-    def _replaces(self, target: JaxTensor, value: JaxTensor) -> bool:
-        """Whether a write leaves nothing of the target, so that a deferred value may stay so."""
-        return (
-            value.deferred is not None
-            and target.view_of is None
-            and torch.is_grad_enabled()
-            and (target.shape, target.dtype) == (value.shape, value.dtype)
-        )
+        return tuple(targets) if schema.is_out and len(targets) > 1 else targets[0]
 
     def write(self, target: JaxTensor, value: jax.Array, needs_grad: bool) -> None:
         """`target[...] = value`, as the current grad mode means it."""
@@ -371,9 +348,7 @@ def cast(value: Any, dtype: Any) -> jax.Array:
     value = jnp.asarray(value)
     if value.dtype == dtype:
         return value
-    if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(
-        dtype, jnp.complexfloating
-    ):
+    if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
         value = value.real
     return value.astype(dtype)
 
@@ -401,22 +376,8 @@ def _check_scalars(func: Any, args: tuple) -> None:
             raise UnsupportedTorchError(f"{name_of(func)}: {value} does not fit an integer")
 
 
-def _needs_value(func: Any) -> str:
-    return (
-        f"{name_of(func)} needs the value of a traced tensor (.item(), bool(), a Python branch or "
-        "size); use torch.where, or make it a Python number before apply"
-    )
-
-
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _as_returned(values: list[Any], like: Any) -> Any:
-    """One value, a list or a tuple, as torch returns them."""
-    if not isinstance(like, (list, tuple)):
-        return values[0]
-    return values if type(like) is list else tuple(values)
 
 
 @registry.lifts(torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
@@ -431,7 +392,7 @@ class _DispatchMode(TorchDispatchMode):
         super().__init__()
         self.trace = trace
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             return self.trace.dispatch(func, args, kwargs or {})
 
@@ -442,7 +403,7 @@ class _FunctionMode(TorchFunctionMode):
         self.trace = trace
         self.constructors = _device_constructors()
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedTorchError(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.host_arrays import to_numpy
 
@@ -77,6 +78,16 @@ def to_torch_dtype(dtype: Any) -> torch.dtype:
     return _TO_TORCH[dtype]
 
 
+def wide_dtype(dtype: Any) -> np.dtype:
+    """The dtype of sums and of functions that lose digits: float32 at least."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """`x` in `wide_dtype`."""
+    return x.astype(wide_dtype(x.dtype))
+
+
 def is_nan(x: jax.Array) -> jax.Array:
     """Like `jnp.isnan`, and False for integers."""
     return lax.ne(x, x)
@@ -106,6 +117,6 @@ def constant_to_numpy(tensor: torch.Tensor, what: str = "a constant tensor") -> 
 
 def constant_to_jax(tensor: torch.Tensor) -> jax.Array:
     """A torch CPU tensor as a JAX constant."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with plain_torch():
         array = constant_to_numpy(tensor)
     return jnp.asarray(array)

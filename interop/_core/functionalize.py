@@ -7,7 +7,7 @@ traced tensors. All other attributes are copied, so that the user's module is ne
 import copy
 import dataclasses
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,9 @@ from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
 from jaxsr.interop.hooks import watching
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module under which torch registers its parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +185,7 @@ class FunctionalModule:
             (sub, key, value)
             for sub in module.modules()
             for key, value in vars(sub).items()
-            if key not in ("_parameters", "_buffers", "_modules")
-            and _mentions(value, self.meta_names)
+            if key not in _TABLES and _mentions(value, self.meta_names)
         ]
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
@@ -192,10 +194,9 @@ class FunctionalModule:
         for pattern in patterns:
             matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
             if not matches:
+                listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
                 raise InputError(
-                    f"remat pattern {pattern!r} matches no submodule; there are "
-                    + ", ".join(names[:12])
-                    + (" …" if len(names) > 12 else "")
+                    f"remat pattern {pattern!r} matches no submodule; there are {listed}"
                 )
             for name in matches:
                 sub = self.module.get_submodule(name)
@@ -266,10 +267,9 @@ class FunctionalModule:
         return tensor
 
     @contextmanager
-    def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Iterator[None]:
+    def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Generator[None]:
         modules = list(self.module.modules())
-        kinds = ("_parameters", "_buffers", "_modules")
-        saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in kinds}) for m in modules]
+        saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in _TABLES}) for m in modules]
         try:
             for name, slot in self.slots.items():
                 for path, kind, key in slot.places:
@@ -301,9 +301,7 @@ class FunctionalModule:
                 earlier = attributes.get(key)
                 if value is earlier and not isinstance(value, (list, dict)):
                     continue
-                if key in ("_parameters", "_modules", "_non_persistent_buffers_set"):
-                    continue
-                if key == "_buffers":
+                if key in (*_TABLES, "_non_persistent_buffers_set"):
                     continue
                 where = f"{name}.{key}" if name else key
                 if _holds_traced(value, set(map(id, tensors.values()))):
@@ -316,11 +314,7 @@ class FunctionalModule:
                             f"forward keeps a tensor in `{where}`; a pure function cannot: return "
                             "it, or register it as a buffer of fixed shape"
                         )
-                elif (
-                    isinstance(value, (bool, int, float))
-                    and value is not earlier
-                    and value != earlier
-                ):
+                elif isinstance(value, (bool, int, float)) and value != earlier:
                     raise UnsupportedTorchError(
                         f"forward changes `{where}` from {earlier!r} to {value!r}, which a "
                         "compiled function would do only once; make it a buffer, or an argument"
@@ -369,14 +363,14 @@ class FunctionalModule:
 
 
 @contextmanager
-def _located_errors(functional: FunctionalModule) -> Iterator[None]:
+def _located_errors(functional: FunctionalModule) -> Generator[None]:
     """Errors of the module's code name the submodule that was running."""
     try:
         yield
     except Exception as e:
-        where = functional.path_of(e) or type(functional.module).__name__
         if getattr(e, "located", False):
             raise
+        where = functional.path_of(e) or type(functional.module).__name__
         text = str(e) if isinstance(e, UnsupportedTorchError) else f"{type(e).__name__}: {e}"
         kind = UnsupportedTorchError if isinstance(e, NotImplementedError) else type(e)
         try:
@@ -442,27 +436,21 @@ def to_arrays(trace: Trace, result: Any) -> Any:
     """The method's result with arrays for tensors, whatever containers hold them."""
     if isinstance(result, torch.Tensor):
         return trace.as_jax_tensor(result).array()
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(to_arrays(trace, v) for v in result))
-    if isinstance(result, (torch.Size,)):
-        return tuple(result)
-    if isinstance(result, tuple):
-        return tuple(to_arrays(trace, v) for v in result)
-    if isinstance(result, list):
-        return [to_arrays(trace, v) for v in result]
+    if isinstance(result, (tuple, list)):
+        values = [to_arrays(trace, v) for v in result]
+        if hasattr(result, "_fields"):
+            return type(result)(*values)
+        return tuple(values) if isinstance(result, tuple) else values
     if isinstance(result, Mapping):
         items = {k: to_arrays(trace, v) for k, v in result.items()}
-        return items if type(result) is dict else _rebuilt(result, items)
+        try:
+            rebuild: Any = type(result)
+            return rebuild(items)
+        except TypeError:
+            return items
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         fields = {
             f.name: to_arrays(trace, getattr(result, f.name)) for f in dataclasses.fields(result)
         }
         return dataclasses.replace(result, **fields)
     return result
-
-
-def _rebuilt(result: Any, items: dict) -> Any:
-    try:
-        return type(result)(items)
-    except TypeError:
-        return items

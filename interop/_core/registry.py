@@ -1,4 +1,3 @@
-# pyright: strict
 """Who computes an operator: the one registry of aten operators and torch functions.
 
 Files of `interop/lowerings` and `interop/folding` register entries with the decorators below, and
@@ -95,13 +94,9 @@ def is_packet(func: object) -> TypeGuard[Packet]:
     return isinstance(func, OpOverloadPacket)
 
 
+@functools.cache
 def resolve(func: Overload) -> Entry:
     """Who computes an aten overload: the first of the following that applies."""
-    return _resolve(func)
-
-
-@functools.cache
-def _resolve(func: Overload) -> Entry:
     user, entry = _ENTRIES.get((Kind.USER, func)), _ENTRIES.get((None, func))
     schema = schema_of(func)
     if user is not None:
@@ -150,39 +145,31 @@ def unused_torchax(func: object) -> Entry | None:
     return _ENTRIES.get((Kind.UNUSED, func))
 
 
-def lowers(*funcs: Overload) -> Callable[[Decorated], Decorated]:
-    """Registers a JAX lowering: arrays for tensors, as the operator takes them; returns arrays."""
-    return _decorator(Kind.LOWERING, funcs)
+def _decorator(kind: Kind, *funcs: object) -> Callable[[Decorated], Decorated]:
+    place = _caller()
+
+    def register(function: Decorated) -> Decorated:
+        for func in funcs:
+            _register(func, Entry(kind, function, source=place))
+        return function
+
+    return register
 
 
-def handles(*funcs: Overload) -> Callable[[Decorated], Decorated]:
-    """Registers `(trace, func, args, kwargs)` on tensors, for what no pure function computes."""
-    return _decorator(Kind.HANDLER, funcs)
-
-
-def lifts(*funcs: Overload) -> Callable[[Decorated], Decorated]:
-    """Registers `(trace, func, args, kwargs)` on tensors that the trace has not adopted."""
-    return _decorator(Kind.LIFT, funcs)
-
-
-def decomposes(*funcs: Overload) -> Callable[[Decorated], Decorated]:
-    """Registers a function of tensors that calls other torch operators."""
-    return _decorator(Kind.DECOMPOSITION, funcs)
-
-
-def views(*funcs: Overload) -> Callable[[Decorated], Decorated]:
-    """Registers `(parent, arguments, metas)`, which returns a `View` for each result, or None."""
-    return _decorator(Kind.VIEW, funcs)
-
-
-def overrides(*funcs: object) -> Callable[[Decorated], Decorated]:
-    """Registers `(trace, func, args, kwargs)` on tensors, called instead of a torch function."""
-    return _decorator(Kind.FUNCTION, funcs)
-
-
-def folds(*funcs: Overload) -> Callable[[Decorated], Decorated]:
-    """Registers a rule of lane folding: `interop/folding/rules.py` says what it takes."""
-    return _decorator(Kind.FOLDING, funcs)
+lowers = functools.partial(_decorator, Kind.LOWERING)
+"""Registers a JAX lowering: arrays for tensors, as the operator takes them; returns arrays."""
+handles = functools.partial(_decorator, Kind.HANDLER)
+"""Registers `(trace, func, args, kwargs)` on tensors, for what no pure function computes."""
+lifts = functools.partial(_decorator, Kind.LIFT)
+"""Registers `(trace, func, args, kwargs)` on tensors that the trace has not adopted."""
+decomposes = functools.partial(_decorator, Kind.DECOMPOSITION)
+"""Registers a function of tensors that calls other torch operators."""
+views = functools.partial(_decorator, Kind.VIEW)
+"""Registers `(parent, arguments, metas)`, which returns a `View` for each result, or None."""
+overrides = functools.partial(_decorator, Kind.FUNCTION)
+"""Registers `(trace, func, args, kwargs)` on tensors, called instead of a torch function."""
+folds = functools.partial(_decorator, Kind.FOLDING)
+"""Registers a rule of lane folding: `interop/folding/rules.py` says what it takes."""
 
 
 def refuse(reasons: Mapping[object, str]) -> None:
@@ -208,17 +195,6 @@ def register_user_lowering(func: Operator, lowering: Function) -> None:
         _register(overload, entry)
 
 
-def _decorator(kind: Kind, funcs: tuple[object, ...]) -> Callable[[Decorated], Decorated]:
-    place = _caller()
-
-    def register(function: Decorated) -> Decorated:
-        for func in funcs:
-            _register(func, Entry(kind, function, source=place))
-        return function
-
-    return register
-
-
 def _register(func: object, entry: Entry) -> None:
     slot = entry.kind if entry.kind in _BESIDE else None
     for target in _overloads(func):
@@ -232,7 +208,7 @@ def _register(func: object, entry: Entry) -> None:
             places = " and ".join(f"at {e.source} ({e.kind.value})" for e in (earlier, entry))
             raise ValueError(f"{_full_name(target)} is registered twice: {places}; keep one")
         _ENTRIES[slot, target] = entry
-    _resolve.cache_clear()
+    resolve.cache_clear()
 
 
 def _aliases(func: Overload) -> str:

@@ -1,7 +1,7 @@
 """What surrounds a trace: one at a time, with torch's process-wide switches set, then restored."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -20,7 +20,7 @@ def running_trace() -> Trace:
 
 
 @contextmanager
-def session(trace: Trace) -> Iterator[None]:
+def session(trace: Trace) -> Generator[None]:
     """Makes torch code in this block run on JAX; the host's torch settings do not matter in it."""
     with _LOCK, ExitStack() as stack:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())

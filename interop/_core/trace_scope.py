@@ -1,12 +1,19 @@
 """Parts of a trace inside other JAX transformations, and which values may cross their bounds."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from jaxsr.interop.errors import UnsupportedTorchError
+
+
+@contextmanager
+def plain_torch() -> Generator[None]:
+    """In this block torch runs its own code, whatever is being traced."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 class Written(Protocol):
@@ -36,7 +43,7 @@ class Region:
         for cell, (value, const, copy) in self.written.items():
             if const is not None and copy is not None:
                 # In place: the const views of the cell look into this very tensor.
-                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                with plain_torch():
                     const.copy_(copy)
             cell.value, cell.const = value, const
             cell.version += 1
@@ -60,12 +67,12 @@ class Region:
                 )
             if cell not in region.written:
                 const = cell.const
-                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                with plain_torch():
                     copy = None if const is None else const.clone()
                 region.written[cell] = (cell.value, const, copy)
 
     @contextmanager
-    def entered(self) -> Iterator["Region"]:
+    def entered(self) -> Generator["Region"]:
         self._stack.append(self)
         try:
             yield self

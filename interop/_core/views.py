@@ -19,6 +19,7 @@ from jax import lax
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.registry import views
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
+from jaxsr.interop._core.trace_scope import plain_torch
 
 aten = torch.ops.aten
 
@@ -60,7 +61,7 @@ def _select(parent: JaxTensor, dim: int, index: int) -> View:
 
 def _strided(root: JaxTensor, meta: torch.Tensor) -> View:
     """Any window of the root's memory, by torch's own strides."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with plain_torch():
         logical = torch.arange(root.meta.numel()).reshape(root.meta.shape)
         laid = torch.empty_strided(root.meta.size(), root.meta.stride(), dtype=torch.int64)
         laid.copy_(logical)
@@ -78,29 +79,10 @@ def _strided(root: JaxTensor, meta: torch.Tensor) -> View:
     return View(root, read, write if unique else None)
 
 
-def root_of(tensor: JaxTensor) -> JaxTensor:
-    while tensor.view_of is not None:
-        tensor = tensor.view_of.parent
-    return tensor
-
-
-def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    lo, hi, _ = slice(start, end).indices(size)
-    return lo, hi
-
-
 def make_views(
     func: Any, form: Form | None, parent: JaxTensor, args: tuple, kwargs: dict, metas: Metas
 ) -> list[View]:
-    """The views that `func(parent, ...)` returns.
-
-    Args:
-      func: the operator.
-      form: what is registered for it below, or None.
-      parent: its first argument.
-      args: all its arguments.
-      kwargs: likewise.
-      metas: its results on the meta device.
+    """The views that `func(parent, ...)` returns, by the form registered for it, if any.
 
     Raises:
       NotImplementedError: it reinterprets memory in a way that JAX arrays cannot.
@@ -110,25 +92,15 @@ def make_views(
 
 
 def _strided_views(parent: JaxTensor, metas: Metas) -> list[View]:
-    root = root_of(parent)
-    step = parent
-    while step.view_of is not None:
-        if step.view_of.dynamic:
-            raise NotImplementedError
-        step = step.view_of.parent
-    if any(m.dtype != root.meta.dtype for m in metas):
+    root, steps = parent, list[View]()
+    while root.view_of is not None:
+        steps.append(root.view_of)
+        root = root.view_of.parent
+    if any(step.dynamic for step in steps) or any(m.dtype != root.meta.dtype for m in metas):
         raise NotImplementedError
-    return [_detached_like(parent, root, _strided(root, m)) for m in metas]
-
-
-def _detached_like(parent: JaxTensor, root: JaxTensor, view: View) -> View:
-    """Keeps a detach between the parent and the root in force for a window taken on the root."""
-    step = parent
-    while step.view_of is not None:
-        if step.view_of.detached:
-            return without_grad(view)
-        step = step.view_of.parent
-    return view
+    windows = [_strided(root, m) for m in metas]
+    # A detach between the parent and the root holds for a window taken on the root.
+    return [without_grad(w) for w in windows] if any(s.detached for s in steps) else windows
 
 
 def without_grad(view: View) -> View:
@@ -183,8 +155,8 @@ def _axis(parent: JaxTensor, arguments: dict) -> int:
 @views(aten.slice.Tensor)
 def _sliced(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     dim = _axis(parent, arguments)
-    lo, hi = _bounds(parent.shape[dim], arguments["start"], arguments["end"])
-    return [_slice(parent, dim, lo, hi, arguments["step"] or 1)]
+    low, high, _ = slice(arguments["start"], arguments["end"]).indices(parent.shape[dim])
+    return [_slice(parent, dim, low, high, arguments["step"] or 1)]
 
 
 @views(aten.select.int)

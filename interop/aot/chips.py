@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """TPU chips and topologies by name, without a TPU.
 
 `v5e:2x4` is eight v5e chips in a 2 × 4 grid. libtpu, which is on PyPI, describes and compiles for
@@ -6,16 +7,17 @@ it. Peak rates are those that JAX uses for its Pallas kernels.
 
 import contextlib
 import importlib.util
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxsr.interop.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chip:
     """A TPU generation. To add one: a line in `CHIPS`, and its folds in `folding/table.py`."""
 
@@ -25,58 +27,26 @@ class Chip:
     """As `jax.Device.device_kind` names it."""
     sizes: str
     """Topologies that libtpu accepts."""
-    pallas: str
-    """Member of Pallas's `ChipVersion`, which holds the peak rates."""
     hbm_gib: float
     """Memory a device may use: the limit in libtpu 0.0.52's own refusal."""
-    link_gbits_per_s: float
+    link_gbps: float
     """Links of a device, both directions together: Google Cloud's system architecture pages."""
+
+    @property
+    def pallas(self) -> str:
+        """Member of Pallas's `ChipVersion`, which holds the peak rates."""
+        return f"TPU_{self.name.removeprefix('tpu').upper()}"
 
 
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip(
-            name="v4",
-            kinds=("TPU v4",),
-            sizes="2x2x1 … 4x4x4",
-            pallas="TPU_V4",
-            hbm_gib=30.75,
-            link_gbits_per_s=2400,
-        ),
-        Chip(
-            name="v5e",
-            kinds=("TPU v5 lite", "TPU v5e"),
-            sizes="1x1 … 16x16",
-            pallas="TPU_V5E",
-            hbm_gib=15.75,
-            link_gbits_per_s=1600,
-        ),
-        Chip(
-            name="v5p",
-            kinds=("TPU v5", "TPU v5p"),
-            sizes="1x1x1 … 4x4x4",
-            pallas="TPU_V5P",
-            hbm_gib=95.73,
-            link_gbits_per_s=4800,
-        ),
-        Chip(
-            name="v6e",
-            kinds=("TPU v6 lite", "TPU v6e"),
-            sizes="1x1 … 16x16",
-            pallas="TPU_V6E",
-            hbm_gib=31.24,
-            link_gbits_per_s=3584,
-        ),
+        Chip("v4", ("TPU v4",), "2x2x1 … 4x4x4", hbm_gib=30.75, link_gbps=2400),
+        Chip("v5e", ("TPU v5 lite", "TPU v5e"), "1x1 … 16x16", hbm_gib=15.75, link_gbps=1600),
+        Chip("v5p", ("TPU v5", "TPU v5p"), "1x1x1 … 4x4x4", hbm_gib=95.73, link_gbps=4800),
+        Chip("v6e", ("TPU v6 lite", "TPU v6e"), "1x1 … 16x16", hbm_gib=31.24, link_gbps=3584),
         # One JAX device is one of the chip's two cores and has half of its links.
-        Chip(
-            name="tpu7x",
-            kinds=("TPU7x",),
-            sizes="1x1x1, 2x2x1, 2x2x2",
-            pallas="TPU_7X",
-            hbm_gib=94.74,
-            link_gbits_per_s=9600 / 2,
-        ),
+        Chip("tpu7x", ("TPU7x",), "1x1x1, 2x2x1, 2x2x2", hbm_gib=94.74, link_gbps=9600 / 2),
     )
 }
 """Every chip that jaxsr knows, by name: topologies, reports and lane folding read this table."""
@@ -132,9 +102,7 @@ def load_topology(name: str) -> Topology:
     known = "; ".join(f"{chip.name}:{chip.sizes}" for chip in CHIPS.values())
     if generation not in CHIPS or not colon or not all(side.isdigit() for side in sides):
         raise InputError(f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}")
-    chips = 1
-    for side in sides:
-        chips *= int(side)
+    chips = math.prod(map(int, sides))
     if not 1 <= chips <= _MOST_CHIPS:
         raise InputError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")
     from jax.experimental import topologies
@@ -143,12 +111,11 @@ def load_topology(name: str) -> Topology:
     options = {"chip_config_name": "megacore"} if generation == "v4" else {}
     with quiet_libtpu():
         try:
-            description = topologies.get_topology_desc(name, "tpu", **options)
+            description: Any = topologies.get_topology_desc(name, "tpu", **options)
         except Exception as error:
             raise InputError(_why_no_topology(name, known, error)) from error
-    return Topology(
-        name=name, devices=description.devices, device=_describe(description.devices[0])
-    )
+    devices = description.devices
+    return Topology(name=name, devices=devices, device=_describe(devices[0]))
 
 
 def _why_no_topology(name: str, known: str, error: Exception) -> str:
@@ -178,12 +145,12 @@ def _describe(device: Any) -> Device:
         hbm_bytes=int(chip.hbm_gib * 2**30),
         hbm_bytes_per_s=core.mem_bw_bytes_per_second * device.num_cores,
         flops_per_s=core.bf16_ops_per_second * device.num_cores,
-        link_bytes_per_s=chip.link_gbits_per_s * 1e9 / 8,
+        link_bytes_per_s=chip.link_gbps * 1e9 / 8,
     )
 
 
 @contextlib.contextmanager
-def quiet_libtpu() -> Iterator[None]:
+def quiet_libtpu() -> Generator[None]:
     """Keeps libtpu from asking for a Cloud machine's description, and from saying it found none.
 
     Several processes may compile at once. The environment is libtpu's only interface; it reads it

@@ -1,4 +1,4 @@
-"""Compiles a jitted function for a TPU that is not there, and reports what the compiler says.
+"""Compiles a jitted function ahead of time, without a TPU, and reports what the compiler says.
 
     topology = load_topology("v5e:2x4")
     mesh = make_mesh(8, topology.devices)
@@ -15,13 +15,15 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 
 from jaxsr.interop.aot.chips import Device, Topology, quiet_libtpu
 from jaxsr.interop.aot.hlo import Collective, Padding, collectives, cycles, padding, products
 
+_COMPILER_ERROR: type[Exception] = cast(Any, jax.errors).JaxRuntimeError
 # Passes of bfloat16 products that the TPU makes for one float32 product, by JAX's precision.
 _PASSES = {"f32 highest": 6, "f32 high": 3}
 
@@ -42,8 +44,8 @@ class Memory:
 
     @property
     def total(self) -> int:
-        kept = self.arguments + self.outputs - self.aliased
-        return kept + self.temporaries + self.program
+        results = self.outputs - self.aliased
+        return self.arguments + results + self.temporaries + self.program
 
     @property
     def share(self) -> float:
@@ -92,7 +94,7 @@ class Ahead:
     bytes: float = 0.0
     """Read and written by one device."""
     collectives: Sequence[Collective] = ()
-    products: Mapping[str, int] = field(default_factory=dict)
+    products: Mapping[str, int] = field(default_factory=dict[str, int])
     """Convolutions and matrix products by input type, before compilation."""
     padding: Padding = field(default_factory=lambda: Padding(0, 0))
     cycles: int = 0
@@ -112,11 +114,11 @@ class Ahead:
     @property
     def by_kind(self) -> dict[str, tuple[int, int]]:
         """Number and bytes of each kind of communication."""
-        found: dict[str, tuple[int, int]] = {}
+        totals: dict[str, tuple[int, int]] = {}
         for one in self.collectives:
-            count, size = found.get(one.kind, (0, 0))
-            found[one.kind] = (count + 1, size + one.bytes)
-        return found
+            count, size = totals.get(one.kind, (0, 0))
+            totals[one.kind] = (count + 1, size + one.bytes)
+        return totals
 
     @property
     def roofline(self) -> Roofline:
@@ -139,13 +141,12 @@ def abstract(tree: Any, shardings: Any) -> Any:
       shardings: a tree of shardings, or one for every leaf.
     """
     if isinstance(shardings, jax.sharding.Sharding):
-        one = shardings
-        shardings = jax.tree.map(lambda _: one, tree)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        shardings,
-    )
+        return jax.tree.map(partial(_abstract, sharding=shardings), tree)
+    return jax.tree.map(_abstract, tree, shardings)
+
+
+def _abstract(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def compile_ahead(
@@ -174,7 +175,7 @@ def compile_ahead(
       Whatever tracing the function raises: such an error is the function's, not the compiler's.
     """
     lowered = function.lower(*arguments)
-    made = {
+    report: dict[str, Any] = {
         "name": name,
         "topology": topology.name,
         "devices": len(topology.devices),
@@ -191,12 +192,12 @@ def compile_ahead(
     try:
         with quiet_libtpu():
             compiled = lowered.compile(compiler_options=dict(options) if options else None)
-    except jax.errors.JaxRuntimeError as error:
-        return Ahead(**made, error=readable(error), **spent())
-    made |= spent()
+    except _COMPILER_ERROR as error:
+        return Ahead(**report, error=readable(error), **spent())
+    report |= spent()
     sizes, costs, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
     return Ahead(
-        **made,
+        **report,
         memory=Memory(
             arguments=sizes.argument_size_in_bytes,
             outputs=sizes.output_size_in_bytes,
@@ -216,24 +217,21 @@ def compile_ahead(
 
 
 def readable(error: BaseException) -> str:
-    """A compiler's error as one sentence: what, how much, and the way out where it is plain."""
+    """A compiler's error as one sentence: what, how much, and a workaround where there is one."""
     text = " ".join(str(error).split())
-    found = re.search(r"total memory required for ([\w ]+) \((.*?)\) exceeds available HBM", text)
+    workaround = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
+    need = re.search(r"total memory required for ([\w ]+) \((.*?)\) exceeds available HBM", text)
     limit = re.search(r"available HBM \((.*?)\)", text)
-    if found and limit:
-        return (
-            f"out of memory: its {found[1]} need {found[2]} of the device's {limit[1]}; use a "
-            "smaller batch, --accumulate, --remat, bfloat16, or more devices"
-        )
-    found = re.search(r"Used ([\d.]+\w) of ([\d.]+\w) (\w+)", text)
-    if "RESOURCE_EXHAUSTED" in text and found:
-        return (
-            f"out of memory: it needs {found[1]} of the device's {found[2]} of {found[3]}; use a "
-            "smaller batch, --accumulate, --remat, bfloat16, or more devices"
-        )
+    if need and limit:
+        its, size = need.groups()
+        return f"out of memory: its {its} need {size} of the device's {limit[1]}; {workaround}"
+    need = re.search(r"Used ([\d.]+\w) of ([\d.]+\w) (\w+)", text)
+    if "RESOURCE_EXHAUSTED" in text and need:
+        used, limit, memory = need.groups()
+        return f"out of memory: it needs {used} of the device's {limit} of {memory}; {workaround}"
     if "No such compile option" in text:
         return f"this libtpu does not know a compiler option ({text[:200]}); install another"
-    # The rest of the compiler's text is its own source lines and a dump of the program.
+    # What follows in the compiler's text is its own source lines and a dump of the program.
     text = re.split(r"=== Source Location Trace|See https?://|HLO module:", text)[0]
     return f"the compiler refuses it: {text[:400].strip()}"
 

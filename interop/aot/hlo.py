@@ -16,14 +16,7 @@ _COLLECTIVE = re.compile(
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _CALLS = re.compile(r"\bcalls=%([\w.\-]+)")
-_NO_TRAFFIC = (
-    "bitcast",
-    "conditional",
-    "constant",
-    "get-tuple-element",
-    "parameter",
-    "tuple",
-)
+_NO_TRAFFIC = ["bitcast", "conditional", "constant", "get-tuple-element", "parameter", "tuple"]
 _BITS = {"pred": 8, "token": 0, "c64": 64, "c128": 128}
 
 
@@ -83,23 +76,23 @@ class _Array:
 
 def collectives(program: str) -> list[Collective]:
     """Every communication in the program, those that run asynchronously included once."""
-    found, seen = [], set()
-    for name, result, kind, started, rest in _COLLECTIVE.findall(program):
+    result: dict[str, Collective] = {}
+    for name, results, kind, started, options in _COLLECTIVE.findall(program):
         # What is fused or runs asynchronously may stand in several computations, as a clone.
         # Channel numbers do not tell: JAX gives all those under shard_map the same.
         original = re.sub(r"\.clone[.\d]*$", "", name)
-        if original in seen:
+        if original in result:
             continue
-        seen.add(original)
-        arrays = [a for a in _arrays(result) if a.bytes]
+        arrays = [a for a in _arrays(results) if a.bytes]
         if started and kind in ("all-gather", "collective-permute"):
             arrays = arrays[len(arrays) // 2 :] if len(arrays) > 1 else arrays  # inputs come first
-        devices = _group_size(rest)
+        devices = _group_size(options)
         size = sum(a.bytes for a in arrays)
         if kind == "reduce-scatter":
             size *= devices or 1
-        found.append(Collective(kind, size, tuple(sorted({a.dtype for a in arrays})), devices))
-    return found
+        dtypes = tuple(sorted({a.dtype for a in arrays}))
+        result[original] = Collective(kind, size, dtypes, devices)
+    return list(result.values())
 
 
 def padding(program: str) -> Padding:
@@ -121,8 +114,8 @@ def cycles(program: str) -> int:
     Of two branches the one taken when the condition holds counts: in `jaxsr.ops` that is the one
     for finite values. Good for comparing programs, not for predicting time.
     """
-    found = (re.findall(r'"estimated_cycles":"(\d+)"', body) for body in _counted(program))
-    return sum(int(n) for numbers in found for n in numbers)
+    pattern = r'"estimated_cycles":"(\d+)"'
+    return sum(int(n) for body in _counted(program) for n in re.findall(pattern, body))
 
 
 def main_memory_bytes(program: str) -> int:
@@ -154,8 +147,6 @@ def products(lowered: str) -> dict[str, int]:
 
 def _arrays(text: str) -> Iterator[_Array]:
     for dtype, sizes, order, layout in _ARRAY.findall(text):
-        if _bits(dtype) is None:
-            continue
         yield _Array(dtype, _numbers(sizes), _numbers(order), layout)
 
 
@@ -171,14 +162,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number)
 
 
-def _group_size(rest: str) -> int | None:
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+def _group_size(options: str) -> int | None:
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", options)
     if listed:
         return len(_numbers(listed[1]))
-    iota = re.search(r"replica_groups=\[\d+,(\d+)\]", rest)
+    iota = re.search(r"replica_groups=\[\d+,(\d+)\]", options)
     if iota:
         return int(iota[1])
-    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest)
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", options)
     if mesh:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
         return math.prod(int(sizes.get(axis, 1)) for axis in re.findall(r"'(\w+)'", mesh[2]))
@@ -231,7 +222,7 @@ def _read(called: Mapping[str, str], fusion: str, position: int, array: _Array) 
 
 def _instructions(body: str) -> Iterator[tuple[str, ...]]:
     """(name, result, operation, what follows its parenthesis) of each line."""
-    return (found.groups() for line in body.splitlines() if (found := _INSTRUCTION.match(line)))
+    return (match.groups() for line in body.splitlines() if (match := _INSTRUCTION.match(line)))
 
 
 def _operands(rest: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The ahead-of-time report for people and for programs: a table, what would help, JSON."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from jaxsr.interop.aot.compile import Ahead
@@ -14,17 +15,17 @@ def advice(ahead: Ahead) -> list[str]:
     """What would make the program smaller or faster, where that is plain from its figures."""
     if not ahead.compiles or ahead.memory is None:
         return []
-    said = []
+    lines: list[str] = []
     single = sum(n for kind, n in ahead.products.items() if kind.startswith("f32"))
     highest = ahead.products.get("f32 highest", 0)
     if single > sum(ahead.products.values()) / 2:
-        said.append(
+        lines.append(
             f"{single} of {sum(ahead.products.values())} products take float32 inputs: --dtype "
             "bfloat16 halves their bytes"
             + (f"; {highest} ask for six passes (highest precision)" if highest else "")
         )
     if ahead.padding.factor > _WIDE_PADDING:
-        said.append(
+        lines.append(
             f"arrays take {ahead.padding.factor:.1f} × their size: tiles hold 128 lanes, and "
             "narrow channels or rows leave them empty; use wider layers or fold pixels into lanes"
         )
@@ -32,42 +33,31 @@ def advice(ahead: Ahead) -> list[str]:
     # Parameters split over `fsdp` are gathered, and take part in sums of their own.
     is_split = "all-gather" in ahead.by_kind
     if ahead.training and reduces > _MANY_REDUCES and not is_split:
-        said.append(
+        lines.append(
             f"{reduces} all-reduces a step: BatchNorm over the whole batch communicates in every "
             "layer; --batch-norm local has one a network"
         )
     if ahead.memory.share > _FULL:
         room = "--remat or --accumulate 2" if ahead.training else "a smaller batch"
-        said.append(f"{ahead.memory.share:.0%} of the memory is taken: {room} gives room")
+        lines.append(f"{ahead.memory.share:.0%} of the memory is taken: {room} gives room")
     if ahead.training and ahead.roofline.bound == "links":
-        said.append("communication bounds it: more samples a device hide it")
-    return said
+        lines.append("communication bounds it: more samples a device hide it")
+    return lines
 
 
 def as_json(ahead: Ahead) -> dict[str, Any]:
     """Everything in the report as plain data."""
-    found: dict[str, Any] = {
-        "name": ahead.name,
-        "topology": ahead.topology,
-        "devices": ahead.devices,
-        "compiles": ahead.compiles,
+    result: dict[str, Any] = {
+        **{name: getattr(ahead, name) for name in ("name", "topology", "devices", "compiles")},
         "compile_s": round(ahead.compile_s, 2),
         "compile_cpu_s": round(ahead.compile_cpu_s, 2),
     }
     if not ahead.compiles or ahead.memory is None:
-        return {**found, "error": ahead.error}
+        return {**result, "error": ahead.error}
     memory, roofline = ahead.memory, ahead.roofline
     return {
-        **found,
-        "memory_bytes": {
-            "arguments": memory.arguments,
-            "outputs": memory.outputs,
-            "aliased": memory.aliased,
-            "temporaries": memory.temporaries,
-            "program": memory.program,
-            "total": memory.total,
-            "available": memory.available,
-        },
+        **result,
+        "memory_bytes": {**asdict(memory), "total": memory.total},
         "memory_share": round(memory.share, 5),
         "flops_per_device": ahead.flops,
         "bytes_per_device": ahead.bytes,
@@ -88,9 +78,7 @@ def as_json(ahead: Ahead) -> dict[str, Any]:
             "method": "roofline at peak rates; not measured",
             "seconds": roofline.seconds,
             "bound": roofline.bound,
-            "compute_s": roofline.compute_s,
-            "memory_s": roofline.memory_s,
-            "links_s": roofline.links_s,
+            **asdict(roofline),
             "utilisation": round(roofline.utilisation, 4),
         },
         "advice": advice(ahead),
@@ -124,8 +112,12 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
     def column(make: Any) -> list[str]:
         return [make(one) if one.compiles else "" for one in reports]
 
+    def communication(kind: str) -> list[str]:
+        sent = [one.by_kind.get(kind) for one in reports]
+        return ["–" if each is None else f"{each[0]} of {_size(each[1])}" for each in sent]
+
     kinds = sorted({kind for one in reports for kind in one.by_kind})
-    rows = [
+    return [
         ("compiles", ["yes" if one.compiles else "no" for one in reports]),
         ("memory", column(lambda a: f"{_size(a.memory.total)} ({a.memory.share:.1%})")),
         ("  available", column(lambda a: _size(a.memory.available))),
@@ -136,26 +128,13 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
         ("padding", column(lambda a: f"× {a.padding.factor:.2f}")),
         ("GFLOP", column(lambda a: f"{a.flops / 1e9:.1f}")),
         ("read and written", column(lambda a: _size(a.bytes))),
-    ]
-    for kind in kinds:
-        rows.append(
-            (
-                kind,
-                column(lambda a, k=kind: _communication(*a.by_kind[k]) if k in a.by_kind else "–"),
-            )
-        )
-    rows += [
+        *((kind, communication(kind)) for kind in kinds),
         ("time at peak rates (estimate)", column(lambda a: f"{a.roofline.seconds * 1e3:.3f} ms")),
         ("  bound by (estimate)", column(lambda a: a.roofline.bound)),
         ("  utilisation (estimate)", column(lambda a: f"{a.roofline.utilisation:.0%}")),
         ("cycles, to compare (estimate)", column(lambda a: f"{a.cycles / 1e6:.2f} M")),
         ("compiled in", column(lambda a: f"{a.compile_s:.0f} s")),
     ]
-    return rows
-
-
-def _communication(count: int, size: int) -> str:
-    return f"{count} of {_size(size)}"
 
 
 def _size(count: float) -> str:

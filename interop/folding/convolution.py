@@ -18,6 +18,7 @@ from jaxsr.interop.folding.layout import (
     Maker,
     by_ones,
     column_order,
+    cut,
     groups_of,
     spread_channels,
 )
@@ -62,21 +63,15 @@ def convolve_folded(
         return Folded(array, (weight.shape[0],), array.shape[2], 1)
     if x.offset and x.maker is not None:
         x.maker.read()
-    call = _Convolution(
-        dataclasses.replace(x, maker=None),
-        weight,
-        bias,
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-    )
+    geometry = tuple(stride), tuple(padding), tuple(dilation)
+    call = _Convolution(dataclasses.replace(x, maker=None), weight, bias, *geometry)
     maker = Maker(call.biased, call.arranged)
     return dataclasses.replace(call.biased(call.best_offset() if offsets else 0), maker=maker)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Convolution:
-    """What `convolve_folded` is given; its result in any grouping."""
+    """The arguments of `convolve_folded`; its result in any grouping."""
 
     x: Folded
     weight: jax.Array
@@ -107,13 +102,10 @@ class _Convolution:
             return 0
 
         def groups_read(offset: int) -> int:
+            taps, dilation = self.weight.shape[3], self.dilation[1]
+            padding = self._padding(offset)
             first, last = _reach(
-                self.fold,
-                self.fold,
-                self.weight.shape[3],
-                stride=1,
-                dilation=self.dilation[1],
-                padding=self._padding(offset),
+                self.fold, self.fold, taps, stride=1, dilation=dilation, padding=padding
             )
             return (last - first + 1) * groups_of(self.width, self.fold, offset)
 
@@ -141,20 +133,13 @@ class _Convolution:
     def _convolved(self, weights: Sequence[jax.Array], offset: int) -> Folded:
         """Without the bias; each weight makes a part."""
         x, fold = self.x, self.fold
-        made = [
-            folded_kernel(
-                weight,
-                x.parts,
-                x.fold,
-                fold,
-                stride=self.stride[1],
-                dilation=self.dilation[1],
-                padding=self._padding(offset),
-            )
-            for weight in weights
+        geometry = {"stride": self.stride[1], "dilation": self.dilation[1]}
+        kernels = [
+            folded_kernel(w, x.parts, x.fold, fold, padding=self._padding(offset), **geometry)
+            for w in weights
         ]
-        left = made[0][1]
-        kernel = made[0][0] if len(made) == 1 else jnp.concatenate([k for k, _ in made], axis=3)
+        left = kernels[0][1]
+        kernel = jnp.concatenate([kernel for kernel, _ in kernels], axis=3)
         step = fold * self.stride[1] // x.fold
         groups = groups_of(self.width, fold, offset)
         right = (groups - 1) * step + kernel.shape[1] - x.groups - left
@@ -178,9 +163,7 @@ class _Convolution:
 
 
 def _joined(
-    run: Callable[[jax.Array, jax.Array], jax.Array],
-    pieces: Sequence[jax.Array],
-    kernel: jax.Array,
+    run: Callable[[jax.Array, jax.Array], jax.Array], pieces: Sequence[jax.Array], kernel: jax.Array
 ) -> jax.Array:
     """`run(pieces side by side, kernel)`, whose gradients are made piece by piece.
 
@@ -253,8 +236,7 @@ def folded_kernel(
     # A copy of every tap for each pair of columns, of which one tap or none is kept. Copies and
     # comparisons, because a TPU has no quick way to move weights about within tiles.
     taps = weight.transpose(3, 2, 1, 0)
-    pieces = jnp.split(taps, np.cumsum(parts)[:-1], axis=2) if len(parts) > 1 else [taps]
-    taps = jnp.concatenate([piece for piece in pieces for _ in range(fold)], axis=2)
+    taps = jnp.concatenate([p for p in cut(taps, parts, axis=2) for _ in range(fold)], axis=2)
     taps = jnp.concatenate([taps] * out_fold, axis=3)
     source = np.concatenate([np.repeat(column_order(fold), channels) for channels in parts])
     target = np.repeat(column_order(out_fold), outputs) * stride

@@ -26,8 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.interop._core.deferred import DeferredArray
+from jaxsr.interop._core.dtypes import wide_dtype, widened
 from jaxsr.interop._core.trace_scope import Region
-from jaxsr.interop.lowerings.extremes import sharing
+from jaxsr.interop.lowerings.extremes import lowest, sharing
 
 LANES = 128
 """Of a TPU."""
@@ -118,10 +119,7 @@ class Folded(DeferredArray):
 
     def pieces(self) -> list[jax.Array]:
         """The array of each part."""
-        if len(self.parts) == 1:
-            return [self.array]
-        stops = np.cumsum([self.fold * c for c in self.parts])[:-1]
-        return jnp.split(self.array, stops, axis=3)
+        return cut(self.array, [self.fold * c for c in self.parts])
 
     def cleaned(self, fill: float = 0.0) -> jax.Array:
         """The array, with `fill` in the columns that are no part of the image."""
@@ -162,7 +160,7 @@ class Maker:
         self.arranged = arranged
         self._make = aligned
         self._sources = sources
-        self._made: tuple[Region | None, Folded] | None = None
+        self._aligned: tuple[Region | None, Folded] | None = None
         self._read = False
 
     def read(self) -> None:
@@ -187,10 +185,10 @@ class Maker:
 
     def aligned(self, image: Folded) -> Folded:
         """The image without offset, one for all who ask."""
-        if self._made is None or not Region.alive(self._made[0]):
-            made = shifted(image, 0, offset=0) if self._fixed() else self._make()
-            self._made = (Region.current(), made)
-        return self._made[1]
+        if self._aligned is None or not Region.alive(self._aligned[0]):
+            result = shifted(image, 0, offset=0) if self._fixed() else self._make()
+            self._aligned = (Region.current(), result)
+        return self._aligned[1]
 
 
 def aligned(x: Folded) -> Folded:
@@ -198,6 +196,11 @@ def aligned(x: Folded) -> Folded:
     if x.offset == 0:
         return x
     return shifted(x, 0, offset=0) if x.maker is None else x.maker.aligned(x)
+
+
+def cut(x: jax.Array, sizes: Sequence[int], axis: int = -1) -> list[jax.Array]:
+    """Stretches of an axis; the array itself where there is one."""
+    return [x] if len(sizes) == 1 else jnp.split(x, np.cumsum(sizes)[:-1], axis=axis)
 
 
 def groups_of(width: int, fold: int, offset: int) -> int:
@@ -246,10 +249,8 @@ def _turned(x: jax.Array, axis: int, digits: tuple[int, ...]) -> jax.Array:
 
 def fold(x: jax.Array, size: int, parts: Sequence[int] | None = None, *, offset: int = 0) -> Folded:
     """(N, C, H, W) in folded form; columns that fill the first and the last group are zero."""
-    channels, width = x.shape[1], x.shape[3]
-    return _grouped(
-        x.transpose(0, 2, 3, 1), width, size, (channels,) if parts is None else tuple(parts), offset
-    )
+    parts = x.shape[1:2] if parts is None else tuple(parts)
+    return _grouped(x.transpose(0, 2, 3, 1), x.shape[3], size, parts, offset)
 
 
 def _grouped(
@@ -263,16 +264,13 @@ def _grouped(
         pixels = jnp.pad(pixels, ((0, 0), (0, 0), (offset, max(spare, 0)), (0, 0)))
     pixels = pixels[:, :, : groups * size].reshape(n, height, groups, size, channels)
     pixels = to_places(pixels, 3, size)
-    pieces = [pixels] if len(parts) == 1 else jnp.split(pixels, np.cumsum(parts)[:-1], axis=4)
-    pieces = [p.reshape(n, height, groups, -1) for p in pieces]
-    array = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=3)
-    return Folded(array, parts, width, size, offset)
+    pieces = [p.reshape(n, height, groups, -1) for p in cut(pixels, parts)]
+    return Folded(jnp.concatenate(pieces, axis=3), parts, width, size, offset)
 
 
 def _in_places(x: Folded) -> jax.Array:
     """(N, H, groups, fold, C): the columns of a group in its own order, the parts joined."""
-    split = [p.reshape(*x.array.shape[:3], x.fold, -1) for p in x.pieces()]
-    return split[0] if len(split) == 1 else jnp.concatenate(split, axis=4)
+    return jnp.concatenate([p.reshape(*x.array.shape[:3], x.fold, -1) for p in x.pieces()], axis=4)
 
 
 def _pixels(x: Folded) -> jax.Array:
@@ -306,10 +304,8 @@ def spread_channels(x: jax.Array, like: Folded) -> jax.Array:
     """A value for each channel, on the last axis, repeated for each column of a group."""
     if like.fold == 1:
         return x
-    stops = np.cumsum(like.parts)[:-1]
-    pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
-    tiles = [jnp.tile(p, (*(1,) * (x.ndim - 1), like.fold)) for p in pieces]
-    return tiles[0] if len(tiles) == 1 else jnp.concatenate(tiles, axis=-1)
+    tiles = [jnp.tile(p, (*(1,) * (x.ndim - 1), like.fold)) for p in cut(x, like.parts)]
+    return jnp.concatenate(tiles, axis=-1)
 
 
 def spread_columns(x: jax.Array, like: Folded) -> jax.Array:
@@ -327,9 +323,9 @@ def spread_columns(x: jax.Array, like: Folded) -> jax.Array:
 def sum_channels(x: jax.Array, like: Folded) -> jax.Array:
     """Sums over the channels of each column, in float32: (…, lanes) to (…, fold)."""
     if like.fold == 1:
-        return jnp.sum(x.astype(jnp.promote_types(x.dtype, jnp.float32)), -1, keepdims=True)
+        return jnp.sum(widened(x), -1, keepdims=True)
     ones = np.concatenate([np.repeat(np.eye(like.fold), c, axis=0) for c in like.parts], axis=0)
-    return by_ones(x, ones, jnp.promote_types(x.dtype, jnp.float32))
+    return by_ones(x, ones, wide_dtype(x.dtype))
 
 
 def sum_columns(x: jax.Array, like: Folded) -> jax.Array:
@@ -342,10 +338,9 @@ def _over_columns(x: jax.Array, like: Folded, join: Callable[..., jax.Array]) ->
     pixels before it, which walks through lanes and takes a TPU ten times as long."""
     if like.fold == 1:
         return x
-    stops = np.cumsum([like.fold * c for c in like.parts])[:-1]
-    pieces = [x] if len(like.parts) == 1 else jnp.split(x, stops, axis=-1)
+    pieces = cut(x, [like.fold * c for c in like.parts])
     joined = [functools.reduce(join, jnp.split(p, like.fold, axis=-1)) for p in pieces]
-    return joined[0] if len(joined) == 1 else jnp.concatenate(joined, axis=-1)
+    return jnp.concatenate(joined, axis=-1)
 
 
 def by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
@@ -370,14 +365,13 @@ def largest_channel(x: Folded) -> jax.Array:
     def largest(array: jax.Array) -> jax.Array:
         if x.fold == 1:
             return jnp.max(array, -1, keepdims=True)
-        result = None
-        for part, channels in zip(x.holding(array).pieces(), x.parts, strict=True):
-            low = jnp.asarray(_lowest(part.dtype), part.dtype)
+        low = jnp.asarray(lowest(array.dtype), array.dtype)
+
+        def of_part(part: jax.Array, channels: int) -> jax.Array:
             window = (1, 1, 1, channels)
-            of_part = jax.lax.reduce_window(part, low, jax.lax.max, window, window, "VALID")
-            result = of_part if result is None else jnp.maximum(result, of_part)
-        assert result is not None
-        return result
+            return jax.lax.reduce_window(part, low, jax.lax.max, window, window, "VALID")
+
+        return functools.reduce(jnp.maximum, map(of_part, x.holding(array).pieces(), x.parts))
 
     return sharing(
         x.array,
@@ -395,15 +389,11 @@ def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
         return _over_columns(jnp.max(array, axes, keepdims=True), x, jnp.maximum)
 
     def total(array: jax.Array) -> jax.Array:
-        wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+        wide = widened(array)
         return sum_columns(jnp.sum(wide, axes, keepdims=True), x)
 
     filled = x.cleaned(-math.inf)
     return sharing(filled, largest, spread=lambda maxima: spread_channels(maxima, x), total=total)
-
-
-def _lowest(dtype: Any) -> Any:
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
 def shifted(x: Folded, by: int, *, offset: int | None = None) -> Folded:
@@ -437,5 +427,4 @@ def shifted(x: Folded, by: int, *, offset: int | None = None) -> Folded:
         )
         for piece, channels in zip(x.holding(x.cleaned()).pieces(), x.parts, strict=True)
     ]
-    array = lanes[0] if len(lanes) == 1 else jnp.concatenate(lanes, axis=3)
-    return Folded(array, x.parts, x.width, x.fold, offset)
+    return Folded(jnp.concatenate(lanes, axis=3), x.parts, x.width, x.fold, offset)

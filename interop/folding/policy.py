@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Lane folding: narrow convolutions on TPU compute neighbouring columns side by side.
 
 A TPU takes as long for a convolution of 16 channels as for one of 128, and its activations take
@@ -17,7 +18,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jaxsr.interop.aot.chips import chip_of
 from jaxsr.interop.errors import InputError
@@ -113,7 +114,7 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
     if device is None:
         import jax
 
-        device = jax.devices()[0]
+        device = cast(Any, jax.devices())[0]
     if choice == "auto" and device.platform != "tpu":
         return CHANNELS_LAST if device.platform == "cpu" else None
     return LaneFolding(_folds(device))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop.folding.layout import (
     LANES,
     Folded,
@@ -54,7 +55,7 @@ def enlarge(
     if any(len(phase) > MOST_SHIFTS for phase in plan):
         return None
     x = aligned(x)
-    x = x.holding(x.cleaned().astype(jnp.promote_types(dtype, jnp.float32)))
+    x = x.holding(x.cleaned().astype(wide_dtype(dtype)))
     # Columns first: there is less to move about before the rows are more.
     if factors[1] > 1:
         x = _columns(x, plan)
@@ -65,15 +66,14 @@ def enlarge(
 
 def _phases(taps: Taps, factor: int) -> list[dict[int, np.ndarray]]:
     """For each of `factor` pixels made of one: what of which neighbour, pixel by pixel."""
-    plan = []
-    for phase in range(factor):
-        index, weight = taps.index[phase::factor], taps.weight[phase::factor]
-        distance = index - np.arange(taps.extent)[:, None]
-        taps_of = {}
-        for step in np.unique(distance[weight != 0]):
-            taps_of[int(step)] = np.where(distance == step, weight, 0).sum(1).astype(np.float32)
-        plan.append(taps_of)
-    return plan
+
+    def weights(phase: int) -> dict[int, np.ndarray]:
+        weight = taps.weight[phase::factor]
+        distance = taps.index[phase::factor] - np.arange(taps.extent)[:, None]
+        steps = map(int, np.unique(distance[weight != 0]))
+        return {s: np.where(distance == s, weight, 0).sum(1).astype(np.float32) for s in steps}
+
+    return [weights(phase) for phase in range(factor)]
 
 
 def _columns(x: Folded, plan: Sequence[dict[int, np.ndarray]]) -> Folded:
@@ -101,13 +101,8 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
     if x.fold == 1 and len(x.parts) == 1 and not remainder:
         n, height, width, _ = x.array.shape
         array = x.array.reshape(n, height, width, channels, factor, factor)
-        array = array.transpose(0, 1, 4, 2, 5, 3)
-        return Folded(
-            array.reshape(n, height * factor, width * factor, channels),
-            (channels,),
-            width * factor,
-            1,
-        )
+        array = array.transpose(0, 1, 4, 2, 5, 3).reshape(n, height * factor, -1, channels)
+        return Folded(array, (channels,), width * factor, 1)
     if x.maker is None or x.maker.arranged is None or factor & (factor - 1) or remainder:
         return None
 
@@ -124,16 +119,16 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
         return jnp.moveaxis(split, 0, 2).reshape(-1, *remainder)
 
     parts = (factor * channels,) * factor if wide or natural else (channels,) * factor**2
-    made, bias = x.maker.arranged(arrange, parts)
+    result, bias = x.maker.arranged(arrange, parts)
 
-    def biased(made: Folded, bias: jax.Array | None) -> jax.Array:
-        return made.array if bias is None else made.array + spread_channels(bias, made)
+    def biased(image: Folded, bias: jax.Array | None) -> jax.Array:
+        return image.array if bias is None else image.array + spread_channels(bias, image)
 
     if wide:
-        result = Shuffled(biased(made, bias), channels, factor, x.fold)
-        if not made.padded:
-            return result
-        settled_image = result.settled()
+        shuffled = Shuffled(biased(result, bias), channels, factor, x.fold)
+        if not result.padded:
+            return shuffled
+        settled_image = shuffled.settled()
         return Folded(settled_image.array[:, :, : x.width], (channels,), x.width * factor, factor)
 
     def rows(array: jax.Array) -> Folded:
@@ -147,21 +142,21 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
             return unfold(rows(array))
         n, height, groups, _ = array.shape
         split = array.reshape(n, height, groups, factor, x.fold * factor, channels)
-        result = split.transpose(0, 1, 3, 5, 2, 4).reshape(n, height, factor, channels, -1)
-        result = result.transpose(0, 3, 1, 2, 4).reshape(n, channels, height * factor, -1)
-        return result[..., : x.width * factor]
+        split = split.transpose(0, 1, 3, 5, 2, 4).reshape(n, height, factor, channels, -1)
+        image = split.transpose(0, 3, 1, 2, 4).reshape(n, channels, height * factor, -1)
+        return image[..., : x.width * factor]
 
     if not few:
-        return rows(biased(made, bias))
+        return rows(biased(result, bias))
     if bias is None:
-        return pixels(made.array)
+        return pixels(result.array)
 
     # The gradient of the bias is summed where pixels lie in rows: of the convolution's result it
     # would be a reduction of arrays on their way between layouts, at several times the price. Its
     # values are put in place by products with ones, for XLA to sum over images first.
     @jax.custom_jvp
     def settled(array: jax.Array, bias: jax.Array) -> jax.Array:
-        return pixels(biased(made.holding(array), bias))
+        return pixels(biased(result.holding(array), bias))
 
     @settled.defjvp
     def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
@@ -173,7 +168,7 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
         tiled = by_ones(by_ones(by_channel, right).swapaxes(1, 2), down).swapaxes(1, 2)
         return out, pixels(array_tangent) + tiled
 
-    return settled(made.array, bias)
+    return settled(result.array, bias)
 
 
 def pool(x: Folded, reduce: Any) -> Folded | None:
@@ -193,7 +188,5 @@ def pool(x: Folded, reduce: Any) -> Folded | None:
     for row in range(2):
         array = x.array[:, row : 2 * height : 2]
         halves = [jnp.split(piece, 2, axis=3) for piece in x.holding(array).pieces()]
-        for column in range(2):
-            chosen = [half[column] for half in halves]
-            pairs.append(chosen[0] if len(chosen) == 1 else jnp.concatenate(chosen, axis=3))
+        pairs += [jnp.concatenate(columns, axis=3) for columns in zip(*halves, strict=True)]
     return Folded(reduce(*pairs), x.parts, x.width // 2, x.fold // 2)

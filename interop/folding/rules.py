@@ -16,9 +16,10 @@ import torch
 from torch.nn import functional as F
 
 from jaxsr.interop._core.dispatch import Trace, cast
-from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.dtypes import to_jax_dtype, wide_dtype, widened
 from jaxsr.interop._core.registry import Kind, folding_rule, folds, overrides, resolve
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.folding.convolution import convolve_folded
 from jaxsr.interop.folding.elementwise import is_pointwise, leaves, pointwise
 from jaxsr.interop.folding.layout import (
@@ -36,6 +37,7 @@ from jaxsr.interop.folding.layout import (
 from jaxsr.interop.folding.pixel_shuffle import Shuffled, convolve_shuffled
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.resize import enlarge, pool, shuffle
+from jaxsr.interop.lowerings.convolution import per_axis
 from jaxsr.interop.lowerings.resample import resize_images
 
 aten = torch.ops.aten
@@ -75,13 +77,13 @@ class FoldingRewriter:
         if result is None:
             return False, None
         needs = any(t.needs_grad for t in tensors)
+
+        def wrapped(value: Any, meta: torch.Tensor) -> JaxTensor:
+            return trace.wrap_like(_fitted(value, meta, self.policy), meta, needs)
+
         if isinstance(metas, torch.Tensor):
-            return True, trace.wrap_like(_fitted(result, metas, self.policy), metas, needs)
-        out = tuple(
-            trace.wrap_like(_fitted(value, meta, self.policy), meta, needs)
-            for value, meta in zip(result, metas, strict=True)
-        )
-        return True, out
+            return True, wrapped(result, metas)
+        return True, tuple(wrapped(*each) for each in zip(result, metas, strict=True))
 
 
 def rule_of(func: Any) -> Rule | None:
@@ -137,14 +139,9 @@ def _convolution(
         image = fold(image, size)
     elif image.fold != size:
         image = refold(image, size)
-    return convolve_folded(
-        image,
-        *values,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        offsets=image.dtype.itemsize <= folding.offset_bytes,
-    )
+    offsets = image.dtype.itemsize <= folding.offset_bytes
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation}
+    return convolve_folded(image, *values, **geometry, offsets=offsets)
 
 
 # ---- reductions
@@ -176,7 +173,7 @@ def _reduce(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: An
     if name == "amax":
         result = sign * largest_pixel(image, batch=0 in axes)
     else:
-        wide = image.cleaned().astype(jnp.promote_types(image.dtype, jnp.float32))
+        wide = image.cleaned().astype(wide_dtype(image.dtype))
         over = tuple(sorted((axes & {0}) | {1, 2}))
         result = sum_columns(jnp.sum(wide, over, keepdims=True), image)
         if 1 in axes:
@@ -241,7 +238,7 @@ def _mean_pool(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta:
         return None
 
     def mean(first: jax.Array, *others: jax.Array) -> jax.Array:
-        total = first.astype(jnp.promote_types(first.dtype, jnp.float32))
+        total = widened(first)
         for pixel in others:
             total = total + pixel
         return (total / 4).astype(first.dtype)
@@ -254,16 +251,9 @@ def _halves(
 ) -> bool:
     """Whether a pooling has windows of 2 × 2 that neither overlap nor leave the image."""
 
-    def both(value: Any, number: int) -> bool:
-        return all(v == number for v in (value if isinstance(value, Sequence) else (value,)))
-
-    return (
-        both(kernel, 2)
-        and (not stride or both(stride, 2))
-        and both(padding, 0)
-        and both(dilation, 1)
-        and not ceil_mode
-    )
+    options = (kernel, 2), (stride or 2, 2), (padding, 0), (dilation, 1)
+    regular = all({*per_axis(value, 2)} == {number} for value, number in options)
+    return regular and not ceil_mode
 
 
 @folds(aten.cat.default)
@@ -343,8 +333,8 @@ def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
     if math.prod(image.shape[2:]) < 2:
         return func(*args, **kwargs)  # torch refuses a single pixel
-    tensors = [x] + [trace.as_jax_tensor(t) for t in (weight, bias) if t is not None]
-    wide = image.array.astype(jnp.promote_types(image.dtype, jnp.float32))
+    weight, bias = (None if t is None else trace.as_jax_tensor(t) for t in (weight, bias))
+    wide = image.array.astype(wide_dtype(image.dtype))
     count = image.shape[2] * image.shape[3]
 
     def mean_of(lanes: jax.Array) -> jax.Array:
@@ -354,10 +344,10 @@ def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     centred = wide - mean_of(wide)
     out = centred * jax.lax.rsqrt(mean_of(jnp.square(centred)) + eps)
     if weight is not None:
-        out = out * spread_channels(trace.as_jax_tensor(weight).array().astype(wide.dtype), image)
+        out = out * spread_channels(weight.array().astype(wide.dtype), image)
     if bias is not None:
-        out = out + spread_channels(trace.as_jax_tensor(bias).array().astype(wide.dtype), image)
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        out = out + spread_channels(bias.array().astype(wide.dtype), image)
+    with plain_torch():
         meta = torch.empty_like(x.meta)
-    needs = any(t.needs_grad for t in tensors)
+    needs = any(t is not None and t.needs_grad for t in (x, weight, bias))
     return trace.wrap_like(image.holding(out.astype(image.dtype)), meta, needs)

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import handles, overrides
+from jaxsr.interop._core.trace_scope import plain_torch
 
 aten = torch.ops.aten
 
@@ -37,7 +39,7 @@ def attention(
         groups = query.shape[-3] // key.shape[-3]
         key, value = (jnp.repeat(t, groups, axis=-3) for t in (key, value))
     scores = jnp.einsum("...ld,...sd->...ls", query * scale, key)
-    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    scores = widened(scores)
     allowed = None
     if is_causal:
         allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
@@ -86,11 +88,10 @@ def _run_attention(
     ]
     if attn_mask is not None and is_causal:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with plain_torch():
         metas = [None if t is None else t.meta for t in tensors]
         meta = func(*metas, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     drop = functools.partial(_drop, trace.next_key(), dropout_p) if dropout_p > 0 else None
-
     arrays = [None if t is None else t.array() for t in tensors]
     q, k, v, mask = arrays
     assert q is not None and k is not None and v is not None

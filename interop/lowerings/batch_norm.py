@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace, cast
+from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -29,7 +30,7 @@ _WHOLE_BATCH = ContextVar("whole_batch", default=False)
 
 
 @contextlib.contextmanager
-def whole_batch_statistics() -> Iterator[None]:
+def whole_batch_statistics() -> Generator[None]:
     """While a step is traced for one device's rows, but promises statistics of all rows."""
     token = _WHOLE_BATCH.set(True)
     try:
@@ -78,7 +79,7 @@ def batch_norm(
     """
     images: ChannelArray = x.settled() or _DenseImages(x.array())
     value = images.array
-    wide = jnp.promote_types(value.dtype, jnp.float32)
+    wide = wide_dtype(value.dtype)
 
     def average(pixels: jax.Array) -> jax.Array:
         mean = images.channel_means(pixels)
@@ -148,21 +149,17 @@ def _update_running(trace: Trace, running: JaxTensor, new: jax.Array, momentum: 
 @handles(
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
 )
-def _native_batch_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
+    if func is aten._native_batch_norm_legit.no_stats:
+        args = (*args[:3], None, None, *args[3:])
     return batch_norm(trace, *args, **kwargs)
 
 
-@handles(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_no_stats(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    x, weight, bias, training, momentum, eps = args
-    return batch_norm(trace, x, weight, bias, None, None, training, momentum, eps)
-
-
 @handles(aten._batch_norm_with_update.default)
-def _batch_norm_with_update(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    x, weight, bias, mean, var, momentum, eps = args
-    out = batch_norm(trace, x, weight, bias, mean, var, True, momentum, eps)
+def _batch_norm_with_update(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
+    out = batch_norm(trace, *args[:5], True, *args[5:])
     return (*out, trace.wrap(jnp.zeros((0,), jnp.uint8)))
 
 

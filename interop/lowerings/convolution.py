@@ -42,8 +42,10 @@ _FIRST = ("NCHW", "OIHW", "NCHW")
 _LAST = ("NHWC", "OIHW", "NHWC")
 
 
-def _spread(values: Sequence[int], n: int) -> tuple[int, ...]:
-    return tuple(values) * n if len(values) == 1 else tuple(values)
+def per_axis(value: int | Sequence[int], n: int) -> tuple[int, ...]:
+    """An option of torch's for each of `n` axes, from one for all or one each."""
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    return values * n if len(values) == 1 else values
 
 
 @lowers(aten.convolution.default)
@@ -62,41 +64,27 @@ def convolution(
     n = weight.ndim - 2
     batched = x.ndim == n + 2
     x = x if batched else x[None]
-    stride, padding, dilation = (_spread(v, n) for v in (stride, padding, dilation))
+    stride, padding, dilation = (per_axis(v, n) for v in (stride, padding, dilation))
     letters = "DHW"[-n:] if n <= 3 else "ABCD"[:n]
     layout = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
+    options: dict[str, Any] = {"layout": layout, "rhs_dilation": dilation, "groups": groups}
     if transposed:
         # The adjoint of a convolution: stride becomes dilation of the input, the kernel is turned
         # round, and each group keeps its own block of output channels.
-        extra = _spread(output_padding, n)
+        extra = per_axis(output_padding, n)
         kernel = weight.shape[2:]
         inputs, per_group = weight.shape[:2]
         w = weight.reshape(groups, inputs // groups, per_group, *kernel)
         w = jnp.swapaxes(w, 1, 2).reshape(groups * per_group, inputs // groups, *kernel)
         w = jnp.flip(w, tuple(range(2, n + 2)))
         reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        out = general_convolution(
-            x,
-            w,
-            (1,) * n,
-            [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)],
-            layout=layout,
-            lhs_dilation=stride,
-            rhs_dilation=dilation,
-            groups=groups,
-        )
+        sides = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
+        out = general_convolution(x, w, (1,) * n, sides, lhs_dilation=stride, **options)
     elif n == 2 and groups == 1 and stride == dilation == (1, 1):
         out = unit_stride_convolution(x, weight, [(p, p) for p in padding])
     else:
-        out = general_convolution(
-            x,
-            weight,
-            stride,
-            [(p, p) for p in padding],
-            layout=layout,
-            rhs_dilation=dilation,
-            groups=groups,
-        )
+        sides = [(p, p) for p in padding]
+        out = general_convolution(x, weight, stride, sides, **options)
     if bias is not None:
         out = out + bias.reshape(-1, *(1,) * n)
     return out if batched else out[0]

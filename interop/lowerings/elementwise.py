@@ -5,6 +5,7 @@ Images are full of exact 0 and 1, so this is not a corner case. A new elementwis
 here: a function of arrays under `@lowers(torch.ops.aten.NAME.OVERLOAD)`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dtypes import is_nan
+from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 def with_partials(
     value: Callable[..., jax.Array], *partials: Callable[..., jax.Array]
 ) -> Callable[..., jax.Array]:
-    """`value` with the partial derivatives given, each a function of (arguments..., result)."""
+    """`value` with partial derivatives, each a function of (arguments..., result)."""
     fn = jax.custom_jvp(value)
 
     def jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
@@ -77,23 +78,13 @@ def clamp_tensor(x: jax.Array, low: Any = None, high: Any = None) -> jax.Array:
     # torch gives a bound its gradient only where it is the one that acts.
     below = jnp.where(low < high, low, lax.stop_gradient(low))
     out = jnp.where(inside, x, jnp.where((x > high) | (high < low), high, below))
-    if not _real(out):
+    if not jnp.issubdtype(out.dtype, jnp.floating):
         return out
     return jnp.where(is_nan(low) | is_nan(high), jnp.nan, out)
 
 
-def _real(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-@lowers(aten.clamp_min.default)
-def clamp_min(x: jax.Array, low: Any) -> jax.Array:
-    return clamp(x, low, None)
-
-
-@lowers(aten.clamp_max.default)
-def clamp_max(x: jax.Array, high: Any) -> jax.Array:
-    return clamp(x, None, high)
+lowers(aten.clamp_min.default)(clamp)
+lowers(aten.clamp_max.default)(lambda x, high: clamp(x, None, high))
 
 
 @lowers(aten.clamp_min.Tensor)
@@ -115,15 +106,13 @@ def hardtanh(x: jax.Array, low: Any = -1.0, high: Any = 1.0) -> jax.Array:
 
 @lowers(aten.hardswish.default)
 def hardswish(x: jax.Array) -> jax.Array:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     outside = jnp.where(wide >= 3, wide, jnp.zeros((), wide.dtype))
     inside = (wide > -3) & (wide < 3) | is_nan(wide)
     return jnp.where(inside, wide * (wide + 3) / 6, outside).astype(x.dtype)
 
 
-@lowers(aten.relu6.default)
-def relu6(x: jax.Array) -> jax.Array:
-    return hardtanh(x, 0, 6)
+lowers(aten.relu6.default)(lambda x: hardtanh(x, 0, 6))
 
 
 @lowers(aten.hardsigmoid.default)
@@ -203,9 +192,12 @@ def power(base: Any, exponent: Any) -> jax.Array:
     return _pow(base, exponent)
 
 
-@lowers(aten.sinc.default)
-def sinc(x: jax.Array) -> jax.Array:
-    return jnp.sinc(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+lowers(aten.sinc.default)(lambda x: jnp.sinc(widened(x)))
+
+
+def _lowers_wide(value: Callable[..., jax.Array], *funcs: Any) -> None:
+    """`funcs` of two arguments as `value`, computed in float32 at least."""
+    lowers(*funcs)(lambda x, y: value(*map(widened, common_dtype(x, y))))
 
 
 _atan2 = with_partials(
@@ -215,10 +207,7 @@ _atan2 = with_partials(
 )
 
 
-@lowers(aten.atan2.default)
-def atan2(y: jax.Array, x: jax.Array) -> jax.Array:
-    y, x = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in common_dtype(y, x))
-    return _atan2(y, x)
+_lowers_wide(_atan2, aten.atan2.default)
 
 
 _xlogy = with_partials(
@@ -228,10 +217,7 @@ _xlogy = with_partials(
 )
 
 
-@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-def xlogy(x: Any, y: Any) -> jax.Array:
-    x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in common_dtype(x, y))
-    return _xlogy(x, y)
+_lowers_wide(_xlogy, aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
 
 
 _xlog1py = with_partials(
@@ -241,19 +227,13 @@ _xlog1py = with_partials(
 )
 
 
-@lowers(
-    aten.special_xlog1py.default,
-    aten.special_xlog1py.self_scalar,
-    aten.special_xlog1py.other_scalar,
-)
-def xlog1py(x: Any, y: Any) -> jax.Array:
-    x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in common_dtype(x, y))
-    return _xlog1py(x, y)
+_special = aten.special_xlog1py
+_lowers_wide(_xlog1py, _special.default, _special.self_scalar, _special.other_scalar)
 
 
 @lowers(aten.logit.default)
 def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32)) if x.dtype != jnp.bfloat16 else x
+    x = widened(x) if x.dtype != jnp.bfloat16 else x
     if eps is None:
         return jnp.log(x / (1 - x))
     bounded = jnp.where(x < eps, eps, jnp.where(x > 1 - eps, 1 - eps, x)).astype(x.dtype)
@@ -275,7 +255,7 @@ _bce = with_partials(
 def binary_cross_entropy(
     p: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = 1
 ) -> jax.Array:
-    wide = jnp.promote_types(p.dtype, jnp.float32)
+    wide = wide_dtype(p.dtype)
     loss = _bce(p.astype(wide), target.astype(wide))
     loss = loss if weight is None else loss * weight
     loss = jnp.mean(loss) if reduction == 1 else jnp.sum(loss) if reduction == 2 else loss
@@ -283,13 +263,10 @@ def binary_cross_entropy(
 
 
 def _trigamma(x: jax.Array) -> jax.Array:
-    # JAX's polygamma holds for positive arguments only: reflect the rest.
-    mirrored = jnp.square(jnp.pi / jnp.sin(jnp.pi * x)) - _positive_trigamma(1 - x)
-    return jnp.where(x > 0, _positive_trigamma(jnp.where(x > 0, x, 1)), mirrored)
-
-
-def _positive_trigamma(x: jax.Array) -> jax.Array:
-    return jax.scipy.special.polygamma(1, x)
+    # JAX's polygamma holds for positive arguments only: reflect the others.
+    positive = functools.partial(jax.scipy.special.polygamma, 1)
+    mirrored = jnp.square(jnp.pi / jnp.sin(jnp.pi * x)) - positive(1 - x)
+    return jnp.where(x > 0, positive(jnp.where(x > 0, x, 1)), mirrored)
 
 
 def _digamma_value(x: jax.Array) -> jax.Array:
@@ -301,16 +278,13 @@ def _digamma_value(x: jax.Array) -> jax.Array:
 _digamma = with_partials(_digamma_value, lambda x, _: _trigamma(x))
 
 
-@lowers(aten.digamma.default)
-def digamma(x: jax.Array) -> jax.Array:
-    return _digamma(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+lowers(aten.digamma.default)(lambda x: _digamma(widened(x)))
 
 
 @lowers(aten.polygamma.default)
 def polygamma(n: int, x: jax.Array) -> jax.Array:
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if n == 0:
-        return _digamma(x)
+        return _digamma(widened(x))
     raise UnsupportedTorchError(
         f"polygamma of order {n}: JAX's is wrong for negative arguments; use digamma, or compute "
         "it in torch before apply"

@@ -45,6 +45,11 @@ def rounded(x: jax.Array) -> jax.Array:
     return lax.reduce_precision(x.astype(jnp.float32), kind.nexp, kind.nmant)
 
 
+def lowest(dtype: Any) -> Any:
+    """The smallest value of a dtype."""
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
 def _is_narrow(x: jax.Array) -> bool:
     """Whether XLA may compute with more digits than `x` has."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4

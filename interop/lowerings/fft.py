@@ -24,10 +24,8 @@ def _norm(x: jax.Array, dims: Any, normalization: int, count: int | None = None)
 def fft_c2c(x: jax.Array, dims: Any, normalization: int, forward: bool) -> jax.Array:
     if not dims:
         return x
-    out = (jnp.fft.fftn if forward else jnp.fft.ifftn)(
-        x, axes=tuple(dims), norm="backward" if forward else "forward"
-    )
-    return _norm(out, dims, normalization)
+    transform, norm = (jnp.fft.fftn, "backward") if forward else (jnp.fft.ifftn, "forward")
+    return _norm(transform(x, axes=tuple(dims), norm=norm), dims, normalization)
 
 
 @lowers(aten._fft_r2c.default)

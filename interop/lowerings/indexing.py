@@ -15,6 +15,7 @@ from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dispatch import Trace, is_differentiable
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, View, straight_through
+from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import without_grad
 from jaxsr.interop.lowerings.extremes import equal
 
@@ -71,7 +72,7 @@ def _select(trace: Trace, parent: JaxTensor, dim: int, index: jax.Array) -> JaxT
     if not torch.is_grad_enabled():
         view = without_grad(view)
     view.dynamic = True
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with plain_torch():
         meta = parent.meta.select(dim, 0)
     parent.viewed = True
     needs = parent.needs_grad and torch.is_grad_enabled() and is_differentiable(meta)

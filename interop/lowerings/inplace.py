@@ -41,14 +41,7 @@ _OVERLOADS = {
 }
 
 
-@handles(
-    aten.squeeze_.default,
-    aten.squeeze_.dim,
-    aten.squeeze_.dims,
-    aten.unsqueeze_.default,
-    aten.transpose_.default,
-    aten.t_.default,
-)
+@handles(*_OVERLOADS)
 def _reshape_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """A new shape for the same tensor object: it becomes a view of what it was."""
     target = args[0]

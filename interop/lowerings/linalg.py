@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
+from jaxsr.interop._core.trace_scope import plain_torch
 
 aten = torch.ops.aten
 
@@ -34,7 +35,7 @@ def _lowers_function(func: Any, lowering: Callable[..., Any]) -> None:
             return called(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, trace.as_jax_tensor, (args, kwargs))
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with plain_torch():
             meta = trace.meta_result(called, args, kwargs)
         jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
         value = lowering(*jargs, **jkwargs)

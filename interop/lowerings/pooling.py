@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,18 +11,12 @@ import numpy as np
 import torch
 from jax import lax
 
+from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import lowers
+from jaxsr.interop.lowerings.convolution import per_axis
+from jaxsr.interop.lowerings.extremes import lowest
 
 aten = torch.ops.aten
-
-
-def _spread(value: Any, n: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, Sequence) else (value,)
-    return values * n if len(values) == 1 else values
-
-
-def _lowest(dtype: Any) -> Any:
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
 def _max_pool(
@@ -41,27 +34,25 @@ def _max_pool(
     Built from shifted strided slices of the window: dilation has a gradient then, and ties go to
     the first element, as in torch.
     """
-    kernel = _spread(kernel, ndim)
-    stride = _spread(stride, ndim) if stride not in ((), [], None) else kernel
-    padding, dilation = _spread(padding, ndim), _spread(dilation, ndim)
+    kernel = per_axis(kernel, ndim)
+    stride = per_axis(stride, ndim) if stride not in ((), [], None) else kernel
+    padding, dilation = per_axis(padding, ndim), per_axis(dilation, ndim)
     spatial = x.shape[-ndim:]
     counts = [
         _windows(*each, ceil_mode)
         for each in zip(spatial, kernel, stride, padding, dilation, strict=True)
     ]
-    low = _lowest(x.dtype)
     right = [
         max(0, (n - 1) * s + (k - 1) * d + 1 - size - p)
         for n, s, k, d, size, p in zip(
             counts, stride, kernel, dilation, spatial, padding, strict=True
         )
     ]
-    lead = ((0, 0),) * (x.ndim - ndim)
-    padded = jnp.pad(
-        x, (*lead, *zip(padding, right, strict=True)), constant_values=jnp.asarray(low, x.dtype)
-    )
+    sides = tuple(zip(padding, right, strict=True))
+    low = jnp.asarray(lowest(x.dtype), x.dtype)
+    padded = jnp.pad(x, (*((0, 0),) * (x.ndim - ndim), *sides), constant_values=low)
     positions = np.arange(math.prod(spatial), dtype=np.int32).reshape(spatial)
-    positions = np.pad(positions, tuple(zip(padding, right, strict=True)), constant_values=-1)
+    positions = np.pad(positions, sides, constant_values=-1)
     best = index = None
     for offset in itertools.product(*(range(k) for k in kernel)):
         window = tuple(
@@ -104,7 +95,7 @@ def _adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax.Array]:
-    spatial, out = x.shape[-ndim:], _spread(size, ndim)
+    spatial, out = x.shape[-ndim:], per_axis(size, ndim)
     windows = [_adaptive_windows(n, o) for n, o in zip(spatial, out, strict=True)]
     flat = np.zeros((1,), np.int64)
     valid = np.ones((1,), bool)
@@ -117,7 +108,7 @@ def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax
         flat, valid = flat.reshape(*shape, -1), valid.reshape(*shape, -1)
     lead = x.shape[: x.ndim - ndim]
     values = x.reshape(*lead, -1)[..., flat.astype(np.int32)]
-    values = jnp.where(valid, values, _lowest(x.dtype))
+    values = jnp.where(valid, values, lowest(x.dtype))
     # argmax takes the first of equal values and the first NaN, as torch does.
     best = jnp.argmax(values, -1)
     picked = jnp.take_along_axis(values, best[..., None], -1)[..., 0]
@@ -127,8 +118,8 @@ def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax
 
 def _adaptive_mean(x: jax.Array, size: Any, *, ndim: int) -> jax.Array:
     """One small averaging matrix per axis: right for any size, a plain product on any device."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    for i, out in enumerate(_spread(size, ndim)):
+    wide = widened(x)
+    for i, out in enumerate(per_axis(size, ndim)):
         axis = x.ndim - ndim + i
         n = x.shape[axis]
         if out == n:

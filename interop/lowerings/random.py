@@ -1,4 +1,4 @@
-"""Random numbers: each draw takes a key of its own from the one that `apply` is given."""
+"""Random numbers: each draw takes a new key, made of the one that `apply` gets."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core.dispatch import Trace, cast
-from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.dtypes import to_jax_dtype, wide_dtype
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
@@ -18,18 +18,14 @@ aten = torch.ops.aten
 
 def _uniform(key: jax.Array, shape: tuple, dtype: Any, low: float, high: float) -> jax.Array:
     # bfloat16's own bits give only 128 distinct values; torch draws in float32 as well.
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = wide_dtype(dtype)
     return jax.random.uniform(key, shape, wide, low, high).astype(dtype)
 
 
 def _normal(key: jax.Array, shape: tuple, dtype: Any) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.random.normal(key, shape, dtype)
-    return jax.random.normal(key, shape, _wide(dtype)).astype(dtype)
-
-
-def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
+    return jax.random.normal(key, shape, wide_dtype(dtype)).astype(dtype)
 
 
 def _draw(func: Any, key: jax.Array, shape: tuple, dtype: Any, args: tuple, kw: dict) -> jax.Array:
@@ -44,12 +40,12 @@ def _draw(func: Any, key: jax.Array, shape: tuple, dtype: Any, args: tuple, kw: 
         return _normal(key, shape, dtype)
     if name == "uniform":
         return _uniform(key, shape, dtype, arg(1, "from", 0.0), arg(2, "to", 1.0))
-    if name == "normal" and not isinstance(args[0], JaxTensor):
-        return arg(0, "mean", 0.0) + arg(1, "std", 1.0) * _normal(key, shape, dtype)
     if name == "normal":
-        return arg(1, "mean", 0.0) + arg(2, "std", 1.0) * _normal(key, shape, dtype)
+        first = int(isinstance(args[0], JaxTensor))
+        mean, std = arg(first, "mean", 0.0), arg(first + 1, "std", 1.0)
+        return mean + std * _normal(key, shape, dtype)
     if name == "exponential":
-        return jax.random.exponential(key, shape, _wide(dtype)) / arg(1, "lambd", 1.0)
+        return jax.random.exponential(key, shape, wide_dtype(dtype)) / arg(1, "lambd", 1.0)
     if name == "bernoulli":
         # The dispatcher leaves out arguments that equal the schema's default.
         p = arg(1, "p", 0.5 if func is aten.bernoulli_.float else None)
@@ -93,23 +89,17 @@ def _random_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return target
 
 
-def _integers(trace: Trace, meta: torch.Tensor, low: int, high: int) -> JaxTensor:
+@handles(
+    aten.randint.default, aten.randint.low, aten.randint_like.default, aten.randint_like.low_dtype
+)
+def _randint(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    meta = trace.meta_result(func, args, kwargs)
+    bounds = args[1:] if func.overloadpacket is aten.randint_like else args
+    low, high = bounds[:2] if "low" in func._overloadname else (0, bounds[0])
     dtype = to_jax_dtype(meta.dtype)
     draw = jnp.int32 if jnp.issubdtype(dtype, jnp.inexact) else dtype
     value = jax.random.randint(trace.next_key(), tuple(meta.shape), low, high, draw)
     return trace.wrap_like(cast(value, dtype), meta, False)
-
-
-@handles(aten.randint.default, aten.randint_like.default)
-def _randint(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    high = args[1] if func is aten.randint_like.default else args[0]
-    return _integers(trace, trace.meta_result(func, args, kwargs), 0, high)
-
-
-@handles(aten.randint.low, aten.randint_like.low_dtype)
-def _randint_low(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    low, high = args[1:3] if func is aten.randint_like.low_dtype else args[:2]
-    return _integers(trace, trace.meta_result(func, args, kwargs), low, high)
 
 
 @handles(aten.randperm.default)

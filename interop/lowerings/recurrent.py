@@ -33,12 +33,9 @@ def _cell(mode: str) -> Any:
 
         return step
 
-    return {
-        "lstm": lstm,
-        "gru": gru,
-        "rnn_tanh": plain(jnp.tanh),
-        "rnn_relu": plain(jax.nn.relu),
-    }[mode]
+    return {"lstm": lstm, "gru": gru, "rnn_tanh": plain(jnp.tanh), "rnn_relu": plain(jax.nn.relu)}[
+        mode
+    ]
 
 
 def _recurrent(mode: str) -> Any:
@@ -87,11 +84,8 @@ def _recurrent(mode: str) -> Any:
             value = jnp.swapaxes(value, 0, 1)
         needs = any(t.needs_grad for t in tensors)
         results = [value, *(jnp.stack([f[i] for f in final]) for i in range(states))]
-        wrapped = []
-        for r in results:
-            meta = trace.wrap(r, tensors[0].dtype).meta
-            wrapped.append(trace.wrap_like(r.astype(arrays[0].dtype), meta, needs))
-        return tuple(wrapped)
+        metas = [trace.wrap(r, tensors[0].dtype).meta for r in results]
+        return trace.wrap_result(func, results, tuple(metas), needs)
 
     return run
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.dtypes import to_jax_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import absolute
 from jaxsr.interop.lowerings.extremes import extreme
@@ -24,7 +24,7 @@ def vector_norm(
         x = x.astype(to_jax_dtype(dtype))
     axes = tuple(range(x.ndim)) if not x.ndim or dim is None or dim == [] else tuple(dim)
     size = absolute(x)
-    wide = size.astype(jnp.promote_types(size.dtype, jnp.float32))
+    wide = widened(size)
     order = float(order)
     if order == float("inf"):
         out = extreme(size, jnp.max, axes, keepdim)
@@ -54,7 +54,7 @@ def vector_norm(
 def safe_softmax(x: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
     if dtype is not None:
         x = x.astype(to_jax_dtype(dtype))
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     hidden = jnp.all(wide == -jnp.inf, dim, keepdims=True)
     out = jax.nn.softmax(jnp.where(hidden, 0, wide), axis=dim)
     return jnp.where(hidden, 0, out).astype(x.dtype)
@@ -66,5 +66,5 @@ def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
         return x
     if jnp.iscomplexobj(x):
         raise NotImplementedError("logcumsumexp of complex numbers")
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     return lax.cumlogsumexp(wide, axis=dim % x.ndim).astype(x.dtype)

@@ -76,10 +76,10 @@ def grid_sampler_2d(x: torch.Tensor, grid: torch.Tensor, *options: Any) -> torch
     """torch's decomposition; like torch's kernels, with coordinates in float32."""
     decomposition = torchax.decomposition(aten.grid_sampler_2d.default)
     assert decomposition is not None
-    return decomposition(_widened(x), _widened(grid), *options)
+    return decomposition(_float32(x), _float32(grid), *options)
 
 
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
+def _float32(tensor: torch.Tensor) -> torch.Tensor:
     half = tensor.dtype in (torch.bfloat16, torch.float16)
     return tensor.to(torch.float32) if half else tensor
 

@@ -19,13 +19,7 @@ aten = torch.ops.aten
 # ---- functions whose Python body looks at values
 
 
-@overrides(F.gaussian_nll_loss)
-def _gaussian_nll(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    """torch's formula without its check that every variance is positive."""
-    return _gaussian_nll_formula(*args, **kwargs)
-
-
-def _gaussian_nll_formula(
+def _gaussian_nll(
     input: Any,
     target: Any,
     var: Any,
@@ -33,6 +27,7 @@ def _gaussian_nll_formula(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Any:
+    """torch's formula without its check that every variance is positive."""
     if isinstance(var, float):
         var = var * torch.ones_like(input)
     elif var.size() != input.size() and input.size()[:-1] == var.size():
@@ -43,6 +38,9 @@ def _gaussian_nll_formula(
     if full:
         loss = loss + 0.9189385332046727  # 0.5·log 2π
     return {"mean": torch.mean, "sum": torch.sum}.get(reduction, lambda x: x)(loss)
+
+
+overrides(F.gaussian_nll_loss)(lambda trace, func, args, kwargs: _gaussian_nll(*args, **kwargs))
 
 
 @overrides(F.one_hot)
@@ -96,9 +94,8 @@ def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @overrides(torch.tensor_split, torch.Tensor.tensor_split)
-def _tensor_split(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    args_: list[Any] = list(args)
-    sections = args_[1] if len(args_) > 1 else next(iter(kwargs.values()), None)
+def _tensor_split(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
+    sections = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
     if isinstance(sections, JaxTensor):
         if sections.const is None:
             raise UnsupportedTorchError(
@@ -106,7 +103,7 @@ def _tensor_split(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
             )
         places = tuple(sections.const.tolist()) if sections.dim() else sections.const.item()
         options = {k: v for k, v in kwargs.items() if k == "dim"}
-        return func(args_[0], places, *args_[2:], **options)
+        return func(args[0], places, *args[2:], **options)
     return func(*args, **kwargs)
 
 

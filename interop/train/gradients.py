@@ -60,7 +60,7 @@ class Gradients:
         networks = [p.network for p in self.phase.players if p.through_shared]
         learning = {k: v for n in networks for k, v in select_network(params, n).items()}
 
-        def run(learning: Arrays):
+        def run(learning: Arrays) -> tuple[Any, Arrays]:
             return self.model.apply(
                 self._cast(params | learning),
                 buffers,
@@ -82,10 +82,10 @@ class Gradients:
         key: jax.Array,
         shared: Shared,
     ) -> PlayerGradients:
-        """Gradients of player number `index` on a whole batch."""
+        """Gradients of player number `index` on one batch."""
         player = self.phase.players[index]
 
-        def loss(network_params: Arrays, tensors: Any):
+        def loss(network_params: Arrays, tensors: Any) -> tuple[jax.Array, Any]:
             (value, metrics), new_buffers = self.model.apply(
                 self._cast(params | network_params),
                 buffers,
@@ -137,7 +137,7 @@ class Gradients:
                 index, params, shared.buffers if index == 0 else buffers, rows, key, shared
             )
 
-        def body(carry, xs):
+        def body(carry: tuple[Arrays, Any], xs: tuple[jax.Array, Arrays]) -> tuple[Any, None]:
             buffers, total = carry
             slice_index, rows = xs
             step = slice_gradients(buffers, rows, jax.random.fold_in(key, slice_index))

@@ -6,7 +6,7 @@ each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duch
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +74,9 @@ class OptimizerConfig:
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate as a function of the number of updates done, over `steps` updates."""
-    rest = max(steps - config.warmup_steps, 1)
+    span = max(steps - config.warmup_steps, 1)
     if config.schedule == "cosine":
-        main = optax.cosine_decay_schedule(config.lr, rest, alpha=config.final_lr / config.lr)
+        main = optax.cosine_decay_schedule(config.lr, span, alpha=config.final_lr / config.lr)
     else:
         main = optax.constant_schedule(config.lr)
     if not config.warmup_steps:
@@ -126,12 +126,11 @@ def updates_done(state: optax.OptState) -> jax.Array:
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Clips as `torch.nn.utils.clip_grad_norm_` does: scale by min(1, max_norm / (norm + 1e-6))."""
 
-    def update(updates, state, params=None):
-        del params
+    def clipped(updates: optax.Updates, params: Any) -> optax.Updates:
         scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
-        return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates), state
+        return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(clipped)
 
 
 class AdagradState(NamedTuple):
@@ -146,11 +145,10 @@ def scale_by_adagrad(*, eps: float = 1e-10) -> optax.GradientTransformation:
     `optax.scale_by_rss` starts at 0.1 and adds its eps inside the root.
     """
 
-    def init(params):
+    def init(params: optax.Params) -> AdagradState:
         return AdagradState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(updates, state, params=None):
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, AdagradState]:
         total = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, updates)
         scaled = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), updates, total)
         return scaled, AdagradState(total)
@@ -170,11 +168,10 @@ def scale_by_momentum(
 ) -> optax.GradientTransformation:
     """SGD's momentum as torch has it: the first update is not dampened."""
 
-    def init(params):
+    def init(params: optax.Params) -> MomentumState:
         return MomentumState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
 
-    def update(updates, state, params=None):
-        del params
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, MomentumState]:
         weight = jnp.where(state.count == 0, 1.0, 1.0 - dampening)
         momentum = jax.tree.map(
             lambda m, g: decay * m + weight.astype(g.dtype) * g, state.momentum, updates

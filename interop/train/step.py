@@ -40,7 +40,7 @@ Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that a run consists of: saved whole, restored whole.
+    """All that a run consists of, as one checkpoint holds it.
 
     Attributes:
       step: steps done.
@@ -261,9 +261,7 @@ class TrainStep:
         """Every player in turn: gradients, update, metrics; `average` is over the devices."""
         key = jax.random.wrap_key_data(key_data)
         gradients = Gradients(
-            model=self.model,
-            phase=self.phase,
-            compute_dtype=jnp.dtype(self.config.dtype),
+            model=self.model, phase=self.phase, compute_dtype=jnp.dtype(self.config.dtype)
         )
         slices = self.config.accumulate
         params, opt_states = dict(params), dict(opt_states)
@@ -340,7 +338,9 @@ def _per_device(
         merged = [next(averaged) if f else x for x, f in zip(leaves, is_float, strict=True)]
         return jax.tree.unflatten(structure, merged)
 
-    def local(params, buffers, opt_states, batch, key_data):
+    def local(
+        params: Arrays, buffers: Arrays, opt_states: Any, batch: Arrays, key_data: jax.Array
+    ) -> Any:
         # Each device draws its own random numbers, as it sees its own rows.
         key = jax.random.wrap_key_data(key_data)
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))

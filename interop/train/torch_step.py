@@ -6,7 +6,7 @@ It takes the objective, the phases, the optimiser configuration and the prepared
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -165,22 +165,19 @@ class TorchStep:
         shared = getattr(self.objective, phase.share)(tensors) if slices == 1 else None
         for turn, player in enumerate(phase.players):
             # A player that sees the shared tensors detached leaves their graph alone.
-            needed_again = player.through_shared and any(
-                later.through_shared for later in phase.players[turn + 1 :]
-            )
+            later = any(other.through_shared for other in phase.players[turn + 1 :])
+            retain = shared is not None and player.through_shared and later
             # The generator's pass also reaches the discriminator's parameters.
             self._optimizers[player.network].zero_grad(set_to_none=True)
             sums: dict[str, Tensor] = {}
             for index in range(slices):
                 rows = {name: value[index::slices] for name, value in tensors.items()}
-                common = shared
-                if common is None:
-                    common = getattr(self.objective, phase.share)(rows)
+                common = getattr(self.objective, phase.share)(rows) if shared is None else shared
                 if not player.through_shared:
                     common = {name: value.detach() for name, value in common.items()}
-                loss, found = getattr(self.objective, player.loss)(common, rows)
-                (loss / slices).backward(retain_graph=shared is not None and needed_again)
-                for name, value in {"loss": loss, **found}.items():
+                loss, reported = getattr(self.objective, player.loss)(common, rows)
+                (loss / slices).backward(retain_graph=retain)
+                for name, value in {"loss": loss, **reported}.items():
                     sums[name] = sums.get(name, 0) + value.detach() / slices
             sums["grad_norm"] = self._clip_gradients(player.network)
             if self._check_finite:
@@ -289,7 +286,7 @@ class TorchStep:
             self.ema[name].copy_(torch.from_numpy(np.array(array)))
 
     @contextlib.contextmanager
-    def evaluating(self):
+    def evaluating(self) -> Generator[None]:
         """Evaluation mode without gradients, and back."""
         self.objective.eval()
         try:

@@ -14,6 +14,7 @@ finite then spreads over the lines that its zeros meet.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from jaxsr.ops._resize.kernels import (
     gathers_pixels,
 )
 from jaxsr.ops._resize.weights import Pass, Taps
+from jaxsr.ops._typed_jax import cond, platform_dependent
 
 CACHE_BYTES = 1 << 24
 """Results from which on gathered pixels, which arrive in columns, no longer turn within a cache."""
@@ -38,23 +40,16 @@ SAME_SET_BYTES = 4096
 def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     """The resized image, in the dtype of the image."""
     passes = [step for step in passes if step.finish or not step.taps.is_identity]
-    is_float = all(np.issubdtype(step.dtype, np.floating) for step in passes)
-    in_order = any(step.taps.in_order for step in passes)
-    if not passes or in_order:
+    if not passes or any(step.taps.in_order for step in passes):
         return by_sums(image, passes)
-    if not is_float:
-        return jax.lax.platform_dependent(
-            image,
-            tpu=lambda image: by_sums(image, passes, digits=True),
-            default=lambda image: by_sums(image, passes),
-        )
+    sums = partial(by_sums, passes=passes)
+    if not all(np.issubdtype(step.dtype, np.floating) for step in passes):
+        digits = partial(sums, digits=True)
+        return platform_dependent(image, tpu=digits, default=sums)
     chooses = all(step.taps.is_choice for step in passes)
-    return jax.lax.platform_dependent(
-        image,
-        cpu=lambda image: on_cpu(image, passes),
-        tpu=lambda image: (by_sums if chooses else by_products)(image, passes),
-        default=lambda image: by_sums(image, passes),
-    )
+    tpu = partial(by_sums if chooses else by_products, passes=passes)
+    cpu = partial(on_cpu, passes=passes)
+    return platform_dependent(image, cpu=cpu, tpu=tpu, default=sums)
 
 
 def on_cpu(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
@@ -68,8 +63,7 @@ def on_cpu(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     def run(image: jax.Array) -> jax.Array:
         if not _gathers_badly(image, passes):
             return by_sums(image, passes)
-        result = products(image, passes)
-        return jax.lax.cond((result * 0).sum() == 0, lambda: result, lambda: by_sums(image, passes))
+        return _if_finite(products(image, passes), lambda: by_sums(image, passes))
 
     @run.defjvp
     def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -107,23 +101,19 @@ def by_products(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     """Matrix products, unless a value is not finite."""
     if image.dtype == jnp.uint8:
         return products(image, passes)
+    of_any = partial(products, passes=passes, product=by_matmul_of_any)
     grows = math.prod(step.taps.outputs / step.taps.extent for step in passes) > 1
     if grows:
         # The image is what is smaller, and the branch writes the result where it belongs.
-        return jax.lax.cond(
-            jnp.isfinite(image).all(),
-            lambda image: products(image, passes),
-            lambda image: products(image, passes, by_matmul_of_any),
-            image,
-        )
+        branches = partial(products, passes=passes), of_any
+        return cond(jnp.isfinite(image).all(), *branches, image)
     # A bad pixel that any output reads is bad in the result as well.
-    result = products(image, passes)
-    return jax.lax.cond(
-        # Whether all are finite, in the form that the compiler joins to the last product.
-        (result * 0).sum() == 0,
-        lambda: result,
-        lambda: products(image, passes, by_matmul_of_any),
-    )
+    return _if_finite(products(image, passes), lambda: of_any(image))
+
+
+def _if_finite(result: jax.Array, otherwise: Callable[[], jax.Array]) -> jax.Array:
+    # Whether all are finite, in the form that the compiler joins to the last product.
+    return cond((result * 0).sum() == 0, lambda: result, otherwise)
 
 
 def products(

@@ -13,7 +13,7 @@
   pixel of a band. `by_matmul_of_any` takes any input, for more products.
 - `by_digits`: matrix products for uint8 levels and fixed-point weights, exact.
 
-All of them sum in the dtype of the array they are given, and from the first tap to the last where
+All of them sum in the dtype of their array, and from the first tap to the last where
 the tables ask for it. The first two end in a concatenation, which XLA:CPU does not fuse into what
 follows: fused, the next pass would compute this one again for each of its own taps. (It drops
 `optimization_barrier` before it fuses.)
@@ -23,6 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._resize.weights import Finish, Taps
+from jaxsr.ops._typed_jax import asarray, dot_general, gather, zeros_like
 
 LONG_LINE = 64
 """Contiguous values that one pixel of the resized axis stands for, from which on gathers win."""
@@ -120,16 +122,14 @@ def plan_phases(taps: Taps) -> Phases | None:
     weight = taps.weight[first * p : stop * p].reshape(stop - first, p, width)
     is_exact = taps.in_order or np.issubdtype(taps.weight.dtype, np.integer)
     tolerance = 0 if is_exact else SAME_WEIGHT
-    slices = []
-    for r in range(p):
-        terms = []
-        for t in range(width):
-            along = weight[:, r, t]
-            if not along.any():
-                continue
-            constant = np.ptp(along) <= tolerance
-            terms.append((int(middle[r, t]) + q * first, along[:1] if constant else along))
-        slices.append(tuple(terms))
+
+    def term(r: int, t: int) -> tuple[int, np.ndarray]:
+        along = weight[:, r, t]
+        is_constant = float(np.ptp(along)) <= tolerance
+        return int(middle[r, t]) + q * first, along[:1] if is_constant else along
+
+    used = (weight != 0).any(axis=0)
+    slices = (tuple(term(r, t) for t in range(width) if used[r, t]) for r in range(p))
     return Phases(p, q, first, stop - first, tuple(slices))
 
 
@@ -139,14 +139,12 @@ def by_phase(
     """Weighted sums of strided slices, one set a phase; the ends of the axis by gathers."""
     p, q = phases.outputs_per_period, phases.inputs_per_period
     reach = q * (phases.periods - 1) + 1
-    outs = []
-    for terms in phases.slices:
-        total = None
-        for start, weight in terms:
-            piece = jax.lax.slice_in_dim(x, start, start + reach, q, axis=axis)
-            term = _product(piece, _along(weight, axis, x), taps)
-            total = term if total is None else total + term
-        outs.append(total)
+
+    def term(start: int, weight: np.ndarray) -> jax.Array:
+        piece = jax.lax.slice_in_dim(x, start, start + reach, q, axis=axis)
+        return _product(piece, _along(weight, axis, x), taps)
+
+    outs = [reduce(jnp.add, (term(*each) for each in terms)) for terms in phases.slices]
     if p == 1:
         middle = outs[0]
     else:
@@ -175,7 +173,7 @@ def by_gather(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None)
 def _join(parts: list[jax.Array], axis: int, finish: Finish | None) -> jax.Array:
     # Finished one by one: the concatenation has to come last to keep the passes apart.
     parts = parts if finish is None else [finish(part) for part in parts]
-    return jax.lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+    return jax.lax.concatenate(parts, axis)
 
 
 def by_loop(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
@@ -195,8 +193,8 @@ def by_loop(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
         return total, None
 
     # Derived from x, so that the sums are sharded as it is.
-    start = jnp.zeros_like(x, shape=(*x.shape[:axis], outputs, *x.shape[axis + 1 :]))
-    return jax.lax.scan(turn, start, (jnp.asarray(index), jnp.asarray(weight)))[0]
+    start = zeros_like(x, shape=(*x.shape[:axis], outputs, *x.shape[axis + 1 :]))
+    return jax.lax.scan(turn, start, (asarray(index), asarray(weight)))[0]
 
 
 def _lines(x: jax.Array, index: jax.Array | np.ndarray, axis: int) -> jax.Array:
@@ -207,27 +205,24 @@ def _lines(x: jax.Array, index: jax.Array | np.ndarray, axis: int) -> jax.Array:
         start_index_map=(axis,),
     )
     line = tuple(1 if d == axis else extent for d, extent in enumerate(x.shape))
-    return jax.lax.gather(x, index, dimensions, line, mode="promise_in_bounds")
+    return gather(x, index, dimensions, line, mode="promise_in_bounds")
 
 
 def _gather(x: jax.Array, taps: Taps, outputs: slice, axis: int) -> jax.Array:
     index, weight = taps.index[outputs], taps.weight[outputs]
     low, high = int(index.min()), int(index.max()) + 1
     strip = jax.lax.slice_in_dim(x, low, high, axis=axis)
-    total = None
-    for t in range(index.shape[1]):
+
+    def term(t: int) -> jax.Array:
         pixels = _lines(strip, index[:, t : t + 1] - low, axis)
-        if taps.is_choice:
-            return pixels
-        term = _product(pixels, _along(weight[:, t], axis, x), taps)
-        total = term if total is None else total + term
-    assert total is not None
-    return total
+        return pixels if taps.is_choice else _product(pixels, _along(weight[:, t], axis, x), taps)
+
+    return reduce(jnp.add, map(term, range(index.shape[1])))
 
 
 def by_matmul(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     """Matrix products, one for each band of outputs; float32 exact, on a TPU too."""
-    # A TPU rounds float32 operands to bfloat16 unless told otherwise, and HIGH keeps 16 bits.
+    # A TPU rounds float32 operands to bfloat16 by default, and HIGH leaves 16 bits.
     return _banded_product(x, _matrix(taps, x.dtype), taps, axis, jax.lax.Precision.HIGHEST)
 
 
@@ -256,10 +251,10 @@ def by_matmul_of_any(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
 
 def can_take_digits(x: jax.Array, taps: Taps) -> bool:
     """Whether `by_digits` computes these sums."""
-    whole = np.issubdtype(taps.weight.dtype, np.integer)
+    is_fixed_point = np.issubdtype(taps.weight.dtype, np.integer)
     # float32 adds whole numbers exactly below 2²⁴.
     most = 255 * (DIGIT // 2) * taps.index.shape[1]
-    return x.dtype == jnp.uint8 and whole and not taps.shift and most < 1 << 24
+    return x.dtype == jnp.uint8 and is_fixed_point and not taps.shift and most < 1 << 24
 
 
 def by_digits(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None) -> jax.Array:
@@ -269,16 +264,16 @@ def by_digits(x: jax.Array, taps: Taps, axis: int, finish: Finish | None = None)
     up in float32 without rounding. Sums of shifted slices of integers, between lanes, take it up to
     forty times as long (docs/ops.md).
     """
-    rest, total, place = _matrix(taps, np.int64), None, 0
+    remainder, place = _matrix(taps, np.int64), 0
     levels = x.astype(jnp.bfloat16)
-    while rest.any():
-        digit = (rest + DIGIT // 2) % DIGIT - DIGIT // 2
+    terms: list[jax.Array] = []
+    while remainder.any():
+        digit = (remainder + DIGIT // 2) % DIGIT - DIGIT // 2
         if digit.any():
             sums = _banded_product(levels, digit.astype(jnp.bfloat16), taps, axis, out=jnp.float32)
-            term = sums.astype(jnp.int32) << place
-            total = term if total is None else total + term
-        rest, place = (rest - digit) // DIGIT, place + DIGIT.bit_length() - 1
-    assert total is not None
+            terms.append(sums.astype(jnp.int32) << place)
+        remainder, place = (remainder - digit) // DIGIT, place + DIGIT.bit_length() - 1
+    total = reduce(jnp.add, terms)
     return total if finish is None else finish(total)
 
 
@@ -297,13 +292,13 @@ def _banded_product(
     precision: jax.lax.Precision | None = None,
     out: type | None = None,
 ) -> jax.Array:
-    how: dict[str, Any] = {"precision": precision, "preferred_element_type": out}
-    parts = []
+    options: dict[str, Any] = {"precision": precision, "preferred_element_type": out}
+    parts: list[jax.Array] = []
     for band, low, high in _bands(taps):
         piece = jax.lax.slice_in_dim(x, low, high, axis=axis)
-        weights = jnp.asarray(matrix[band, low:high])
+        weights = asarray(matrix[band, low:high])
         if math.prod(x.shape[axis + 1 :]) < BAND_OUTPUTS:
-            sums = jnp.tensordot(piece, weights, ((axis,), (1,)), **how)
+            sums = jnp.tensordot(piece, weights, ((axis,), (1,)), **options)
             parts.append(jnp.moveaxis(sums, -1, axis))
             continue
         # One product for each index of the leading axes leaves the result's axes in order; a TPU
@@ -311,13 +306,13 @@ def _banded_product(
         leading = tuple(range(axis))
         weights = jnp.broadcast_to(weights, (*x.shape[:axis], *weights.shape))
         dimensions = (((axis + 1,), (axis,)), (leading, leading))
-        parts.append(jax.lax.dot_general(weights, piece, dimensions, **how))
-    return jax.lax.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+        parts.append(dot_general(weights, piece, dimensions, **options))
+    return jax.lax.concatenate(parts, axis)
 
 
 def _bands(taps: Taps) -> list[tuple[slice, int, int]]:
     """(outputs, first input, end of the inputs) of each product: bands where they are narrow."""
-    bands = []
+    bands: list[tuple[slice, int, int]] = []
     for first in range(0, taps.outputs, BAND_OUTPUTS):
         band = slice(first, min(first + BAND_OUTPUTS, taps.outputs))
         # Whole tiles: a TPU lays arrays out in rows of 8.

@@ -1,18 +1,19 @@
 """What one output pixel of a one-dimensional resize reads, and how much of each.
 
 A separable resize is, along each axis, `out[o] = sum_t weight[o, t] * in[index[o, t]]`. The tables
-are NumPy, made once at trace time by the convention (`conventions/`) and applied by
-`kernels.py`.
+are NumPy arrays. A convention (`conventions/`) makes them while JAX traces; `kernels.py` applies
+them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._arguments import compute_dtype
+from jaxsr.ops._resize.filters import Filter
 
 Finish = Callable[[jax.Array], jax.Array]
 """What is done to every sum of a pass: rounding, shifting, clipping."""
@@ -106,6 +107,22 @@ def area_taps(extent: int, outputs: int) -> Taps:
     return make_taps(extent, index, weight, step=extent / outputs)
 
 
+def centred_taps(centre: np.ndarray, window: Filter) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and weights of an unstretched filter around each of `centre`, in pixels."""
+    base = np.floor(centre)
+    fraction = (centre - base).astype(np.float64)
+    radius = int(window.radius)
+    offset = np.arange(1 - radius, radius + 1)
+    return base.astype(np.int64)[:, None] + offset, window.weigh(offset - fraction[:, None])
+
+
+def normalised_below(stop: np.ndarray, index: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Weights of the taps before `stop`, each output's with the sum 1."""
+    weight = np.where(index < stop[:, None], weight, 0.0)
+    total = weight.sum(axis=1, keepdims=True)
+    return weight / np.where(total == 0, 1.0, total)
+
+
 def clamp_to_uint8(x: jax.Array) -> jax.Array:
     """Whole numbers, cut off at 0 and 255."""
     return jnp.clip(x, 0, 255).astype(jnp.uint8)
@@ -134,8 +151,7 @@ def float_passes(taps: Sequence[tuple[int, Taps]], dtype: np.dtype) -> list[Pass
     """Floating-point passes; uint8 images are rounded once, at the end."""
     passes = [Pass(axis, table, compute_dtype(dtype)) for axis, table in cheapest_first(taps)]
     if dtype == np.uint8:
-        last = passes[-1]
-        passes[-1] = Pass(last.axis, last.taps, last.dtype, round_half_even)
+        passes[-1] = replace(passes[-1], finish=round_half_even)
     return passes
 
 

@@ -250,22 +250,26 @@ def test_batch_sharding_communicates_nothing():
         ({"kernel_size": 3, "axes": (1, 7)}, ValueError, "outside"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         gaussian_blur(draw((1, 8, 8, 3)), **options)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_a_traced_sigma_is_refused_at_trace_time():
     with pytest.raises(TypeError, match="fixes the window"):
         jax.jit(lambda s: gaussian_blur(jnp.ones((1, 8, 8, 1)), sigma=s, kernel_size=3))(1.0)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.complex64, np.int32, np.uint16])
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_dtypes(dtype):
     with pytest.raises(TypeError, match="uint8 or floating point"):
         gaussian_blur(np.zeros((1, 8, 8, 3), dtype), kernel_size=3)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_empty_image():
     with pytest.raises(ValueError, match="empty"):
         gaussian_blur(np.zeros((1, 0, 8, 3), np.float32), kernel_size=3)

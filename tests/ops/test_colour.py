@@ -118,6 +118,7 @@ def test_vmap_equals_batch():
         ([[0.0, 0.0, 0.0]], {}, TypeError, "got list"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_input(image, options, error, message):
     for function in (rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb):
         with pytest.raises(error, match=message):

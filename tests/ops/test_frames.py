@@ -167,6 +167,7 @@ def test_clips_on_a_mesh_communicate_nothing():
         (lambda f, m: postprocess(f, f, m, jnp.arange(4)), TypeError, "already"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call(*clip())

@@ -207,6 +207,7 @@ def test_fixed_size_matches_torch_on_the_cut(size, dtype):
     assert set(np.unique(got.masks)) <= {0, 1}
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_extents_beyond_int32_coordinates_are_refused():
     frames, masks = np.zeros((1, 2, 40000, 1), np.float32), np.ones((1, 2, 40000, 1), bool)
     with pytest.raises(ValueError, match="up to 32768 px"):
@@ -351,12 +352,14 @@ def test_frames_on_a_mesh_agree_on_one_box():
         ({"axes": (1, 1)}, ValueError, "twice"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_input(change, error, message):
     frames, masks = clip()
     with pytest.raises(error, match=message):
         mask_crop(**({"frames": frames, "masks": masks} | change))
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_without_a_size_jit_is_refused():
     with pytest.raises(TypeError, match="give size"):
         jax.jit(mask_crop)(*clip())
@@ -374,6 +377,7 @@ def test_without_a_size_jit_is_refused():
         ({"masks": np.zeros((3, 8, 90, 1), np.float32)}, ValueError, "do not fit"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_paste(change, error, message):
     frames, masks = clip()
     good = {"frames": frames, "masks": masks, "patches": np.zeros((3, 8, 8, 3), np.float32)}

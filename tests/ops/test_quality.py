@@ -188,6 +188,7 @@ def test_batch_sharding_communicates_nothing():
         ({"axes": (1, 2), "channel": 2}, ValueError, "also one of"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_input(options, error, message):
     noisy, clean = pair()
     options = {"reference": clean} | options
@@ -205,6 +206,7 @@ def test_bad_input(options, error, message):
         ({"window_size": 39}, "39 are needed"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_ssim_options(options, message):
     with pytest.raises(ValueError, match=message):
         ssim(*pair(), **options)

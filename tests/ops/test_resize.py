@@ -61,6 +61,7 @@ def image(*shape: int, dtype: type = np.float32) -> np.ndarray:
         ({"size": 4, "convention": "matlab", "matlab_edges": "wrap"}, ValueError, "clamp, mirror"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_arguments_are_named_at_trace_time(arguments, error, message):
     with pytest.raises(error, match=message):
         jax.eval_shape(partial(resize, **arguments), jnp.zeros((2, 8, 8, 3)))
@@ -77,6 +78,7 @@ def test_bad_arguments_are_named_at_trace_time(arguments, error, message):
         (np.zeros((8, 8), np.float32), ValueError),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_images_are_refused(bad, error):
     with pytest.raises(error, match=r"image|axes"):
         resize(bad, 4, axes=(-3, -2))

@@ -86,11 +86,11 @@ def matlab_passes(
     if all(table.is_choice for _, table in taps):
         return choices(taps, dtype)
     if in_order:
-        return [_whole_levels(axis, table) for axis, table in taps]
+        return [_levels_pass(axis, table) for axis, table in taps]
     return float_passes(taps, dtype)
 
 
-def _whole_levels(axis: int, taps: Taps) -> Pass:
+def _levels_pass(axis: int, taps: Taps) -> Pass:
     """A pass over uint8 levels, in float64 where integers would not give the same sums.
 
     At scales that are powers of two the weights have few binary digits (×1/4: 12): float64 sums of
@@ -99,8 +99,8 @@ def _whole_levels(axis: int, taps: Taps) -> Pass:
     scaled = np.ldexp(taps.weight, MOST_BITS)
     largest = 255 * np.abs(scaled).sum(axis=1).max() + (1 << MOST_BITS)
     if (scaled == np.rint(scaled)).all() and largest < 1 << 31:
-        whole = replace(taps, weight=scaled.astype(np.int32), in_order=False)
-        return Pass(axis, whole, np.dtype(np.int32), drop_bits(MOST_BITS))
+        integers = replace(taps, weight=scaled.astype(np.int32), in_order=False)
+        return Pass(axis, integers, np.dtype(np.int32), drop_bits(MOST_BITS))
     return Pass(axis, taps, np.dtype(np.float64), _round_half_up)
 
 
@@ -118,14 +118,14 @@ def _taps(
     in_order: bool,
 ) -> Taps:
     scale = outputs / extent if scale is None else scale
-    chosen = FILTERS[method]
+    window = FILTERS[method]
     shrink = min(scale, 1.0) if antialias and method != "nearest" else 1.0
-    width = 2 * chosen.radius / shrink
+    width = 2 * window.radius / shrink
     # MATLAB counts pixels from 1.
     centre = np.arange(1, outputs + 1) / scale + 0.5 * (1 - 1 / scale)
     index = np.floor(centre - width / 2).astype(np.int64)[:, None]
     index = index + np.arange(math.ceil(width) + 2)
-    weight = shrink * chosen.weigh(shrink * (index - centre[:, None]))
+    weight = shrink * window.weigh(shrink * (index - centre[:, None]))
     weight = weight / weight.sum(axis=1, keepdims=True)
     index = index - 1
     if edges == "mirror":

@@ -18,10 +18,11 @@ import jax
 import numpy as np
 
 from jaxsr.ops._resize.convention import Convention
-from jaxsr.ops._resize.filters import LANCZOS4, SHARP_CUBIC, TRIANGLE, Filter
+from jaxsr.ops._resize.filters import LANCZOS4, SHARP_CUBIC, TRIANGLE
 from jaxsr.ops._resize.weights import (
     Pass,
     Taps,
+    centred_taps,
     choices,
     drop_bits,
     float_passes,
@@ -36,31 +37,22 @@ WEIGHT_BITS = 11
 
 
 def opencv_passes(
-    shape: Sequence[int],
-    dtype: np.dtype,
-    axes: Sequence[int],
-    size: Sequence[int],
-    *,
-    method: str,
+    shape: Sequence[int], dtype: np.dtype, axes: Sequence[int], size: Sequence[int], *, method: str
 ) -> list[Pass]:
     """The passes over an image of `shape`; an image that keeps its size is left alone."""
-    extents = [shape[axis] for axis in axes]
-    pairs = list(zip(axes, extents, size, strict=True))
-    if list(extents) == list(size):
+    pairs = [(axis, shape[axis], outputs) for axis, outputs in zip(axes, size, strict=True)]
+    if all(extent == outputs for _, extent, outputs in pairs):
         return []
     if method == "nearest":
-        return choices(
-            [(axis, _nearest(extent, outputs)) for axis, extent, outputs in pairs], dtype
-        )
-    is_integer = dtype == np.uint8
+        return choices([(axis, _nearest(*extents)) for axis, *extents in pairs], dtype)
     if method == "area" and all(extent >= outputs for _, extent, outputs in pairs):
         return _area_passes(pairs, dtype)
-    if is_integer and method != "bicubic":
+    if dtype == np.uint8 and method != "bicubic":
         return _fixed_point_passes(pairs, method)
-    taps = []
+    taps: list[tuple[int, Taps]] = []
     for axis, extent, outputs in pairs:
-        index, weight = _weights(extent, outputs, method, single=method == "lanczos")
-        taps.append((axis, make_taps(extent, index, weight, step=extent / outputs)))
+        weights = _weights(extent, outputs, method, single=method == "lanczos")
+        taps.append((axis, make_taps(extent, *weights, step=extent / outputs)))
     return float_passes(taps, dtype)
 
 
@@ -74,20 +66,11 @@ def _weights(
     extent: int, outputs: int, method: str, *, single: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Taps relative to the half-pixel centre, in float32 coordinates where `single`."""
-    step = 1.0 / (outputs / extent)
     if method == "area":
         return _enlarging_area(extent, outputs)
-    centre = (np.arange(outputs) + 0.5) * step - 0.5
-    if single:
-        centre = centre.astype(np.float32)
-    base = np.floor(centre)
-    fraction = (centre - base).astype(np.float64)
-    chosen: Filter = FILTERS[method]
-    radius = int(chosen.radius)
-    offset = np.arange(1 - radius, radius + 1)
-    weight = chosen.weigh(offset - fraction[:, None])
-    weight = weight / weight.sum(axis=1, keepdims=True)
-    return base.astype(np.int64)[:, None] + offset, weight
+    centre = (np.arange(outputs) + 0.5) * (1.0 / (outputs / extent)) - 0.5
+    index, weight = centred_taps(centre.astype(np.float32) if single else centre, FILTERS[method])
+    return index, weight / weight.sum(axis=1, keepdims=True)
 
 
 def _enlarging_area(extent: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,23 +87,19 @@ def _fixed_point_passes(pairs: list[tuple[int, int, int]], method: str) -> list[
     """Width, then height; a single axis counts as the width of an image that keeps its height."""
     integer = np.dtype(np.int32)
     linear = method != "lanczos"
-    passes = []
+    passes: list[Pass] = []
     for axis, extent, outputs in reversed(pairs):
         is_height = len(passes) == 1
         index, weight = _weights(extent, outputs, method, single=True)
         if linear and not is_height:
-            # Columns beyond the edge take the edge's pixel whole; rows do not (the two rounded
+            # Columns beyond the edge take all of the edge's pixel; rows do not (the two rounded
             # weights may sum to one unit more or less).
             outside = (index[:, 0] < 0) | (index[:, 1] >= extent)
             weight = np.where(outside[:, None], [1.0, 0.0], weight)
         rounded = np.rint(weight.astype(np.float32) * np.float32(1 << WEIGHT_BITS))
-        table = make_taps(
-            extent,
-            index,
-            rounded.astype(np.int32),
-            step=extent / outputs,
-            shift=16 if linear and is_height else 0,
-        )
+        shift = 16 if linear and is_height else 0
+        rounded = rounded.astype(np.int32)
+        table = make_taps(extent, index, rounded, step=extent / outputs, shift=shift)
         passes.append(Pass(axis, table, integer))
     if len(passes) == 1:
         return [replace(passes[0], finish=_finish_row if linear else drop_bits(WEIGHT_BITS))]
@@ -156,12 +135,11 @@ def _area_passes(pairs: list[tuple[int, int, int]], dtype: np.dtype) -> list[Pas
             return (x + 2) >> 2
         return round_half_even(x.astype(np.float32) * np.float32(1.0 / area))
 
-    passes = []
-    for number, (axis, table) in enumerate(taps):
+    passes: list[Pass] = []
+    for axis, table in taps:
         ones = np.rint(table.weight * (table.extent // table.outputs)).astype(np.int32)
-        counted = Taps(table.extent, table.index, ones, table.step)
-        passes.append(Pass(axis, counted, integer, mean if number == len(taps) - 1 else None))
-    return passes
+        passes.append(Pass(axis, replace(table, weight=ones), integer))
+    return [*passes[:-1], replace(passes[-1], finish=mean)]
 
 
 def _shrinking_area(extent: int, outputs: int) -> Taps:

@@ -1,6 +1,6 @@
 """Tap tables of Pillow's `Image.resize`, modes 'L', 'RGB' and the like (uint8) and 'F' (float32).
 
-Always antialiased; taps outside the image are dropped and the rest renormalised. uint8 images have
+Always antialiased; taps outside the image are dropped, the others renormalised. uint8 images have
 weights of 22 fractional bits and are rounded and clipped between the two passes, width first
 (but see `_starts_with_height`).
 """
@@ -14,11 +14,13 @@ from jaxsr.ops._resize.convention import Convention
 from jaxsr.ops._resize.filters import BOX, HAMMING, KEYS_CUBIC, LANCZOS3, TRIANGLE, Filter
 from jaxsr.ops._resize.weights import (
     Pass,
+    Taps,
     choices,
     drop_bits,
     float_passes,
     make_taps,
     nearest_taps,
+    normalised_below,
 )
 
 FILTERS = {
@@ -35,15 +37,10 @@ WEIGHT_BITS = 22
 
 
 def pillow_passes(
-    shape: Sequence[int],
-    dtype: np.dtype,
-    axes: Sequence[int],
-    size: Sequence[int],
-    *,
-    method: str,
+    shape: Sequence[int], dtype: np.dtype, axes: Sequence[int], size: Sequence[int], *, method: str
 ) -> list[Pass]:
     """The passes over an image of `shape`; an axis that keeps its extent is left alone."""
-    taps = []
+    taps: list[tuple[int, Taps]] = []
     for axis, outputs in zip(axes, size, strict=True):
         extent = shape[axis]
         if outputs == extent:
@@ -77,20 +74,18 @@ def _starts_with_height(extents: Sequence[int], size: Sequence[int]) -> bool:
     return lost[0] > 0 and lost[0] > 2 * lost[1]
 
 
-def _weights(extent: int, outputs: int, chosen: Filter) -> tuple[np.ndarray, np.ndarray]:
+def _weights(extent: int, outputs: int, window: Filter) -> tuple[np.ndarray, np.ndarray]:
     step = extent / outputs
     stretch = max(step, 1.0)
-    support = chosen.radius * stretch
+    support = window.radius * stretch
     centre = (np.arange(outputs) + 0.5) * step
     # C's conversion to an integer truncates towards zero.
     first = np.maximum(np.trunc(centre - support + 0.5), 0).astype(np.int64)
     stop = np.minimum(np.trunc(centre + support + 0.5).astype(np.int64), extent)
     stop = np.minimum(stop, first + 2 * math.ceil(support) + 1)
     index = first[:, None] + np.arange(max(1, int((stop - first).max())))
-    weight = chosen.weigh((index - centre[:, None] + 0.5) * (1.0 / stretch))
-    weight = np.where(index < stop[:, None], weight, 0.0)
-    total = weight.sum(axis=1, keepdims=True)
-    return index, weight / np.where(total == 0, 1.0, total)
+    weight = window.weigh((index - centre[:, None] + 0.5) * (1.0 / stretch))
+    return index, normalised_below(stop, index, weight)
 
 
 CONVENTION = Convention(

@@ -17,11 +17,13 @@ from jaxsr.ops._resize.weights import (
     Pass,
     Taps,
     area_taps,
+    centred_taps,
     choices,
     drop_bits,
     float_passes,
     make_taps,
     nearest_taps,
+    normalised_below,
 )
 
 ANTIALIASED = {"bilinear": TRIANGLE, "bicubic": KEYS_CUBIC, "lanczos": LANCZOS3}
@@ -41,35 +43,34 @@ def torch_passes(
     scale: Sequence[float | None],
 ) -> list[Pass]:
     """The passes over an image of `shape`; `scale` as `torch_step` takes it, for each axis."""
-    taps = []
+    taps: list[tuple[int, Taps]] = []
+    fixed: list[Pass] = []
     for axis, outputs, factor in zip(axes, size, scale, strict=True):
         extent = shape[axis]
         if method == "area":
             taps.append((axis, area_taps(extent, outputs)))
-        elif method in ("nearest", "nearest-exact"):
+            continue
+        if method in ("nearest", "nearest-exact"):
             taps.append((axis, _nearest(extent, outputs, method, factor)))
-        elif dtype == np.uint8:
-            step = torch_step(extent, outputs, align_corners, factor, np.float64)
-            weights = _weights(extent, outputs, step, method, antialias, align_corners)
-            taps.append((axis, *_fixed_point(extent, *weights, step=float(step))))
+            continue
+        real = np.float64 if dtype == np.uint8 else np.float32
+        step = torch_step(extent, outputs, align_corners, factor, real)
+        if antialias:
+            weights = _antialiased(extent, outputs, step, ANTIALIASED[method])
         else:
-            step = torch_step(extent, outputs, align_corners, factor, np.float32)
-            weights = _weights(extent, outputs, step, method, antialias, align_corners)
+            weights = _interpolated(outputs, step, method, align_corners)
+        if dtype == np.uint8:
+            table, bits = _fixed_point(extent, *weights, step=float(step))
+            fixed.append(Pass(axis, table, np.dtype(np.int32), drop_bits(bits)))
+        else:
             taps.append((axis, make_taps(extent, *weights, step=float(step))))
-    if method in ("nearest", "nearest-exact"):
-        return choices(taps, dtype)
-    if dtype == np.uint8 and method != "area":
-        integer = np.dtype(np.int32)
-        return [Pass(axis, table, integer, drop_bits(bits)) for axis, table, bits in taps[::-1]]
-    return float_passes(taps, dtype)
+    if fixed:
+        return fixed[::-1]
+    return (choices if method.startswith("nearest") else float_passes)(taps, dtype)
 
 
 def torch_step(
-    extent: int,
-    outputs: int,
-    align_corners: bool,
-    scale: float | None,
-    real: type[np.floating],
+    extent: int, outputs: int, align_corners: bool, scale: float | None, real: type[np.floating]
 ) -> np.floating:
     """Input pixels per output; `scale` is torch's `scale_factor`, used instead of the quotient."""
     if align_corners:
@@ -89,19 +90,6 @@ def _nearest(extent: int, outputs: int, method: str, scale: float | None) -> Tap
     return nearest_taps(extent, index, step=float(step))
 
 
-def _weights(
-    extent: int,
-    outputs: int,
-    step: np.floating,
-    method: str,
-    antialias: bool,
-    align_corners: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-    if antialias:
-        return _antialiased(extent, outputs, step, ANTIALIASED[method])
-    return _interpolated(outputs, step, method, align_corners)
-
-
 def _interpolated(
     outputs: int, step: np.floating, method: str, align_corners: bool
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -116,21 +104,15 @@ def _interpolated(
         centre = exact.astype(real)
     if method == "bilinear":
         centre = np.maximum(centre, 0)
-    base = np.floor(centre)
-    fraction = (centre - base).astype(np.float64)
-    chosen = INTERPOLATED[method]
-    radius = int(chosen.radius)
-    offset = np.arange(1 - radius, radius + 1)
-    index = base.astype(np.int64)[:, None] + offset
-    return index, chosen.weigh(offset - fraction[:, None])
+    return centred_taps(centre, INTERPOLATED[method])
 
 
 def _antialiased(
-    extent: int, outputs: int, step: np.floating, chosen: Filter
+    extent: int, outputs: int, step: np.floating, window: Filter
 ) -> tuple[np.ndarray, np.ndarray]:
     real = type(step)
     stretch = step if step >= 1 else real(1)
-    support = real(chosen.radius * float(stretch))
+    support = real(window.radius * float(stretch))
     inverse = real(1.0 / float(stretch))
     centre = (np.float64(step) * (np.arange(outputs) + 0.5)).astype(real)
     # C's conversion to an integer truncates towards zero.
@@ -139,10 +121,8 @@ def _antialiased(
     stop = np.minimum(np.minimum(stop, extent), first + 2 * math.ceil(support) + 1)
     index = first[:, None] + np.arange(max(1, int((stop - first).max())))
     distance = (index.astype(real) - centre[:, None]).astype(np.float64) + 0.5
-    weight = chosen.weigh((distance * float(inverse)).astype(real).astype(np.float64))
-    weight = np.where(index < stop[:, None], weight, 0.0)
-    total = weight.sum(axis=1, keepdims=True)
-    return index, weight / np.where(total == 0, 1.0, total)
+    weight = window.weigh((distance * float(inverse)).astype(real).astype(np.float64))
+    return index, normalised_below(stop, index, weight)
 
 
 def _fixed_point(

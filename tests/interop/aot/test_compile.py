@@ -265,11 +265,7 @@ def compiled_step(topology, shape="4", **options):
     shardings = meshes.tree_shardings(state, mesh)
     rows = 4 * len(mesh.devices.flat)  # as many on every device, however many there are
     image = {"image": jax.ShapeDtypeStruct((rows, 3, 16, 16), jnp.float32)}
-    jitted = jax.jit(
-        step,
-        donate_argnums=0,
-        out_shardings=(shardings, meshes.replicated(mesh)),
-    )
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
     arguments = abstract(state, shardings), abstract(image, meshes.batch_sharding(mesh))
     ahead = compile_ahead(jitted, arguments, topology, name="step", training=True)
     assert ahead.compiles, ahead.error

@@ -68,12 +68,7 @@ case(
     SEQ,
 )
 case("convolution", "ConvTranspose3d", lambda: nn.ConvTranspose3d(4, 2, 3, 2), VOL)
-case(
-    "convolution",
-    "ConvTranspose2d with output_size",
-    lambda: _SizedTranspose(),
-    IMG,
-)
+case("convolution", "ConvTranspose2d with output_size", lambda: _SizedTranspose(), IMG)
 case(
     "convolution",
     "Unfold then Fold",

@@ -19,7 +19,7 @@ def entries(monkeypatch):
     """Registrations of a test end with it."""
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     yield
-    registry._resolve.cache_clear()
+    registry.resolve.cache_clear()
 
 
 class Erf(nn.Module):
@@ -36,7 +36,7 @@ def test_an_operator_that_nobody_computes_says_where_to_add_it(monkeypatch):
     monkeypatch.setattr(registry.torchax, "lowering", lambda _: None)
     monkeypatch.setattr(registry.torchax, "decomposition", lambda _: None)
     registry.load()
-    registry._resolve.cache_clear()
+    registry.resolve.cache_clear()
     with pytest.raises(UnsupportedTorchError) as error:
         _run(Erf(), jnp.ones(3))
     assert "aten.special_erfcx.default has no JAX lowering" in str(error.value)

@@ -18,7 +18,7 @@ def entries(monkeypatch):
     registry.load()
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     yield
-    registry._resolve.cache_clear()
+    registry.resolve.cache_clear()
 
 
 def test_every_entry_is_in_force():

@@ -1,0 +1,30 @@
+# pyright: reportUnknownMemberType=false
+"""Functions of JAX with the types that kernels use; JAX's own stubs leave their results open."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def jit(*static_argnames: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: `jax.jit`, under which a function keeps its signature."""
+    return cast(Any, partial(jax.jit, static_argnames=static_argnames))
+
+
+ArrayFunction = Callable[..., jax.Array]
+arange = cast(ArrayFunction, jnp.arange)
+asarray = cast(ArrayFunction, jnp.asarray)
+cond = cast(ArrayFunction, jax.lax.cond)
+dot_general = cast(ArrayFunction, jax.lax.dot_general)
+gather = cast(ArrayFunction, jax.lax.gather)
+map_in_batches = cast(ArrayFunction, jax.lax.map)
+pad = cast(ArrayFunction, jnp.pad)
+zeros_like = cast(ArrayFunction, jnp.zeros_like)
+optimization_barrier = cast(Callable[[Any], Any], jax.lax.optimization_barrier)
+platform_dependent = cast(ArrayFunction, jax.lax.platform_dependent)
