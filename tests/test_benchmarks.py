@@ -81,11 +81,11 @@ def test_a_tree_with_changes_is_refused(checkout):
 def test_a_file_is_complete_after_each_row(checkout):
     """Results of an earlier benchmark are no change of the tree."""
     (checkout / "benchmarks" / "results" / "other.json").write_text("{}")
-    options = Options(out=checkout / "benchmarks" / "results" / "ops.json", rounds=5)
-    report = Report("ops", options, device="cpu")
+    out = checkout / "benchmarks" / "results" / "ops.json"
+    report = Report("ops", Options(out=out, rounds=5), device="cpu")
     for name in ("blur", "resize"):
         report.add({"name": name})
-        document = json.loads(options.out.read_text())
+        document = json.loads(out.read_text())
         assert document["rows"][-1] == {"name": name}
     assert document["options"] == {"rounds": 5}
     assert document["device"] == "cpu"
@@ -94,19 +94,20 @@ def test_a_file_is_complete_after_each_row(checkout):
 
 
 def test_rows_of_earlier_runs_stay_with_their_environment(tmp_path, monkeypatch):
-    options = Options(out=tmp_path / "restore.json")
+    out = tmp_path / "restore.json"
+    options = Options(out=out)
     first = Report("restore", options, key=("size",))
     first.add({"size": 1, "value": "first"})
     first.add({"size": 2, "value": "first"})
-    assert not any("environment" in row for row in json.loads(options.out.read_text())["rows"])
+    assert not any("environment" in row for row in json.loads(out.read_text())["rows"])
     monkeypatch.setattr(_results.os, "getloadavg", lambda: (100.0, 100.0, 100.0))
     second = Report("restore", options, key=("size",))
     second.add({"size": 2, "value": "second"})
-    rows = json.loads(options.out.read_text())["rows"]
+    rows = json.loads(out.read_text())["rows"]
     assert [row["value"] for row in rows] == ["first", "second"]
     assert rows[0]["environment"]["load_average_before"] != [100.0, 100.0, 100.0]
     assert "environment" not in rows[1]
-    assert [set(row["environment"]) for row in read_rows(options.out)] == [ENVIRONMENT] * 2
+    assert [set(row["environment"]) for row in read_rows(out)] == [ENVIRONMENT] * 2
 
 
 def test_contenders_take_turns():
