@@ -1,16 +1,35 @@
 """Every test sees 8 simulated CPU devices, so that mesh tests need no accelerator."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jaxtyping
 import pytest
+from jaxtyping import install_import_hook
+
+# Annotations of these packages are checked at run time.
+install_import_hook(
+    (
+        "jaxsr.data",
+    ),
+    "beartype.beartype",
+)  # fmt: skip
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
 # unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
+
+
+@pytest.fixture
+def unchecked_annotations() -> Iterator[None]:
+    """Lets a test pass values that the annotations exclude, to see the function's own error."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

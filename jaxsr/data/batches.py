@@ -50,7 +50,7 @@ def train_batches(
 
         def cut(rows: np.ndarray) -> None:
             for row in rows:
-                photo, top, left = windows[row]
+                photo, top, left = map(int, windows[row])
                 image[row] = photos.read(photo)[top : top + crop, left : left + crop]
 
         return {"image": image}, cut

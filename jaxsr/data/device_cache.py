@@ -8,7 +8,7 @@ communication.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,7 @@ from jaxtyping import Array, Int32, UInt8
 from jaxsr.data.photos import Photos, available_cpus
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ResidentPhotos:
+class ResidentPhotos(NamedTuple):
     """Photos on the device; a pytree, to be passed to the jitted step as an argument."""
 
     canvas: UInt8[Array, "3 rows columns"]

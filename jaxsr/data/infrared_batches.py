@@ -10,8 +10,7 @@ goes on in the next, so that none is dropped. `sampler.py` keeps the order.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 import jax
 import numpy as np
@@ -59,16 +58,14 @@ def infrared_batches(
 
         def fill(rows: np.ndarray) -> None:
             for row in rows:
-                _fill(batch, row, data, int(index[row]))
+                _fill(batch, int(row), data, int(index[row]))
 
         return batch, fill
 
     return BatchStream(CropOrder(data.sizes, 1, seed), begin, **stream)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ResidentInfrared:
+class ResidentInfrared(NamedTuple):
     """A data set on the device, whole on each; a pytree, an argument of the jitted step."""
 
     image: UInt8[Array, "n c h w"]
