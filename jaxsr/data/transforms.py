@@ -21,7 +21,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float32, Num, UInt8
 
 from jaxsr.data.device_cache import ResidentPhotos
@@ -109,7 +108,7 @@ def make_preparation(
             raise InputError(f"label {name!r} must be drawn from (low, high), got ({low}, {high})")
 
     def prepare(
-        batch: Mapping[str, Array | np.ndarray], key: Array, resident: ResidentPhotos | None = None
+        batch: Mapping[str, Array], key: Array, resident: ResidentPhotos | None = None
     ) -> dict[str, Array]:
         if resident is None:
             image = jnp.moveaxis(batch["image"], -1, -3)

@@ -293,6 +293,7 @@ def test_detail_loss_is_checked(options: dict[str, Any]):
         DetailLoss(**options)
 
 
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_a_batch_of_other_crops_is_refused(photos):
     with pytest.raises(ValueError, match="crops must be 48×48 px"):
         make_preparation(crop=48, scale=4)(_batch(photos), KEY)
