@@ -92,7 +92,7 @@ def make_augmentation(
         raise InputError(f"kind must be 'scale' or 'patch', got {kind!r}")
 
     def prepare(
-        batch: Mapping[str, Array | np.ndarray],
+        batch: Mapping[str, Array],
         key: Array,
         resident: ResidentInfrared | None = None,
     ) -> dict[str, Array]:
