@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from _ops_race import Entry, Row, importable, jit_entry
+
+from benchmarks._ops_race import Entry, Row, importable, jit_entry
 
 
 def blur_row(n: int, h: int, w: int, size: int, sigma: float, dtype: str = "float32") -> Row:

@@ -1,4 +1,4 @@
-"""Contenders of one piece of work on the image kernels, raced and written down."""
+"""Contenders of one piece of work on the image kernels."""
 
 import importlib
 import sys
@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from _timing import Contender, take_turns
+
+from benchmarks._race import time_calls
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def jit_entry(
 
 
 def importable(name: str) -> Any:
-    """The module, or None with a word on it."""
+    """The module, or None with a message."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -65,14 +66,15 @@ def importable(name: str) -> Any:
 
 def measure(row: Row, rounds: int, bandwidth: float | None) -> dict[str, Any]:
     """The figures of one row; `bandwidth` is a plain copy's in GB/s, if known."""
-    contenders = row.entries()
-    reference = contenders[0].values(contenders[0].call()).astype(np.float64)
-    timings = take_turns([Contender(e.name, e.call) for e in contenders], rounds=rounds)
-    of_jaxsr = [t for e, t in zip(contenders, timings, strict=True) if e.name.startswith("jaxsr")]
+    entries = row.entries()
+    reference = entries[0].values(entries[0].call()).astype(np.float64)
+    timings = time_calls({entry.name: entry.call for entry in entries}, rounds=rounds)
+    of_jaxsr = [timing for name, timing in timings.items() if name.startswith("jaxsr")]
     best = min(timing.median_ms for timing in of_jaxsr)
     best_cpu = min(timing.least_cpu_ms for timing in of_jaxsr)
     figures = []
-    for entry, timing in zip(contenders, timings, strict=True):
+    for entry in entries:
+        timing = timings[entry.name]
         difference = float(np.abs(entry.values(entry.call()).astype(np.float64) - reference).max())
         figures.append(
             {

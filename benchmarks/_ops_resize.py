@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from _ops_race import Entry, Row, importable, jit_entry
 
+from benchmarks._ops_race import Entry, Row, importable, jit_entry
 from jaxsr.comparison.resize_backends import (
     jax_image_resize,
     jaxsr_resize,

@@ -1,43 +1,37 @@
 """What the TPU compiler makes of every family at its real settings: no TPU, no measurement.
 
-    python -m benchmarks.aot                 # compiles what results/aot.json does not hold yet
-    python -m benchmarks.aot --only mshnet --count 2
-    python -m benchmarks.aot --table         # prints the table of what is there
-    python -m benchmarks.aot --table folding # that of docs/lane-folding.md: plain → folded
-
-Each program's figures are written as soon as it is compiled, so that nothing is lost where the
-whole takes hours. Memory, FLOPs, bytes and communication are the compiler's, for one device; times
-are a roofline and labelled as estimates.
+Memory, FLOPs, bytes and communication are the compiler's, for one device; times are a roofline,
+labelled as estimates. `--table` prints a table of results/aot.json instead: all programs, training
+`steps` (docs/tpu.md), or `folding` (docs/lane-folding.md, plain → folded).
 
 - `train`: both phases of Fast-SRGAN and MSHNet, the published batch on every device, statistics
   local, on 8 chips of three kinds in both dtypes.
-- `folding`: a step with narrow convolutions folded into lanes (docs/lane-folding.md), and as they
-  are, on one chip, with the largest batch that fits it: found by compiling, or, where one
-  compilation takes minutes, by the memory of this one in proportion, which the row says. Other rows
-  have what `auto` chooses.
+- `folding`: a step with narrow convolutions folded into lanes (docs/lane-folding.md) and plain, on
+  one chip. Other rows have what `auto` chooses.
 - `scale`: the same on 8, 64 and 256 chips: what a device computes and sends must not grow.
 - `fsdp`: parameters and optimiser state split in two, against plain data parallelism.
 - `llama`: Llama-3.1-8B's prefill and decode, tensor-parallel over 8 chips, a cache of 8192 tokens.
 - `infer`: a batch of tiles and of pictures. `ops`: every kernel of `jaxsr.ops`.
 """
 
-import argparse
 import dataclasses
 import itertools
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-# Before JAX is imported: this machine's own devices are not of interest.
-os.environ["JAX_PLATFORMS"] = "cpu"
+from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
 
-RESULTS = Path(__file__).resolve().parent / "results" / "aot.json"
+if TYPE_CHECKING:
+    from jaxsr.interop.aot.compile import Ahead
+
+RECORD = RESULTS / "aot.json"
 
 KINDS = ("v5e:2x4", "v6e:2x4", "v5p:2x2x2")
 SIZES = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
@@ -76,45 +70,65 @@ LLAMA_3_1_8B = {
     "rope_theta": 500000.0,
 }
 
-Programs = dict[str, Callable[[], Any]]
+Compiled = tuple["Ahead", Row]
+"""A program, and facts about its input."""
+Programs = dict[str, Callable[[], Compiled]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    """Options of the run, which compiles the programs that `out` does not have."""
+
+    only: str = ""
+    """Programs whose name contains this."""
+    count: int | None = None
+    """Compile this many at most."""
+    minutes: float | None = None
+    """Start none after so many minutes."""
+    again: bool = False
+    """Compile also what `out` has."""
+    table: Literal["all", "steps", "folding"] | None = None
+    """Print the results as a table of Markdown and compile nothing."""
+    out: Path | None = RECORD
+    """JSON of the results."""
 
 
 def programs() -> Programs:
-    """Everything there is to compile, by name, the most telling first."""
-    found: Programs = {}
+    """Everything there is to compile, by name, the most informative first."""
+    entries: Programs = {}
     for topology in KINDS:
         for dtype in DTYPES:
             for family, preset, phase in STEPS:
                 name = f"train {family} {phase} {dtype} {topology}"
-                found[name] = partial(train, family, preset, phase, topology, dtype)
+                entries[name] = partial(train, family, preset, phase, topology, dtype)
     for row, topology, dtype in folded_steps():
         _, family, preset, phase, options = FOLDED_STEPS[row]
         for choice in ("on", "off"):
-            found[f"folding {choice} {row} {dtype} {topology}"] = partial(
+            entries[f"folding {choice} {row} {dtype} {topology}"] = partial(
                 train, family, preset, phase, topology, dtype, lane_folding=choice,
                 options=options,
             )  # fmt: skip
     for scheme in (None, "int8"):
         for kind in ("prefill", "decode"):
             name = f"llama 3.1-8b {scheme or 'bfloat16'} {kind} v5e:2x4"
-            found[name] = partial(llama, scheme, kind, "v5e:2x4")
+            entries[name] = partial(llama, scheme, kind, "v5e:2x4")
     for family, preset, phase in STEPS:
         for topology in SIZES[1:]:  # 8 chips are among `train`
             name = f"scale {family} {phase} bfloat16 {topology}"
-            found[name] = partial(train, family, preset, phase, topology, "bfloat16")
+            entries[name] = partial(train, family, preset, phase, topology, "bfloat16")
     for dtype in DTYPES:  # mesh 8 is among `train`
         name = f"fsdp fast-srgan adversarial {dtype} mesh data=4,fsdp=2 v5e:2x4"
-        found[name] = partial(
+        entries[name] = partial(
             train, *STEPS[1], "v5e:2x4", dtype, mesh="data=4,fsdp=2", batch_norm="global"
         )
     for topology in ("v5e:2x4", "v6e:2x4"):
         for dtype in DTYPES:
-            found[f"infer fast-srgan tiles {dtype} {topology}"] = partial(tiles, topology, dtype)
-        found[f"infer mshnet float32 {topology}"] = partial(pictures, topology)
+            entries[f"infer fast-srgan tiles {dtype} {topology}"] = partial(tiles, topology, dtype)
+        entries[f"infer mshnet float32 {topology}"] = partial(pictures, topology)
     for topology in ("v5e:1x1", "v6e:1x1"):
         for name, (call, shapes) in kernels().items():
-            found[f"ops {name} {topology}"] = partial(kernel, name, call, shapes, topology)
-    return found
+            entries[f"ops {name} {topology}"] = partial(kernel, name, call, shapes, topology)
+    return entries
 
 
 def folded_steps() -> Iterator[tuple[str, str, str]]:
@@ -133,7 +147,7 @@ def train(
     batch_norm: str = "local",
     lane_folding: str = "auto",
     options: Mapping[str, Any] = MappingProxyType({}),
-) -> Any:
+) -> Compiled:
     """One phase's step with the preset's batch on every device, and what `options` change of its
     run and (under "model") of its network."""
     from jaxsr.interop.aot.chips import load_topology
@@ -178,7 +192,7 @@ def train(
     return ahead, facts
 
 
-def llama(scheme: Any, kind: str, topology_name: str) -> Any:
+def llama(scheme: Literal["int8"] | None, kind: str, topology_name: str) -> Compiled:
     """Prefill of 2048 tokens, or the decode loop's step, with a cache of 8192."""
     from jaxsr.generation.aot import AheadEngine, shapes_of
     from jaxsr.generation.options import SamplingOptions
@@ -200,7 +214,7 @@ def llama(scheme: Any, kind: str, topology_name: str) -> Any:
     return (prefill if kind == "prefill" else decode), {"batch": 1, "weights": parameters}
 
 
-def tiles(topology_name: str, dtype: str) -> Any:
+def tiles(topology_name: str, dtype: str) -> Compiled:
     """Tiles of a published generator, eight a device."""
     import torch
 
@@ -220,7 +234,7 @@ def tiles(topology_name: str, dtype: str) -> Any:
     return runner.lower((batch, 3, 256, 256), topology, name="restore 256x256"), {"batch": batch}
 
 
-def pictures(topology_name: str) -> Any:
+def pictures(topology_name: str) -> Compiled:
     """A detector's pictures, eight a device."""
     import torch
 
@@ -248,7 +262,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...]
         crop = ops.mask_crop(frames, masks, size=512)
         return ops.mask_paste(frames, crop.frames, masks, crop.box)
 
-    found: dict[str, Any] = {
+    calls: dict[str, Any] = {
         "gaussian_blur": (partial(ops.gaussian_blur, sigma=2.0, kernel_size=13), (photos,)),
         "psnr": (partial(ops.psnr, data_range=1.0), (photos, photos)),
         "ssim": (partial(ops.ssim, data_range=1.0), (photos, photos)),
@@ -264,14 +278,14 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...]
         "resize_frames": (ops.resize_frames, (photos,)),
     }
     for method in ("nearest", "bilinear", "bicubic", "area"):
-        found[f"resize {method}"] = (partial(ops.resize, size=(270, 480), method=method), (photos,))
+        calls[f"resize {method}"] = (partial(ops.resize, size=(270, 480), method=method), (photos,))
     for convention in ("opencv", "pillow", "matlab"):
         resize = partial(ops.resize, size=(270, 480), method="bicubic", convention=convention)
-        found[f"resize bicubic {convention}"] = (resize, (photos,))
-    return found
+        calls[f"resize bicubic {convention}"] = (resize, (photos,))
+    return calls
 
 
-def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Any:
+def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Compiled:
     """One kernel on one chip."""
     import jax
     from jax.sharding import SingleDeviceSharding
@@ -285,109 +299,34 @@ def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Any:
     return compile_ahead(jax.jit(call), arguments, topology, name=name), {}
 
 
-def read() -> dict[str, Any]:
-    """What is compiled already."""
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"programs": {}}
+def read() -> dict[str, Row]:
+    """What is compiled already, by program."""
+    return {row["program"]: row for row in read_rows(RECORD)}
 
 
-def write(name: str, row: dict[str, Any]) -> None:
-    """Adds a program's figures to the file, which several processes may do."""
-    from benchmarks._timing import surroundings
-    from jaxsr.interop.atomic_write import atomic_write
+class Column(NamedTuple):
+    """Of a table: its title, and how a row's cell is written."""
 
-    found = read()
-    found["surroundings"] = surroundings()
-    found["programs"][name] = row
-    atomic_write(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+    title: str
+    cell: Callable[[Row], str]
 
 
-def table() -> Iterator[str]:
-    """Lines of the results, in Markdown."""
-    yield (
-        "| program | memory of HBM | GFLOP | GB moved | M cycles | all-reduces | of MB | other | "
-        "roofline, ms | peak used | largest batch | compiled in s of a core |"
-    )
-    yield "|" + "---|" * 12
-    for name, row in read()["programs"].items():
-        if not row["compiles"]:
-            yield f"| {name} | {row['error']} |" + " |" * 10
-            continue
-        reduces, others = _communication(row)
-        estimate = row["estimate"]
-        yield (
-            f"| {name} | {row['memory_share']:.1%} | {row['flops_per_device'] / 1e9:.1f} | "
-            f"{row['bytes_per_device'] / 1e9:.2f} | {row['estimated_cycles'] / 1e6:.2f} | "
-            f"{reduces['count']} | "
-            f"{reduces['bytes'] / 1e6:.2f} | {others} | {estimate['seconds'] * 1e3:.2f} | "
-            f"{estimate['utilisation']:.0%} | {_largest(row)} | {_cpu(row)} |"
-        )
+def _figure(title: str, digits: str, figure: Callable[[Row], float]) -> Column:
+    return Column(title, lambda row: f"{figure(row):{digits}}")
 
 
-def steps_table() -> Iterator[str]:
-    """Lines of Markdown: training steps on 8 chips and more."""
-    yield (
-        "| step | chips | of HBM | GFLOP a chip | GB moved | M cycles | all-reduces | of MB "
-        "(gradients) | other | roofline, ms | compiled in s of a core |"
-    )
-    yield "|" + "---|" * 11
-    for name, row in read()["programs"].items():
-        kind, _, step = name.partition(" ")
-        if kind not in ("train", "scale", "fsdp"):
-            continue
-        step, _, chips = step.rpartition(" ")
-        reduces, others = _communication(row)
-        yield (
-            f"| {step} | {chips} | {row['memory_share']:.1%} | "
-            f"{row['flops_per_device'] / 1e9:.0f} | {row['bytes_per_device'] / 1e9:.1f} | "
-            f"{row['estimated_cycles'] / 1e6:.1f} | {reduces['count']} | "
-            f"{reduces['bytes'] / 1e6:.2f} ({row['gradient_bytes'] / 1e6:.2f}) | {others} | "
-            f"{row['estimate']['seconds'] * 1e3:.1f} | {_cpu(row)} |"
-        )
-
-
-def folding_table() -> Iterator[str]:
-    """Lines of Markdown: every step that is compiled both plain and folded."""
-    yield (
-        "| step | chip | M cycles | HBM, MiB | temporaries in it | traffic, GB | largest batch | "
-        "compiled in s of a core |"
-    )
-    yield "|" + "---|" * 8
-    done = read()["programs"]
-    columns = (
-        (lambda row: row["estimated_cycles"] / 1e6, ".1f"),
-        (lambda row: row["memory_bytes"]["total"] / 2**20, ".0f"),
-        (lambda row: row["memory_bytes"]["temporaries"] / 2**20, ".0f"),
-        (lambda row: row["bytes_per_device"] / 1e9, ".1f"),
-        (lambda row: row.get("compile_cpu_s"), ".0f"),  # rows before it was noted lack it
-    )
-    for name, topology, dtype in folded_steps():
-        plain, folded = (done.get(f"folding {c} {name} {dtype} {topology}") for c in ("off", "on"))
-        if plain is None or folded is None:
-            continue
-        cells = []
-        for figure, digits in columns:
-            before, after = figure(plain), figure(folded)
-            known = None not in (before, after)
-            cells.append(
-                f"{before:{digits}} → {after:{digits}} ({after / before:.2f})" if known else "–"
-            )
-        cells.insert(-1, f"{_largest(plain)} → {_largest(folded)}")
-        title = FOLDED_STEPS[name][0]
-        yield f"| {title}, {dtype} | {topology.split(':')[0]} | " + " | ".join(cells) + " |"
-
-
-def _communication(row: dict[str, Any]) -> tuple[dict[str, int], str]:
+def _communication(row: Row) -> tuple[dict[str, int], str]:
     """All-reduces, and how many there are of each other kind."""
     kinds = dict(row["collectives"])
     reduces = kinds.pop("all-reduce", {"count": 0, "bytes": 0})
     return reduces, ", ".join(f"{v['count']} {k}" for k, v in kinds.items()) or "–"
 
 
-def _cpu(row: dict[str, Any]) -> str:
+def _cpu(row: Row) -> str:
     return f"{row['compile_cpu_s']:.0f}" if "compile_cpu_s" in row else "–"
 
 
-def _largest(row: dict[str, Any]) -> str:
+def _largest(row: Row) -> str:
     """The batch at which a training step's temporaries would fill what else leaves free."""
     if "gradient_bytes" not in row:
         return "–"
@@ -396,40 +335,121 @@ def _largest(row: dict[str, Any]) -> str:
     return f"~{row['batch'] * free // memory['temporaries']}"
 
 
-TABLES = {"all": table, "steps": steps_table, "folding": folding_table}
+_MEMORY = _figure("of HBM", ".1%", lambda row: row["memory_share"])
+_REDUCES = Column("all-reduces", lambda row: f"{_communication(row)[0]['count']}")
+_OTHERS = Column("other", lambda row: _communication(row)[1])
+_COMPILED = Column("compiled in s of a core", _cpu)
+_ALL = (
+    Column("program", lambda row: row["program"]),
+    _MEMORY._replace(title="memory of HBM"),
+    _figure("GFLOP", ".1f", lambda row: row["flops_per_device"] / 1e9),
+    _figure("GB moved", ".2f", lambda row: row["bytes_per_device"] / 1e9),
+    _figure("M cycles", ".2f", lambda row: row["estimated_cycles"] / 1e6),
+    _REDUCES,
+    _figure("of MB", ".2f", lambda row: _communication(row)[0]["bytes"] / 1e6),
+    _OTHERS,
+    _figure("roofline, ms", ".2f", lambda row: row["estimate"]["seconds"] * 1e3),
+    _figure("peak used", ".0%", lambda row: row["estimate"]["utilisation"]),
+    Column("largest batch", _largest),
+    _COMPILED,
+)
+_STEPS = (
+    Column("step", lambda row: row["program"].partition(" ")[2].rpartition(" ")[0]),
+    Column("chips", lambda row: row["topology"]),
+    _MEMORY,
+    _figure("GFLOP a chip", ".0f", lambda row: row["flops_per_device"] / 1e9),
+    _figure("GB moved", ".1f", lambda row: row["bytes_per_device"] / 1e9),
+    _figure("M cycles", ".1f", lambda row: row["estimated_cycles"] / 1e6),
+    _REDUCES,
+    Column(
+        "of MB (gradients)",
+        lambda row: (
+            f"{_communication(row)[0]['bytes'] / 1e6:.2f} ({row['gradient_bytes'] / 1e6:.2f})"
+        ),
+    ),
+    _OTHERS,
+    _figure("roofline, ms", ".1f", lambda row: row["estimate"]["seconds"] * 1e3),
+    _COMPILED,
+)
 
 
-def main() -> None:
-    """Compiles what is missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="programs whose name holds this")
-    parser.add_argument("--count", type=int, help="compile this many at most")
-    parser.add_argument("--minutes", type=float, help="start none after so many minutes")
-    parser.add_argument("--again", action="store_true", help="also what is compiled already")
-    parser.add_argument(
-        "--table", nargs="?", const="all", choices=TABLES, help="print the results as a table"
-    )
-    asked = parser.parse_args()
-    if asked.table:
-        print("\n".join(TABLES[asked.table]()))
+def table(columns: tuple[Column, ...], *, kinds: tuple[str, ...] = ()) -> Iterator[str]:
+    """Lines of Markdown: a row for each program, of these kinds."""
+    yield _line([column.title for column in columns])
+    yield "|" + "---|" * len(columns)
+    for name, row in read().items():
+        if kinds and name.partition(" ")[0] not in kinds:
+            continue
+        if row["compiles"]:
+            yield _line([column.cell(row) for column in columns])
+        else:
+            yield f"| {name} | {row['error']} |" + " |" * (len(columns) - 2)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def folding_table() -> Iterator[str]:
+    """Lines of Markdown: every step that is compiled both plain and folded."""
+    figures: list[tuple[str, str, Callable[[Row], float | None]]] = [
+        ("M cycles", ".1f", lambda row: row["estimated_cycles"] / 1e6),
+        ("HBM, MiB", ".0f", lambda row: row["memory_bytes"]["total"] / 2**20),
+        ("temporaries in it", ".0f", lambda row: row["memory_bytes"]["temporaries"] / 2**20),
+        ("traffic, GB", ".1f", lambda row: row["bytes_per_device"] / 1e9),
+        ("compiled in s of a core", ".0f", lambda row: row.get("compile_cpu_s")),
+    ]
+    titles = ["step", "chip", *(title for title, _, _ in figures)]
+    titles.insert(-1, "largest batch")
+    yield _line(titles)
+    yield "|" + "---|" * len(titles)
+    rows = read()
+    for name, topology, dtype in folded_steps():
+        plain, folded = (rows.get(f"folding {c} {name} {dtype} {topology}") for c in ("off", "on"))
+        if plain is None or folded is None:
+            continue
+        cells = [f"{FOLDED_STEPS[name][0]}, {dtype}", topology.split(":")[0]]
+        for _, digits, figure in figures:
+            before, after = figure(plain), figure(folded)
+            cells.append(
+                f"{before:{digits}} → {after:{digits}} ({after / before:.2f})"
+                if before is not None and after is not None
+                else "–"
+            )
+        cells.insert(-1, f"{_largest(plain)} → {_largest(folded)}")
+        yield _line(cells)
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "all": partial(table, _ALL),
+    "steps": partial(table, _STEPS, kinds=("train", "scale", "fsdp")),
+    "folding": folding_table,
+}
+
+
+def measure(options: Options) -> None:
+    """Compiles what is missing, or prints a table."""
+    if options.table:
+        print("\n".join(TABLES[options.table]()))
         return
+    report = Report("aot", options, key=("program",))
+    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: not this machine's devices
     from jaxsr.interop.aot.report import as_json
 
-    done = {} if asked.again else read()["programs"]
-    missing = [name for name in programs() if asked.only in name and name not in done]
-    began = time.monotonic()
-    for name in missing[: asked.count]:
-        if asked.minutes is not None and time.monotonic() - began > 60 * asked.minutes:
+    present = [] if options.again else [row["program"] for row in read_rows(options.out)]
+    missing = {n: p for n, p in programs().items() if options.only in n and n not in present}
+    start = time.monotonic()
+    for name, program in itertools.islice(missing.items(), options.count):
+        if options.minutes is not None and time.monotonic() - start > 60 * options.minutes:
             print(f"time is up; {name} and later ones are missing", file=sys.stderr)
             break
         print(f"{name} …", file=sys.stderr, flush=True)
-        ahead, facts = programs()[name]()
-        row = {**as_json(ahead), **facts}
-        write(name, row)
+        ahead, facts = program()
+        report.add({"program": name, **as_json(ahead), **facts})
         print(
             f"  {ahead.error or 'compiles'}, {ahead.compile_s:.0f} s", file=sys.stderr, flush=True
         )
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(measure, Options)

@@ -1,26 +1,32 @@
 """Writes docs/conformance.md: every conformance case run in plain torch, jaxsr and stock torchax.
 
-    python -m benchmarks.conformance            # a few minutes
-    python -m benchmarks.conformance --only dropout
-
 A case is *supported* where jaxsr and torchax both agree with torch, *corrected* where only jaxsr
-does, *refused* where jaxsr raises an error that names the way out. The column on torchax says what
-it does as it is: the same, silently other values, or an error. Measured in this run, not recalled.
+does, *refused* where jaxsr raises an error that names a workaround. The column on torchax says what
+it does: the same, silently other values, or an error.
 """
 
-import argparse
-import importlib.metadata
-import json
+import os
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
+from benchmarks._results import RESULTS, Report, ReportOptions, read_rows, run_benchmark
+from jaxsr.interop.atomic_write import atomic_write
 
-ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "docs" / "conformance.md"
-RECORD = ROOT / "benchmarks" / "conformance.json"
+TABLE = RESULTS.parents[1] / "docs" / "conformance.md"
+RECORD = RESULTS / "conformance.json"
 PACKAGES = ("torch", "torchax", "jax", "jaxlib")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    """Options of the run."""
+
+    only: str = ""
+    """Run only cases whose name contains this, and write nothing."""
+    out: Path | None = RECORD
+    """JSON of the results; docs/conformance.md is made from it."""
 
 
 def run_case(case: Any) -> dict[str, str]:
@@ -38,9 +44,9 @@ def run_case(case: Any) -> dict[str, str]:
     want = None
     if case.refused is None:
         want = run_torch(case)
-        found = differences(run_jaxsr(case), want, rtol)
-        if found:
-            raise AssertionError(f"{case.name}: jaxsr differs from torch: {found}")
+        errors = differences(run_jaxsr(case), want, rtol)
+        if errors:
+            raise AssertionError(f"{case.name}: jaxsr differs from torch: {errors}")
     else:
         try:
             run_jaxsr(case, jit=False)
@@ -68,8 +74,9 @@ def run_case(case: Any) -> dict[str, str]:
     return {"name": case.name, "group": case.group, "status": status, "torchax": stock}
 
 
-def render(rows: list[dict[str, str]], versions: dict[str, str]) -> str:
-    """The table as Markdown."""
+def render(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown, from rows as `read_rows` gives them."""
+    versions = rows[0]["environment"]["versions"]
     count = {s: sum(r["status"] == s for r in rows) for s in ("supported", "corrected", "refused")}
     corrected = [r for r in rows if r["status"] == "corrected"]
     silent = sum(r["torchax"].startswith("silently") for r in corrected)
@@ -87,7 +94,7 @@ def render(rows: list[dict[str, str]], versions: dict[str, str]) -> str:
         f"{count['corrected']} corrected (torchax alone differs or fails; silently in {silent}), "
         f"{count['refused']} refused with an error that names the way out.",
         "",
-        "Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".",
+        "Versions: " + ", ".join(f"{name} {versions[name]}" for name in PACKAGES) + ".",
         "",
     ]
     for group in dict.fromkeys(r["group"] for r in rows):
@@ -105,29 +112,24 @@ def render(rows: list[dict[str, str]], versions: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", help="part of a case's name; prints, writes nothing")
-    options = parser.parse_args()
+def measure(options: Options) -> None:
+    """Runs the cases, and writes the record and the table."""
+    report = None if options.only else Report("conformance", options)
+    os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("ignore")
-    jax.config.update("jax_platforms", "cpu")
     from tests.interop.conformance import functions, layers, modules, programs  # noqa: F401
     from tests.interop.conformance.registry import CASES
 
-    rows = []
     for case in CASES.values():
-        if options.only and options.only not in case.name:
+        if options.only not in case.name:
             continue
-        rows.append(run_case(case))
-        print(f"{rows[-1]['status']:10} {rows[-1]['torchax'][:60]:60} {case.name}", flush=True)
-    if options.only:
-        return
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    RECORD.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
-    TABLE.write_text(render(rows, versions))
+        row = run_case(case)
+        print(f"{row['status']:10} {row['torchax'][:60]:60} {case.name}", flush=True)
+        if report is not None:
+            report.add(row)
+    if options.out == RECORD and report is not None:
+        atomic_write(TABLE, render(read_rows(RECORD)).encode())
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(measure, Options)

@@ -11,33 +11,43 @@ Three questions, each for the built-in photos or `--data FOLDER`:
    batch held still? The step is that of `python -m jaxsr.train` in a preset, unchanged. On a CPU
    it uses every core, so that whatever the input computes is taken from it: the worst case.
 
-    python benchmarks/input_pipeline.py [--data FOLDER] [--out FILE.json]
-
-Rounds of the contenders alternate; figures are medians and the spread from least to most.
+Figures are medians and the spread from least to most.
 """
 
-import argparse
 import dataclasses
-import json
-import os
-import platform
 import random
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks._race import take_turns
+from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 from jaxsr.data.batches import train_batches
 from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
 from jaxsr.data.prefetch import HostBatch
 
-Row = dict[str, Any]
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    """Options of the measurement."""
+
+    data: Path | None = None
+    """Folder of photos. Default: the built-in ones."""
+    batch: int = 16
+    """Crops in a batch."""
+    crop: int = 96
+    """Side in pixels."""
+    seconds: float = 3.0
+    """Seconds for each rate of crops."""
+    preset: str = "super-resolution"
+    """Whose training step."""
 
 
 def rate_kept(
@@ -64,22 +74,25 @@ def rate_kept(
 
     still = next(batches)
 
-    def timed(following: Callable[[], HostBatch]) -> float:
+    def timed(next_batch: Callable[[], HostBatch]) -> float:
         start = time.perf_counter()
         last = None
         for _ in range(steps):
-            last = step(following())
+            last = step(next_batch())
         jax.block_until_ready(last)
         return steps / (time.perf_counter() - start)
 
     timed(lambda: still)
-    rates = [(timed(lambda: next(batches)), timed(lambda: still)) for _ in range(rounds)]
-    kept = [real / held for real, held in rates]
+    rates = take_turns(
+        {"real": lambda: timed(lambda: next(batches)), "still": lambda: timed(lambda: still)},
+        rounds=rounds,
+    )
+    ratios = [real / still for real, still in zip(rates["real"], rates["still"], strict=True)]
     return {
-        "steps_per_s_real": median(real for real, _ in rates),
-        "steps_per_s_still": median(held for _, held in rates),
-        "kept": median(kept),
-        "spread": [min(kept), max(kept)],
+        "steps_per_s_real": median(rates["real"]),
+        "steps_per_s_still": median(rates["still"]),
+        "kept": median(ratios),
+        "spread": [min(ratios), max(ratios)],
     }
 
 
@@ -119,13 +132,13 @@ def crop_rows(folder: Path | None, *, batch: int, crop: int, seconds: float) -> 
             cold, batch, crop
         ),
     }
-    rates: dict[str, list[float]] = {name: [] for name in sources}
-    for _ in range(3):
-        for name, make in sources.items():
-            rates[name].append(_crops_per_s(make(), batch, seconds))
+    rates = take_turns(
+        {name: partial(_crops_per_s, make, batch, seconds) for name, make in sources.items()},
+        rounds=3,
+    )
     return [
-        {"what": name, "crops_per_s": median(found), "spread": [min(found), max(found)]}
-        for name, found in rates.items()
+        {"what": name, "crops_per_s": median(values), "spread": [min(values), max(values)]}
+        for name, values in rates.items()
     ]
 
 
@@ -146,12 +159,13 @@ def step_rows(folder: Path | None, *, preset: str) -> list[Row]:
         task = family.build(dataclasses.replace(run, **options))
         engine, phase = JaxEngine(task), task.phases[0][0]
         with task.batches(0, host=0, hosts=1) as batches:
-            found = rate_kept(lambda given, e=engine, p=phase: e.train_step(p, given), batches)
-        rows.append({"what": f"{preset} step, {name}", "batch": run.batch, **found})
+            rates = rate_kept(partial(engine.train_step, phase), batches)
+        rows.append({"what": f"{preset} step, {name}", "batch": run.batch, **rates})
     return rows
 
 
-def _crops_per_s(batches: Iterator[Any], batch: int, seconds: float) -> float:
+def _crops_per_s(make: Callable[[], Iterator[Any]], batch: int, seconds: float) -> float:
+    batches = make()
     for _ in range(8):  # more than is prepared ahead, so that the queue is in its steady state
         next(batches)
     start, count = time.perf_counter(), 0
@@ -191,54 +205,26 @@ def _torch_batches(photos: Photos, batch: int, crop: int) -> Iterator[Any]:
     yield from loader
 
 
-def _about() -> dict[str, Any]:
-    names = ("jax", "torch", "numpy", "pillow", "opencv-python-headless")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()
-    return {
-        "commit": commit,
-        "cpus": available_cpus(),
-        "machine": platform.machine(),
-        "load_average_before": os.getloadavg()[0],
-        "versions": {name: version(name) for name in names},
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, help="folder of photos; default: the built-in ones")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--crop", type=int, default=96, help="side in pixels")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per measured rate")
-    parser.add_argument("--preset", default="super-resolution", help="whose training step")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    options = parser.parse_args()
-
-    result = _about() | {"batch": options.batch, "crop": options.crop}
+def measure(options: Options) -> None:
+    """Answers the three questions, prints rows, and writes the report."""
     photos, _ = open_training_photos(options.data, None, crop=options.crop)
-    result["photos"] = {"count": len(photos), "megapixels": photos.nbytes / 3e6}
-    result["check"] = check_rows(options.data)
-    result["crops"] = crop_rows(
-        options.data, batch=options.batch, crop=options.crop, seconds=options.seconds
-    )
-    result["step"] = step_rows(options.data, preset=options.preset)
-    for row in (*result["check"], *result["crops"], *result["step"]):
-        shown = (
-            f"{name} {value:,.3g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in row.items()
-            if name not in ("what", "spread")
-        )
-        print(f"{row['what']:50}", "  ".join(shown))
-    text = json.dumps(result, indent=1)
-    if options.out:
-        options.out.write_text(text + "\n")
-    print(json.dumps(result))
+    size = {"count": len(photos), "megapixels": photos.nbytes / 3e6}
+    report = Report("input_pipeline", options, photos=size, cpus=available_cpus())
+    batch, crop, seconds = options.batch, options.crop, options.seconds
+    for measured in (
+        lambda: check_rows(options.data),
+        lambda: crop_rows(options.data, batch=batch, crop=crop, seconds=seconds),
+        lambda: step_rows(options.data, preset=options.preset),
+    ):
+        for row in measured():
+            report.add(row)
+            shown = (
+                f"{name} {value:,.3g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in row.items()
+                if name not in ("what", "spread")
+            )
+            print(f"{row['what']:50}", "  ".join(shown), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(measure, Options)

@@ -1,20 +1,19 @@
 """Which fold the images of a width get on which chip: makes `interop/folding/table.py`.
 
-    python -m benchmarks.lane_folding_table            # compiles what the results do not hold yet
-    python -m benchmarks.lane_folding_table --only v6e
-
 For each chip and number of channels two normalised convolutions and their gradients are compiled
 plain and with every fold of up to 256 lanes; the fewest of the compiler's estimated cycles win. No
 TPU, no measurement. An image is 256 columns at 16 channels, and as much narrower as it has more.
 """
 
-import argparse
-import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-RESULTS = Path(__file__).resolve().parent / "results" / "lane_folding_table.json"
+from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from jaxsr.interop.atomic_write import atomic_write
+
+RECORD = RESULTS / "lane_folding_table.json"
 TABLE = Path(__file__).resolve().parents[1] / "interop" / "folding" / "table.py"
 CHIPS = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:1x1x1"}
 CHANNELS = (2, 4, 8, 16, 24, 28, 32, 48, 64)
@@ -25,6 +24,16 @@ EQUAL = 1.1
 """Of folds whose cycles differ by less than this factor the smallest wins: it multiplies fewer
 zeros, and whole networks bear it out. SPAN's step of 28 channels (bfloat16, v6e) takes 7.7 M cycles
 with 4 columns and 8.9 M with 8, which here have 1.77 M and 1.69 M."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    """Options of the search, which compiles what `out` does not have."""
+
+    only: Literal["v5e", "v6e", "v5p"] | None = None
+    """One chip."""
+    out: Path | None = RECORD
+    """JSON of the results; the table is made from it."""
 
 
 def candidates(channels: int) -> list[int]:
@@ -65,46 +74,47 @@ def cycles(chip: str, channels: int, size: int) -> int:
     return ahead.cycles
 
 
-def chosen(found: dict[str, dict[str, int]]) -> dict[int, int]:
-    """The best fold of each width, from cycles by channels and fold."""
+def best_folds(rows: list[Row], chip: str) -> dict[int, int]:
+    """The best fold of each width."""
     folds = {}
-    for channels in sorted(found, key=int):
-        by_fold = found[channels]
+    for channels in sorted(CHANNELS):
+        by_fold = {
+            row["fold"]: row["cycles"]
+            for row in rows
+            if (row["chip"], row["channels"]) == (chip, channels)
+        }
         fewest = min(by_fold.values())
-        if fewest < WORTH * by_fold["1"]:
-            good = {int(size) for size, number in by_fold.items() if number < EQUAL * fewest}
-            folds[int(channels)] = min(good - {1})
+        if fewest < WORTH * by_fold[1]:
+            good = {fold for fold, number in by_fold.items() if number < EQUAL * fewest}
+            folds[channels] = min(good - {1})
     return folds
 
 
-def main() -> None:
-    """Compiles what is missing, then writes the table where it is complete."""
-    from jaxsr.interop.atomic_write import atomic_write
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=tuple(CHIPS), help="one chip")
-    asked = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"  # here: a test imports this module
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for chip in [asked.only] if asked.only else CHIPS:
+def measure(options: Options) -> None:
+    """Compiles what is missing, then writes the table where the results are complete."""
+    key = ("chip", "channels", "fold")
+    report = Report("lane_folding_table", options, key=key)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    present = {tuple(row[name] for name in key) for row in read_rows(options.out)}
+    for chip in [options.only] if options.only else CHIPS:
         for channels in CHANNELS:
-            by_fold = found.setdefault(chip, {}).setdefault(str(channels), {})
-            for size in candidates(channels):
-                if str(size) not in by_fold:
-                    by_fold[str(size)] = cycles(chip, channels, size)
-                    print(f"{chip} {channels} channels, fold {size}: {by_fold[str(size)]:,} cycles")
-                    atomic_write(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
-    lines = [
-        '"""Columns to fold by most channels: made by benchmarks/lane_folding_table.py."""',
-        "",
-        "FOLDS = {",
-        *(f'    "{chip}": {chosen(table)},' for chip, table in found.items()),
-        "}",
-        "",
-    ]
-    if set(found) == set(CHIPS):
+            for fold in candidates(channels):
+                if (chip, channels, fold) not in present:
+                    number = cycles(chip, channels, fold)
+                    print(f"{chip} {channels} channels, fold {fold}: {number:,} cycles", flush=True)
+                    report.add(dict(zip(key, (chip, channels, fold), strict=True), cycles=number))
+    rows = read_rows(options.out)
+    if options.out == RECORD and {row["chip"] for row in rows} == set(CHIPS):
+        lines = [
+            '"""Columns to fold by most channels: made by benchmarks/lane_folding_table.py."""',
+            "",
+            "FOLDS = {",
+            *(f'    "{chip}": {best_folds(rows, chip)},' for chip in CHIPS),
+            "}",
+            "",
+        ]
         atomic_write(TABLE, "\n".join(lines).encode())
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(measure, Options)

@@ -1,16 +1,15 @@
 """Images per second of one MSHNet training step: jaxsr's jitted step against plain torch.
 
-    python benchmarks/mshnet_step.py [--platform cuda] [--dtype bfloat16]
-
 jaxsr's step cuts, turns, scales and normalises its images on the device, from a data set that lives
-there; torch's contenders are given a finished batch, free of charge. How they are timed,
-`_step_race.py` says. The figures that an older port of the network published stand beside.
+there; torch's contenders get a finished batch. The report also has the figures that an older port
+of the network published.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from _step_race import RaceOptions, Told, Workload, race_steps
+from benchmarks._results import run_benchmark
+from benchmarks._step_race import RaceOptions, Workload, race_steps
 
 OLD_PORT_IMAGES_PER_S = {"TPU v2-8": 26.7, "A100": 13.3, "T4": 4.4, "CPU": 1.3}
 """Published for 256² and the same network, hardware of the CPU unnamed."""
@@ -32,7 +31,7 @@ class Options(RaceOptions):
     """Steps timed in one turn."""
 
 
-def workload(told: Told) -> Workload:
+def workload(options: Options) -> Workload:
     """The main phase, on synthetic scenes."""
     import numpy as np
 
@@ -43,16 +42,16 @@ def workload(told: Told) -> Workload:
         SegmentationRun(
             steps=100,
             warmup_epochs=0,
-            batch=told["batch"],
+            batch=options.batch,
             optimizer="adam",
             lr=1e-3,
-            base_size=told["crop"],
-            crop_size=told["crop"],
-            augment=told["augment"],
+            base_size=options.crop,
+            crop_size=options.crop,
+            augment=options.augment,
             scenes=32,
         )
     )
-    images, masks = zip(*(task.data.read(i) for i in range(told["batch"])), strict=True)
+    images, masks = zip(*(task.data.read(i) for i in range(options.batch)), strict=True)
 
     def on_devices(mesh):
         with task.batches(0, host=0, hosts=1) as batches:
@@ -71,11 +70,10 @@ def workload(told: Told) -> Workload:
     )
 
 
+def measure(options: Options) -> None:
+    """Races the step."""
+    race_steps("mshnet_step", options, workload, older_port_images_per_s=OLD_PORT_IMAGES_PER_S)
+
+
 if __name__ == "__main__":
-    race_steps(
-        "mshnet_step",
-        (__doc__ or "").splitlines()[0],
-        Options,
-        workload,
-        older_port_images_per_s=OLD_PORT_IMAGES_PER_S,
-    )
+    run_benchmark(measure, Options)

@@ -1,48 +1,28 @@
 """The image kernels against torch, OpenCV, Pillow, kornia, dm_pix, SciPy and jax.image.
 
-    python benchmarks/ops.py [--rounds 21] [--out benchmarks/results/ops.json]
-
-On a machine with a GPU that JAX finds, the same command measures there, against torch on CUDA and
-against the bandwidth of a plain copy. `--tpu` adds what the TPU compiler estimates for the compiled
-programs; no TPU is needed, and none of it is a measurement.
-
-All contenders of a row live in one process with the same number of threads and take turns, each
-waiting for its own result (see `_timing.py`). Every library gets the layout it is fastest in:
-OpenCV channels last, Pillow one channel after the other over all threads, torch and jaxsr both. The
-largest difference from jaxsr's values stands beside each contender, and `same` says whether it does
-the same mathematics: only those are in the race. The allocator keeps freed memory, for all of them
-(`jaxsr.runtime.allocator`). Compile time and temporary memory are those of one shape, cold. dm_pix
-has no resize of its own.
+On a machine with a GPU that JAX finds, it races torch on CUDA there, and reports the bandwidth of a
+plain copy. Every library gets the layout in which it is fastest: OpenCV channels last, Pillow one
+channel after the other over all threads, torch and jaxsr both. Each row has the largest difference
+from jaxsr's values; `same` says whether it is the same mathematics. All contenders have the same
+threads and jaxsr's allocator settings. Compile time and temporary memory are those of one shape
+with an empty cache. dm_pix has no resize.
 """
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import _ops_filters
-import _ops_resize
-from _ops_race import measure, show
-from _timing import Contender, quiet_idle_threads, surroundings, take_turns
-
+from benchmarks._race import quiet_idle_threads, time_calls
+from benchmarks._results import Report, ReportOptions, run_benchmark
 from jaxsr.runtime.allocator import keep_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to measure."""
+class Options(ReportOptions):
+    """Options of the race."""
 
     rounds: int = 21
     """Turns of each contender."""
     only: str = ""
-    """Measure only rows whose name holds this."""
-    tpu: bool = False
-    """Add the TPU compiler's estimates (some minutes)."""
-    out: Path | None = None
-    """JSON to write. Default: only printed."""
+    """Measure only rows whose name contains this."""
 
 
 def copy_bandwidth() -> float:
@@ -52,66 +32,32 @@ def copy_bandwidth() -> float:
 
     x = jnp.zeros((1 << 27,), jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    timing = take_turns([Contender("copy", lambda: copy(x).block_until_ready())], rounds=15)[0]
+    timing = time_calls({"copy": lambda: copy(x).block_until_ready()}, rounds=15)["copy"]
     return 2 * x.nbytes / timing.median_ms / 1e6
 
 
-def tpu_estimates() -> dict[str, Any]:
-    """What `ops_tpu.py` prints, from another process, which compiles for a TPU."""
-    script = Path(__file__).with_name("ops_tpu.py")
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
-    run = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def main() -> None:
-    """Measures, prints tables, and writes the JSON."""
-    import tyro
-
-    options = tyro.cli(Options, description=(__doc__ or "").splitlines()[0])
+def measure(options: Options) -> None:
+    """Measures every row, prints it, and writes the report."""
+    report = Report("ops", options)
     keep_freed_memory()
     threads = quiet_idle_threads()
-    where = surroundings()
     import cv2
     import jax
     import torch
+
+    from benchmarks import _ops_filters, _ops_race, _ops_resize
 
     cv2.setNumThreads(threads)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     bandwidth = copy_bandwidth() if jax.default_backend() == "gpu" else None
-    rows = []
+    report.write(device=jax.devices()[0].device_kind, threads=threads, copy_gb_per_s=bandwidth)
     for row in (*_ops_resize.ROWS, *_ops_filters.ROWS):
         if options.only in row.name:
-            rows.append(measure(row, options.rounds, bandwidth))
-            show(rows[-1])
-    document = {
-        "benchmark": "ops",
-        **where,
-        "load_average_after": os.getloadavg(),
-        "device": jax.devices()[0].device_kind,
-        "threads": threads,
-        "rounds": options.rounds,
-        "copy_gb_per_s": bandwidth,
-        "rows": rows,
-    }
-    if options.tpu:
-        document["tpu_compiler_estimates"] = tpu_estimates()
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps({"benchmark": "ops", "commit": where["commit"], "rows": len(rows)}))
+            figures = _ops_race.measure(row, options.rounds, bandwidth)
+            _ops_race.show(figures)
+            report.add(figures)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(measure, Options)

@@ -1,29 +1,20 @@
 """What the TPU compiler estimates for resize and for `jax.image.resize`: no TPU, no measurement.
 
-    python benchmarks/ops_tpu.py > benchmarks/results/ops_tpu.json
-
 Compiles each for one chip of a TPU v5e through libtpu and reads the compiled program: estimated
 cycles of its operations, the bytes that they read from and write to main memory (without what
 stays in the chip's fast memory, for finite values), and the compiler's "bytes accessed", which
 counts both, and both ways that a NaN decides between. `ideal` is the input and the output once
 each. uint8 images are resized in whole levels; `jax.image`, which has no such rule, gets them as
 float32 and is rounded once. For those "jaxsr, as sums" is what the products of digits replaced.
-Prints one line of JSON; `ops.py --tpu` runs this in another process.
 """
 
-import json
 import os
-import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
 
-# Before JAX is imported: compile for a TPU on a machine that has none, beside other such processes.
-os.environ |= {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
+from benchmarks._results import Report, ReportOptions, run_benchmark
 
 TOPOLOGY = "v5e:1x1"
 # shape (n, c, h, w), size, method, antialias, dtype, convention
@@ -37,29 +28,34 @@ CASES = [
 ]
 
 
-def main() -> None:
-    """Compiles every case and prints the estimates."""
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    """There is only `out`."""
+
+
+def measure(options: Options) -> None:
+    """Compiles every case and reports the estimates."""
+    report = Report("ops_tpu", options, topology=TOPOLOGY)
+    os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     import numpy as np
-    from jax.experimental import topologies
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import SingleDeviceSharding
 
+    from jaxsr.interop.aot.chips import load_topology
     from jaxsr.interop.aot.hlo import cycles, main_memory_bytes
     from jaxsr.ops import resize
-    from jaxsr.ops._resize import dispatch as _passes
+    from jaxsr.ops._resize import dispatch
 
-    chip = topologies.get_topology_desc(TOPOLOGY, "tpu").devices[:1]
-    sharding = NamedSharding(Mesh(np.array(chip), ("chip",)), PartitionSpec())
+    sharding = SingleDeviceSharding(load_topology(TOPOLOGY).devices[0])
 
     def compiled(call: Any, shape: tuple[int, ...], dtype: str) -> Any:
         image = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         return jax.jit(call).lower(image).compile()
 
-    rows = []
     for shape, size, method, antialias, dtype, convention in CASES:
         n, c, h, w = shape
-        options: dict[str, Any] = {"method": method, "antialias": antialias}
-        call = partial(resize, size=size, convention=convention, axes=(-2, -1), **options)
+        rule: dict[str, Any] = {"method": method, "antialias": antialias}
+        call = partial(resize, size=size, convention=convention, axes=(-2, -1), **rule)
         program = compiled(call, shape, dtype)
         name = {"bilinear": "linear", "bicubic": "cubic" if antialias else "cubic-pytorch"}[method]
 
@@ -74,7 +70,7 @@ def main() -> None:
         contenders = {"jaxsr": program, "jax.image": compiled(other, shape, dtype)}
         if dtype == "uint8":
             jax.clear_caches()
-            with mock.patch.object(_passes, "can_take_digits", return_value=False):
+            with mock.patch.object(dispatch, "can_take_digits", return_value=False):
                 contenders["jaxsr, as sums"] = compiled(call, shape, dtype)
             jax.clear_caches()
         ideal = np.dtype(dtype).itemsize * n * c * (h * w + size[0] * size[1])
@@ -94,10 +90,9 @@ def main() -> None:
             "ideal_megabytes": ideal / 1e6,
             "estimates": figures,
         }
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        rows.append(row)
-    print(json.dumps({"topology": TOPOLOGY, "rows": rows}))
+        print(row, flush=True)
+        report.add(row)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(measure, Options)

@@ -1,34 +1,43 @@
-"""Draws a training run's course: losses, and the validation figures named.
+"""Draws a training run's course: losses, and the validation figures named."""
 
-python benchmarks/plot_run.py RUN/metrics.jsonl --figures iou niou --out docs/figures/run.png
-"""
-
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tyro
 
-from jaxsr.metrics.plot import as_png, new_figure
+from benchmarks._results import run_benchmark
 
 _SMOOTHED_OVER = 25  # steps
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("metrics", type=Path, help="metrics.jsonl of a run")
-    parser.add_argument("--loss", default="network/loss", help="metric of the left axis")
-    parser.add_argument("--figures", nargs="+", default=["iou"], help="validation figures")
-    parser.add_argument("--out", type=Path, required=True, help="picture to write")
-    options = parser.parse_args()
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to draw."""
+
+    metrics: tyro.conf.Positional[Path]
+    """metrics.jsonl of a run."""
+    out: Path
+    """PNG to write."""
+    loss: str = "network/loss"
+    """Metric of the left axis."""
+    figures: tuple[str, ...] = ("iou",)
+    """Validation figures."""
+
+
+def plot(options: Options) -> None:
+    """Reads the run and draws it."""
     rows = [json.loads(line) for line in options.metrics.read_text().splitlines()]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     draw(rows, options.loss, options.figures, options.out)
 
 
-def draw(rows: list[dict[str, Any]], loss: str, figures: list[str], out: Path) -> None:
-    """One picture: the loss, smoothed, and the validation figures on an axis of their own."""
+def draw(rows: list[dict[str, Any]], loss: str, figures: tuple[str, ...], out: Path) -> None:
+    """One picture: the loss, smoothed, and the validation figures on a second axis."""
+    from jaxsr.metrics.plot import as_png, new_figure
+
     steps, losses = zip(*((r["step"], r[loss]) for r in rows if loss in r), strict=True)
     window = min(_SMOOTHED_OVER, len(losses))
     smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
@@ -47,4 +56,4 @@ def draw(rows: list[dict[str, Any]], loss: str, figures: list[str], out: Path) -
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(plot, Options)

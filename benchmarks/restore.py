@@ -4,44 +4,54 @@ At each size, for every contender: how many input megapixels a second from file 
 JPEG: decoding, tiles, network, stitching, encoding), how many through the network alone (the same
 batches of tiles, already cut), and what memory the process took at its peak.
 
-    python benchmarks/restore.py [--model FILE] [--sizes 320x180 1280x720] [--out FILE.json]
-
 Contenders: `jax`, `jax_mesh` (on CPUs with a device for each core, as `--mesh` has it), and torch
 `eager`, `channels_last` and `compiled` (`torch.compile`'s default). Each runs in a process of its
-own, so that memory peaks are its own; every round starts all of them anew. The first batch of each
-process, which compiles, stands apart. Medians over all calls of the rounds and the spread from
-least to most. A size gets fewer rounds than asked for, but at least one, where they would take over
-a quarter of an hour: the figures say how many it got. Without --model the network is the one that
-jaxsr ships. Rows are written as soon as their size is done, with their own commit and load, in the
-place of those of the same size and contender; others in the file stay.
+own, so that memory peaks are its own; every round starts all of them anew. The first batch, which
+compiles, is reported separately. Medians over all calls of the rounds and the spread from least to
+most. A size ends after the first round that passes a quarter of an hour; `rounds` says how many it
+got. A run replaces only the rows that it measured.
 """
 
-import argparse
-import json
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Literal
 
 import numpy as np
-from _timing import surroundings
 
-from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.runtime.allocator import with_tunables
+from benchmarks._race import Steps, Worker, take_turns
+from benchmarks._results import RESULTS, Report, ReportOptions, Row, run_benchmark
 
-CONTENDERS = ("jax", "jax_mesh", "eager", "channels_last", "compiled")
-JAX = CONTENDERS[:2]
-SIZES = ("320x180", "1280x720", "4000x4000")
-RESULTS = Path(__file__).parent / "results" / "restore.json"
+Contender = Literal["jax", "jax_mesh", "eager", "channels_last", "compiled"]
+JAX = ("jax", "jax_mesh")
 _LONGEST_S = 20.0
 """A process stops repeating after this much timed work."""
 _LONGEST_SIZE_S = 900.0
 """No further round of a size is begun after this much time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    """Options of the race."""
+
+    model: str | None = None
+    """Weights file of a known family. Default: what comes with jaxsr."""
+    sizes: tuple[str, ...] = ("320x180", "1280x720", "4000x4000")
+    """WIDTHxHEIGHT of the pictures."""
+    contenders: tuple[Contender, ...] = ("jax", "jax_mesh", "eager", "channels_last", "compiled")
+    """Who takes part."""
+    rounds: int = 3
+    """Turns of each contender."""
+    allocator: Literal["kept", "own"] = "kept"
+    """own: only jaxsr has the allocator settings of its commands."""
+    out: Path | None = RESULTS / "restore.json"
+    """JSON of the figures."""
 
 
 def picture_file(folder: Path, size: tuple[int, int]) -> Path:
@@ -56,10 +66,10 @@ def picture_file(folder: Path, size: tuple[int, int]) -> Path:
     return path
 
 
-def measure(
-    contender: str, model_path: str | None, source: Path, size: tuple[int, int]
-) -> dict[str, Any]:
-    """One process's figures: first batch, later calls, and peak memory."""
+def _restorer(
+    contender: Contender, model_path: str | None, source: Path, size: tuple[int, int]
+) -> Steps:
+    """In a process: the first batch, then calls of the network alone and from file to file."""
     from jaxsr.data.sources import Source
     from jaxsr.interop.mesh import select_platform
     from jaxsr.restoration.around_tiles import around_tiles
@@ -106,29 +116,25 @@ def measure(
                 engine.submit(sample)()
 
         def files() -> None:
-            outcome = BatchRestorer(restorer, config).run([Source(source, Path(source.name))])
-            if outcome.failed:
-                raise RuntimeError(outcome.failed)
+            result = BatchRestorer(restorer, config).run([Source(source, Path(source.name))])
+            if result.failed:
+                raise RuntimeError(result.failed)
 
         start = time.perf_counter()
         engine.submit(sample)()
-        first_s = time.perf_counter() - start
-        network_s, files_s = timed(network), timed(files)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "first_batch_s": first_s,
-        "network_s": network_s,
-        "files_s": files_s,
-        "peak_bytes": peak,
-        "tiles": tiles,
-        "tile": list(plan.shape),
-        "batch": batch,
-        "model": model.name,
-        "parameters": sum(p.numel() for p in model.network.parameters()),
-    }
+        yield {
+            "first_batch_s": time.perf_counter() - start,
+            "tiles": tiles,
+            "tile": list(plan.shape),
+            "batch": batch,
+            "model": model.name,
+            "parameters": sum(p.numel() for p in model.network.parameters()),
+        }
+        yield {"network_s": timed(network), "files_s": timed(files)}
+    yield {}
 
 
-def timed(call: Any) -> list[float]:
+def timed(call: Callable[[], None]) -> list[float]:
     """Seconds of one to three calls."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < 3 and sum(seconds) < _LONGEST_S):
@@ -138,99 +144,66 @@ def timed(call: Any) -> list[float]:
     return seconds
 
 
-def machine() -> dict[str, Any]:
-    """What a row means nothing without."""
+def race(options: Options, size: tuple[int, int], source: Path) -> dict[str, list[Row]]:
+    """Figures of every contender's processes at a size."""
+
+    def process(contender: Contender) -> Row | None:
+        keeps_memory = contender in JAX or options.allocator == "kept"
+        arguments = (contender, options.model, source, size)
+        try:
+            worker = Worker(_restorer, arguments, keeps_memory=keeps_memory, command="restore")
+            try:
+                return worker.ready | worker.turn() | worker.finish()
+            finally:
+                worker.kill()
+        except RuntimeError as error:
+            print(f"{contender}: {error}", file=sys.stderr)
+            return None
+
+    figures: dict[str, list[Row]] = {name: [] for name in options.contenders}
+    calls = {name: partial(process, name) for name in options.contenders}
+    start = time.perf_counter()
+    for _ in range(options.rounds):
+        for name, (row,) in take_turns(calls, rounds=1).items():
+            figures[name] += [row] if row else []
+        if time.perf_counter() - start > _LONGEST_SIZE_S:
+            break
+    return figures
+
+
+def summary(rows: list[Row], size: tuple[int, int]) -> Row:
+    """Medians and spreads of one contender at one size."""
+    megapixels = size[0] * size[1] / 1e6
+    figures: Row = {}
+    for work in ("network", "files"):
+        rates = [megapixels / s for row in rows for s in row[f"{work}_s"]]
+        figures[f"{work}_mp_per_s"] = median(rates)
+        figures[f"{work}_spread"] = [min(rates), max(rates)]
+    figures["first_batch_s"] = median(row["first_batch_s"] for row in rows)
+    figures["rounds"] = len(rows)
+    figures["peak_mb"] = max(row["peak_host_mib"] for row in rows)
+    constant = ("tiles", "tile", "batch", "model", "parameters")
+    return figures | {name: rows[0][name] for name in constant}
+
+
+def measure(options: Options) -> None:
+    """Races the contenders at every size and writes the report."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {**surroundings(), "gpu": gpu}
-
-
-def keep(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows to the file, in the place of those of the same size and contender."""
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
-    kept = {(row["size"], row["contender"]): row for row in (*before, *rows)}
-
-    def order(row: dict[str, Any]) -> tuple[int, int]:
-        width, height = map(int, row["size"].split("x"))
-        return width * height, CONTENDERS.index(row["contender"])
-
-    result = {"benchmark": "restore", "rows": sorted(kept.values(), key=order)}
-    atomic_write(path, (json.dumps(result, indent=2) + "\n").encode())
-
-
-def summary(rows: list[dict[str, Any]], size: tuple[int, int], contender: str) -> dict[str, Any]:
-    pixels = size[0] * size[1] / 1e6
-    found: dict[str, Any] = {"size": f"{size[1]}x{size[0]}", "contender": contender}
-    for what in ("network", "files"):
-        rates = [pixels / s for row in rows for s in row[f"{what}_s"]]
-        found[f"{what}_mp_per_s"] = median(rates)
-        found[f"{what}_spread"] = [min(rates), max(rates)]
-    found["first_batch_s"] = median(row["first_batch_s"] for row in rows)
-    found["rounds"] = len(rows)
-    found["peak_mb"] = max(row["peak_bytes"] for row in rows) / 2**20
-    kept = ("tiles", "tile", "batch", "model", "parameters")
-    return found | {name: rows[0][name] for name in kept}
-
-
-def race(options: Any, size: str, source: Path) -> dict[str, list[dict[str, Any]]]:
-    """What every contender's processes found at a size."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contenders}
-    began = time.perf_counter()
-    for _ in range(options.rounds):
-        for contender in options.contenders:
-            command = [sys.executable, __file__, "--one", contender, str(source), size]
-            if options.model:
-                command += ["--model", options.model]
-            keeps = contender in JAX or options.allocator == "kept"
-            environment = with_tunables(dict(os.environ), command="restore") if keeps else None
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, env=environment
-            )
-            if done.returncode:
-                print(f"{size} {contender}: {done.stderr.strip()[-300:]}", file=sys.stderr)
-                continue
-            found[contender].append(json.loads(done.stdout.splitlines()[-1]))
-        if time.perf_counter() - began > _LONGEST_SIZE_S:
-            break
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Restoring pictures, JAX against torch.")
-    parser.add_argument("--model", help="weights file of a known family")
-    parser.add_argument("--sizes", nargs="+", default=SIZES, help="WIDTHxHEIGHT")
-    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--allocator",
-        choices=("kept", "own"),
-        default="kept",
-        help="own: only jaxsr with the allocator settings of its commands",
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the figures")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        contender, source, text = options.one
-        width, height = map(int, text.split("x"))
-        print(json.dumps(measure(contender, options.model, Path(source), (height, width))))
-        return
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    report = Report("restore", options, key=("size", "contender"), gpu=gpu)
     with tempfile.TemporaryDirectory() as folder:
         for text in options.sizes:
             width, height = map(int, text.split("x"))
             source = picture_file(Path(folder), (height, width))
-            shared = {"allocator": options.allocator, **machine()}
-            rows = [
-                {**summary(measured, (height, width), contender), **shared}
-                for contender, measured in race(options, text, source).items()
-                if measured
-            ]
-            keep(options.out, rows)
-            for row in rows:
+            for contender, rows in race(options, (height, width), source).items():
+                if not rows:
+                    continue
+                row = {"size": text, "contender": contender, "allocator": options.allocator}
+                row |= summary(rows, (height, width))
+                report.add(row)
                 print(
-                    f"{row['size']:>10} {row['contender']:<14} "
+                    f"{text:>10} {contender:<14} "
                     f"network {row['network_mp_per_s']:8.3f} MP/s   "
                     f"files {row['files_mp_per_s']:8.3f} MP/s   peak {row['peak_mb']:6.0f} MB   "
                     f"{row['tiles']} tiles of {row['tile'][1]}×{row['tile'][0]}",
@@ -239,4 +212,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(measure, Options)

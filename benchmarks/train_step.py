@@ -1,15 +1,13 @@
 """Images per second of one Fast-SRGAN training step: jaxsr's jitted step against plain torch.
 
-    python benchmarks/train_step.py [--platform cuda] [--dtype bfloat16] [--phase adversarial]
-
-Every contender trains on the same prepared batch: degradation is left out on both sides. How they
-are timed, `_step_race.py` says.
+Every contender trains on the same prepared batch, without degradation.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from _step_race import RaceOptions, Told, Workload, race_steps
+from benchmarks._results import run_benchmark
+from benchmarks._step_race import RaceOptions, Workload, race_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class Options(RaceOptions):
     """High-resolution side in pixels; the input is a quarter of it."""
 
 
-def workload(told: Told) -> Workload:
+def workload(options: Options) -> Workload:
     """The published Fast-SRGAN by default."""
     import torch
 
@@ -40,37 +38,42 @@ def workload(told: Told) -> Workload:
 
     torch.manual_seed(0)
     config = FastSRGANConfig(
-        width=told["width"],
-        depth=told["depth"],
-        norm=told["norm"],
-        discriminator_norm=told["norm"],
+        width=options.width,
+        depth=options.depth,
+        norm=options.norm,
+        discriminator_norm=options.norm,
         perceptual_weight=0.0,
         pixel_weight=1.0,
     )
-    batch = _batch(told)
+    batch = _batch(options)
     return Workload(
-        objective=build_objective(config, phases=[told["phase"]]),
-        phase=told["phase"],
+        objective=build_objective(config, phases=[options.phase]),
+        phase=options.phase,
         exported="generator",
         torch_batch=batch,
         jax_batch=lambda mesh: place_batch(batch, mesh),
     )
 
 
-def _batch(told: Told) -> dict[str, Any]:
+def _batch(options: Options) -> dict[str, Any]:
     import numpy as np
 
     rng = np.random.default_rng(0)
-    rows, side = told["batch"], told["crop"]
+    rows, side = options.batch, options.crop
     batch = {
         "low": rng.uniform(-1, 1, (rows, 3, side // 4, side // 4)),
         "high": rng.uniform(-1, 1, (rows, 3, side, side)),
     }
-    if told["phase"] == "adversarial":
+    if options.phase == "adversarial":
         for name in ("label_real", "label_fake", "label_generator"):
             batch[name] = rng.uniform(0, 1, (rows, 1, 1, 1))
     return {name: array.astype(np.float32) for name, array in batch.items()}
 
 
+def measure(options: Options) -> None:
+    """Races the step."""
+    race_steps("train_step", options, workload)
+
+
 if __name__ == "__main__":
-    race_steps("train_step", (__doc__ or "").splitlines()[0], Options, workload)
+    run_benchmark(measure, Options)

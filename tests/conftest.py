@@ -7,17 +7,6 @@ from pathlib import Path
 import jax
 import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
-
-# Annotations of arrays are checked whenever a function of these packages is called.
-install_import_hook(
-    (
-        "jaxsr.detection",
-        "jaxsr.metrics",
-        "jaxsr.restoration",
-    ),
-    "beartype.beartype",
-)
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
 # unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
@@ -25,27 +14,17 @@ jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
 
-# Annotations of shapes and dtypes are checked at each call, in packages imported from here on.
+# Annotations, shapes and dtypes of arrays among them, are checked whenever a test calls a function.
 jaxtyping.install_import_hook(
-    (
-        "jaxsr.ops",
-    ),
+    ("jaxsr.data", "jaxsr.detection", "jaxsr.metrics", "jaxsr.ops", "jaxsr.restoration"),
     # As type checkers have it, an int is a float.
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
 def unchecked_types() -> Iterator[None]:
-    """For tests that pass wrong types on purpose: the function's own errors are what counts."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Annotations are not checked at run time: for arguments that are wrong on purpose."""
+    """For arguments that are wrong on purpose: the function's own error is what counts."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -82,3 +82,20 @@ assert not xla_bridge.backends_are_initialized(), "a device was touched"
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_models_never_load_jax():
+    names = [
+        ".".join(("jaxsr", *path.relative_to(ROOT / "jaxsr").with_suffix("").parts))
+        for path in modules("jaxsr/models")
+    ]
+    script = f"""
+import importlib, sys
+for name in {[name.removesuffix(".__init__") for name in names]!r}:
+    importlib.import_module(name)
+    assert "jax" not in sys.modules, name
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert process.returncode == 0, process.stderr[-2000:]

@@ -43,19 +43,19 @@ _MIRROR, _SCALE, _ROW, _COLUMN, _BLUR, _RADIUS, _TURN, _SWAP, _AIM, _PIXEL = ran
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Placement:
-    """How one sample is cut from its image; every field has the batch's leading axis."""
+    """How one sample is cut from its image; fields have the batch's axis outside `vmap`."""
 
-    mirror: Bool[Array, " b"]
+    mirror: Bool[Array, "*b"]
     """Left and right exchanged, before everything else."""
-    turn: Bool[Array, " b"]
+    turn: Bool[Array, "*b"]
     """Up and down exchanged."""
-    swap: Bool[Array, " b"]
+    swap: Bool[Array, "*b"]
     """Rows and columns of the finished crop exchanged."""
-    size: Int32[Array, "b 2"]
+    size: Int32[Array, "*b 2"]
     """Height and width that the image is scaled to."""
-    corner: Int32[Array, "b 2"]
+    corner: Int32[Array, "*b 2"]
     """Top row and left column of the crop in the scaled image."""
-    radius: Float[Array, " b"]
+    radius: Float[Array, "*b"]
     """Radius (standard deviation) of the blur in pixels, below 1; 0 for none."""
 
 
@@ -92,7 +92,9 @@ def make_augmentation(
         raise InputError(f"kind must be 'scale' or 'patch', got {kind!r}")
 
     def prepare(
-        batch: Mapping[str, Array], key: Array, resident: ResidentInfrared | None = None
+        batch: Mapping[str, Array],
+        key: Array,
+        resident: ResidentInfrared | None = None,
     ) -> dict[str, Array]:
         rows = batch if resident is None else resident.rows(batch["index"])
         image, mask, size = rows["image"], rows["mask"], rows["size"]

@@ -68,8 +68,8 @@ class BatchedNetwork:
         )
 
     def start(
-        self, together: Together, images: Sequence[UInt8[np.ndarray, "h w 3"]]
-    ) -> Callable[[], list[Float32[np.ndarray, "H W"]]]:
+        self, together: Together, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
+    ) -> Callable[[], list[Float32[np.ndarray, "_ _"]]]:
         """Starts one batch of a plan; calling the result waits for its logits, in order.
 
         Args:
@@ -120,8 +120,8 @@ class BatchedNetwork:
             yield together, samples, logits()
 
     def logits(
-        self, images: Sequence[UInt8[np.ndarray, "h w 3"]]
-    ) -> Iterator[Float32[np.ndarray, "H W"]]:
+        self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
+    ) -> Iterator[Float32[np.ndarray, "_ _"]]:
         """Logits of each picture, in order, at the size that `form` says."""
         results: dict[int, np.ndarray] = {}
         batches = self.plan(image.shape[:2] for image in images)
@@ -130,8 +130,8 @@ class BatchedNetwork:
         yield from (results[number] for number in range(len(images)))
 
     def probabilities(
-        self, images: Sequence[UInt8[np.ndarray, "h w 3"]]
-    ) -> Iterator[Float32[np.ndarray, "h w"]]:
+        self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]
+    ) -> Iterator[Float32[np.ndarray, "_ _"]]:
         """Probability of a target at each of the pictures' own pixels, 0…1."""
         for image, logits in zip(images, self.logits(images), strict=True):
             yield self.form.probability(image, logits)

@@ -8,7 +8,7 @@ communication.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,7 @@ from jaxtyping import Array, Int32, UInt8
 from jaxsr.data.photos import Photos, available_cpus
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ResidentPhotos:
+class ResidentPhotos(NamedTuple):
     """Photos on the device; a pytree, to be passed to the jitted step as an argument."""
 
     canvas: UInt8[Array, "3 rows columns"]
@@ -77,14 +75,15 @@ def resident_photos(
 
     with ThreadPoolExecutor(threads or available_cpus(), "resident-photos") as pool:
         list(pool.map(place, range(len(photos))))
+    return ResidentPhotos(on_device(canvas, sharding), on_device(origin, sharding))
+
+
+def on_device(array: np.ndarray, sharding: jax.sharding.Sharding | None) -> Array:
+    """The array where `sharding` says, or on the default device."""
     if sharding is None:
-        return ResidentPhotos(jax.device_put(canvas), jax.device_put(origin))
-    # Not device_put: over several hosts it would send the canvas around to compare it.
-    put = [
-        jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-        for array in (canvas, origin)
-    ]
-    return ResidentPhotos(*put)
+        return jax.device_put(array)
+    # Not device_put: over several hosts it would send the array around to compare it.
+    return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 
 def _shelves(sizes: np.ndarray) -> tuple[tuple[int, int], Int32[np.ndarray, "photos 2"]]:

@@ -6,20 +6,20 @@ of each in the top left of its canvas; or (for a data set that is resident on th
 int32 (b). H × W is the largest height and width of the data set, so that one program serves all.
 
 Every image stands once in each epoch, in a fresh order; a batch that reaches the end of one epoch
-goes on in the next, so that none is dropped. `order.py` keeps the order.
+goes on in the next, so that none is dropped. `sampler.py` keeps the order.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Unpack
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int32, UInt8
 
+from jaxsr.data.device_cache import on_device
 from jaxsr.data.infrared import Infrared, to_gray
 from jaxsr.data.photos import available_cpus
-from jaxsr.data.prefetch import BatchStream, Fill, HostBatch
+from jaxsr.data.prefetch import BatchStream, Fill, HostBatch, StreamOptions
 from jaxsr.data.sampler import CropOrder
 from jaxsr.errors import InputError
 
@@ -27,29 +27,20 @@ from jaxsr.errors import InputError
 def infrared_batches(
     data: Infrared,
     *,
-    global_batch: int,
     seed: int,
-    start_step: int = 0,
-    host: int = 0,
-    hosts: int = 1,
     channels: Literal[1, 3] = 3,
     form: Literal["image", "index"] = "image",
-    threads: int | None = None,
-    prefetch: int = 4,
+    **stream: Unpack[StreamOptions],
 ) -> BatchStream:
     """This host's part of the batches of steps `start_step`, `start_step + 1`, … without end.
 
-    The batch of a step depends on the data, `global_batch` and `seed` only. Host h of n has rows
-    `h · b/n` to `(h + 1) · b/n - 1` of the global batch of b.
+    The batch of a step depends on the data, `global_batch` and `seed` only.
 
     Args:
       data: the images.
-      global_batch: samples per step over all hosts, a multiple of `hosts`.
-      start_step: the first step to yield: a resumed run passes the step it stopped at.
       channels: 3 for RGB, 1 for luma.
       form: "image" for pixels, "index" for the numbers of the images alone.
-      threads: threads that read. Default: one per CPU, at most 16.
-      prefetch: batches prepared ahead of the one in use.
+      **stream: see `BatchStream`.
 
     Raises:
       ValueError: an argument is out of range.
@@ -67,25 +58,14 @@ def infrared_batches(
 
         def fill(rows: np.ndarray) -> None:
             for row in rows:
-                _fill(batch, row, data, int(index[row]))
+                _fill(batch, int(row), data, int(index[row]))
 
         return batch, fill
 
-    return BatchStream(
-        CropOrder(data.sizes, 1, seed),
-        begin,
-        global_batch=global_batch,
-        start_step=start_step,
-        host=host,
-        hosts=hosts,
-        threads=threads,
-        prefetch=prefetch,
-    )
+    return BatchStream(CropOrder(data.sizes, 1, seed), begin, **stream)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ResidentInfrared:
+class ResidentInfrared(NamedTuple):
     """A data set on the device, whole on each; a pytree, an argument of the jitted step."""
 
     image: UInt8[Array, "n c h w"]
@@ -129,15 +109,7 @@ def resident_infrared(
     host = _canvases(len(data), data, channels)
     with ThreadPoolExecutor(threads or available_cpus(), "resident-infrared") as pool:
         list(pool.map(lambda row: _fill(host, row, data, row), range(len(data))))
-    if sharding is None:
-        return ResidentInfrared(**{name: jax.device_put(rows) for name, rows in host.items()})
-    # Not device_put: over several hosts it would send the data around to compare it.
-    return ResidentInfrared(
-        **{
-            name: jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
-            for name, rows in host.items()
-        }
-    )
+    return ResidentInfrared(**{name: on_device(rows, sharding) for name, rows in host.items()})
 
 
 def _canvases(rows: int, data: Infrared, channels: int) -> HostBatch:

@@ -81,7 +81,7 @@ class Photos:
         """Bytes of all photos decoded."""
         return 3 * int(np.prod(self.sizes, axis=1, dtype=np.int64).sum())
 
-    def read(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
+    def read(self, index: int | np.integer) -> UInt8[np.ndarray, "h w 3"]:
         """Photo `index`, read-only, from memory or else decoded from its file.
 
         Raises:

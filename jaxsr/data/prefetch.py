@@ -1,6 +1,6 @@
 """An endless iterator of a host's batches, by step number, filled by threads that work ahead.
 
-What a batch holds its maker says: from the places that `order.py` gives to samples, it makes the
+What a batch holds its maker says: from the places that `sampler.py` gives to samples, it makes the
 arrays, and what fills some of their rows. Every batch has `sample` besides, int32 (b), the numbers
 of its samples in the run.
 """
@@ -8,6 +8,7 @@ of its samples in the run.
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -25,6 +26,17 @@ _MOST_SAMPLES = 2**31  # sample numbers are int32 on the device
 _MOST_THREADS = 16
 
 
+class StreamOptions(TypedDict):
+    """Options of a `BatchStream`, described there."""
+
+    global_batch: int
+    start_step: NotRequired[int]
+    host: NotRequired[int]
+    hosts: NotRequired[int]
+    threads: NotRequired[int | None]
+    prefetch: NotRequired[int]
+
+
 class BatchStream:
     """Iterates without end; `close` or the end of a `with` block stops its threads."""
 
@@ -34,11 +46,11 @@ class BatchStream:
         begin: Begin,
         *,
         global_batch: int,
-        start_step: int,
-        host: int,
-        hosts: int,
-        threads: int | None,
-        prefetch: int,
+        start_step: int = 0,
+        host: int = 0,
+        hosts: int = 1,
+        threads: int | None = None,
+        prefetch: int = 4,
     ) -> None:
         """Checks the arguments; threads start with the first batch that has something to fill.
 
@@ -48,7 +60,7 @@ class BatchStream:
           order: which window each sample of the run is.
           begin: makes a batch's arrays.
           global_batch: samples per step over all hosts, a multiple of `hosts`.
-          start_step: the first step to yield.
+          start_step: the first step to yield: a resumed run passes the step it stopped at.
           host, hosts: this host's number, and how many there are.
           threads: threads that fill. Default: one per CPU, at most 16.
           prefetch: batches prepared ahead of the one in use.

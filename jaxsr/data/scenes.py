@@ -34,7 +34,7 @@ class _Draws:
         words = self.stream.random_raw(int(np.prod(shape, dtype=np.int64)))
         return (words >> np.uint64(11)).astype(np.float64).reshape(shape) / 2.0**53
 
-    def between(self, low: float, high: float) -> float:
+    def between(self, low: int | float, high: int | float) -> float:
         return low + (high - low) * float(self(1)[0])
 
     def normals(self, *shape: int) -> np.ndarray:

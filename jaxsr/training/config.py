@@ -63,7 +63,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Steps START:STOP to record with the profiler into out/profile."""
 
     def __post_init__(self) -> None:
-        for part in (LaneFoldingOptions, StepConfig, OptimizerConfig):
+        for part in (AotOptions, StepConfig, OptimizerConfig):
             part.__post_init__(self)
         shape = self.mesh_shape
         if (self.steps is None) == (self.epochs is None):

@@ -23,7 +23,7 @@ from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.training.config import RunConfig
-from jaxsr.training.task import Found, HostBatches, Network
+from jaxsr.training.task import HostBatches, Network, ValidationResult
 
 _PICTURED = 4  # validation images that the picture shows
 _PICTURED_PX = 192
@@ -226,7 +226,7 @@ class Segmentation:
         # The fusion of the heads is not trained before the main phase.
         return ("warmup",) if phase == "warmup" else ("final",)
 
-    def validate(self, network: Network) -> Found:
+    def validate(self, network: Network) -> ValidationResult:
         from jaxsr.data.batched_network import BatchedNetwork, submit_function
         from jaxsr.metrics.evaluation import evaluate
 
@@ -237,7 +237,7 @@ class Segmentation:
         report = evaluate(detector, self.held_out).figures
         names = ("iou", "niou", "precision", "recall", "f1", "pd", "fa")
         metrics = {name: float(getattr(report, name)) for name in names}
-        return Found(metrics, _picture(detector, self.held_out))
+        return ValidationResult(metrics, _picture(detector, self.held_out))
 
     def describe(self) -> dict[str, Any]:
         mean, deviation = self._normalisation

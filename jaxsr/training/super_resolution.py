@@ -23,7 +23,7 @@ from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.training.config import RunConfig
-from jaxsr.training.task import Found, HostBatches, Network
+from jaxsr.training.task import HostBatches, Network, ValidationResult
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4
@@ -177,7 +177,7 @@ class SuperResolution:
     def extra_inputs(self, phase: str) -> tuple[Any, ...]:
         return ()
 
-    def validate(self, network: Network) -> Found:
+    def validate(self, network: Network) -> ValidationResult:
         if not self._pairs:
             self._pairs = list(self._load_pairs())
             shortest = min(min(pair.high.shape[2:]) for pair in self._pairs)
@@ -203,7 +203,7 @@ class SuperResolution:
                 rows.append(_grid_row((low, bicubic, output, high), scale))
         metrics = {name: float(np.mean([f[name] for f in figures])) for name in figures[0]}
         metrics["gain_db"] = metrics["psnr_y"] - metrics["bicubic_psnr_y"]
-        return Found(metrics, _stack(rows))
+        return ValidationResult(metrics, _stack(rows))
 
     def _load_pairs(self) -> Iterator[ValidationPair]:
         return validation_pairs(

@@ -20,7 +20,7 @@ HostBatches = AbstractContextManager[Iterator[dict[str, np.ndarray]]]
 
 
 @dataclass(frozen=True)
-class Found:
+class ValidationResult:
     """What a validation found."""
 
     metrics: Mapping[str, float]
@@ -86,7 +86,7 @@ class Task(Protocol):
         """What the exported network's `forward` takes after the images, to answer in this phase."""
         ...
 
-    def validate(self, network: Network) -> Found:
+    def validate(self, network: Network) -> ValidationResult:
         """Figures of the network on data that it never trained on."""
         ...
 

@@ -253,6 +253,7 @@ def test_a_sample_does_not_depend_on_its_batch(scenes):
         ({"crop": 32, "base": 1}, "base"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_arguments_out_of_range_are_named(options, said):
     with pytest.raises(ValueError, match=said):
         make_augmentation(**options)

@@ -129,6 +129,7 @@ def test_threads_end_with_the_block(photos):
         ({"form": "jpeg"}, "form must be"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_arguments_are_checked_before_the_first_batch(photos, options: dict[str, Any], message):
     with pytest.raises(ValueError, match=message):
         train_batches(photos, **dict[str, Any](global_batch=8, crop=32, seed=0) | options)

@@ -303,6 +303,7 @@ def test_the_cache_is_sized_before_it_is_filled(data_set, monkeypatch):
         ({"global_batch": 2, "channels": 2}, "channels"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_arguments_out_of_range_are_named(options: Any, said):
     with pytest.raises(ValueError, match=said):
         infrared_batches(open_scenes(2, side=32), seed=0, **options)

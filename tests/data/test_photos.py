@@ -196,6 +196,7 @@ def test_a_file_that_changes_after_the_check(tmp_path):
     ("option", "message"),
     [({"crop": 0}, "crop"), ({"on_bad_file": "ignore"}, "skip"), ({"check": "no"}, "decode")],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_options_are_checked(tmp_path, option, message):
     assert message in _complaint(tmp_path, **option)
 
@@ -228,6 +229,7 @@ def test_one_photo_cannot_be_split(tmp_path):
 
 
 @pytest.mark.parametrize("held_out", [0, 1, -0.1, 1.5, float("nan")])
+@pytest.mark.usefixtures("unchecked_types")
 def test_fraction_is_checked(tmp_path, held_out):
     _save(tmp_path / "a.png", 8, 8)
     with pytest.raises(ValueError, match="held_out must be a fraction"):

@@ -281,6 +281,7 @@ def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
         ({"labels": {"label_real": (1.1, 0.8)}}, "label_real"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_arguments_are_checked(options: dict[str, Any], message):
     with pytest.raises(ValueError, match=message):
         make_preparation(**dict[str, Any](crop=96, scale=4) | options)
@@ -292,6 +293,7 @@ def test_detail_loss_is_checked(options: dict[str, Any]):
         DetailLoss(**options)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_a_batch_of_other_crops_is_refused(photos):
     with pytest.raises(ValueError, match="crops must be 48×48 px"):
         make_preparation(crop=48, scale=4)(_batch(photos), KEY)

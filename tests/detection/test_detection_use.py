@@ -311,6 +311,7 @@ def test_wrong_input_is_one_line_and_status_2(weights, tmp_path, capsys, argumen
         ({"evaluate": "half"}, "evaluate"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_forms_that_cannot_be_are_refused(options: Any, said):
     with pytest.raises(ValueError, match=said):
         InputForm(**options)

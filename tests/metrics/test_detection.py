@@ -240,12 +240,12 @@ def test_an_image_without_targets_and_predictions_follows_the_chosen_convention(
         ({"empty": "nan"}, "empty"),
     ],
 )
-def test_arguments_out_of_range_are_named(unchecked, options: Any, said):
+def test_arguments_out_of_range_are_named(unchecked_types, options: Any, said):
     with pytest.raises(ValueError, match=said):
         DetectionMetrics(**options)
 
 
-def test_wrong_batches_are_refused(unchecked):
+def test_wrong_batches_are_refused(unchecked_types):
     metrics = DetectionMetrics()
     with pytest.raises(ValueError, match="no image was evaluated"):
         metrics.report()

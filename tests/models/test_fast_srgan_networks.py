@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from jaxsr.models.fast_srgan import Discriminator, FastSRGANConfig, Generator
-from jaxsr.models.pretrained import load_file
+from jaxsr.models.weight_files import load_weights, read_weights
 
 CONFIGURATIONS = [
     {"scale": scale, "channels": channels, "block": block, "norm": norm, "predict": predict}
@@ -131,7 +131,8 @@ def test_inputs_of_the_wrong_form_are_refused():
 def test_public_checkpoint_restores_detail_that_bicubic_loses(shared_data):
     """The checkpoint was trained adversarially: near bicubic in PSNR, not above it."""
     generator = Generator(FastSRGANConfig()).eval()
-    load_file(generator, shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt")
+    path = shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt"
+    load_weights(generator, read_weights(path), source=path.name)
     picture = Image.open(shared_data / "kodak" / "23.png").convert("RGB").crop((240, 120, 496, 376))
     small = picture.resize((64, 64), Image.Resampling.BICUBIC)
     low = torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1)[None] / 127.5 - 1

@@ -12,7 +12,7 @@ from torch import nn
 from jaxsr.models.fast_srgan import FastSRGANConfig, FastSRGANObjective, build_objective
 from jaxsr.models.fast_srgan.losses import logit_loss, pixel_loss
 from jaxsr.models.perceptual import PerceptualLoss
-from jaxsr.models.vgg import VGG16
+from jaxsr.models.trunks import VGG16
 
 TINY: dict[str, Any] = {
     "scale": 2,

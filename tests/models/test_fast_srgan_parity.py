@@ -18,8 +18,8 @@ from jaxsr.models.fast_srgan import (
 )
 from jaxsr.models.lpips import LPIPS
 from jaxsr.models.perceptual import PerceptualLoss
-from jaxsr.models.pretrained import load_file
-from jaxsr.models.vgg import VGG16
+from jaxsr.models.trunks import VGG16
+from jaxsr.models.weight_files import load_weights, read_weights
 from tests.covering import every_pair
 
 ATOL = 1e-5  # the promise for images in [-1, 1]; a hundredth of a uint8 level is 8e-5
@@ -98,7 +98,8 @@ def test_discriminator(norm, layout, channels):
 @pytest.mark.parametrize("height", [24, 37])
 def test_public_checkpoint(shared_data, height):
     generator = Generator(FastSRGANConfig())
-    load_file(generator, shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt")
+    path = shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt"
+    load_weights(generator, read_weights(path), source=path.name)
     assert_same(generator, images(1, 3, height, 32))
 
 

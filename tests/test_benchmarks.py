@@ -1,0 +1,156 @@
+"""Results of the benchmarks have one schema and a commit, and every benchmark's options parse."""
+
+import dataclasses
+import itertools
+import json
+import runpy
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _results
+from benchmarks._race import Worker, take_turns, time_calls
+from benchmarks._results import RESULTS, SCHEMA, Report, ReportOptions, read_rows
+from jaxsr.errors import InputError
+
+FILES = sorted(RESULTS.glob("*.json"))
+NAMES = sorted(p.stem for p in RESULTS.parent.glob("*.py") if not p.name.startswith("_"))
+ENVIRONMENT = {"commit", "versions", "machine", "load_average_before", "load_average_after"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReportOptions):
+    rounds: int = 3
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_committed_results_have_the_schema(path):
+    document = json.loads(path.read_text())
+    assert document["schema"] == SCHEMA
+    assert document["benchmark"] in NAMES
+    assert isinstance(document["options"], dict)
+    assert document["rows"]
+    for row in (document, *document["rows"]):
+        assert set(row.get("environment", ENVIRONMENT)) == ENVIRONMENT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+    assert stop.value.code in (0, None)
+    assert f"usage: python -m benchmarks.{name}" in capsys.readouterr().out
+
+
+def test_an_unknown_option_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_step", "--nothing"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("benchmarks.train_step", run_name="__main__", alter_sys=True)
+    assert stop.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with one commit, whose results folder the benchmarks write to."""
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (tmp_path / "code.py").write_text("")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(_results, "RESULTS", results)
+    return tmp_path
+
+
+def test_a_tree_with_changes_is_refused(checkout):
+    (checkout / "code.py").write_text("x = 1")
+    with pytest.raises(InputError, match="commit first, or write elsewhere with --out"):
+        Report("ops", Options(out=checkout / "benchmarks" / "results" / "ops.json"))
+    elsewhere = checkout / "ops.json"
+    Report("ops", Options(out=elsewhere)).add({"name": "blur"})
+    assert json.loads(elsewhere.read_text())["environment"]["commit"].endswith("-dirty")
+
+
+def test_a_file_is_complete_after_each_row(checkout):
+    """Results of an earlier benchmark are no change of the tree."""
+    (checkout / "benchmarks" / "results" / "other.json").write_text("{}")
+    out = checkout / "benchmarks" / "results" / "ops.json"
+    report = Report("ops", Options(out=out, rounds=5), device="cpu")
+    for name in ("blur", "resize"):
+        report.add({"name": name})
+        document = json.loads(out.read_text())
+        assert document["rows"][-1] == {"name": name}
+    assert document["options"] == {"rounds": 5}
+    assert document["device"] == "cpu"
+    assert set(document["environment"]) == ENVIRONMENT
+    assert not document["environment"]["commit"].endswith("-dirty")
+
+
+def test_rows_of_earlier_runs_stay_with_their_environment(tmp_path, monkeypatch):
+    out = tmp_path / "restore.json"
+    options = Options(out=out)
+    first = Report("restore", options, key=("size",))
+    first.add({"size": 1, "value": "first"})
+    first.add({"size": 2, "value": "first"})
+    assert not any("environment" in row for row in json.loads(out.read_text())["rows"])
+    monkeypatch.setattr(_results.os, "getloadavg", lambda: (100.0, 100.0, 100.0))
+    second = Report("restore", options, key=("size",))
+    second.add({"size": 2, "value": "second"})
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["value"] for row in rows] == ["first", "second"]
+    assert rows[0]["environment"]["load_average_before"] != [100.0, 100.0, 100.0]
+    assert "environment" not in rows[1]
+    assert [set(row["environment"]) for row in read_rows(out)] == [ENVIRONMENT] * 2
+
+
+def test_contenders_take_turns():
+    calls = []
+    contenders = {name: lambda name=name: calls.append(name) or len(calls) for name in "abc"}
+    results = take_turns(contenders, rounds=4, warmup=1)
+    assert calls[:3] == ["a", "b", "c"]
+    assert all(set(calls[i : i + 3]) == {*"abc"} for i in range(3, 15, 3))
+    assert sorted(itertools.chain(*results.values())) == list(range(4, 16))
+    timing = time_calls({"sum": lambda: sum(range(1000))}, rounds=3)["sum"]
+    assert 0 < timing.least_ms <= timing.median_ms
+    assert set(dataclasses.asdict(timing)) == {
+        "median_ms", "quartiles_ms", "least_ms", "least_cpu_ms"
+    }  # fmt: skip
+
+
+def count_turns(start):
+    goes_on = yield {"ready": start}
+    while goes_on:
+        start += 1
+        goes_on = yield {"turn": start}
+    yield {"end": start}
+
+
+def fail(start):
+    raise SystemExit(7)
+    yield {}
+
+
+def test_a_worker_runs_only_in_its_turn():
+    worker = Worker(count_turns, (5,))
+    assert worker.ready == {"ready": 5}
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{worker.pid}/stat").read_text().split()[2] != "T":  # stopped by a signal
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert worker.turn() == {"turn": 6}
+    assert worker.turn() == {"turn": 7}
+    end = worker.finish()
+    assert end["end"] == 7
+    assert end["peak_host_mib"] > 0
+
+
+def test_a_worker_that_fails_is_an_error():
+    with pytest.raises(RuntimeError, match="exit status 7"):
+        Worker(fail, (5,))
