@@ -70,7 +70,12 @@ def resize(
     positive = tuple(normal_axis(axis, image.ndim, "axes") for axis in axes)
     if not positive or len(set(positive)) < len(positive):
         raise ValueError(f"axes must name different axes, at least one, got {tuple(axes)}")
-    rules = CONVENTIONS[one_of(convention, tuple(CONVENTIONS), "convention")]
+    if convention not in CONVENTIONS:
+        raise ValueError(
+            f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}, or add "
+            "one in ops/_resize/conventions"
+        )
+    rules = CONVENTIONS[convention]
     if rules.most_axes is not None and len(positive) > rules.most_axes:
         raise ValueError(f"the {convention} convention has two axes at most, got {tuple(axes)}")
     one_of(method, rules.methods, f"method of the {convention} convention")

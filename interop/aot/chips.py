@@ -101,7 +101,10 @@ def load_topology(name: str) -> Topology:
     sides = size.split("x")
     known = "; ".join(f"{chip.name}:{chip.sizes}" for chip in CHIPS.values())
     if generation not in CHIPS or not colon or not all(side.isdigit() for side in sides):
-        raise InputError(f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}")
+        raise InputError(
+            f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}. CHIPS in "
+            "interop/aot/chips.py is the table"
+        )
     chips = math.prod(map(int, sides))
     if not 1 <= chips <= _MOST_CHIPS:
         raise InputError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")

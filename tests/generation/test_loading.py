@@ -82,7 +82,7 @@ def test_block_fp8_checkpoint(model_folder, hf_model, tmp_path):
         plain[name] = tensors[name].float() * spread
     save_file(tensors, folder / "model.safetensors")
     stated(folder, {"quant_method": "fp8", "weight_block_size": list(block)})
-    network = load_model(folder).network
+    network: Any = load_model(folder).network
     layer = network.model.layers[0].self_attn.q_proj
     assert isinstance(layer, ScaledLinear)
     assert layer.weight.dtype == FP8
@@ -124,7 +124,7 @@ def test_w8a8_checkpoint(model_folder, hf_model, tmp_path):
         "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
     }
     stated(folder, {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}})
-    network = load_model(folder).network
+    network: Any = load_model(folder).network
     assert isinstance(network.model.layers[1].mlp.down_proj, W8A8Linear)
     want = reference(hf_model("llama"), plain)(TOKENS).logits
     got = network(TOKENS)[0]
