@@ -153,7 +153,8 @@ class SuperResolution:
         self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
 
     def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
-        return self._prepare(batch, key, batch.get("resident"))
+        arrays = {name: rows for name, rows in batch.items() if name != "resident"}
+        return self._prepare(arrays, key, batch.get("resident"))
 
     def constants(self, sharding: Any | None) -> Mapping[str, Any]:
         if not self._resident:
