@@ -159,8 +159,8 @@ def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
 
 @handles(aten._batch_norm_with_update.default)
 def _batch_norm_with_update(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
-    out = batch_norm(trace, *args[:5], True, *args[5:])
-    return (*out, trace.wrap(jnp.zeros((0,), jnp.uint8)))
+    args = (*args[:5], True, *args[5:])
+    return (*batch_norm(trace, *args, **kwargs), trace.wrap(jnp.zeros((0,), jnp.uint8)))
 
 
 # ---- modules whose factor or mesh axis the aten operators cannot express
