@@ -60,11 +60,16 @@ class Report:
                 "commit; commit first, or write elsewhere with --out"
             )
         self._rows: dict[tuple[Any, ...], Row] = {}
-        shown = {name: value for name, value in vars(options).items() if name != "out"}
+        # A path by its name: results say nothing of the machine's folders.
+        recorded = {
+            name: value.name if isinstance(value, Path) else value
+            for name, value in vars(options).items()
+            if name != "out"
+        }
         self._document = {
             "schema": SCHEMA,
             "benchmark": benchmark,
-            "options": shown,
+            "options": recorded,
             "environment": _environment(commit if is_clean else f"{commit}-dirty"),
             **notes,
         }

@@ -154,3 +154,12 @@ def test_a_worker_runs_only_in_its_turn():
 def test_a_worker_that_fails_is_an_error():
     with pytest.raises(RuntimeError, match="exit status 7"):
         Worker(fail, (5,))
+
+
+def test_a_path_among_the_options_is_recorded_by_its_name(tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReportOptions):
+        photos: Path
+
+    Report("x", Options(photos=tmp_path / "kodak", out=tmp_path / "x.json")).write()
+    assert json.loads((tmp_path / "x.json").read_text())["options"] == {"photos": "kodak"}
