@@ -1,15 +1,20 @@
 """PyTorch vision and language code, run natively on JAX.
 
-Importing this package touches no device and changes no global state; `jaxsr.interop` turns torch
-modules into pure JAX functions, `jaxsr.ops` holds the image kernels.
+`jaxsr.interop` turns torch modules into pure JAX functions, `jaxsr.ops` holds the image kernels.
+Importing this package touches no device. It changes one thing outside: a flag is added to
+`XLA_FLAGS`, because XLA miscompiles CPU programs without it (`jaxsr.runtime.xla_flags`).
 """
 
 from typing import TYPE_CHECKING
+
+from jaxsr.runtime.xla_flags import disable_ynn_fusion
 
 if TYPE_CHECKING:
     from jaxsr.restore import restore as restore
 
 __version__ = "0.2.0"
+
+disable_ynn_fusion()
 
 
 def __getattr__(name: str) -> object:

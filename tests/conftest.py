@@ -8,6 +8,8 @@ import jax
 import jaxtyping
 import pytest
 
+import jaxsr  # noqa: F401  # adds to XLA_FLAGS, which XLA reads when the first backend starts
+
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
 # unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxsr.doctor.checks import Finding
+from jaxsr.runtime.xla_flags import without_ynn_flag
 
 # A TPU takes up to half a minute to start; beyond this somebody else holds it.
 _TIMEOUT_S = 120
@@ -103,7 +104,7 @@ def _variables(backend: str) -> Iterator[Finding]:
     if forced := os.environ.get("JAX_PLATFORMS"):
         detail = f"is set to {forced!r}: auto sees nothing else"
         yield Finding("JAX_PLATFORMS", "note", detail, "unset it")
-    if flags := os.environ.get("XLA_FLAGS"):
+    if flags := without_ynn_flag(os.environ.get("XLA_FLAGS", "")):
         yield Finding("XLA_FLAGS", "note", f"is set: {flags}", "unset it if results surprise you")
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     if backend == "cuda" and os.environ.get(name, "").lower() == "false":
