@@ -47,6 +47,7 @@ def test_every_section_looks_at_something(diagnosis):
     assert list(dict.fromkeys(sections)) == [
         "installation",
         "devices",
+        "compiler",
         "arithmetic",
         "torch in JAX",
         "models",
@@ -74,6 +75,14 @@ def test_a_device_that_never_answers_is_reported(monkeypatch):
     monkeypatch.setattr(devices, "_TIMEOUT_S", 0.5)
     (found,) = devices.check_devices("auto")
     assert found.status == "fail" and "other hosts" in str(found.advice)
+
+
+def test_only_the_user_s_own_flags_are_named(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
+    assert not [f for f in devices._variables("cpu") if f.subject == "XLA_FLAGS"]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type= --xla_dump_to=/x")
+    (finding,) = [f for f in devices._variables("cpu") if f.subject == "XLA_FLAGS"]
+    assert finding.detail == "is set: --xla_dump_to=/x"
 
 
 def test_wrong_arithmetic_is_seen(monkeypatch):

@@ -45,7 +45,7 @@ def _slice(parent: JaxTensor, dim: int, start: int, stop: int, step: int = 1) ->
         return lax.slice_in_dim(p, start, max(stop, start), step, dim)
 
     def write(p: jax.Array, new: jax.Array) -> jax.Array:
-        return new if new.shape == p.shape else p.at[window].set(new)
+        return new if new.shape == p.shape else updated(p, window, new)
 
     return View(parent, read, write)
 
@@ -55,8 +55,17 @@ def _select(parent: JaxTensor, dim: int, index: int) -> View:
     return View(
         parent,
         lambda p: lax.index_in_dim(p, index, dim, keepdims=False),
-        lambda p, new: p.at[where].set(new),
+        lambda p, new: updated(p, where, new),
     )
+
+
+def updated(p: jax.Array, window: tuple[slice | int, ...], new: jax.Array) -> jax.Array:
+    """`p` with a window replaced.
+
+    The barrier keeps reshapes behind the update. XLA's CPU compiler moves them before it, then
+    reads a shifted slice of `p` after it is overwritten (openxla/xla#49176).
+    """
+    return lax.optimization_barrier(p.at[window].set(new))
 
 
 def _strided(root: JaxTensor, meta: torch.Tensor) -> View:

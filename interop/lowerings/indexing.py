@@ -16,10 +16,22 @@ from jaxsr.interop._core.dispatch import Trace, is_differentiable
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, View, straight_through
 from jaxsr.interop._core.trace_scope import plain_torch
-from jaxsr.interop._core.views import without_grad
+from jaxsr.interop._core.views import updated, without_grad
 from jaxsr.interop.lowerings.extremes import equal
 
 aten = torch.ops.aten
+
+
+@lowers(aten.slice_scatter.default)
+def _slice_scatter(
+    x: jax.Array,
+    source: jax.Array,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> jax.Array:
+    return updated(x, (slice(None),) * (dim % x.ndim) + (slice(start, end, step),), source)
 
 
 # ---- a traced integer as an index

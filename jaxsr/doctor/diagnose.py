@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxsr.doctor.adapter import check_adapter
 from jaxsr.doctor.arithmetic import check_arithmetic
 from jaxsr.doctor.checks import Check, Finding, run_checks
+from jaxsr.doctor.compiler import check_compiler
 from jaxsr.doctor.devices import check_devices
 from jaxsr.doctor.installation import check_installation
 from jaxsr.doctor.models import check_models
@@ -21,7 +22,7 @@ _MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """Checks libraries, devices, arithmetic and models on this machine."""
+    """Checks libraries, devices, the compiler, arithmetic and models on this machine."""
 
     platform: Platform = "auto"
     """What to check; auto takes TPU, then CUDA, then CPU, as the other commands do."""
@@ -66,12 +67,20 @@ def _checks(config: DoctorConfig) -> dict[str, Check]:
             if finding.subject == f"platform {config.platform}" and finding.status == "fail":
                 usable = False
             yield finding
-        # What does not start in a process of its own would hang or fail in this one.
-        setup_compute(ComputeOptions(platform=config.platform if usable else "cpu"))
+
+    # What does not start in a process of its own would hang or fail in this one.
+    def platform() -> Platform:
+        return config.platform if usable else "cpu"
+
+    def compiler() -> Iterator[Finding]:
+        # Before this process takes the device, which its children would wait for.
+        yield from check_compiler(platform())
+        setup_compute(ComputeOptions(platform=platform()))
 
     return {
         "installation": check_installation,
         "devices": devices,
+        "compiler": compiler,
         "arithmetic": check_arithmetic,
         "torch in JAX": check_adapter,
         "models": check_models,

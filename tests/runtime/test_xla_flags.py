@@ -115,7 +115,8 @@ def test_an_option_of_one_program_stands_in_a_running_backend():
 import jax
 jax.devices()
 import jaxsr
-f = jax.jit(lambda x: (x * x).sum(1), compiler_options={{"{xla_flags.YNN_FUSION}": "LIBRARY_FUSION_TYPE_REDUCE"}})
+options = {{"{xla_flags.YNN_FUSION}": "LIBRARY_FUSION_TYPE_REDUCE"}}
+f = jax.jit(lambda x: (x * x).sum(1), compiler_options=options)
 print('"__ynn_fusion"' in f.lower(jax.ShapeDtypeStruct((64, 128), "float32")).compile().as_text())
 """
     assert run(code).stdout == "True\n"
@@ -161,7 +162,9 @@ def test_this_suite_is_safe():
 
 
 def test_commands_are_safe():
-    code = "import sys, runpy; sys.argv[1:] = ['--help']; runpy.run_module('jaxsr.{}', run_name='x')"
+    code = (
+        "import sys, runpy; sys.argv[1:] = ['--help']; runpy.run_module('jaxsr.{}', run_name='x')"
+    )
     for command in ("train", "doctor"):
         script = code.format(command) + "; print(fused(64))"
         assert run(script).stdout.splitlines()[-1] == "False"
@@ -233,7 +236,9 @@ def test_programs_that_were_compiled_with_the_fusion_are_not_read_from_the_cache
 
 
 def test_stored_traces_hold_no_fusion(tmp_path):
-    start = STORED.format(folder=str(tmp_path / "compiled")) + f"""
+    start = (
+        STORED.format(folder=str(tmp_path / "compiled"))
+        + f"""
 from pathlib import Path
 from jaxsr.generation.stored_programs import stored
 mesh = jax.make_mesh((1,), ("data",))
@@ -241,6 +246,7 @@ spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 args = tuple(jax.device_put(a, spec) for a in args)
 f = stored(Path({str(tmp_path)!r}), "key", f, args, name="f")
 """
+    )
     # The fusion on in a process that has jaxsr: the user's own flag.
     assert run(start + COUNT, flags=f"{OFF}dot,reduce").stdout.split()[0] == "True"
     assert len(list(tmp_path.glob("*.jaxexport"))) == 1
