@@ -39,33 +39,44 @@ def _permute(parent: JaxTensor, order: tuple[int, ...]) -> View:
 
 
 def _slice(parent: JaxTensor, dim: int, start: int, stop: int, step: int = 1) -> View:
-    window = (slice(None),) * dim + (slice(start, stop, step),)
-
     def read(p: jax.Array) -> jax.Array:
         return lax.slice_in_dim(p, start, max(stop, start), step, dim)
 
     def write(p: jax.Array, new: jax.Array) -> jax.Array:
-        return new if new.shape == p.shape else updated(p, window, new)
+        return new if new.shape == p.shape else updated(p, new, dim, slice(start, stop, step))
 
     return View(parent, read, write)
 
 
 def _select(parent: JaxTensor, dim: int, index: int) -> View:
-    where = (slice(None),) * dim + (index,)
-    return View(
-        parent,
-        lambda p: lax.index_in_dim(p, index, dim, keepdims=False),
-        lambda p, new: updated(p, where, new),
-    )
+    def write(p: jax.Array, new: jax.Array) -> jax.Array:
+        return updated(p, jnp.expand_dims(new, dim), dim, slice(index, index + 1))
+
+    return View(parent, lambda p: lax.index_in_dim(p, index, dim, keepdims=False), write)
 
 
-def updated(p: jax.Array, window: tuple[slice | int, ...], new: jax.Array) -> jax.Array:
-    """`p` with a window replaced.
+def updated(p: jax.Array, new: jax.Array, dim: int, window: slice) -> jax.Array:
+    """`p` with a window along `dim` replaced by `new`.
 
-    The barrier keeps reshapes behind the update. XLA's CPU compiler moves them before it, then
-    reads a shifted slice of `p` after it is overwritten (openxla/xla#49176).
+    CPU programs join the parts before, within and after the window. XLA would write the window in
+    place, and read `p` for `new` in the same loop: `y[1:] = y[:-1]` beside a reshape makes every
+    row the first (openxla/xla#49176).
     """
-    return lax.optimization_barrier(p.at[window].set(new))
+    start, stop, step = window.indices(p.shape[dim])
+    place = (slice(None),) * dim + (window,)
+
+    def joined(p: jax.Array, new: jax.Array) -> jax.Array:
+        before = lax.slice_in_dim(p, 0, start, axis=dim)
+        after = lax.slice_in_dim(p, stop, None, axis=dim)
+        return lax.concatenate([before, new, after], dim)
+
+    def written(p: jax.Array, new: jax.Array) -> jax.Array:
+        return p.at[place].set(new)
+
+    new = new.astype(p.dtype)
+    if step != 1:
+        return written(p, new)  # a scatter, which XLA does not fuse so
+    return lax.platform_dependent(p, new, cpu=joined, default=written)
 
 
 def _strided(root: JaxTensor, meta: torch.Tensor) -> View:

@@ -31,7 +31,7 @@ def _slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> jax.Array:
-    return updated(x, (slice(None),) * (dim % x.ndim) + (slice(start, end, step),), source)
+    return updated(x, source, dim % x.ndim, slice(start, end, step))
 
 
 # ---- a traced integer as an index

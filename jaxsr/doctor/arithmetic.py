@@ -14,8 +14,8 @@ from jaxsr.doctor.checks import Finding, judged, relative_error
 # bfloat16 rounds inputs to 8 bits, 4e-3 each.
 _FLOAT32, _BFLOAT16 = 3e-5, 2e-2
 _WRONG = (
-    "unset your own XLA_FLAGS and JAX_DEFAULT_MATMUL_PRECISION; if it stays, this build of JAX computes "
-    "wrongly on this device: install another"
+    "unset your own XLA_FLAGS and JAX_DEFAULT_MATMUL_PRECISION; if it stays, this build of JAX "
+    "computes wrongly on this device: install another"
 )
 
 

@@ -65,7 +65,7 @@ def run_sentinels(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Verdict]:
-    """Runs programs in child processes.
+    """Runs sentinels in child processes.
 
     Args:
       platform: `auto`, or one that JAX knows.
@@ -76,11 +76,33 @@ def run_sentinels(
     Yields:
       A verdict for each name, in order.
     """
-    waiting = list(SENTINELS if names is None else names)
+    command = [sys.executable, "-m", "jaxsr.doctor.compiler", platform]
+    names = list(SENTINELS if names is None else names)
+    return run_in_children(command, names, environment=environment, timeout_s=timeout_s)
+
+
+def run_in_children(
+    command: Sequence[str],
+    names: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> Iterator[Verdict]:
+    """Runs programs in a child process, and in another one what is left when it dies.
+
+    Args:
+      command: of the child, without the names; it calls `print_verdict` for each, in order.
+      names: of the programs.
+      environment: of the children. Default: that of this process.
+      timeout_s: for one program, the start of its process included.
+
+    Yields:
+      A verdict for each name, in order.
+    """
+    waiting = list(names)
     while waiting:
-        command = [sys.executable, "-m", "jaxsr.doctor.compiler", platform, *waiting]
         child = subprocess.Popen(
-            command,
+            [*command, *waiting],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -92,6 +114,11 @@ def run_sentinels(
         status = child.wait()
         if waiting:
             yield Verdict(waiting.pop(0), True, _death(status, timeout_s))
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Tells the parent of a child process; other lines on stdout are ignored."""
+    print(json.dumps(vars(verdict)), flush=True)
 
 
 def _verdicts(child: "subprocess.Popen[str]", timeout_s: float) -> Iterator[Verdict]:
@@ -125,14 +152,14 @@ def _death(status: int, timeout_s: float) -> str:
 
 
 def _versions(platform: str) -> str:
-    names = ["jax", "jaxlib"] + {"tpu": ["libtpu"], "cuda": ["jax-cuda13-plugin"]}.get(platform, [])
-    found = []
-    for name in names:
+    plugins = {"tpu": ["libtpu"], "cuda": ["jax-cuda13-plugin"]}.get(platform, [])
+    versions = []
+    for name in ("jax", "jaxlib", *plugins):
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return ", ".join([*found, platform])
+    return ", ".join([*versions, platform])
 
 
 def _main(platform: str, names: Sequence[str]) -> None:
@@ -143,7 +170,7 @@ def _main(platform: str, names: Sequence[str]) -> None:
         jax.config.update("jax_platforms", platform)
     jax.config.update("jax_num_cpu_devices", 4)
     for name in names:
-        print(json.dumps(vars(_judge(name))), flush=True)
+        print_verdict(_judge(name))
 
 
 def _judge(name: str) -> Verdict:

@@ -30,9 +30,9 @@ def disable_ynn_fusion() -> None:
     """Turns the fusion off for what is compiled from now on, here and in child processes.
 
     `XLA_FLAGS` gets the flag, if this jaxlib knows it: XLA ends the process at an unknown one. What
-    the user set about the fusion stands, with a warning where it is on. XLA reads the variable once,
-    when the first backend starts. Where that has happened with the fusion on, one warning names
-    the risk, and JAX's compile options are changed for every later program.
+    the user set about the fusion stands, with a warning where it is on. XLA reads the variable
+    once, when the first backend starts. If one runs already with the fusion on, a warning names the
+    risk, and JAX's compile options are changed for every later program.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     setting = ynn_setting(flags)

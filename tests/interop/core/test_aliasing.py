@@ -131,10 +131,27 @@ class Shift(nn.Module):
                 moved[torch.arange(1, len(x))] = rows[:-1]
             case "slice_scatter":
                 moved = torch.slice_scatter(rows, rows[:-1], 0, 1)
+            case "reshaped before":
+                moved = rows.view(8, 1, 16).clone()
+                moved[1:] = moved[:-1].clone()
+            case "mirrored":
+                moved[3] = rows[3].flip(0)
         return moved.unsqueeze(0)
 
 
-@pytest.mark.parametrize("form", ["slice", "itself", "copy_", "flat", "index", "slice_scatter"])
+FORMS = [
+    "slice",
+    "itself",
+    "copy_",
+    "flat",
+    "index",
+    "slice_scatter",
+    "reshaped before",
+    "mirrored",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_rows_shifted_in_place_are_those_before_the_write(form, dtype):
     x = np.arange(128, dtype=dtype).reshape(8, 16)
