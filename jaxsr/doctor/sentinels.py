@@ -151,15 +151,15 @@ def window_maximum_of_a_dilated_input() -> Outcome:
 
 # ---- other faults on CPUs
 
-_SHIFTED = {
-    "source": f"{XLA}49176",
-    "fault": "jaxlib 0.10.2 to 0.11.2, CPU: rows are read after they are overwritten",
-    "workaround": "concatenate the parts instead of x.at[1:].set(x[:-1])",
-    "avoided": "writes through torch views are concatenations on CPUs (interop/_core/views.py)",
-}
+_shift_in_place = sentinel(
+    source=f"{XLA}49176",
+    fault="jaxlib 0.10.2 to 0.11.2, CPU: rows are read after they are overwritten",
+    workaround="concatenate the parts instead of x.at[1:].set(x[:-1])",
+    avoided="writes through torch views are concatenations on CPUs (interop/_core/views.py)",
+)
 
 
-@sentinel(**_SHIFTED)
+@_shift_in_place
 def rows_shifted_in_place_then_reshaped() -> Outcome:
     x = np.arange(128, dtype=np.int32).reshape(8, 16)
 
@@ -170,7 +170,7 @@ def rows_shifted_in_place_then_reshaped() -> Outcome:
     return jax.jit(program)(x), np.concatenate([x[:1], x[:-1]])[None] + 1
 
 
-@sentinel(**_SHIFTED)
+@_shift_in_place
 def slice_shifted_in_place_then_reshaped() -> Outcome:
     x = np.arange(4, dtype=np.int32).reshape(4, 1, 1)
 
@@ -181,7 +181,7 @@ def slice_shifted_in_place_then_reshaped() -> Outcome:
     return jax.jit(program)(x), np.array([1, 1, 2, 3]).reshape(1, 4, 1)
 
 
-@sentinel(**_SHIFTED)
+@_shift_in_place
 def rows_reshaped_then_shifted_in_place() -> Outcome:
     # Found by the fuzz: a barrier before or after the update does not help here.
     x = np.arange(3, dtype=np.int32).reshape(3, 1)

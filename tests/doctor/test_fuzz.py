@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz_programs import Steps, build, describe, judge, random_steps, shrink
 
 from jaxsr.doctor.compiler import run_in_children
 from jaxsr.runtime.xla_flags import YNN_FUSION, disable_ynn_fusion
+from tests.doctor.fuzz_programs import Steps, build, describe, judge, random_steps, shrink
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fuzz_programs.py"))]
 PER_CHILD = 250
@@ -76,11 +76,16 @@ def test_programs_cover_what_fusions_take():
 
 
 def test_errors_are_not_so_wide_that_anything_passes():
-    for seed in range(200):
-        last = build(random_steps(seed))[0][-1]
-        if last.dtype == "float32":
-            scale = np.abs(last.exact).max(initial=0)
-            assert np.max(last.error, initial=0) <= 0.05 * scale + 1e-20, seed
+    relative: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(500):
+        values = build(random_steps(seed))[0]
+        scale = np.abs(values[-1].exact).max(initial=0)
+        if values[-1].dtype != "int32" and scale > 0:
+            narrow = "bfloat16" in {value.dtype for value in values}
+            relative[narrow].append(float(np.max(values[-1].error)) / scale)
+    # Roundings are 6e-8 and 4e-3; cancellation makes the errors of a few programs large.
+    assert np.quantile(relative[False], 0.5) < 1e-5 and np.quantile(relative[False], 0.9) < 1e-2
+    assert np.quantile(relative[True], 0.5) < 3e-2
 
 
 def test_a_wrong_value_is_seen_and_shrunk(monkeypatch):
