@@ -6,6 +6,7 @@ Each case runs in a process of its own: XLA reads its flags once.
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -224,8 +225,10 @@ print(float(program(*args)[-1]) == 2.0**30)
 
 def test_programs_that_were_compiled_with_the_fusion_are_not_read_from_the_cache(tmp_path):
     start = STORED.format(folder=str(tmp_path))
-    assert run(start + COUNT).stdout == "True 0 False\n"  # the fault itself
-    assert run(start + COUNT).stdout == "True 1 False\n"  # and the cache
+    # The fault itself, in jaxlib 0.10.2, and the cache.
+    right = str(version("jaxlib") != "0.10.2")
+    assert run(start + COUNT).stdout == f"True 0 {right}\n"
+    assert run(start + COUNT).stdout == f"True 1 {right}\n"
     assert run("import jaxsr" + start + COUNT).stdout == "False 0 True\n"
     assert run("import jaxsr" + start + COUNT).stdout == "False 1 True\n"
     # Imported late: this process reads and writes entries of its own.
