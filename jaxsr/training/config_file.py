@@ -77,9 +77,14 @@ def read_config(path: Path) -> ConfigFile:
 
 def summarize(config: RunConfig) -> str:
     """Every option and its value, as indented lines of at most 100 characters."""
-    pairs = " ".join(f"{name}={value}" for name, value in _flat("", dataclasses.asdict(config)))
+    pairs = " ".join(f"{name}={value}" for name, value in flat_options(config).items())
     wrapped = textwrap.fill(pairs, 98, break_long_words=False, break_on_hyphens=False)
     return "configuration:\n" + textwrap.indent(wrapped, "  ")
+
+
+def flat_options(config: RunConfig) -> dict[str, str]:
+    """Every option as text, those of the model under `model.NAME`."""
+    return dict(_flat("", dataclasses.asdict(config)))
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:

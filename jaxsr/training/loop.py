@@ -1,15 +1,13 @@
 """The training loop: the only one, for every family and both engines.
 
 It feeds batches in the order of their step numbers, brings scalars to the host every few steps,
-validates, saves, and stops cleanly on SIGTERM, on a number that is not finite, or at the end.
+validates, saves, and stops cleanly on a signal, on a number that is not finite, or at the end.
 """
 
 import logging
 import math
-import signal
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -24,6 +22,7 @@ from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
+from jaxsr.training.stop_signals import StopRequest, stop_on_signals
 from jaxsr.training.task import Task, phase_at
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ def train(task: Task, out: Path) -> dict[str, float]:
         records.say(summarize(config))
         if start:
             records.say(f"resumed at step {start} of {total}")
-        stopping = stack.enter_context(_stop_on_sigterm())
+        stopping = stack.enter_context(stop_on_signals())
         batches = stack.enter_context(
             task.batches(start, host=jax.process_index(), hosts=jax.process_count())
         )
@@ -106,9 +105,7 @@ class _Run:
         self.waiting: dict[int, Mapping[str, Any]] = {}
         self.figures: dict[str, float] = {}
 
-    def steps(
-        self, batches: Iterator[Any], total: int, stopping: threading.Event
-    ) -> dict[str, float]:
+    def steps(self, batches: Iterator[Any], total: int, stopping: StopRequest) -> dict[str, float]:
         config, engine = self.task.config, self.engine
         validate_every = config.validate_every or max(total // 10, 1)
         profiler = _Profiler(config.profile_window, self.out / "profile")
@@ -127,7 +124,7 @@ class _Run:
                 last = done == total
                 validating = done % validate_every == 0 or last
                 saving = config.save_every is not None and done % config.save_every == 0
-                stop = self._should_stop(done, stopping)
+                stop = stopping.is_due(done)
                 if done % config.log_every == 0 or validating or saving or stop:
                     self._report(done, phase)
                 if validating:
@@ -138,20 +135,12 @@ class _Run:
                 if stop and not last:
                     self.checkpoints.wait()
                     self.records.say(
-                        f"stopped by SIGTERM after step {done}; "
+                        f"stopped by {stopping.signal_name} after step {done}; "
                         f"go on with --resume --out {self.out}"
                     )
                     break
         self.checkpoints.wait()
         return self.figures
-
-    def _should_stop(self, done: int, stopping: threading.Event) -> bool:
-        if jax.process_count() == 1:
-            return stopping.is_set()
-        # Hosts must agree on the step to stop at, whichever of them got the signal.
-        from jax.experimental import multihost_utils
-
-        return multihost_utils.reached_preemption_sync_point(done)
 
     def _report(self, done: int, phase: str) -> None:
         """Brings the waiting metrics to the host and stops at the first that is not finite."""
@@ -222,20 +211,6 @@ def _write_picture(path: Path, picture: Any) -> None:
     if not done:
         raise FileAccessError(f"cannot encode {path}")
     atomic_write(path, encoded.tobytes())
-
-
-@contextmanager
-def _stop_on_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets; the previous handler comes back at the end."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # Python delivers signals to the main thread only
-        return
-    previous = signal.signal(signal.SIGTERM, lambda *_: event.set())
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 class _Profiler:

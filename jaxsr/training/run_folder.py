@@ -5,13 +5,14 @@
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxsr.data.sources import check_folder
 from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.training.config_file import read_config, to_json
+from jaxsr.training.run_lock import LOCK
 
 RUNS = Path("runs")
 """Where runs without `--out` are, each in FAMILY-DATE-TIME."""
@@ -38,10 +39,10 @@ def choose_folder(config: Any, family: str, processes: int) -> Path:
 
 
 def claim_folder(out: Path, config: Any, family: str) -> None:
-    """Writes the configuration into the run's folder, unless the folder holds another run.
+    """Writes the configuration into the run's folder, which this run has locked.
 
     Raises:
-      InputError: it does, or it holds no run to resume.
+      InputError: the folder holds another run, or no run to resume.
       FileAccessError: it cannot be written.
     """
     saved = out / "config.json"
@@ -62,10 +63,13 @@ def claim_folder(out: Path, config: Any, family: str) -> None:
                 f"{out} was trained with another model ({changed}); use the same options, "
                 "or choose another --out"
             )
-    elif config.resume and config.out is not None and out.exists() and any(out.iterdir()):
+    elif config.resume and config.out is not None and any(_contents(out)):
         raise InputError(f"--resume found no run in {out}; leave --resume out, or name its folder")
-    check_folder(out)
     atomic_write(saved, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _contents(out: Path) -> Iterable[Path]:
+    return (path for path in out.iterdir() if path.name != LOCK)
 
 
 def _differences(before: Any, now: Any) -> str:
