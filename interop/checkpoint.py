@@ -5,13 +5,13 @@ killed while writing leaves the previous checkpoint as the newest. Restoring pla
 where the new mesh wants it, so a state saved on 8 devices restores onto 4.
 
 Each checkpoint holds a sealed record of itself: shape, dtype and digest of every array, and the
-metrics. What is restored is compared with it. A checkpoint that disagrees, whichever of its files is
-damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
+metrics. What is restored is compared with it. A checkpoint that disagrees, whichever of its files
+is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 """
 
 import json
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -111,7 +111,7 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
-        return steps_in(self.folder)
+        return steps_of(self.folder)
 
     @property
     def best_step(self) -> int | None:
@@ -154,14 +154,13 @@ class Checkpoints:
         self.wait()
         self._manager.close()
 
-    def restore(self, like: Any, *, step: int | None = None) -> tuple[int, Any] | None:
-        """Reads the newest sound checkpoint, or that of `step`.
+    def restore(self, like: Any) -> tuple[int, Any] | None:
+        """Reads the newest sound checkpoint.
 
         A damaged one is renamed to `STEP.damaged`, with a warning.
 
         Args:
           like: the state to restore into: arrays, or shapes and dtypes, with shardings.
-          step: the one to read, and no other.
 
         Returns:
           The step and the state, or None where there is no checkpoint.
@@ -169,29 +168,53 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints, but none is sound or none fits `like`.
         """
-        candidates = steps_in(self.folder)[::-1] if step is None else [step]
-        for candidate in candidates:
-            try:
-                return candidate, restore_step(self.folder, candidate, like)
-            except DamagedFileError as error:
-                if jax.process_index() == 0:
-                    _rename_damaged(self.folder, candidate, error)
-                _wait_for_all(f"checkpoint {candidate} renamed")
-                self._manager.reload()
-        damaged = sorted(path.name for path in self.folder.glob("*.damaged*"))
-        if damaged:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} is sound (damaged: {', '.join(damaged)}); copy "
-                "the folder from a backup, start anew with another --out, or delete the damaged "
-                "ones to start this run from step 0"
-            )
-        return None
+
+        def rename(damaged_step: int, reason: Exception) -> None:
+            if jax.process_index() == 0:
+                _rename_damaged(self.folder, damaged_step, reason)
+            _wait_for_all(f"checkpoint {damaged_step} renamed")
+            self._manager.reload()
+
+        return _restore_newest(self.folder, like, rename)
+
+
+def restore_newest(folder: Path, like: Any) -> tuple[int, Any] | None:
+    """`Checkpoints.restore` for another run's folder, in which nothing is changed.
+
+    Raises:
+      CheckpointError: there are checkpoints, but none is sound or none fits `like`.
+    """
+
+    def warn(step: int, reason: Exception) -> None:
+        log.warning("the checkpoint of step %s in %s is damaged: %s", step, folder, reason)
+
+    return _restore_newest(folder, like, warn)
+
+
+def _restore_newest(
+    folder: Path, like: Any, on_damage: Callable[[int, Exception], None]
+) -> tuple[int, Any] | None:
+    steps = steps_of(folder)
+    for step in reversed(steps):
+        try:
+            return step, restore_step(folder, step, like)
+        except DamagedFileError as error:
+            on_damage(step, error)
+    damaged = [f"step {step}" for step in steps]
+    damaged = sorted(path.name for path in folder.glob("*.damaged*")) or damaged
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is sound (damaged: {', '.join(damaged)}); copy the folder "
+            "from a backup, start anew with another --out, or delete the damaged ones to start "
+            "this run from step 0"
+        )
+    return None
 
 
 def _set_aside_unreadable(folder: Path) -> None:
     """Renames checkpoints that Orbax would fail on, or rank by wrong metrics."""
     if jax.process_index() == 0:
-        for step in steps_in(folder):
+        for step in steps_of(folder):
             try:
                 read_record(folder / str(step))
             except DamagedFileError as error:
@@ -204,7 +227,7 @@ def _rename_damaged(folder: Path, step: int, reason: Exception) -> None:
     log.warning("the checkpoint of step %s is damaged: %s; renamed to %s", step, reason, path)
 
 
-def steps_in(folder: Path) -> list[int]:
+def steps_of(folder: Path) -> list[int]:
     """Steps whose checkpoints are complete, ascending; a folder that does not exist has none."""
     if not folder.is_dir():
         return []
@@ -213,7 +236,7 @@ def steps_in(folder: Path) -> list[int]:
 
 def read_notes(folder: Path) -> dict[str, Any] | None:
     """The notes of the newest checkpoint in a folder whose record is sound; None without one."""
-    for step in reversed(steps_in(folder)):
+    for step in reversed(steps_of(folder)):
         try:
             return read_record(folder / str(step))["notes"]
         except DamagedFileError:
@@ -384,7 +407,7 @@ def _write_errors(folder: Path) -> Generator[None]:
         yield
     except Exception as error:
         # From which checkpoint a resumed run would start.
-        steps = steps_in(folder)
+        steps = steps_of(folder)
         newest = f"the one of step {steps[-1]} is complete" if steps else "none is complete yet"
         full = ("No space left", "RESOURCE_EXHAUSTED", "Disk quota")
         if any(words in str(error) for words in full):

@@ -1,7 +1,7 @@
 """JSON texts that carry a digest of themselves, so that damage is noticed when they are read.
 
-A sealed text is one JSON object (NaN as Python writes it) whose first entry is `digest`: the first 16 hexadecimal digits of
-the SHA-256 of everything behind that entry.
+A sealed text is one JSON object (NaN as Python writes it). Its first entry is `digest`: the first
+16 hexadecimal digits of the SHA-256 of everything behind that entry.
 """
 
 import hashlib

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 import jaxsr
+from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.runtime.setup import setup_compute
@@ -33,6 +34,7 @@ def start(name: str, family: Any, config: RunConfig) -> None:
     Raises:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
     """
+    record = None
     with ExitStack() as stack:
         with fail_together():
             setup_compute(config, jax_on_host=True, job=_facts(name, config))
@@ -42,8 +44,9 @@ def start(name: str, family: Any, config: RunConfig) -> None:
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
-                claim_folder(out, config, name)
-        train(task, out)
+                threads = available_cpus()
+                record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
+        train(task, out, record)
 
 
 def _facts(name: str, config: RunConfig) -> dict[str, dict[str, Any]]:

@@ -158,7 +158,7 @@ def broken(folder, how, tensors):
         ("config not JSON", ValueError, "config.json is not JSON"),
         ("architecture", ValueError, "model_type 'mamba'"),
         ("shard", FileNotFoundError, "lacks 1 of"),
-        ("truncated shard", ValueError, "not a whole safetensors file"),
+        ("truncated shard", ValueError, "not a complete safetensors file"),
         ("no weights", FileNotFoundError, "pickles, which are never opened"),
     ],
 )
