@@ -64,14 +64,15 @@ def check_digest(path: Path) -> None:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= _LONGEST_HEADER else b""
-        match = re.search(rf'"{DIGEST}":"([0-9a-f]{{{DIGITS}}})"'.encode(), header)
-        if match is None:
+        if DIGEST.encode() not in header:
             return
+        match = re.search(rf'"{DIGEST}":"([^"]{{{DIGITS}}})"'.encode(), header)
+        begin, end = match.span(1) if match else (0, 0)
         digest = hashlib.sha256(length.to_bytes(8, "little"))
-        digest.update(header[: match.start(1)] + _ZEROS.encode() + header[match.end(1) :])
+        digest.update(header[:begin] + _ZEROS.encode() + header[end:])
         while part := file.read(2**20):
             digest.update(part)
-    if digest.hexdigest()[:DIGITS] != match[1].decode():
+    if digest.hexdigest()[:DIGITS].encode() != header[begin:end]:
         raise DamagedFileError(
             f"{path} is damaged: its content does not agree with the digest in it; restore it from "
             "a copy, or write it again"
@@ -99,8 +100,8 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
     except SafetensorError as error:
         reason = str(error).strip().partition("\n")[0][:120]
         raise InputError(
-            f"{path} is not a complete safetensors file ({reason}); it is damaged or cut short, get "
-            "it again"
+            f"{path} is not a complete safetensors file ({reason}); it is damaged or cut short, "
+            "get it again"
         ) from error
 
 
