@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,6 +50,11 @@ class Session:
         )
         self.rows: list[dict[str, Any]] = []
         self.last: tuple[Run, list[str]] | None = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the model, for files of its cache."""
+        return fingerprint(self.model.network)
 
     def _engine(self, platform: str) -> Any:
         if self.config.engine == "torch":
@@ -100,7 +106,10 @@ class Session:
         """Goes on from the saved batch."""
         assert self.config.resume is not None
         snapshot, texts = load_snapshot(
-            self.config.resume, fingerprint=fingerprint(self.model.network), model=self.model.name
+            self.config.resume,
+            fingerprint=self.fingerprint,
+            model=self.model.name,
+            config=self.model.config,
         )
         run = continue_from(
             self.engine,
@@ -174,7 +183,7 @@ class Session:
             save_snapshot(
                 config.save_cache,
                 merged(run.snapshots),
-                fingerprint=fingerprint(self.model.network),
+                fingerprint=self.fingerprint,
                 model=self.model.name,
                 prompts=texts,
             )

@@ -4,6 +4,7 @@ Checkpoints that are quantised (block and channel FP8, compressed-tensors int8) 
 """
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,16 @@ def _read_quantization(stated: dict[str, Any]) -> tuple[tuple[int, int] | None, 
 
 
 def fingerprint(network: CausalLM) -> str:
-    """Tells models apart, not their dtypes or quantisations: of the sizes and of the last norm."""
-    norm = network.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
-    digest = hashlib.sha256(repr(sorted(asdict(network.config).items())).encode())
-    digest.update(norm.numpy().tobytes())
-    return digest.hexdigest()[:16]
+    """16 hexadecimal digits of the configuration and every weight, bit for bit as it computes."""
+
+    def digest(tensor: Tensor) -> bytes:
+        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return hashlib.sha256(content).digest()
+
+    state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
+        digests = [*pool.map(digest, state.values())]
+    layers = [(name, type(module).__name__) for name, module in network.named_modules()]
+    facts = [(n, str(t.dtype), tuple(t.shape)) for n, t in state.items()]
+    text = repr((sorted(asdict(network.config).items()), layers, facts))
+    return hashlib.sha256(text.encode() + b"".join(digests)).hexdigest()[:16]
