@@ -64,9 +64,13 @@ class Session:
         from jaxsr.generation.jax_decoder import JaxEngine
         from jaxsr.generation.sharding import tensor_mesh
 
+        devices = self.config.devices
+        if self.config.deterministic and devices > 1:
+            print(f"deterministic: one device of {devices} computes", file=sys.stderr)
+            devices = 1
         return JaxEngine(
             self.model.network,
-            mesh=tensor_mesh(self.config.devices),
+            mesh=tensor_mesh(devices),
             programs=compiled_folder(self.config) / "traced",
         )
 

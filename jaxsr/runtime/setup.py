@@ -83,6 +83,9 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     if compile_cache is None:
         return
+    from jaxsr.runtime.compile_cache import use_sealed_cache
+
+    use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
 

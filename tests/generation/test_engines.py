@@ -1,5 +1,6 @@
 """Both engines against `transformers`' own generation, and against each other."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -13,6 +14,7 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.llama.loading import fingerprint
+from jaxsr.models.llama.quantized import quantize
 
 LENGTHS = (3, 17, 30, 16)
 GREEDY = SamplingOptions(max_new_tokens=24)
@@ -136,15 +138,25 @@ def bits(engine, prompts, **how):
     ]
 
 
+FAMILIES = ("llama", "llama-plain", "qwen3")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["jax", "torch"])
-def test_deterministic_is_independent_of_company_bit_for_bit(kind, engines, prompts):
-    engine = engines(kind)
+def test_deterministic_is_independent_of_company_bit_for_bit(kind, family, engines, prompts):
+    engine = engines(kind, family)
     alone = [bits(engine, [prompt])[0] for prompt in prompts]
     assert bits(engine, prompts, batch_size=4) == alone
-    assert bits(engine, prompts, batch_size=2, padding="right") == alone
-    assert bits(engine, prompts[::-1], batch_size=4) == alone[::-1]
+    assert bits(engine, prompts, batch_size=4, padding="left") == alone
+    assert bits(engine, prompts, batch_size=2, padding="left", chunk=5) == alone
+    assert bits(engine, prompts[::-1], batch_size=3, chunk=1) == alone[::-1]
     long = np.random.default_rng(1).integers(3, 320, 200).tolist()
-    assert bits(engine, [long, prompts[0]], batch_size=2)[1] == alone[0]
+    assert bits(engine, [long, prompts[0]], batch_size=2, padding="left")[1] == alone[0]
+
+
+def test_deterministic_on_several_devices_is_refused(engines, prompts):
+    with pytest.raises(ValueError, match="needs an engine on one device, got 8"):
+        complete(engines("jax8"), prompts, GREEDY, deterministic=True)
 
 
 @pytest.mark.parametrize("kind", ["jax", "torch"])
@@ -213,10 +225,6 @@ def test_saved_cache_of_another_model_is_refused(saved, engines, network):
 
 
 def test_the_fingerprint_covers_every_weight_dtype_and_quantisation(network):
-    import copy
-
-    from jaxsr.models.llama.quantized import quantize
-
     marks = {fingerprint(network(family)) for family in ("llama", "llama-plain", "qwen3")}
     for change in (
         lambda n: n.model.layers[1].mlp.up_proj.weight.data.view(torch.int32)[3, 5].bitwise_xor_(1),
