@@ -9,8 +9,11 @@ metrics. What is restored is compared with it. A checkpoint that disagrees, whic
 is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 """
 
+import gc
 import json
 import logging
+import sys
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -260,6 +263,10 @@ def read_record(path: Path) -> dict[str, Any]:
         raise DamagedFileError(f"it has no {_RECORD}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"its {_RECORD} cannot be read ({_first_line(error)})") from error
+    try:
+        json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"its metadata cannot be read ({_first_line(error)})") from error
     metrics = path / "metrics" / "metrics"
     try:
         stated = json.loads(metrics.read_bytes()) if metrics.parent.exists() else None
@@ -288,21 +295,22 @@ def restore_step(folder: Path, step: int, like: Any) -> Any:
     import orbax.checkpoint as ocp
 
     path, target = folder.resolve() / str(step), jax.tree.map(_abstract, like)
-    record = state = failure = None
+    record: dict[str, Any] = {}
+    state, failure = None, ""
     try:
         record = read_record(path)
         _check_fits(record, target, path)
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        with (
+            _without_late_tracebacks(),
+            ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader,
+        ):
             state = reader.restore(path / "state", args=ocp.args.StandardRestore(target))
     except CheckpointError:
         raise
-    except Exception as error:
-        # Orbax and TensorStore raise many types for a damaged file.
-        failure = error
-    if not _all_processes(failure is None):
-        reason = "another process cannot read it" if failure is None else _first_line(failure)
-        raise DamagedFileError(reason) from failure
-    assert record is not None
+    except DamagedFileError as error:
+        failure = str(error)
+    if not _all_processes(not failure):
+        raise DamagedFileError(failure or "another process of this job cannot read it")
     digests = tree_digests(state)
     changed = [name for name, (_, _, digest) in record["arrays"].items() if digests[name] != digest]
     if changed:
@@ -383,6 +391,42 @@ def _abstract(leaf: Any) -> Any:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _without_late_tracebacks() -> Generator[None]:
+    """Orbax reads in coroutines; what a failure leaves of them would print tracebacks later.
+
+    Raises:
+      DamagedFileError: the block raised anything; it has the first line of it.
+    """
+    asyncio_log, text = logging.getLogger("asyncio"), ""
+    asyncio_log.disabled = True
+    if sys.excepthook is not _hook_without_closed_loops:  # for good: its threads may read on
+        _hooks.append(sys.excepthook)
+        sys.excepthook = _hook_without_closed_loops
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine was never awaited
+            try:
+                yield
+            except Exception as error:  # of many types, by Orbax and TensorStore
+                text = _first_line(error)
+                error.__traceback__ = error.__cause__ = error.__context__ = None
+            if text:
+                gc.collect()
+    finally:
+        asyncio_log.disabled = False
+    if text:
+        raise DamagedFileError(text)
+
+
+_hooks: list[Callable[..., Any]] = []
+
+
+def _hook_without_closed_loops(kind: Any, error: BaseException, trace: Any) -> None:
+    if str(error) != "Event loop is closed":
+        _hooks[-1](kind, error, trace)
 
 
 @contextmanager

@@ -34,19 +34,13 @@ def test_any_flipped_bit_of_our_own_file_is_noticed(tmp_path):
     path, rng = tmp_path / "w.safetensors", np.random.default_rng(0)
     arrays = {"a": rng.normal(size=(20, 3)).astype(np.float32), "b": np.arange(4)}
     export_weights(path, arrays, metadata={"config": {"width": 20}})
-    content, before = path.read_bytes(), read_weights(path)
+    content = path.read_bytes()
     for _ in range(200):
         damaged = bytearray(content)
         damaged[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
         path.write_bytes(bytes(damaged))
-        try:
-            read, notes = read_weights(path)
-        except InputError:
-            continue
-        # A flip in the digest's name leaves a file without a digest, and its arrays intact.
-        assert b"jaxsr_digest" not in damaged and notes["config"] == before[1]["config"]
-        for name, array in read.items():
-            np.testing.assert_array_equal(array, before[0][name])
+        with pytest.raises(InputError):
+            read_weights(path)
     path.write_bytes(content[:-8] + bytes(8))
     with pytest.raises(DamagedFileError, match="does not agree with the digest in it"):
         read_weights(path)
