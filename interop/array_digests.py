@@ -103,7 +103,7 @@ def _joined(digests: np.ndarray, factor: int) -> np.ndarray:
 
 
 def _crc(array: np.ndarray) -> int:
-    return zlib.crc32(array.reshape(-1).view(np.uint8), _ONES) ^ _ONES
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data, _ONES) ^ _ONES
 
 
 @functools.cache

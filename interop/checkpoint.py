@@ -9,6 +9,7 @@ metrics. What is restored is compared with it. A checkpoint that disagrees, whic
 is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 """
 
+import asyncio
 import gc
 import json
 import logging
@@ -400,11 +401,10 @@ def _without_late_tracebacks() -> Generator[None]:
     Raises:
       DamagedFileError: the block raised anything; it has the first line of it.
     """
-    asyncio_log, text = logging.getLogger("asyncio"), ""
-    asyncio_log.disabled = True
-    if sys.excepthook is not _hook_without_closed_loops:  # for good: its threads may read on
-        _hooks.append(sys.excepthook)
-        sys.excepthook = _hook_without_closed_loops
+    asyncio_log, hook, text = logging.getLogger("asyncio"), sys.unraisablehook, ""
+    asyncio_log.disabled, sys.unraisablehook = True, lambda _: None
+    policy = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(_LenientLoops())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine was never awaited
@@ -416,17 +416,23 @@ def _without_late_tracebacks() -> Generator[None]:
             if text:
                 gc.collect()
     finally:
-        asyncio_log.disabled = False
+        asyncio_log.disabled, sys.unraisablehook = False, hook
+        asyncio.set_event_loop_policy(policy)
     if text:
         raise DamagedFileError(text)
 
 
-_hooks: list[Callable[..., Any]] = []
+class _LenientLoop(asyncio.SelectorEventLoop):
+    """An event loop that lets late results go: after a failure TensorStore's threads read on."""
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        if not self.is_closed():
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        return None
 
 
-def _hook_without_closed_loops(kind: Any, error: BaseException, trace: Any) -> None:
-    if str(error) != "Event loop is closed":
-        _hooks[-1](kind, error, trace)
+class _LenientLoops(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = _LenientLoop
 
 
 @contextmanager

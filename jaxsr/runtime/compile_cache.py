@@ -58,4 +58,4 @@ def use_sealed_cache() -> None:
 def _open_cache(path: str) -> tuple[SealedCache, str]:
     from jax import config
 
-    return SealedCache(path, max_size=config.jax_compilation_cache_max_size), path
+    return SealedCache(path, max_size=config.values["jax_compilation_cache_max_size"]), path

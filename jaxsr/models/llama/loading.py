@@ -198,7 +198,7 @@ def fingerprint(network: CausalLM) -> str:
 
     def digest(tensor: Tensor) -> bytes:
         content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        return hashlib.sha256(content).digest()
+        return hashlib.sha256(content.data).digest()
 
     state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
