@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Writes a file from bytes.
+def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes a file from bytes, or from several parts behind each other.
 
     Raises:
       OSError: it cannot be written; nothing is left of it.
     """
     file = AtomicFile(path)
     try:
-        file.stream.write(content)
+        for part in parts:
+            file.stream.write(part)
     except BaseException:
         file.abandon()
         raise
@@ -70,6 +71,23 @@ def atomic_path(path: Path) -> Generator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged file or folder to `NAME.damaged`, or with a number; nothing is deleted.
+
+    Returns:
+      Its new path.
+
+    Raises:
+      OSError: it cannot be renamed.
+    """
+    target = path.with_name(f"{path.name}.damaged")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.damaged-{number}")
+    return path.rename(target)
 
 
 def _partial(path: Path, ending: str = "") -> Path:

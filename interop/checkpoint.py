@@ -1,12 +1,21 @@
 """Checkpoints of a training state: Orbax, saved asynchronously, the latest and the best.
 
-A checkpoint appears whole or not at all: Orbax writes beside its final name and renames. A run
+A checkpoint appears complete or not at all: Orbax writes beside its final name and renames. A run
 killed while writing leaves the previous checkpoint as the newest. Restoring places every leaf
 where the new mesh wants it, so a state saved on 8 devices restores onto 4.
+
+Each checkpoint holds a sealed record of itself: shape, dtype and digest of every array, and the
+metrics. What is restored is compared with it. A checkpoint that disagrees, whichever of its files
+is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 """
 
+import asyncio
+import gc
+import json
 import logging
-from collections.abc import Generator, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +23,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxsr.interop.errors import UserError
+from jaxsr.interop.array_digests import leaf_name, tree_digests
+from jaxsr.interop.atomic_write import set_aside
+from jaxsr.interop.errors import DamagedFileError, UserError
+from jaxsr.interop.sealed_json import seal, unseal
+
+_RECORD = "record"
+"""Item and file of a checkpoint: the sealed record, see `_describe`."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +47,9 @@ class Checkpoints:
         whatever its age. None keeps only the latest.
       best: whether the metric is better when higher (`max`) or lower (`min`).
       keep: how many of the latest to keep.
+      notes: JSON values that every checkpoint's record repeats, see `read_notes`.
+
+    Checkpoints whose record or metrics are damaged are set aside at once.
 
     Raises:
       CheckpointError: the folder cannot be created or written.
@@ -44,11 +62,13 @@ class Checkpoints:
         metric: str | None = None,
         best: Literal["max", "min"] = "max",
         keep: int = 2,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         import orbax.checkpoint as ocp
         from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
         self.folder = folder.resolve()
+        self._notes = dict(notes or {})
         policies: list[Any] = [preservation.LatestN(keep)]
         if metric is not None:
             sign = 1.0 if best == "max" else -1.0
@@ -62,10 +82,14 @@ class Checkpoints:
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            _set_aside_unreadable(self.folder)
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 # Named so that a manager that has saved nothing yet can describe old ones.
-                item_handlers={"state": ocp.StandardCheckpointHandler()},
+                item_handlers={
+                    "state": ocp.StandardCheckpointHandler(),
+                    _RECORD: ocp.JsonCheckpointHandler(filename=_RECORD),
+                },
                 options=ocp.CheckpointManagerOptions(
                     best_fn=(lambda m: m[metric]) if metric else None,
                     best_mode=best,
@@ -91,7 +115,7 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
-        return sorted(self._manager.all_steps())
+        return steps_of(self.folder)
 
     @property
     def best_step(self) -> int | None:
@@ -108,10 +132,14 @@ class Checkpoints:
 
         if step in self._manager.all_steps():
             return
+        record = _describe(step, state, metrics, self._notes)
         with _write_errors(self.folder), _without_metric_warnings():
             self._manager.save(
                 step,
-                args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    **{_RECORD: ocp.args.JsonSave({"sealed": seal(record)})},
+                ),
                 metrics=None if metrics is None else dict(metrics),
             )
 
@@ -130,70 +158,229 @@ class Checkpoints:
         self.wait()
         self._manager.close()
 
-    def restore(self, like: Any, *, step: int | None = None) -> tuple[int, Any] | None:
-        """Reads the newest checkpoint that can be read, or that of `step`.
+    def restore(self, like: Any) -> tuple[int, Any] | None:
+        """Reads the newest sound checkpoint.
 
-        A newest checkpoint that is damaged is passed over with a warning.
+        A damaged one is renamed to `STEP.damaged`, with a warning.
 
         Args:
           like: the state to restore into: arrays, or shapes and dtypes, with shardings.
-          step: the one to read, and no other.
 
         Returns:
           The step and the state, or None where there is no checkpoint.
 
         Raises:
-          CheckpointError: checkpoints exist, but none can be read or none fits `like`.
+          CheckpointError: there are checkpoints, but none is sound or none fits `like`.
         """
-        import orbax.checkpoint as ocp
 
-        candidates = self.steps[::-1] if step is None else [step]
-        target = jax.tree.map(_abstract, like)
-        failures: list[str] = []
-        for candidate in candidates:
-            self._check_fits(candidate, target)
-            try:
-                restored = self._manager.restore(
-                    candidate, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
-                )
-            except Exception as error:
-                # Orbax and TensorStore raise many types for a damaged file; each is reported.
-                failures.append(f"step {candidate}: {_first_line(error)}")
-                log.warning("checkpoint %s is damaged and passed over: %s", candidate, failures[-1])
-                continue
-            return candidate, restored["state"]
-        if failures:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} can be read ({'; '.join(failures)}); "
-                "start anew with another --out, or restore the folder from a copy"
-            )
-        return None
+        def rename(damaged_step: int, reason: Exception) -> None:
+            if jax.process_index() == 0:
+                _rename_damaged(self.folder, damaged_step, reason)
+            _wait_for_all(f"checkpoint {damaged_step} renamed")
+            self._manager.reload()
 
-    def _check_fits(self, step: int, target: Any) -> None:
-        """Refuses a checkpoint whose leaves have other names or shapes than the run's."""
+        return _restore_newest(self.folder, like, rename)
+
+
+def restore_newest(folder: Path, like: Any) -> tuple[int, Any] | None:
+    """`Checkpoints.restore` for another run's folder, in which nothing is changed.
+
+    Raises:
+      CheckpointError: there are checkpoints, but none is sound or none fits `like`.
+    """
+
+    def warn(step: int, reason: Exception) -> None:
+        log.warning("the checkpoint of step %s in %s is damaged: %s", step, folder, reason)
+
+    return _restore_newest(folder, like, warn)
+
+
+def _restore_newest(
+    folder: Path, like: Any, on_damage: Callable[[int, Exception], None]
+) -> tuple[int, Any] | None:
+    steps = steps_of(folder)
+    for step in reversed(steps):
         try:
-            saved = _shapes(self._manager.item_metadata(step)["state"])
-        except Exception as error:
-            # A damaged checkpoint may have no readable description; reading it will say so.
-            log.warning("checkpoint %s has no readable description: %s", step, _first_line(error))
-            return
-        expected = _shapes(target)
-        if saved == expected:
-            return
-        missing, extra = sorted({*expected} - {*saved}), sorted({*saved} - {*expected})
-        differing = sorted(n for n in {*saved} & {*expected} if saved[n] != expected[n])
-        reasons: list[str] = []
-        if missing:
-            reasons.append(f"lacks {len(missing)} entries such as {missing[0]}")
-        if extra:
-            reasons.append(f"has {len(extra)} others such as {extra[0]}")
-        if differing:
-            name = differing[0]
-            reasons.append(f"{name} has shape {saved[name]} there and {expected[name]} in this run")
+            return step, restore_step(folder, step, like)
+        except DamagedFileError as error:
+            on_damage(step, error)
+    damaged = [f"step {step}" for step in steps]
+    damaged = sorted(path.name for path in folder.glob("*.damaged*")) or damaged
+    if damaged:
         raise CheckpointError(
-            f"the checkpoint at step {step} in {self.folder} belongs to another run: "
-            f"{', '.join(reasons)}; use the options it was trained with, or another --out"
+            f"no checkpoint in {folder} is sound (damaged: {', '.join(damaged)}); copy the folder "
+            "from a backup, start anew with another --out, or delete the damaged ones to start "
+            "this run from step 0"
         )
+    return None
+
+
+def _set_aside_unreadable(folder: Path) -> None:
+    """Renames checkpoints that Orbax would fail on, or rank by wrong metrics."""
+    if jax.process_index() == 0:
+        for step in steps_of(folder):
+            try:
+                read_record(folder / str(step))
+            except DamagedFileError as error:
+                _rename_damaged(folder, step, error)
+    _wait_for_all("records of checkpoints")
+
+
+def _rename_damaged(folder: Path, step: int, reason: Exception) -> None:
+    path = set_aside(folder / str(step))
+    log.warning("the checkpoint of step %s is damaged: %s; renamed to %s", step, reason, path)
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Steps whose checkpoints are complete, ascending; a folder that does not exist has none."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def read_notes(folder: Path) -> dict[str, Any] | None:
+    """The notes of the newest checkpoint in a folder whose record is sound; None without one."""
+    for step in reversed(steps_of(folder)):
+        try:
+            return read_record(folder / str(step))["notes"]
+        except DamagedFileError:
+            continue
+    return None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, see `_describe`.
+
+    Args:
+      path: folder of one checkpoint.
+
+    Raises:
+      DamagedFileError: the record is missing or damaged, or disagrees with the metrics' file.
+    """
+    file = path / _RECORD / _RECORD
+    try:
+        record = unseal(json.loads(file.read_bytes())["sealed"].encode(), source=file)
+    except FileNotFoundError:
+        raise DamagedFileError(f"it has no {_RECORD}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"its {_RECORD} cannot be read ({_first_line(error)})") from error
+    try:
+        json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"its metadata cannot be read ({_first_line(error)})") from error
+    metrics = path / "metrics" / "metrics"
+    try:
+        stated = json.loads(metrics.read_bytes()) if metrics.parent.exists() else None
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"its metrics cannot be read ({_first_line(error)})") from error
+    # NaN is a metric like any other here, and equals nothing.
+    if record["step"] != int(path.name) or repr(record["metrics"]) != repr(stated):
+        raise DamagedFileError("its metrics or its name are not those that were saved")
+    return record
+
+
+def restore_step(folder: Path, step: int, like: Any) -> Any:
+    """The state of one checkpoint, compared with its digests; changes nothing in the folder.
+
+    Every process of a job calls it, and it fails in all of them or in none.
+
+    Args:
+      folder: of the run's checkpoints.
+      step: which one.
+      like: as for `Checkpoints.restore`.
+
+    Raises:
+      DamagedFileError: the checkpoint is damaged; the message says in what.
+      CheckpointError: it does not fit `like`.
+    """
+    import orbax.checkpoint as ocp
+
+    path, target = folder.resolve() / str(step), jax.tree.map(_abstract, like)
+    record: dict[str, Any] = {}
+    state, failure = None, ""
+    try:
+        record = read_record(path)
+        _check_fits(record, target, path)
+        with (
+            _without_late_tracebacks(),
+            ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader,
+        ):
+            state = reader.restore(path / "state", args=ocp.args.StandardRestore(target))
+    except CheckpointError:
+        raise
+    except DamagedFileError as error:
+        failure = str(error)
+    if not _all_processes(not failure):
+        raise DamagedFileError(failure or "another process of this job cannot read it")
+    digests = tree_digests(state)
+    changed = [name for name, (_, _, digest) in record["arrays"].items() if digests[name] != digest]
+    if changed:
+        raise DamagedFileError(
+            f"{len(changed)} of {len(digests)} arrays are not as they were saved, {changed[0]} "
+            "among them"
+        )
+    return state
+
+
+def _describe(
+    step: int, state: Any, metrics: Mapping[str, float] | None, notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A checkpoint's record: `arrays` has shape, dtype and digest of each leaf by its path."""
+    digests, leaves = tree_digests(state), jax.tree_util.tree_flatten_with_path(state)[0]
+    arrays = {
+        name: (*_form(leaf), digests[name])
+        for name, leaf in ((leaf_name(path), leaf) for path, leaf in leaves)
+    }
+    numbers = None if metrics is None else dict(metrics)
+    return {"step": step, "metrics": numbers, "notes": dict(notes), "arrays": arrays}
+
+
+def _form(leaf: Any) -> tuple[list[int], str]:
+    return [*np.shape(leaf)], str(leaf.dtype)
+
+
+def _check_fits(record: Mapping[str, Any], target: Any, path: Path) -> None:
+    """Refuses a checkpoint whose leaves have other names, shapes or dtypes than the run's."""
+    saved = {name: (shape, dtype) for name, (shape, dtype, _) in record["arrays"].items()}
+    expected = {
+        leaf_name(key): _form(leaf) for key, leaf in jax.tree_util.tree_flatten_with_path(target)[0]
+    }
+    if saved == expected:
+        return
+    missing, extra = sorted({*expected} - {*saved}), sorted({*saved} - {*expected})
+    differing = sorted(n for n in {*saved} & {*expected} if saved[n] != expected[n])
+    reasons: list[str] = []
+    if missing:
+        reasons.append(f"lacks {len(missing)} entries such as {missing[0]}")
+    if extra:
+        reasons.append(f"has {len(extra)} others such as {extra[0]}")
+    if differing:
+        name = differing[0]
+        (old_shape, old_dtype), (shape, dtype) = saved[name], expected[name]
+        reasons.append(
+            f"{name} has shape {tuple(old_shape)} and dtype {old_dtype} there, "
+            f"{tuple(shape)} and {dtype} in this run"
+        )
+    raise CheckpointError(
+        f"the checkpoint at step {path.name} in {path.parent} belongs to another run: "
+        f"{', '.join(reasons)}; use the options it was trained with, or another --out"
+    )
+
+
+def _wait_for_all(name: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)
+
+
+def _all_processes(succeeded: bool) -> bool:
+    """Whether every process of the job succeeded."""
+    if jax.process_count() == 1:
+        return succeeded
+    from jax.experimental import multihost_utils
+
+    return bool(np.all(multihost_utils.process_allgather(np.array(succeeded))))
 
 
 def _abstract(leaf: Any) -> Any:
@@ -202,28 +389,50 @@ def _abstract(leaf: Any) -> Any:
     return leaf
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of every leaf by its path."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda node: getattr(node, "shape", None) is not None
-    )
-    return {
-        "/".join(_key_name(key) for key in path): tuple(np.shape(leaf) or leaf.shape)
-        for path, leaf in leaves
-        if getattr(leaf, "shape", None) is not None
-    }
-
-
-def _key_name(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
-
-
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _without_late_tracebacks() -> Generator[None]:
+    """Orbax reads in coroutines; what a failure leaves of them would print tracebacks later.
+
+    Raises:
+      DamagedFileError: the block raised anything; it has the first line of it.
+    """
+    asyncio_log, hook, text = logging.getLogger("asyncio"), sys.unraisablehook, ""
+    asyncio_log.disabled, sys.unraisablehook = True, lambda _: None
+    policy = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(_LenientLoops())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine was never awaited
+            try:
+                yield
+            except Exception as error:  # of many types, by Orbax and TensorStore
+                text = _first_line(error)
+                error.__traceback__ = error.__cause__ = error.__context__ = None
+            if text:
+                gc.collect()
+    finally:
+        asyncio_log.disabled, sys.unraisablehook = False, hook
+        asyncio.set_event_loop_policy(policy)
+    if text:
+        raise DamagedFileError(text)
+
+
+class _LenientLoop(asyncio.SelectorEventLoop):
+    """An event loop that lets late results go: after a failure TensorStore's threads read on."""
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        if not self.is_closed():
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        return None
+
+
+class _LenientLoops(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = _LenientLoop
 
 
 @contextmanager
@@ -248,8 +457,8 @@ def _write_errors(folder: Path) -> Generator[None]:
         yield
     except Exception as error:
         # From which checkpoint a resumed run would start.
-        steps = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
-        newest = f"the one of step {max(steps)} is whole" if steps else "none is complete yet"
+        steps = steps_of(folder)
+        newest = f"the one of step {steps[-1]} is complete" if steps else "none is complete yet"
         full = ("No space left", "RESOURCE_EXHAUSTED", "Disk quota")
         if any(words in str(error) for words in full):
             raise CheckpointError(

@@ -13,6 +13,10 @@ class InputError(UserError, ValueError):
     """An option, argument or file content that cannot be used."""
 
 
+class DamagedFileError(InputError):
+    """A file whose content does not agree with the digest that was stored with it."""
+
+
 class InputTypeError(UserError, TypeError):
     """An argument of a type that cannot be used."""
 

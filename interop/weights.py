@@ -1,9 +1,13 @@
 """Weights leave and enter as safetensors under torch names; nothing is ever unpickled.
 
-Only `export_weights` needs JAX, and imports it.
+What jaxsr writes has a digest of the whole file among its metadata, made while that digest's own
+digits were zeros. It is compared whenever the file is opened; files of others have none. Only
+`export_weights` needs JAX, and imports it.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.interop.errors import InputError, MissingFileError
+from jaxsr.interop.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.interop.sealed_json import DIGITS
+
+DIGEST = "jaxsr_digest"
+"""The digest's name among a file's metadata."""
+
+_WRITER = ("written_by", "jaxsr")
+_ZEROS = "0" * DIGITS
+_LONGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
 
 def export_weights(
@@ -33,7 +45,41 @@ def export_weights(
 
     host = {name: _widened(np.asarray(jax.device_get(array))) for name, array in arrays.items()}
     notes = {name: json.dumps(value) for name, value in (metadata or {}).items()}
-    atomic_write(path, save(host, metadata=notes))
+    notes |= dict([_WRITER], **{DIGEST: _ZEROS})
+    atomic_write(path, *with_digest(save(host, metadata=notes)))
+
+
+def with_digest(content: bytes) -> tuple[bytes | memoryview, ...]:
+    """A safetensors file whose metadata have a `DIGEST` of zeros, in parts, with the digest."""
+    place = content.index(f'"{DIGEST}":"{_ZEROS}"'.encode()) + len(f'"{DIGEST}":"')
+    digest = hashlib.sha256(content).hexdigest()[:DIGITS].encode()
+    view = memoryview(content)
+    return view[:place], digest, view[place + DIGITS :]
+
+
+def check_digest(path: Path) -> None:
+    """Compares a safetensors file with the digest in it, if it has one.
+
+    Raises:
+      DamagedFileError: they disagree.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= _LONGEST_HEADER else b""
+        # Either entry is enough: damage to both of their names is next to impossible.
+        if b"jaxsr" not in header:
+            return
+        match = re.search(rf'"{DIGEST}":"([^"]{{{DIGITS}}})"'.encode(), header)
+        begin, end = match.span(1) if match else (0, 0)
+        digest = hashlib.sha256(length.to_bytes(8, "little"))
+        digest.update(header[:begin] + _ZEROS.encode() + header[end:])
+        while part := file.read(2**20):
+            digest.update(part)
+    if digest.hexdigest()[:DIGITS].encode() != header[begin:end]:
+        raise DamagedFileError(
+            f"{path} is damaged: its content does not agree with the digest in it; restore it from "
+            "a copy, or write it again"
+        )
 
 
 @contextmanager
@@ -42,12 +88,14 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is not a whole safetensors file.
+      DamagedFileError: it does not agree with the digest in it.
+      ValueError: it is not a complete safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise MissingFileError(f"no weights file at {path}; check the path")
+    check_digest(path)
     try:
         opened: Any = safe_open(path, framework=framework)
         with opened as file:
@@ -55,8 +103,8 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
     except SafetensorError as error:
         reason = str(error).strip().partition("\n")[0][:120]
         raise InputError(
-            f"{path} is not a whole safetensors file ({reason}); it is damaged or cut short, get "
-            "it again"
+            f"{path} is not a complete safetensors file ({reason}); it is damaged or cut short, "
+            "get it again"
         ) from error
 
 
@@ -71,7 +119,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """What a safetensors file says of itself: values that are JSON decoded, others as text."""
     with open_safetensors(path) as file:
         metadata: dict[str, str] = file.metadata() or {}
-        return {name: _decoded(value) for name, value in metadata.items()}
+        return {
+            name: _decoded(value)
+            for name, value in metadata.items()
+            if name not in (DIGEST, _WRITER[0])
+        }
 
 
 def _decoded(value: str) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxsr.interop.errors import (
+    DamagedFileError,
     DeviceError,
     FileAccessError,
     InputError,
@@ -14,6 +15,7 @@ from jaxsr.interop.errors import (
 )
 
 __all__ = [
+    "DamagedFileError",
     "DeviceError",
     "FileAccessError",
     "InputError",

@@ -21,18 +21,9 @@ def _train(arguments: list[str]) -> int | None:
         from jaxsr.training.aot import run
 
         return run(family, config)
-    import jax
+    from jaxsr.training.start import start
 
-    from jaxsr.runtime.setup import setup_compute
-    from jaxsr.training.loop import train
-    from jaxsr.training.run_folder import choose_folder, claim_folder
-
-    setup_compute(config, jax_on_host=True, distributed=True)
-    out = choose_folder(config, name, jax.process_count())
-    task = family.build(config)  # checks the data before anything is computed
-    if jax.process_index() == 0:
-        claim_folder(out, config, name)
-    train(task, out)
+    start(name, family, config)
     return None
 
 

@@ -163,3 +163,18 @@ def test_a_path_among_the_options_is_recorded_by_its_name(tmp_path):
 
     Report("x", Options(photos=tmp_path / "kodak", out=tmp_path / "x.json")).write()
     assert json.loads((tmp_path / "x.json").read_text())["options"] == {"photos": "kodak"}
+
+
+@pytest.mark.timeout(300)
+def test_no_damage_is_accepted(tmp_path):
+    """A shortened form of `python -m benchmarks.damage`, in a process of its own."""
+    out = tmp_path / "damage.json"
+    words = ["--flips", "64", "--cuts", "40", "--seed", "1", "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.damage", *words]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(out.read_text())["rows"]
+    assert sum(row["tries"] for row in rows) == 104
+    assert len({row["kind"] for row in rows}) == 8
+    assert not any(row["accepted"] for row in rows)

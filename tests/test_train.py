@@ -123,7 +123,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state
     assert int(found[4]) == int(found[3]) - 1
     kept = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit())
     assert kept == int(found[4])
-    assert "--resume" in line
+    assert f"--branch-from {tmp_path}" in line
     values = records(tmp_path)[-1]
     assert values["step"] == int(found[3]) and values[found[1]] in ("nan", "inf", "-inf")
 
@@ -204,16 +204,144 @@ def test_another_run_is_not_overwritten(capsys, finished):
     assert "already holds a run; add --resume" in line
 
 
-def test_another_model_is_not_resumed(capsys, finished):
-    line = refused(capsys, *TINY, "--out", finished, "--resume", "--model.width", "8")
-    assert "was trained with another model (width=4 then, 8 now)" in line
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.width", 8], "has model.width=4, not 8; leave"),
+        (["--lr", 0.5, "--seed", 3], r"has lr=0\.\d+, not 0\.5, seed=0, not 3; leave"),
+        (["--batch", 8], "has batch=4, not 8; .* --branch-from"),
+        (["--engine", "torch", "--mesh", 1], "has engine=jax, not torch"),
+        (["--held-out", 0.3], "has held_out=0.1, not 0.3"),
+        (["span"], "configures a run of fast-srgan, not of span"),
+    ],
+)
+def test_what_a_resume_cannot_change_is_refused(options, message, capsys, finished):
+    before = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    family = [o for o in options if o == "span"]
+    options = [] if family else options
+    line = refused(capsys, *family, "--out", finished, "--resume", *options)
+    assert re.search(message, line), line
+    assert before == {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
 
 
-def test_another_family_is_not_resumed(capsys, finished, tmp_path):
-    config = json.loads((finished / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "family": "mshnet"}))
-    line = refused(capsys, *TINY, "--out", tmp_path, "--resume")
-    assert "holds a run of mshnet, not of fast-srgan" in line
+def test_a_preset_that_differs_from_the_resumed_run_is_refused(capsys, finished):
+    line = refused(capsys, "--preset", "quick", "--out", finished, "--resume")
+    assert "has schedule=constant, not cosine, ema=0.9, not 0.99" in line
+    assert run(*TINY, "--preset", "quick", "--ema", 0.9, "--out", finished, "--resume") == 0
+
+
+def test_a_resume_takes_the_options_of_its_run(capsys, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    assert run("--resume", "--out", out, "--steps", 6, "--mesh", 1) == 0
+    said = capsys.readouterr().err
+    assert "resumed with steps=6, before steps=4" in said and "before mesh=2" in said
+    assert "resumed at step 4 of 6" in said
+    options = json.loads((out / "config.json").read_text())["options"]
+    assert (options["steps"], options["batch"], options["mesh"]) == (6, 4, "1")
+    assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_resume_names_another_number_of_cpu_threads(capsys, finished, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    monkeypatch.setattr("jaxsr.training.start.available_cpus", lambda: 77)
+    assert run("--resume", "--out", out) == 0
+    assert re.search(r"computed with \d+ CPU threads so far, now with 77", capsys.readouterr().err)
+
+
+def photos_in(folder: Path, sizes: list[int]) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for index, size in enumerate(sizes):
+        picture = rng.integers(0, 255, (size, 90, 3), np.uint8)
+        Image.fromarray(picture).save(folder / f"{index}.png")
+    return folder
+
+
+def test_data_may_move_but_not_change(capsys, tmp_path):
+    photos, out = photos_in(tmp_path / "photos", [80] * 6), tmp_path / "run"
+    options = [*TINY, "--preset", "quick", "--data", photos, "--out", out]
+    assert run(*options) == 0
+    moved = photos.rename(tmp_path / "moved")
+    assert run("--resume", "--out", out, "--data", moved) == 0
+    config = (out / "config.json").read_text()
+    photos_in(tmp_path / "more", [80] * 7)
+    line = refused(capsys, "--resume", "--out", out, "--data", tmp_path / "more")
+    assert "trained on other data: 6 files" in line and "7 files" in line
+    # From a folder to the photos that are built in.
+    line = refused(capsys, *TINY, "--preset", "quick", "--resume", "--out", out, "--data", "None")
+    assert "trained on other data" in line
+    assert (out / "config.json").read_text() == config
+
+
+def test_a_branch_starts_from_another_run_with_other_options(capsys, finished, tmp_path):
+    before = sorted(str(path) for path in finished.rglob("*"))
+    out = tmp_path / "branch"
+    branch = ["--branch-from", finished, "--out", out]
+    line = refused(capsys, *branch)
+    assert "is at step 4 already; give the branch more than steps=4" in line
+    shutil.rmtree(out)
+    assert run(*branch, "--steps", 6, "--lr", 1e-5, "--batch", 8) == 0
+    assert f"branched from {finished} at step 4 of 6" in capsys.readouterr().err
+    assert [r["step"] for r in records(out) if "generator/loss" in r] == [5, 6]
+    options = json.loads((out / "config.json").read_text())["options"]
+    assert (options["batch"], options["ema"], options["branch_from"]) == (8, 0.9, str(finished))
+    assert sorted(str(path) for path in finished.rglob("*")) == before
+    assert run("--resume", "--out", out, "--steps", 7) == 0
+    assert "resumed at step 6 of 7" in capsys.readouterr().err
+    line = refused(capsys, "--branch-from", tmp_path / "nothing", "--out", tmp_path / "x")
+    assert "--branch-from found no run in" in line
+    line = refused(capsys, "--branch-from", finished, "--preset", "quick", "--out", tmp_path / "x")
+    assert "each give the defaults" in line
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda p: p.write_bytes(b"")])
+def test_a_damaged_configuration_is_replaced_by_the_checkpoint_s(
+    damage, caplog, finished, tmp_path
+):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    before = json.loads((out / "config.json").read_text())
+    damage(out / "config.json")
+    assert run("--resume", "--out", out) == 0
+    assert "the copy in the newest checkpoint is used" in caplog.text
+    after = json.loads((out / "config.json").read_text())
+    before["options"] |= {name: after["options"][name] for name in ("out", "resume")}
+    assert after == before | {"digest": after["digest"]}
+    assert (out / "config.json.damaged").exists() == (damage is not Path.unlink)
+
+
+def test_a_damaged_configuration_without_a_checkpoint_is_one_line(capsys, finished, tmp_path):
+    shutil.copy(finished / "config.json", tmp_path / "config.json")
+    flip(tmp_path / "config.json")
+    line = refused(capsys, "--resume", "--out", tmp_path)
+    assert "is damaged, or was edited" in line
+    assert "is not the config.json of a run" in refused(capsys, "--config", tmp_path)
+
+
+def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    path = out / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"step": 2', b'"step": 3')
+    path.write_bytes(b"".join(lines) + b"\xff\xfe\n" + lines[0][:20])
+    flip(out / "generator.best.safetensors")
+    assert run("--resume", "--out", out, "--steps", 6) == 0
+    said = capsys.readouterr().err
+    assert "metrics.jsonl: 3 damaged lines (2, 7, 8) are left out" in caplog.text
+    assert "generator.best.safetensors is damaged" in said
+    assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 3, 4, 5, 6]
+    assert (out / "metrics.jsonl.damaged").exists()
+    assert (out / "generator.best.safetensors.damaged").exists()
+    assert read_weights(out / "generator.best.safetensors")[1]["step"] == 6
 
 
 def test_unwritable_output(capsys, tmp_path):

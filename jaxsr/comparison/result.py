@@ -121,7 +121,11 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """Whether rounding explains every difference that was looked at."""
+        """Whether rounding explains every difference that was looked at; the exit status follows.
+
+        It is the same for stored traces and for engines that were run.
+        """
         benign = self.divergence is None or self.divergence.tie
         # Local errors, where they were looked for, say more than an accumulated total.
-        return not self.findings and benign and (self.local_checked or not self.outputs_above)
+        results_agree = self.local_checked or not self.outputs_above
+        return not self.findings and not self.weights and benign and results_agree

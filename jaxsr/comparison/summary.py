@@ -26,7 +26,12 @@ def headline(comparison: Comparison) -> str:
         return f"DIFFER: first found among {checked} checked{by}: {place}: {text}"
     if not comparison.agree:
         what = "the results differ by more than rounding explains"
-        if step is not None and not step.tie:
+        if comparison.weights:
+            name, value = comparison.weights[0]
+            more = len(comparison.weights) - 1
+            others = f" and {more} more" if more else ""
+            what = f"the two sides have other weights, {name} ({value:.1e}){others}"
+        elif step is not None and not step.tie:
             what = f"the tokens part at step {step.step}"
         return f"DIFFER: {what}, though none of {checked} checked was found wrong by itself"
     verb = "errs" if comparison.local_checked else "parts"

@@ -24,7 +24,7 @@ Runner: TypeAlias = "TorchBackend | JaxBackend"
 
 Progress = Callable[[str], None]
 
-FORMAT = 1
+FORMAT = 2
 """Of trace files; another number is refused."""
 
 

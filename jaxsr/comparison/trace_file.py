@@ -1,13 +1,12 @@
 """Traces on disk: a folder with `trace.json` and `tensors.safetensors`, portable.
 
 The JSON holds the header, every operation and its statistics. The safetensors file holds the
-samples, the results of each step and the stored tensors. The JSON has the other file's digest, so
-an exchanged or truncated file is noticed.
+samples, the results of each step and the stored tensors. The JSON has a digest of itself and the
+other file's, so a damaged, exchanged or truncated file is noticed.
 """
 
 import hashlib
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from jaxsr.comparison.calls import Call
 from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.trace import FORMAT, Trace
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.interop.sealed_json import seal, unseal
 
 JSON, TENSORS = "trace.json", "tensors.safetensors"
 
@@ -56,9 +56,7 @@ def save_trace(trace: Trace, folder: Path) -> None:
     content["tensors_sha256"] = hashlib.sha256(tensors).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / TENSORS, tensors)
-    atomic_write(
-        folder / JSON, json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-    )
+    atomic_write(folder / JSON, seal(content).encode())
 
 
 def load_trace(folder: Path) -> Trace:
@@ -78,11 +76,16 @@ def load_trace(folder: Path) -> Trace:
                 "`jaxsr.compare trace --out` wrote"
             )
     try:
-        content = json.loads((folder / JSON).read_bytes())
+        content = unseal((folder / JSON).read_bytes(), source=folder / JSON)
         digest, format_ = content["tensors_sha256"], content["header"]["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except DamagedFileError as error:
+        raise InputError(
+            f"{folder / JSON} is cut off, damaged or no trace: it does not agree with its digest; "
+            "copy the folder again, or record it again"
+        ) from error
+    except (KeyError, TypeError) as error:
         reason = f"({type(error).__name__}: {error}); record it again"
-        raise InputError(f"{folder / JSON} is cut off or no trace {reason}") from error
+        raise InputError(f"{folder / JSON} is no trace {reason}") from error
     if format_ != FORMAT:
         raise InputError(
             f"{folder / JSON} has format {format_!r}, this jaxsr reads {FORMAT}; record it again"

@@ -1,19 +1,28 @@
 """A batch under way as a safetensors file: its cache, its tokens, and what model it belongs to.
 
 The file is in no engine's layout, so that a batch begun on one engine or platform goes on on
-another. Half-precision caches are stored as float32, which every reader has.
+another. Half-precision caches are stored as float32, which every reader has. The file has a digest
+of itself; the fingerprint of the model covers its configuration and every weight as it computes.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+import jaxsr
 from jaxsr.errors import InputError
-from jaxsr.generation.decoder import Snapshot
+from jaxsr.generation.decoder import UNFILLED, Snapshot
 from jaxsr.interop.weights import export_weights, read_weights
+from jaxsr.models.llama.config import LlamaConfig
 
-FORMAT = "jaxsr-kv-cache-1"
+FORMAT = "jaxsr-kv-cache-2"
+"""To be raised with any change of what the numbers mean."""
+
+log = logging.getLogger(__name__)
 
 
 def save_snapshot(
@@ -33,7 +42,13 @@ def save_snapshot(
     for layer, (keys, values) in enumerate(zip(snapshot.keys, snapshot.values, strict=True)):
         arrays[f"layers.{layer}.keys"] = _portable(keys)
         arrays[f"layers.{layer}.values"] = _portable(values)
-    notes = {"format": FORMAT, "fingerprint": fingerprint, "model": model, "prompts": [*prompts]}
+    notes = {
+        "format": FORMAT,
+        "fingerprint": fingerprint,
+        "model": model,
+        "versions": _versions(),
+        "prompts": [*prompts],
+    }
     export_weights(Path(path), arrays, metadata=notes)
 
 
@@ -41,38 +56,102 @@ def _portable(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, np.float32)
 
 
-def load_snapshot(path: Path, *, fingerprint: str, model: str) -> tuple[Snapshot, list[str]]:
+def _versions() -> dict[str, str]:
+    packages = ("jax", "jaxlib", "torch")
+    return {"jaxsr": jaxsr.__version__, **{name: metadata.version(name) for name in packages}}
+
+
+def load_snapshot(
+    path: Path, *, fingerprint: str, model: str, config: LlamaConfig
+) -> tuple[Snapshot, list[str]]:
     """The snapshot and its prompts' texts.
+
+    Args:
+      path: file that `save_snapshot` wrote.
+      fingerprint: of the model that is to go on with it.
+      model: that model's name, for messages.
+      config: that model's configuration, which the arrays must fit.
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is no such file, or belongs to another model.
+      ValueError: it is no such file, damaged, of another format or model, or its arrays cannot be
+        those of this model.
     """
     arrays, notes = read_weights(Path(path))
     if notes.get("format") != FORMAT:
-        raise InputError(f"{path} is not a saved cache; --resume takes what --save-cache wrote")
-    if notes["fingerprint"] != fingerprint:
         raise InputError(
-            f"{path} belongs to the model {notes['model']!r}, not to {model!r}; its cache means "
-            "nothing to another"
+            f"{path} has format {notes.get('format')!r}, not {FORMAT!r}: it is no saved cache of "
+            "this version; --resume takes what --save-cache wrote"
         )
-    layers = sum(name.endswith(".keys") for name in arrays)
+    if notes.get("fingerprint") != fingerprint:
+        same = notes.get("model") == model
+        other = "with other weights, dtype or quantisation" if same else f"not to {model!r}"
+        raise InputError(
+            f"{path} belongs to the model {notes.get('model')!r}, {other}; resume it with the "
+            "model, --dtype and --quantize that wrote it"
+        )
+    if (written := notes.get("versions")) != _versions():
+        log.warning(
+            "%s was written with %s, this is %s: outputs may differ in the last bits",
+            path, _listed(written), _listed(_versions()),
+        )  # fmt: skip
+    problem = _problem(arrays, notes.get("prompts"), config)
+    if problem:
+        raise InputError(f"{path} cannot be gone on with: {problem}; write it again")
     fields = {name: arrays[name] for name in Snapshot.row_fields()}
     for name in ("filled", "token", "outputs", "requests"):
         fields[name] = fields[name].astype(np.int32)
     fields["done"] = fields["done"].astype(bool)
+    layers = range(config.num_hidden_layers)
     snapshot = Snapshot(
-        keys=[arrays[f"layers.{i}.keys"] for i in range(layers)],
-        values=[arrays[f"layers.{i}.values"] for i in range(layers)],
+        keys=[arrays[f"layers.{i}.keys"] for i in layers],
+        values=[arrays[f"layers.{i}.values"] for i in layers],
         **fields,
     )
     return snapshot, list(notes["prompts"])
 
 
+def _listed(versions: Any) -> str:
+    return ", ".join(f"{n} {v}" for n, v in dict(versions or {}).items()) or "unknown versions"
+
+
+def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, config: LlamaConfig) -> str:
+    """What keeps these arrays from being a batch of this model; empty where nothing does."""
+    layers = [
+        f"layers.{i}.{n}" for i in range(config.num_hidden_layers) for n in ("keys", "values")
+    ]
+    expected = {*Snapshot.row_fields(), *layers}
+    if missing := [name for name in (*Snapshot.row_fields(), *layers) if name not in arrays]:
+        return f"it lacks {', '.join(missing[:3])}, of a model of {len(layers) // 2} layers"
+    if surplus := sorted({*arrays} - expected):
+        return f"it has {surplus[0]}, which a model of {len(layers) // 2} layers lacks"
+    rows = len(prompts) if isinstance(prompts, list) else -1
+    for name in Snapshot.row_fields():
+        array, ndim = arrays[name], 2 if name == "outputs" else 1
+        if array.ndim != ndim or len(array) != rows or array.dtype.kind not in "iu":
+            return (
+                f"{name} is {array.dtype} of shape {array.shape}, for {rows} rows of whole numbers"
+            )
+    slots = arrays[layers[0]].shape[2] if arrays[layers[0]].ndim == 4 else 0
+    shape = (rows, config.num_key_value_heads, slots, config.head_dim)
+    for name in layers:
+        if arrays[name].shape != shape or arrays[name].dtype != np.float32:
+            return f"{name} is {arrays[name].dtype} of shape {arrays[name].shape}, not {shape}"
+        if not np.isfinite(arrays[name]).all():
+            return f"{name} holds NaN or infinity"
+    tokens, outputs = arrays["token"], arrays["outputs"]
+    known = np.concatenate([tokens, outputs[outputs != UNFILLED]])
+    if known.size and not 0 <= known.min() <= known.max() < config.vocab_size:
+        return f"it has token ids from {known.min()} to {known.max()}, of {config.vocab_size} known"
+    if not (outputs.shape[1] and (outputs[:, 0] != UNFILLED).all()):
+        return "a row has no output yet"
+    if not (arrays["filled"] >= 1).all() or not (arrays["filled"] <= slots).all():
+        return f"rows have {arrays['filled'].tolist()} filled slots of {slots}"
+    return ""
+
+
 def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Several batches' snapshots as one; shorter caches and outputs are padded."""
-    from jaxsr.generation.decoder import UNFILLED
-
     slots = max(s.keys[0].shape[2] for s in snapshots)
     count = max(s.outputs.shape[1] for s in snapshots)
 

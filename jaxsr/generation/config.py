@@ -37,8 +37,8 @@ class GenerateConfig(SamplingOptions, AotOptions):
     ignore_eos: bool = False
     """Go on after the model's own end tokens."""
     deterministic: bool = False
-    """Make each output independent of batch size, position, padding and other prompts, bit for
-    bit: every prompt runs alone, in shapes of its own."""
+    """Make each output independent of batch size, position, padding, mesh and other prompts, bit
+    for bit: every prompt runs alone, in shapes of its own, on one device."""
     padding: Literal["right", "left"] = "right"
     """Side on which the shorter prompts of a batch are padded; the tokens are the same."""
     quantize: Literal["int8", "int4"] | None = None

@@ -60,6 +60,8 @@ class Engine(ABC):
     config: LlamaConfig
     device: str
     """Platform and kind of the device, for reports."""
+    devices: int = 1
+    """Over how many devices each sum may be split."""
     compile_s: float
     """Seconds spent on tracing and compiling so far."""
 

@@ -1,9 +1,10 @@
 """Prompts through an engine in batches: order, limits, streaming, timing.
 
-Deterministic mode runs every prompt alone, in programs whose shapes follow from its own length and
-the options, and draws with a key made of its own tokens. Whatever else is generated, the same
-executable then sees the same numbers: its output cannot depend, to the last bit, on the batch, on
-the row's place in it, on padding for others, or on which other prompts there are.
+Deterministic mode runs every prompt alone, on one device, in programs whose shapes follow from its
+own length and the options, and draws with a key made of its own tokens. It is fed from slot 0:
+padding on the left would move it to other lanes of each sum, which then rounds in another order; a
+mesh would cut the sums into parts. So the same executable sees the same numbers in the same places,
+whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
 """
 
 import time
@@ -107,16 +108,23 @@ def complete(
       batch_size: prompts that run together.
       stop_ids: tokens that end an output.
       deterministic: run each prompt alone, see above.
-      padding: side on which the shorter prompts of a batch are padded.
+      padding: side on which the shorter prompts of a batch are padded; in deterministic mode there
+        is no batch, and nothing is padded on the left.
       chunk: tokens between two calls of `on_tokens`. Default: 8 with `on_tokens`, else all at once.
       on_tokens: receives tokens while the batch runs.
       keep_snapshots: keep each batch's cache and tokens, for saving.
 
     Raises:
-      ValueError: see `check_prompts`; or `batch_size` is below 1.
+      ValueError: see `check_prompts`; or `batch_size` is below 1, or the engine computes on
+        several devices in deterministic mode.
     """
     if batch_size < 1:
         raise InputError(f"batch size must be at least 1, got {batch_size}")
+    if deterministic and engine.devices > 1:
+        raise InputError(
+            f"deterministic generation needs an engine on one device, got {engine.devices}; sums "
+            "that are split over devices round otherwise"
+        )
     config = engine.config
     check_prompts(
         prompts, options, context=config.max_position_embeddings, vocabulary=config.vocab_size
@@ -138,7 +146,7 @@ def complete(
             options,
             stop_ids=stop_ids,
             slots=slots,
-            padding=padding,
+            padding="right" if deterministic else padding,
         )
         first = engine.outputs(batch)
         prefill_s = time.perf_counter() - before - (engine.compile_s - compiled)

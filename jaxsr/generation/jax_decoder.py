@@ -61,7 +61,7 @@ class JaxEngine(Engine):
         self.config = network.config
         self.mesh = sharding.tensor_mesh(1) if mesh is None else mesh
         device = self.mesh.devices.flat[0]
-        self.platform = device.platform
+        self.platform, self.devices = device.platform, self.mesh.size
         self.device = f"{device.platform}: {device.device_kind}" + (
             f" × {self.mesh.size}" if self.mesh.size > 1 else ""
         )

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,6 +51,11 @@ class Session:
         self.rows: list[dict[str, Any]] = []
         self.last: tuple[Run, list[str]] | None = None
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the model, for files of its cache."""
+        return fingerprint(self.model.network)
+
     def _engine(self, platform: str) -> Any:
         if self.config.engine == "torch":
             from jaxsr.generation.torch_decoder import TorchEngine
@@ -58,9 +64,13 @@ class Session:
         from jaxsr.generation.jax_decoder import JaxEngine
         from jaxsr.generation.sharding import tensor_mesh
 
+        devices = self.config.devices
+        if self.config.deterministic and devices > 1:
+            print(f"deterministic: one device of {devices} computes", file=sys.stderr)
+            devices = 1
         return JaxEngine(
             self.model.network,
-            mesh=tensor_mesh(self.config.devices),
+            mesh=tensor_mesh(devices),
             programs=compiled_folder(self.config) / "traced",
         )
 
@@ -100,7 +110,10 @@ class Session:
         """Goes on from the saved batch."""
         assert self.config.resume is not None
         snapshot, texts = load_snapshot(
-            self.config.resume, fingerprint=fingerprint(self.model.network), model=self.model.name
+            self.config.resume,
+            fingerprint=self.fingerprint,
+            model=self.model.name,
+            config=self.model.config,
         )
         run = continue_from(
             self.engine,
@@ -174,7 +187,7 @@ class Session:
             save_snapshot(
                 config.save_cache,
                 merged(run.snapshots),
-                fingerprint=fingerprint(self.model.network),
+                fingerprint=self.fingerprint,
                 model=self.model.name,
                 prompts=texts,
             )

@@ -2,7 +2,9 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxsr.errors import DeviceError
 from jaxsr.runtime.options import ComputeOptions
@@ -15,7 +17,7 @@ def setup_compute(
     options: ComputeOptions,
     *,
     jax_on_host: bool = False,
-    distributed: bool = False,
+    job: Mapping[str, Mapping[str, Any]] | None = None,
     deterministic: bool = False,
 ) -> str:
     """Fixes where and how a command computes; called once, before any array exists.
@@ -24,7 +26,8 @@ def setup_compute(
       options: of the command.
       jax_on_host: with the torch engine, JAX computes too, on the CPU. Otherwise that engine leaves
         JAX alone.
-      distributed: join the processes of a job that the environment describes.
+      job: join the processes of a job that the environment describes, which must have these facts
+        alike, see `jaxsr.interop.agreement`. Default: compute alone.
       deterministic: results that do not depend on scheduling, on CUDA too.
 
     Returns:
@@ -32,7 +35,7 @@ def setup_compute(
 
     Raises:
       DeviceError: the machine does not have the platform, or fewer devices than the mesh.
-      InputError: the environment describes a job only in part.
+      InputError: the environment describes a job only in part, or its processes differ.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -49,6 +52,7 @@ def setup_compute(
         return platform
     import jax
 
+    from jaxsr.interop.agreement import check_alike
     from jaxsr.interop.distributed import start_if_asked
     from jaxsr.interop.mesh import make_mesh, select_platform
 
@@ -56,7 +60,10 @@ def setup_compute(
     if options.matmul_precision != "default":
         jax.config.update("jax_default_matmul_precision", options.matmul_precision)
     jax_platform = "cpu" if by_torch else platform
-    hosts = start_if_asked(jax_platform) if distributed else 1
+    hosts = 1
+    if job is not None:
+        hosts = start_if_asked(jax_platform)
+        check_alike(job)
     jax_platform = select_platform(jax_platform, simulated_devices=options.devices // hosts)
     if by_torch:
         return platform
@@ -76,6 +83,9 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     if compile_cache is None:
         return
+    from jaxsr.runtime.compile_cache import use_sealed_cache
+
+    use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
 

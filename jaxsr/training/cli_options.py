@@ -1,6 +1,7 @@
 """The options of `python -m jaxsr.train [FAMILY] [--preset NAME | --config FILE]`, in that order.
 
-Family and preset, or the configuration of another run, decide the defaults of all other options.
+Family and preset, or the configuration of another run, decide the defaults of all other options. A
+run that is resumed has its own, and only some may be changed.
 """
 
 import argparse
@@ -12,7 +13,8 @@ from typing import Any
 from jaxsr.errors import InputError
 from jaxsr.models.registry import trainable_families
 from jaxsr.runtime.cli import parse_options
-from jaxsr.training.config_file import read_config
+from jaxsr.training.config_file import PER_RUN, ConfigFile, read_config
+from jaxsr.training.run_folder import check_changes, newest_run, read_run
 from jaxsr.training.task import load_family
 
 
@@ -26,26 +28,65 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments.pop(0) if named else None
     chosen, rest = _take_sources(arguments)
-    if chosen.config is not None:
-        if chosen.preset is not None:
-            raise InputError("--config and --preset both give the defaults; leave one of them out")
-        file = read_config(chosen.config)
-        if name not in (None, file.family):
-            raise InputError(
-                f"{chosen.config} configures a run of {file.family}, not of {name}; leave the "
-                "family out"
-            )
+    start = _peek(rest)
+    other = chosen.config or start.branch_from
+    if other is not None and (
+        chosen.preset is not None or (chosen.config is not None and start.branch_from is not None)
+    ):
+        raise InputError(
+            "--preset, --config and --branch-from each give the defaults; leave all but one out"
+        )
+    if start.resume:
+        out = start.out or newest_run(name)
+        run = read_run(out)
+        if run is not None:
+            return _resumed(out, run, name, chosen, rest)
+    if other is not None:
+        file = read_config(other) if other == chosen.config else read_run(other)
+        if file is None:
+            raise InputError(f"--branch-from found no run in {other}; give the folder of one")
+        _check_family(name, file, other)
         family = load_family(file.family)
         default = file.run_config(family.CONFIG)
-        return file.family, family, _parse(family, file.family, rest, default, chosen.config)
+        return file.family, family, _parse(family, file.family, rest, default, other)
     name = name or trainable_families()[0]
     family = load_family(name)
+    return name, family, _parse_preset(family, name, rest, chosen.preset)
+
+
+def _resumed(
+    out: Path, run: ConfigFile, name: str | None, chosen: argparse.Namespace, rest: list[str]
+) -> tuple[str, Any, Any]:
+    """The run's own configuration, changed by those options that may change."""
+    _check_family(name, run, out)
+    family = load_family(run.family)
+    default = run.run_config(family.CONFIG, without=PER_RUN)
+    config = _parse(family, run.family, rest, default, out)
+    if chosen.preset is not None:
+        check_changes(out, run, _parse_preset(family, run.family, rest, chosen.preset))
+    elif chosen.config is not None:
+        file = read_config(chosen.config)
+        _check_family(run.family, file, chosen.config)
+        default = file.run_config(family.CONFIG)
+        check_changes(out, run, _parse(family, run.family, rest, default, chosen.config))
+    config = dataclasses.replace(config, out=out)
+    check_changes(out, run, config)
+    return run.family, family, config
+
+
+def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
+    if name not in (None, file.family):
+        raise InputError(
+            f"{source} configures a run of {file.family}, not of {name}; leave the family out"
+        )
+
+
+def _parse_preset(family: Any, name: str, rest: list[str], preset: str | None) -> Any:
     has_data = any(_is_option(a, "--data") for a in rest)
-    preset = chosen.preset or family.default_preset(has_data=has_data)
+    preset = preset or family.default_preset(has_data=has_data)
     if preset not in family.PRESET_RUNS:
         raise InputError(f"no preset {preset!r}; there are {', '.join(family.PRESET_RUNS)}")
-    default = family.PRESET_RUNS[preset]
-    return name, family, _parse(family, name, rest, default, f"--preset {preset}")
+    return _parse(family, name, rest, family.PRESET_RUNS[preset], f"--preset {preset}")
 
 
 def _parse(family: Any, name: str, rest: list[str], default: Any, source: object) -> Any:
@@ -77,6 +118,18 @@ def _with_length(default: Any, kind: str) -> Any:
     other = "epochs" if kind == "steps" else "steps"
     placeholder = default.steps or default.epochs
     return dataclasses.replace(default, **{kind: placeholder, other: None})
+
+
+def _peek(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options that decide which run's configuration is the default; they stay in the arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--branch-from", "--branch_from", type=Path)
+    parser.add_argument("--resume", action=argparse.BooleanOptionalAction)
+    try:
+        return parser.parse_known_args(arguments)[0]
+    except argparse.ArgumentError as error:
+        raise InputError(str(error)) from error
 
 
 def _take_sources(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

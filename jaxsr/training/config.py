@@ -50,7 +50,11 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     out: Path | None = None
     """Folder of the run. Default: runs/FAMILY-DATE-TIME."""
     resume: bool = False
-    """Go on from the newest complete checkpoint in out, or in the newest run of the family."""
+    """Go on from the newest sound checkpoint in out, or in the newest run, with that run's options;
+    some may be changed."""
+    branch_from: Path | None = None
+    """Folder of another run: start a new one from its newest checkpoint (weights, optimiser state
+    and step), with its options, all of which may be changed."""
     log_every: int = 20
     """Steps between lines of metrics."""
     validate_every: int | None = None

@@ -1,8 +1,10 @@
 """A run's configuration as JSON, and back: `config.json` of a run folder, `--config FILE`.
 
-    {"family": "span", "model": {…}, "options": {…}}
+    {"digest": …, "family": "span", "model": {…}, "options": {…}, "data": {…}, "cpu_threads": 8}
 
-`options` holds every field of the family's `RunConfig`.
+`options` holds every field of the family's `RunConfig`, `data` the number of files trained and
+validated on and a digest of their names and sizes. `digest` makes damage noticed; a file that was
+written or edited by hand goes without.
 """
 
 import dataclasses
@@ -13,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.training.config import RunConfig
 
-NOT_INHERITED = ("out", "resume")
+PER_RUN = ("out", "resume")
+"""Options that belong to one start of one run."""
+NOT_INHERITED = (*PER_RUN, "branch_from")
 """Options of one run, which another that starts from its configuration does not take over."""
+_ENTRIES = {"family", "model", "options", "data", "cpu_threads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +32,45 @@ class ConfigFile:
 
     family: str
     options: Mapping[str, Any]
+    data: Mapping[str, Any] | None = None
+    """As `describe_data` gives it."""
+    cpu_threads: int | None = None
+    """CPU threads that the run was computed with; sums on CPUs depend on it in the last bits."""
 
-    def run_config(self, kind: type[RunConfig]) -> RunConfig:
-        """The configuration that the file describes, without `NOT_INHERITED`.
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], *, source: Path) -> "ConfigFile":
+        """The file with this content.
+
+        Raises:
+          ValueError: it has other entries.
+        """
+        try:
+            if unknown := {*content} - _ENTRIES:
+                raise KeyError(f"unknown {', '.join(sorted(unknown))}")
+            return cls(
+                family=str(content["family"]),
+                options=dict(content["options"]),
+                data=content.get("data"),
+                cpu_threads=content.get("cpu_threads"),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise _not_a_config(source, error) from error
+
+    def run_config(
+        self, kind: type[RunConfig], *, without: tuple[str, ...] = NOT_INHERITED
+    ) -> RunConfig:
+        """The configuration that the file describes.
 
         Args:
           kind: configuration class of the file's family.
+          without: options that get their defaults.
 
         Raises:
           ValueError: an option is unknown, or its value is of another type or out of range.
         """
         import dacite
 
-        options = {n: v for n, v in self.options.items() if n not in NOT_INHERITED}
+        options = {n: v for n, v in self.options.items() if n not in without}
         rules = dacite.Config(cast=[Path, tuple], strict=True)
         try:
             return dacite.from_dict(kind, options, rules)
@@ -49,37 +81,64 @@ class ConfigFile:
             ) from error
 
 
-def to_json(family: str, config: RunConfig) -> dict[str, Any]:
-    """The content of `config.json`."""
+def to_json(family: str, config: RunConfig, **facts: Any) -> dict[str, Any]:
+    """The content of `config.json`; `facts` are further fields of `ConfigFile`."""
     options = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    return {"family": family, "model": options.get("model"), "options": options}
+    return {"family": family, "model": options.get("model"), "options": options, **facts}
 
 
-def read_config(path: Path) -> ConfigFile:
-    """Reads what `to_json` wrote; `path` may be the run folder.
+def describe_data(files: Mapping[str, str]) -> dict[str, Any]:
+    """Number and digest of what `Task.files` lists."""
+    return {"files": len(files), "digest": short_digest(json.dumps(sorted(files.items())).encode())}
+
+
+def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
+    """Reads a configuration; `path` may be the run folder.
+
+    Args:
+      path: a file that `seal(to_json(…))` made, or one written by hand.
+      sealed: refuse a file without digest.
 
     Raises:
       FileNotFoundError: there is no such file.
+      DamagedFileError: it does not agree with its digest.
       ValueError: it is not JSON, or lacks an entry.
     """
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise MissingFileError(f"no configuration at {path}; give a run folder or its config.json")
+    raw = path.read_bytes()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return ConfigFile(family=str(content["family"]), options=dict(content["options"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} is not the config.json of a run ({type(error).__name__}: {error}); give one "
-            "that jaxsr.train wrote"
+        content = unseal(raw, source=path) if sealed else json.loads(raw)
+        if "digest" in content:
+            content = unseal(raw, source=path)
+    except DamagedFileError as error:
+        raise DamagedFileError(
+            f"{path} is damaged, or was edited: it does not agree with its digest; restore it from "
+            "a copy, or delete its entry digest and give it to --config"
         ) from error
+    except ValueError as error:
+        raise _not_a_config(path, error) from error
+    return ConfigFile.from_json(content, source=path)
+
+
+def _not_a_config(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"{path} is not the config.json of a run ({type(error).__name__}: {error}); give one that "
+        "jaxsr.train wrote"
+    )
 
 
 def summarize(config: RunConfig) -> str:
     """Every option and its value, as indented lines of at most 100 characters."""
-    pairs = " ".join(f"{name}={value}" for name, value in _flat("", dataclasses.asdict(config)))
+    pairs = " ".join(f"{name}={value}" for name, value in flat_options(config).items())
     wrapped = textwrap.fill(pairs, 98, break_long_words=False, break_on_hyphens=False)
     return "configuration:\n" + textwrap.indent(wrapped, "  ")
+
+
+def flat_options(config: RunConfig) -> dict[str, str]:
+    """Every option as text, those of the model under `model.NAME`."""
+    return dict(_flat("", dataclasses.asdict(config)))
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,29 +1,30 @@
 """The training loop: the only one, for every family and both engines.
 
 It feeds batches in the order of their step numbers, brings scalars to the host every few steps,
-validates, saves, and stops cleanly on SIGTERM, on a number that is not finite, or at the end.
+validates, saves, and stops cleanly on a signal, on a number that is not finite, or at the end.
 """
 
 import logging
 import math
-import signal
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import jax
 
-from jaxsr.errors import FileAccessError, UserError
-from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.errors import FileAccessError, InputError, UserError, one_line
+from jaxsr.interop.atomic_write import atomic_write, set_aside
+from jaxsr.interop.checkpoint import Checkpoints, restore_newest
 from jaxsr.interop.train.step import decides_failure
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights
+from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
+from jaxsr.training.run_folder import RunRecord
+from jaxsr.training.stop_signals import StopRequest, stop_on_signals
 from jaxsr.training.task import Task, phase_at
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,13 @@ class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says what is safe and what to do."""
 
 
-def train(task: Task, out: Path) -> dict[str, float]:
+def train(task: Task, out: Path, record: RunRecord | None = None) -> dict[str, float]:
     """Trains a task from its start, or from the newest checkpoint in `out` with `resume`.
 
     Args:
       task: what to train; its configuration says how.
       out: folder of the run, which exists.
+      record: of the run's configuration, repeated in every checkpoint; for the first host.
 
     Returns:
       The figures of the last validation.
@@ -53,10 +55,17 @@ def train(task: Task, out: Path) -> dict[str, float]:
     engine = make_engine(task)
     with ExitStack() as stack:
         checkpoints = stack.enter_context(
-            Checkpoints(out / "checkpoints", metric=task.metric, best=task.best)
+            Checkpoints(
+                out / "checkpoints",
+                metric=task.metric,
+                best=task.best,
+                notes=record.content if record else None,
+            )
         )
-        _resume(engine, checkpoints, resume=config.resume)
+        origin = _restore(engine, checkpoints, config, total)
         start = engine.step
+        if record is not None:
+            record.write()
         records = NoRecords()
         if first_host:
             records = Records(
@@ -70,9 +79,11 @@ def train(task: Task, out: Path) -> dict[str, float]:
         for line in task.summary():
             records.say(line)
         records.say(summarize(config))
-        if start:
-            records.say(f"resumed at step {start} of {total}")
-        stopping = stack.enter_context(_stop_on_sigterm())
+        for line in record.remarks if record else ():
+            records.say(line)
+        if origin:
+            records.say(f"{origin} at step {start} of {total}")
+        stopping = stack.enter_context(stop_on_signals())
         batches = stack.enter_context(
             task.batches(start, host=jax.process_index(), hosts=jax.process_count())
         )
@@ -82,12 +93,32 @@ def train(task: Task, out: Path) -> dict[str, float]:
     return figures
 
 
-def _resume(engine: Engine, checkpoints: Checkpoints, *, resume: bool) -> None:
-    if not resume:
-        return
-    found = checkpoints.restore(engine.state())
-    if found is not None:
-        engine.load(found[1])
+def _restore(engine: Engine, checkpoints: Checkpoints, config: RunConfig, total: int) -> str:
+    """Loads the run's newest checkpoint, or that of the run it branches from, if it has either.
+
+    Returns:
+      What it did, in words; empty where the run begins with its own weights.
+    """
+    origin, found = "resumed", None
+    if config.resume:
+        found = checkpoints.restore(engine.state())
+    if found is None and config.branch_from is not None:
+        origin = f"branched from {config.branch_from}"
+        found = restore_newest(config.branch_from / "checkpoints", engine.state())
+        if found is None:
+            raise TrainingError(f"{config.branch_from} has no checkpoint to branch from yet")
+        if found[0] >= total:
+            raise TrainingError(
+                f"{config.branch_from} is at step {found[0]} already; give the branch more than "
+                f"steps={total} with --steps, which counts from the first run's start"
+            )
+    if found is None:
+        return ""
+    step, state = found
+    engine.load(state)
+    if origin != "resumed":
+        checkpoints.save(step, engine.state())  # the other run may be deleted from now on
+    return origin
 
 
 class _Run:
@@ -106,9 +137,7 @@ class _Run:
         self.waiting: dict[int, Mapping[str, Any]] = {}
         self.figures: dict[str, float] = {}
 
-    def steps(
-        self, batches: Iterator[Any], total: int, stopping: threading.Event
-    ) -> dict[str, float]:
+    def steps(self, batches: Iterator[Any], total: int, stopping: StopRequest) -> dict[str, float]:
         config, engine = self.task.config, self.engine
         validate_every = config.validate_every or max(total // 10, 1)
         profiler = _Profiler(config.profile_window, self.out / "profile")
@@ -127,7 +156,7 @@ class _Run:
                 last = done == total
                 validating = done % validate_every == 0 or last
                 saving = config.save_every is not None and done % config.save_every == 0
-                stop = self._should_stop(done, stopping)
+                stop = stopping.is_due(done)
                 if done % config.log_every == 0 or validating or saving or stop:
                     self._report(done, phase)
                 if validating:
@@ -138,20 +167,12 @@ class _Run:
                 if stop and not last:
                     self.checkpoints.wait()
                     self.records.say(
-                        f"stopped by SIGTERM after step {done}; "
+                        f"stopped by {stopping.signal_name} after step {done}; "
                         f"go on with --resume --out {self.out}"
                     )
                     break
         self.checkpoints.wait()
         return self.figures
-
-    def _should_stop(self, done: int, stopping: threading.Event) -> bool:
-        if jax.process_count() == 1:
-            return stopping.is_set()
-        # Hosts must agree on the step to stop at, whichever of them got the signal.
-        from jax.experimental import multihost_utils
-
-        return multihost_utils.reached_preemption_sync_point(done)
 
     def _report(self, done: int, phase: str) -> None:
         """Brings the waiting metrics to the host and stops at the first that is not finite."""
@@ -175,7 +196,7 @@ class _Run:
             saved = f"the state of step {step - 1} is saved"
         raise TrainingError(
             f"{cause}; {saved}. Lower --lr, set --clip-norm, or train in float32, and go on with "
-            "--resume"
+            f"--branch-from {self.out} --out NEW"
         )
 
     def _validate(self, done: int, phase: str) -> None:
@@ -197,10 +218,20 @@ class _Run:
             export_weights(best, weights, metadata=notes)
 
     def _better_than(self, path: Path) -> bool:
-        """Whether the last validation beats the one that an exported file tells of."""
+        """Whether the last validation beats the one that an exported file tells of.
+
+        A file that is damaged is renamed, and beaten.
+        """
         metric = self.task.metric
-        _, notes = read_weights(path)
-        gain = self.figures[metric] - notes["validation"][metric]
+        try:
+            best = float(read_weights(path)[1]["validation"][metric])
+        except (InputError, KeyError, TypeError) as error:
+            self.records.say(
+                f"{path} is damaged ({one_line(error)}); renamed to {set_aside(path)}, and the "
+                "weights of this validation take its place"
+            )
+            return True
+        gain = self.figures[metric] - best
         return gain > 0 if self.task.best == "max" else gain < 0
 
 
@@ -222,20 +253,6 @@ def _write_picture(path: Path, picture: Any) -> None:
     if not done:
         raise FileAccessError(f"cannot encode {path}")
     atomic_write(path, encoded.tobytes())
-
-
-@contextmanager
-def _stop_on_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets; the previous handler comes back at the end."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # Python delivers signals to the main thread only
-        return
-    previous = signal.signal(signal.SIGTERM, lambda *_: event.set())
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 class _Profiler:

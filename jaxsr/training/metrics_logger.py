@@ -1,6 +1,6 @@
 """What a run leaves to read: `metrics.jsonl`, TensorBoard events, a bar or lines of text."""
 
-import json
+import logging
 import math
 import sys
 import time
@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.errors import DamagedFileError
+from jaxsr.interop.atomic_write import atomic_write, set_aside
+from jaxsr.interop.sealed_json import seal, unseal
+
+log = logging.getLogger(__name__)
 
 
 class Records:
     """Writes figures as they come; a killed run loses at most the line being written.
+
+    Each line of `metrics.jsonl` has a digest of itself. Where a resumed run finds damaged lines, it
+    leaves them out; the file as it was is renamed to `metrics.jsonl.damaged`.
 
     Args:
       folder: of the run.
@@ -47,10 +54,21 @@ class Records:
     def _drop_after(self, step: int) -> None:
         if not self._path.exists():
             return
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
-        if kept != lines:
-            atomic_write(self._path, "".join(kept).encode())
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        steps = [_step_of(line) for line in lines]
+        unfinished = bool(lines) and not lines[-1].endswith(b"\n")
+        damaged = [n for n, s in enumerate(steps, 1) if s is None]
+        if damaged and damaged != [len(lines)] * unfinished:
+            numbers = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+            log.warning(
+                "%s: %s damaged lines (%s) are left out; the file as it was is renamed to %s",
+                self._path, len(damaged), numbers, set_aside(self._path),
+            )  # fmt: skip
+        earlier = [
+            line for line, s in zip(lines, steps, strict=True) if s is not None and s <= step
+        ]
+        if earlier != lines:
+            atomic_write(self._path, b"".join(earlier))
 
     def steps(self, done: int, phase: str, records: Mapping[int, Mapping[str, float]]) -> None:
         """Records the metrics of several steps; the last of them goes to the terminal."""
@@ -88,7 +106,7 @@ class Records:
             name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
             for name, value in figures.items()
         }
-        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **plain}) + "\n")
+        self._file.write(seal({"step": step, "time": round(time.time(), 3), **plain}) + "\n")
         self._file.flush()
         if self._writer is not None:
             for name, value in figures.items():
@@ -128,11 +146,11 @@ class NoRecords:
         """Does nothing."""
 
 
-def _step_of(line: str) -> int | None:
-    """The step of a line, or None where a killed process left half a line."""
+def _step_of(line: bytes) -> int | None:
+    """The step of a line, or None where it is damaged, or cut short by the end of a process."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return int(unseal(line, source="a line")["step"])
+    except (DamagedFileError, KeyError, TypeError):
         return None
 
 

@@ -1,27 +1,80 @@
 """The folder of a training run: which it is, and whether this run may use it.
 
-`config.json` in it is described in `config_file`.
+A run that is resumed has its own configuration. What the command line gives besides may change how
+long it runs, where, and what it reports. Everything else is refused; a branch may change it.
+`config.json` is described in `config_file`.
 """
 
-import json
+import logging
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.data.sources import check_folder
-from jaxsr.errors import InputError
-from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.training.config_file import read_config, to_json
+from jaxsr.errors import InputError, MissingFileError
+from jaxsr.interop.atomic_write import atomic_write, set_aside
+from jaxsr.interop.checkpoint import read_notes
+from jaxsr.interop.sealed_json import seal
+from jaxsr.training.config import RunConfig
+from jaxsr.training.config_file import (
+    PER_RUN,
+    ConfigFile,
+    describe_data,
+    flat_options,
+    read_config,
+    to_json,
+)
+from jaxsr.training.run_lock import LOCK
 
 RUNS = Path("runs")
 """Where runs without `--out` are, each in FAMILY-DATE-TIME."""
 
+CHANGEABLE = frozenset(
+    {
+        *PER_RUN, "steps", "epochs", "log_every", "validate_every", "save_every", "tensorboard",
+        "profile", "mesh", "platform", "compile_cache", "lane_folding", "remat", "cache",
+        "cache_gb", "scratch", "resident_gb", "data", "val",
+    }
+)  # fmt: skip
+"""Options that a resumed run may change: they are recorded. The files of `data` and `val` are
+compared themselves, so that a data set may move."""
 
-def choose_folder(config: Any, family: str, processes: int) -> Path:
-    """The folder that a run's options name: a new one, or the newest of the family to resume.
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What `config.json` is to hold, written once everything is checked."""
+
+    out: Path
+    content: Mapping[str, Any]
+    remarks: tuple[str, ...] = ()
+    """Lines for the person at the terminal: what a resumed run changes."""
+
+    def write(self) -> None:
+        """Writes `config.json`; one that is damaged is renamed before."""
+        path, text = self.out / "config.json", seal(self.content, indent=2) + "\n"
+        if path.exists() and path.read_bytes() == text.encode():
+            return
+        if path.exists() and _is_damaged(path):
+            log.warning("%s is damaged; renamed to %s", path, set_aside(path))
+        atomic_write(path, text.encode())
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        read_config(path, sealed=True)
+    except InputError:
+        return True
+    return False
+
+
+def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
+    """The folder that a run's options name, or a new one.
 
     Raises:
-      InputError: there is none to resume, or several processes would each choose their own.
+      InputError: several processes would each choose their own.
     """
     if config.out is not None:
         return config.out
@@ -29,46 +82,135 @@ def choose_folder(config: Any, family: str, processes: int) -> Path:
         raise InputError(
             f"a run of {processes} processes needs --out, a folder that all of them see"
         )
-    if config.resume:
-        newest = max(RUNS.glob(f"{family}-*"), default=None, key=lambda p: p.name)
-        if newest is None:
-            raise InputError(f"--resume found no run of {family} in {RUNS}/; name one with --out")
-        return newest
     return RUNS / f"{family}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def claim_folder(out: Path, config: Any, family: str) -> None:
-    """Writes the configuration into the run's folder, unless the folder holds another run.
+def newest_run(family: str | None) -> Path:
+    """The newest folder in `RUNS`, of one family or of any.
 
     Raises:
-      InputError: it does, or it holds no run to resume.
+      InputError: there is none.
+    """
+    runs = RUNS.glob(f"{family or '*'}-*-*")
+    newest = max(runs, default=None, key=lambda path: path.name.rsplit("-", 2)[1:])
+    if newest is None:
+        of_family = f" of {family}" if family else ""
+        raise InputError(f"--resume found no run{of_family} in {RUNS}/; name one with --out")
+    return newest
+
+
+def read_run(out: Path) -> ConfigFile | None:
+    """The configuration of the run in a folder; None where there is no run.
+
+    Where `config.json` is damaged or missing, that in the newest checkpoint stands in.
+
+    Raises:
+      DamagedFileError: the file is damaged, and no checkpoint has a copy.
+    """
+    try:
+        return read_config(out / "config.json", sealed=True)
+    except (InputError, MissingFileError) as error:
+        notes = read_notes(out / "checkpoints")
+        if notes:
+            log.warning("%s; the copy in the newest checkpoint is used", _reason(error))
+            return ConfigFile.from_json(notes, source=out / "checkpoints")
+        if isinstance(error, MissingFileError):
+            return None
+        raise
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition(";")[0]
+
+
+def check_changes(out: Path, run: ConfigFile, config: RunConfig) -> None:
+    """Refuses options that differ from those of the run in the folder, `CHANGEABLE` ones aside.
+
+    Raises:
+      InputError: some do; the message has both values.
+    """
+    changed = {
+        name: values
+        for name, values in _differences(run, config).items()
+        if name.partition(".")[0] not in CHANGEABLE
+    }
+    if changed:
+        listed = ", ".join(f"{n}={before}, not {now}" for n, (before, now) in changed.items())
+        raise InputError(
+            f"the run in {out} has {listed}; leave such options out to go on with it, or start "
+            f"another from its weights with --branch-from {out} --out NEW"
+        )
+
+
+def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str]]:
+    """Values before and now, by the option's name."""
+    before = flat_options(run.run_config(type(config), without=PER_RUN))
+    now = flat_options(config)
+    names = [n for n in dict.fromkeys((*before, *now)) if n not in PER_RUN]
+    pairs = {name: (before.get(name, "absent"), now.get(name, "absent")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def claim_folder(
+    out: Path, config: RunConfig, family: str, *, files: Mapping[str, str], cpu_threads: int
+) -> RunRecord:
+    """Checks that this run may use the folder, which it has locked; a new run writes its record.
+
+    Args:
+      out: the run's folder.
+      config: of the run.
+      family: its name.
+      files: as `Task.files` lists them.
+      cpu_threads: that the run computes with.
+
+    Returns:
+      The record, for a resumed run to write once its checkpoint is restored.
+
+    Raises:
+      InputError: the folder holds another run, no run to resume, or a run on other data.
       FileAccessError: it cannot be written.
     """
-    saved = out / "config.json"
-    content = to_json(family, config)
-    if saved.exists():
-        before = read_config(saved)
-        if before.family != family:
+    data = describe_data(files)
+    content = to_json(family, config, data=data, cpu_threads=cpu_threads)
+    run = read_run(out)
+    if run is None:
+        if config.resume and any(_contents(out)):
             raise InputError(
-                f"{out} holds a run of {before.family}, not of {family}; choose another --out"
+                f"--resume found no run in {out}; leave --resume out, or name its folder"
             )
-        if not config.resume:
-            raise InputError(
-                f"{out} already holds a run; add --resume to go on with it, or choose another --out"
-            )
-        changed = _differences(before.options.get("model"), content["model"])
-        if changed:
-            raise InputError(
-                f"{out} was trained with another model ({changed}); use the same options, "
-                "or choose another --out"
-            )
-    elif config.resume and config.out is not None and out.exists() and any(out.iterdir()):
-        raise InputError(f"--resume found no run in {out}; leave --resume out, or name its folder")
-    check_folder(out)
-    atomic_write(saved, (json.dumps(content, indent=2) + "\n").encode())
+        record = RunRecord(out=out, content=content)
+        record.write()
+        return record
+    if run.family != family:
+        raise InputError(
+            f"{out} holds a run of {run.family}, not of {family}; choose another --out"
+        )
+    if not config.resume:
+        raise InputError(
+            f"{out} already holds a run; add --resume to go on with it, or choose another --out"
+        )
+    check_changes(out, run, config)
+    if run.data is not None and run.data != data:
+        raise InputError(
+            f"the run in {out} was trained on other data: {_counted(run.data)} then, "
+            f"{_counted(data)} now (names and sizes); give the same with --data and --val, or "
+            f"start another from its weights with --branch-from {out} --out NEW"
+        )
+    remarks = [
+        f"resumed with {name}={now}, before {name}={before}"
+        for name, (before, now) in _differences(run, config).items()
+    ]
+    if run.cpu_threads not in (None, cpu_threads) and config.platform in ("auto", "cpu"):
+        remarks.append(
+            f"computed with {run.cpu_threads} CPU threads so far, now with {cpu_threads}: on a CPU "
+            "the results differ in the last bits from those of an uninterrupted run"
+        )
+    return RunRecord(out=out, content=content, remarks=tuple(remarks))
 
 
-def _differences(before: Any, now: Any) -> str:
-    before, now = before or {}, now or {}
-    names = sorted(n for n in {*before, *now} if before.get(n) != now.get(n))
-    return ", ".join(f"{n}={before.get(n)} then, {now.get(n)} now" for n in names)
+def _counted(data: Mapping[str, Any]) -> str:
+    return f"{data['files']} files (digest {data['digest']})"
+
+
+def _contents(out: Path) -> Iterable[Path]:
+    return (path for path in out.iterdir() if path.name != LOCK)

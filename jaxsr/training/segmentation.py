@@ -240,6 +240,16 @@ class Segmentation:
         metrics = {name: float(getattr(report, name)) for name in names}
         return ValidationResult(metrics, _picture(detector, self.held_out))
 
+    def files(self) -> dict[str, str]:
+        parts = {"train": self.data, "validation": self.held_out}
+        return {
+            f"{part}/{name}": f"{width}×{height} px, {targets} of targets"
+            for part, images in parts.items()
+            for name, (height, width), targets in zip(
+                images.names, images.sizes.tolist(), images.target_pixels.tolist(), strict=True
+            )
+        }
+
     def describe(self) -> dict[str, Any]:
         mean, deviation = self._normalisation
         return {

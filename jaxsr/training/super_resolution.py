@@ -214,6 +214,14 @@ class SuperResolution:
             longest_px=self.config.validation_px,
         )
 
+    def files(self) -> dict[str, str]:
+        parts = {"train": self.photos, "validation": self.held_out}
+        return {
+            f"{part}/{name}": f"{path.stat().st_size} bytes"
+            for part, photos in parts.items()
+            for name, path in zip(photos.names, photos.paths, strict=True)
+        }
+
     def describe(self) -> dict[str, Any]:
         return {
             "family": self.family,

@@ -90,6 +90,10 @@ class Task(Protocol):
         """Figures of the network on data that it never trained on."""
         ...
 
+    def files(self) -> dict[str, str]:
+        """The size of every file that is trained or validated on, by name: equal on all hosts."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """The model as JSON: what a weights file must say for another program to build it."""
         ...

@@ -13,6 +13,7 @@ from jaxsr.compare import main
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.trace import make_trace, open_backend
 from jaxsr.comparison.trace_file import load_trace, save_trace
+from jaxsr.interop.sealed_json import seal, unseal
 
 TORCH = BackendSpec(engine="torch", platform="cpu")
 
@@ -131,10 +132,10 @@ def flip(path):
 
 def edit(**changes):
     def change(path):
-        content = json.loads(path.read_text())
+        content = unseal(path.read_bytes(), source=path)
         for name, value in changes.items():
             content[name] = value(content[name])
-        path.write_text(json.dumps(content))
+        path.write_text(seal(content))
 
     return change
 
@@ -142,9 +143,11 @@ def edit(**changes):
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("trace.json", cut, "cut off or no trace"),
-        ("trace.json", lambda p: p.write_text("[]"), "cut off or no trace"),
-        ("trace.json", lambda p: p.write_bytes(b"\xff\xfe"), "cut off or no trace"),
+        ("trace.json", cut, "cut off, damaged or no trace"),
+        ("trace.json", flip, "cut off, damaged or no trace"),
+        ("trace.json", lambda p: p.write_text("[]"), "cut off, damaged or no trace"),
+        ("trace.json", lambda p: p.write_bytes(b"\xff\xfe"), "cut off, damaged or no trace"),
+        ("trace.json", lambda p: p.write_text(seal({"a": 1})), "is no trace"),
         ("trace.json", edit(header=lambda h: h | {"format": 99}), "format 99"),
         ("trace.json", edit(operations=lambda rows: [{"step": 0}]), "does not describe a trace"),
         ("trace.json", edit(outputs=lambda n: 7), "does not describe a trace"),
@@ -189,6 +192,31 @@ def test_wrong_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, wor
     line = [x for x in err.splitlines() if x.startswith("jaxsr: ")]
     assert len(line) == 1 and message in line[0], err
     assert not (tmp_path / "runs").exists()
+
+
+def test_stored_traces_of_other_weights_differ_whatever_their_results(tmp_path, capsys):
+    """A weight that no result depends on enough: the same verdict as of two live engines."""
+    from safetensors.torch import save_file
+
+    from jaxsr.models.registry import random_network
+
+    state = {name: tensor.clone() for name, tensor in random_network("span").state_dict().items()}
+    save_file(state, tmp_path / "a.safetensors")
+    state["blocks.2.c1_r.bias"][3] *= 1.00001
+    save_file(state, tmp_path / "b.safetensors")
+    for name in "ab":
+        words = ["--model", tmp_path / f"{name}.safetensors", "--size", "16", "--engine", "torch"]
+        assert run(capsys, "trace", *words, "--out", tmp_path / name)[0] == 0
+    stored = run(capsys, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
+    live = run(
+        capsys, "engines", "--model", tmp_path / "a.safetensors", "--model-b",
+        tmp_path / "b.safetensors", "--a", "torch", "--b", "torch", "--size", "16", "--out",
+        tmp_path / "d",
+    )  # fmt: skip
+    for status, out, _ in (stored, live):
+        assert status == 1
+        assert "DIFFER: the two sides have other weights" in " ".join(out.split())
+    assert not json.loads((tmp_path / "c" / "comparison.json").read_text())["agree"]
 
 
 def test_keep_that_matches_nothing(tmp_path, capsys):

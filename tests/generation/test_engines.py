@@ -1,5 +1,6 @@
 """Both engines against `transformers`' own generation, and against each other."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -13,6 +14,7 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.llama.loading import fingerprint
+from jaxsr.models.llama.quantized import quantize
 
 LENGTHS = (3, 17, 30, 16)
 GREEDY = SamplingOptions(max_new_tokens=24)
@@ -136,15 +138,25 @@ def bits(engine, prompts, **how):
     ]
 
 
+FAMILIES = ("llama", "llama-plain", "qwen3")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["jax", "torch"])
-def test_deterministic_is_independent_of_company_bit_for_bit(kind, engines, prompts):
-    engine = engines(kind)
+def test_deterministic_is_independent_of_company_bit_for_bit(kind, family, engines, prompts):
+    engine = engines(kind, family)
     alone = [bits(engine, [prompt])[0] for prompt in prompts]
     assert bits(engine, prompts, batch_size=4) == alone
-    assert bits(engine, prompts, batch_size=2, padding="right") == alone
-    assert bits(engine, prompts[::-1], batch_size=4) == alone[::-1]
+    assert bits(engine, prompts, batch_size=4, padding="left") == alone
+    assert bits(engine, prompts, batch_size=2, padding="left", chunk=5) == alone
+    assert bits(engine, prompts[::-1], batch_size=3, chunk=1) == alone[::-1]
     long = np.random.default_rng(1).integers(3, 320, 200).tolist()
-    assert bits(engine, [long, prompts[0]], batch_size=2)[1] == alone[0]
+    assert bits(engine, [long, prompts[0]], batch_size=2, padding="left")[1] == alone[0]
+
+
+def test_deterministic_on_several_devices_is_refused(engines, prompts):
+    with pytest.raises(ValueError, match="needs an engine on one device, got 8"):
+        complete(engines("jax8"), prompts, GREEDY, deterministic=True)
 
 
 @pytest.mark.parametrize("kind", ["jax", "torch"])
@@ -178,22 +190,95 @@ def test_saved_cache_goes_on_elsewhere(first, second, options, engines, network,
     mark, path = fingerprint(network("llama")), tmp_path / "cache.safetensors"
     names = ["a", "b", "c", "d"]
     save_snapshot(path, merged(run.snapshots), fingerprint=mark, model="small", prompts=names)
-    snapshot, kept = load_snapshot(path, fingerprint=mark, model="small")
+    config = network("llama").config
+    snapshot, kept = load_snapshot(path, fingerprint=mark, model="small", config=config)
     assert kept == names
     assert tokens(continue_from(engines(second), snapshot, options)) == whole
 
 
-def test_saved_cache_of_another_model_is_refused(engines, network, prompts, tmp_path):
+@pytest.fixture
+def saved(engines, network, prompts, tmp_path):
+    """A snapshot of two rows, and a function that stores it changed and loads it."""
     begun = dataclasses.replace(GREEDY, max_new_tokens=2)
-    run = complete(engines("torch"), prompts[:1], begun, keep_snapshots=True)
-    path = tmp_path / "cache.safetensors"
-    mark = fingerprint(network("llama"))
-    save_snapshot(path, run.snapshots[0], fingerprint=mark, model="small", prompts=["a"])
+    run = complete(engines("torch"), prompts[:2], begun, batch_size=2, keep_snapshots=True)
+    path, mark = tmp_path / "cache.safetensors", fingerprint(network("llama"))
+
+    def store_and_load(snapshot=run.snapshots[0], model="small", **found):
+        names = ["a", "b"]
+        save_snapshot(path, snapshot, fingerprint=mark, model="small", prompts=names)
+        found = {"fingerprint": mark, "config": network("llama").config} | found
+        return load_snapshot(path, model=model, **found)[0]
+
+    return run.snapshots[0], store_and_load
+
+
+def test_saved_cache_of_another_model_is_refused(saved, engines, network):
+    _, store_and_load = saved
+    mark = fingerprint(network("qwen3"))
     with pytest.raises(ValueError, match="belongs to the model 'small', not to 'other'"):
-        load_snapshot(path, fingerprint=fingerprint(network("qwen3")), model="other")
-    snapshot, _ = load_snapshot(path, fingerprint=mark, model="small")
+        store_and_load(fingerprint=mark, model="other")
+    with pytest.raises(ValueError, match="'small', with other weights, dtype or quantisation"):
+        store_and_load(fingerprint=mark)
+    begun = dataclasses.replace(GREEDY, max_new_tokens=2)
     with pytest.raises(ValueError, match="has 2 tokens already"):
-        continue_from(engines("torch"), snapshot, begun)
+        continue_from(engines("torch"), store_and_load(), begun)
+
+
+def test_the_fingerprint_covers_every_weight_dtype_and_quantisation(network):
+    marks = {fingerprint(network(family)) for family in ("llama", "llama-plain", "qwen3")}
+    for change in (
+        lambda n: n.model.layers[1].mlp.up_proj.weight.data.view(torch.int32)[3, 5].bitwise_xor_(1),
+        lambda n: n.to(torch.bfloat16),
+        lambda n: quantize(n, "int8"),
+    ):
+        changed = copy.deepcopy(network("llama"))
+        change(changed)
+        marks.add(fingerprint(changed))
+    assert len(marks) == 6
+    assert fingerprint(copy.deepcopy(network("llama"))) in marks
+
+
+def changed_layer(snapshot, value):
+    keys = [layer.copy() for layer in snapshot.keys]
+    keys[1][0, 0, 0, 0] = value
+    return dataclasses.replace(snapshot, keys=keys)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: changed_layer(s, np.nan), "layers.1.keys holds NaN or infinity"),
+        (
+            lambda s: dataclasses.replace(s, keys=s.keys[:1], values=s.values[:1]),
+            r"lacks layers\.1\.keys, layers\.1\.values, of a model of 2 layers",
+        ),
+        (
+            lambda s: dataclasses.replace(s, keys=s.keys * 2, values=s.values * 2),
+            "has layers.2.keys, which a model of 2 layers lacks",
+        ),
+        (lambda s: dataclasses.replace(s, token=s.token + 400), "token ids from .* of 320 known"),
+        (lambda s: dataclasses.replace(s, outputs=s.outputs - 400), "token ids from -"),
+        (lambda s: dataclasses.replace(s, filled=s.filled + 900), "filled slots of"),
+        (lambda s: dataclasses.replace(s, filled=s.filled[:1]), r"filled is .* of shape \(1,\)"),
+        (lambda s: dataclasses.replace(s, keys=s.values[:1] + s.keys[1:], values=[
+            v[..., :-1] for v in s.values]), r"layers\.0\.values is float32 of shape"),
+        (lambda s: dataclasses.replace(s, outputs=s.outputs[:, :0]), "has no output yet"),
+    ],
+)  # fmt: skip
+def test_a_cache_that_cannot_be_this_model_s_is_refused(saved, change, message):
+    snapshot, store_and_load = saved
+    with pytest.raises(ValueError, match=message):
+        store_and_load(change(snapshot))
+
+
+def test_a_cache_of_other_versions_is_named(saved, monkeypatch, caplog):
+    _, store_and_load = saved
+    store_and_load()
+    assert not caplog.messages
+    versions = iter([{"jax": "0.0"}, {"jax": "0.1"}, {"jax": "0.1"}])
+    monkeypatch.setattr("jaxsr.generation.cache_file._versions", lambda: next(versions))
+    store_and_load()
+    assert "was written with jax 0.0, this is jax 0.1" in caplog.text
 
 
 @pytest.mark.parametrize(

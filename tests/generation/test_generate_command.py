@@ -9,8 +9,10 @@ import shutil
 import jax
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from jaxsr import generate
+from jaxsr.interop.weights import read_weights
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +97,30 @@ def test_saved_cache_is_resumed(capsys, model_folder, tmp_path):
         assert resumed[name] == whole[name]
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
+def test_deterministic_is_bit_equal_however_it_is_run(
+    family, quantize, capsys, model_folder, tmp_path
+):
+    """Tokens and caches for either padding, batch sizes, and on 8 devices."""
+    saved = tmp_path / "cache.safetensors"
+    common = ["Hi", "How are all the people there?", "x", "--model", model_folder(family)]
+    common += ["--deterministic", "--max-new-tokens", 9, "--ignore-eos", "--save-cache", saved]
+    common += ["--quantize", quantize] if quantize else []
+    results = []
+    for options in (
+        ["--padding", "right"],
+        ["--padding", "left", "--batch-size", 3, "--stream", "off"],
+        ["--padding", "left", "--batch-size", 2, "--mesh", 8, "--stream", "on"],
+    ):
+        status, _, said = run(capsys, *common, *options)
+        assert status == 0, said
+        assert ("one device of 8 computes" in said) == ("--mesh" in options)
+        arrays, _ = read_weights(saved)
+        results.append({name: (a.shape, a.tobytes()) for name, a in arrays.items()})
+    assert results[0] == results[1] == results[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -112,11 +138,13 @@ def test_saved_cache_is_resumed(capsys, model_folder, tmp_path):
         (["hi", "--temperature", "-1"], "temperature must be finite"),
         (["hi", "--resume", "absent"], "give no others"),
         (["--resume", "absent"], "no weights file at absent"),
+        (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-2'"),
         (["--file", "absent.txt"], "no prompt file at absent.txt"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, message, capsys, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     status, shown, said = run(capsys, *arguments, "--model", model_folder("llama"))
     assert (status, shown) == (2, "")
     assert message in said

@@ -1,6 +1,7 @@
-"""Checkpoints: kept, restored elsewhere, passed over when damaged, refused when foreign."""
+"""Checkpoints: kept, restored elsewhere, set aside when damaged, refused when foreign."""
 
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxsr.interop.checkpoint import CheckpointError, Checkpoints
+from jaxsr.interop.checkpoint import CheckpointError, Checkpoints, read_notes, restore_step
+from jaxsr.interop.errors import DamagedFileError
 from jaxsr.interop.mesh import MeshShape, make_mesh, place, tree_shardings
 from jaxsr.interop.train.step import TrainState
 
@@ -89,7 +91,7 @@ def damage(folder: Path) -> None:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_truncated_newest_is_passed_over_with_a_warning(tmp_path, caplog):
+def test_truncated_newest_is_set_aside_with_a_warning(tmp_path, caplog):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(1))
         checkpoints.save(2, make_state(2))
@@ -98,18 +100,97 @@ def test_truncated_newest_is_passed_over_with_a_warning(tmp_path, caplog):
         found = checkpoints.restore(make_state())
     assert found is not None and found[0] == 1
     assert_equal(found[1], make_state(1))
-    assert "checkpoint 2 is damaged and passed over" in caplog.text
+    assert "the checkpoint of step 2 is damaged: its record cannot be read" in caplog.text
+    assert (tmp_path / "2.damaged").is_dir() and not (tmp_path / "2").exists()
 
 
 def test_only_damaged_checkpoints_is_an_error(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(1))
     damage(tmp_path / "1")
-    with (
-        Checkpoints(tmp_path) as checkpoints,
-        pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read"),
-    ):
-        checkpoints.restore(make_state())
+    for _ in range(2):  # the second time, no checkpoint is left to try
+        with (
+            Checkpoints(tmp_path) as checkpoints,
+            pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound .*1\.damaged"),
+        ):
+            checkpoints.restore(make_state())
+
+
+def flip(path: Path, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1 << bit
+    path.write_bytes(bytes(content))
+
+
+def flip_data(folder: Path) -> None:
+    """In every data file: some hold old nodes of the tree, which nothing reads."""
+    for path in (folder / "state").rglob("d/*"):
+        flip(path)
+
+
+def change_metrics(folder: Path) -> None:
+    (folder / "metrics" / "metrics").write_text('{"psnr": 99.0}')
+
+
+@pytest.mark.parametrize(
+    ("damage_folder", "reason"),
+    [
+        (flip_data, "arrays are not as they were saved|ValueError|XlaRuntimeError"),
+        (change_metrics, "its metrics or its name are not those that were saved"),
+        (lambda f: (f / "metrics" / "metrics").write_text("{"), "its metrics cannot be read"),
+        (lambda f: (f / "metrics" / "metrics").unlink(), "its metrics cannot be read"),
+        (lambda f: shutil.rmtree(f / "metrics"), "its metrics or its name"),
+        (lambda f: (f / "state" / "_METADATA").write_text("{"), "Error"),
+        (lambda f: (f / "state" / "_METADATA").unlink(), "Error"),
+        (lambda f: shutil.rmtree(f / "state"), "Error"),
+        (lambda f: flip(f / "record" / "record"), "its record|is damaged"),
+        (lambda f: shutil.rmtree(f / "record"), "it has no record"),
+        (lambda f: [p.write_bytes(b"") for p in f.rglob("*") if p.is_file()], "its record cannot"),
+    ],
+)
+def test_a_damaged_checkpoint_is_replaced_by_the_sound_one_before(
+    damage_folder, reason, tmp_path, caplog
+):
+    with Checkpoints(tmp_path, metric="psnr") as checkpoints:
+        checkpoints.save(1, make_state(1), {"psnr": 20.0})
+        checkpoints.save(2, make_state(2), {"psnr": 21.0})
+    damage_folder(tmp_path / "2")
+    with Checkpoints(tmp_path, metric="psnr") as checkpoints:
+        with caplog.at_level(logging.WARNING):
+            found = checkpoints.restore(make_state())
+        assert found is not None and found[0] == 1
+        assert_equal(found[1], make_state(1))
+        assert checkpoints.best_step == 1
+        lines = [line for line in caplog.messages if "is damaged" in line]
+        assert len(lines) == 1 and re.search(reason, lines[0]), lines
+        assert (tmp_path / "2.damaged").is_dir()
+        checkpoints.save(2, make_state(2), {"psnr": 21.0})  # takes the place of the damaged one
+    with Checkpoints(tmp_path, metric="psnr") as checkpoints:
+        found = checkpoints.restore(make_state())
+        assert found is not None and found[0] == 2
+        assert_equal(found[1], make_state(2))
+
+
+def test_data_exchanged_between_checkpoints_is_noticed(tmp_path):
+    """Files that are sound by themselves, and not those of this step."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(1))
+        checkpoints.save(2, make_state(2))
+    shutil.rmtree(tmp_path / "2" / "state")
+    shutil.copytree(tmp_path / "1" / "state", tmp_path / "2" / "state")
+    with pytest.raises(DamagedFileError, match="arrays are not as they were saved"):
+        restore_step(tmp_path, 2, make_state())
+
+
+def test_notes_of_the_newest_sound_record(tmp_path):
+    assert read_notes(tmp_path / "nothing") is None
+    with Checkpoints(tmp_path, notes={"batch": 8}) as checkpoints:
+        checkpoints.save(1, make_state(1))
+    with Checkpoints(tmp_path, notes={"batch": 16}) as checkpoints:
+        checkpoints.save(2, make_state(2))
+    assert read_notes(tmp_path) == {"batch": 16}
+    flip(tmp_path / "2" / "record" / "record")
+    assert read_notes(tmp_path) == {"batch": 8}
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path):

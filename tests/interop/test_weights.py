@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jaxsr.errors import InputError
+from jaxsr.errors import DamagedFileError, InputError
 from jaxsr.interop.weights import export_weights, read_weights
 
 
@@ -26,5 +26,21 @@ def test_a_file_cut_short_is_refused(tmp_path):
     save_file({"a": np.zeros(200)}, tmp_path / "w.safetensors")
     content = (tmp_path / "w.safetensors").read_bytes()
     (tmp_path / "w.safetensors").write_bytes(content[:-9])
-    with pytest.raises(InputError, match="not a whole safetensors file"):
+    with pytest.raises(InputError, match="not a complete safetensors file"):
         read_weights(tmp_path / "w.safetensors")
+
+
+def test_any_flipped_bit_of_our_own_file_is_noticed(tmp_path):
+    path, rng = tmp_path / "w.safetensors", np.random.default_rng(0)
+    arrays = {"a": rng.normal(size=(20, 3)).astype(np.float32), "b": np.arange(4)}
+    export_weights(path, arrays, metadata={"config": {"width": 20}})
+    content = path.read_bytes()
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(InputError):
+            read_weights(path)
+    path.write_bytes(content[:-8] + bytes(8))
+    with pytest.raises(DamagedFileError, match="does not agree with the digest in it"):
+        read_weights(path)

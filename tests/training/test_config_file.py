@@ -87,7 +87,7 @@ def test_a_run_starts_from_the_configuration_of_another(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--preset", "quick"], "--config and --preset both give the defaults"),
+        (["--preset", "quick"], "each give the defaults"),
         (["mshnet"], "configures a run of span, not of mshnet"),
         (["--lr", "0"], "lr must be positive"),
     ],

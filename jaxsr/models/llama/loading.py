@@ -4,6 +4,7 @@ Checkpoints that are quantised (block and channel FP8, compressed-tensors int8) 
 """
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from jaxsr.models.llama import gguf_model, hf_folder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.network import CausalLM, inverse_frequencies
+from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import ScaledLinear, Scheme, W8A8Linear, quantize, swap
 from jaxsr.models.registry import Kind, LoadedModel
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-# Scales of activations, which are not rounded here unless the scheme is int8 w8a8.
-_IGNORED = ("input_scale", "output_scale", "rotary_emb.inv_freq", "k_scale", "v_scale")
+_COMPUTED_HERE = "rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,7 +123,7 @@ def build(
     with torch.device("meta"):
         network = CausalLM(config)
     network.model.rotary_emb.inv_freq = inverse_frequencies(config)
-    tensors = {n: t for n, t in tensors.items() if not n.endswith(_IGNORED)}
+    tensors = {n: t for n, t in tensors.items() if not n.endswith(_COMPUTED_HERE)}
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     if quantization is not None:
@@ -149,7 +150,8 @@ def build(
 
 def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[str, Any]) -> None:
     """Puts the checkpoint's quantised layers in, taking their tensors out of `tensors`."""
-    block, int8_activations = _read_quantization(stated)
+    quantization = read_quantization(stated)
+    block, activations = quantization.block, quantization.activations
     for name, module in list(network.named_modules()):
         scale_names = (f"{name}.weight_scale_inv", f"{name}.weight_scale")
         scale_name = next((n for n in scale_names if n in tensors), None)
@@ -163,14 +165,25 @@ def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[
         if f"{name}.weight_zero_point" in tensors:
             raise InputError(f"{name} has a zero point; only symmetric quantisation is computed")
         bias = tensors.pop(f"{name}.bias", None)
-        if weight.dtype == torch.int8 and int8_activations:
+        if (weight.dtype == torch.int8) != (activations == "int8") and activations is not None:
+            raise InputError(
+                f"{name}.weight is {weight.dtype}, but config.json rounds activations to "
+                f"{'int8' if activations == 'int8' else 'float8'}; both must be of one kind"
+            )
+        if activations == "int8":
             layer = W8A8Linear(weight, scale, bias=bias)
         else:
             # One scale, or one per output, is no block whatever the stated block size.
             unblocked = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(
                 weight, block
             )
-            layer = ScaledLinear(weight, scale, block=None if unblocked else block, bias=bias)
+            layer = ScaledLinear(
+                weight,
+                scale,
+                block=None if unblocked else block,
+                activations=activations,
+                bias=bias,
+            )
         swap(network, name, layer)
 
 
@@ -180,37 +193,17 @@ def _blocks(weight: Tensor, block: tuple[int, int] | None) -> tuple[int, int] | 
     return (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1]))
 
 
-def _read_quantization(stated: dict[str, Any]) -> tuple[tuple[int, int] | None, bool]:
-    """The block size, if any, and whether activations are rounded to int8."""
-    method = stated.get("quant_method")
-    if method in ("fp8", "fbgemm_fp8"):
-        size = stated.get("weight_block_size")
-        return (tuple(size) if size else None), False
-    if method == "compressed-tensors":
-        groups = list((stated.get("config_groups") or {}).values())
-        weights = [group.get("weights") or {} for group in groups]
-        if any(w.get("num_bits") != 8 or not w.get("symmetric", True) for w in weights):
-            raise InputError(
-                "config.json has a compressed-tensors scheme other than symmetric 8 bits; "
-                "only int8 and float8 are computed"
-            )
-        sizes = {tuple(w["block_structure"]) for w in weights if w.get("block_structure")}
-        activations = [group.get("input_activations") for group in groups]
-        if any(a and a.get("type") == "int" and not a.get("dynamic") for a in activations):
-            raise InputError(
-                "config.json has activations quantised with fixed scales; only dynamic ones, "
-                "per token, are computed"
-            )
-        int8 = any(a and a.get("type") == "int" for a in activations)
-        return (sizes.pop() if sizes else None), int8
-    raise InputError(
-        f"config.json has quant_method {method!r}; fp8, fbgemm_fp8 and compressed-tensors are read"
-    )
-
-
 def fingerprint(network: CausalLM) -> str:
-    """Tells models apart, not their dtypes or quantisations: of the sizes and of the last norm."""
-    norm = network.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
-    digest = hashlib.sha256(repr(sorted(asdict(network.config).items())).encode())
-    digest.update(norm.numpy().tobytes())
-    return digest.hexdigest()[:16]
+    """16 hexadecimal digits of the configuration and every weight, bit for bit as it computes."""
+
+    def digest(tensor: Tensor) -> bytes:
+        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return hashlib.sha256(content.data).digest()
+
+    state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
+        digests = [*pool.map(digest, state.values())]
+    layers = [(name, type(module).__name__) for name, module in network.named_modules()]
+    facts = [(n, str(t.dtype), tuple(t.shape)) for n, t in state.items()]
+    text = repr((sorted(asdict(network.config).items()), layers, facts))
+    return hashlib.sha256(text.encode() + b"".join(digests)).hexdigest()[:16]

@@ -6,6 +6,7 @@ I inputs. Formats that come from checkpoints keep those checkpoints' tensor name
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,6 +16,29 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError
 
 Scheme = Literal["int8", "int4"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float8Activations:
+    """Activations rounded to float8_e4m3fn as they come, each run with a scale of its own."""
+
+    group: int | None = None
+    """Features that share a scale. None: all of a token's."""
+    bound: float | None = None
+    """Largest magnitude that a scale takes into account; greater ones saturate."""
+
+    def round(self, x: Tensor) -> Tensor:
+        """The rounded activations, float32."""
+        runs = x.float().unflatten(-1, (-1, self.group or x.shape[-1]))
+        largest = runs.abs().amax(-1, keepdim=True)
+        if self.bound is not None:
+            largest = largest.clamp(max=self.bound)
+        scale = torch.where(largest == 0, 1.0, largest / _FLOAT8_MAX)
+        levels = (runs / scale).clamp(-_FLOAT8_MAX, _FLOAT8_MAX).to(torch.float8_e4m3fn)
+        return (levels.float() * scale).flatten(-2)
+
+
+_FLOAT8_MAX = 448.0  # of float8_e4m3fn
 
 
 class QuantizedLinear(nn.Module):
@@ -46,6 +70,7 @@ class ScaledLinear(QuantizedLinear):
       scale: (1, 1), (O, 1), or one per block of `block`; the last row and column of blocks may be
         cut short.
       block: (rows, columns) of a block; None unless the scale is per block.
+      activations: what the inputs are rounded to. None: nothing.
     """
 
     weight: Tensor
@@ -57,10 +82,18 @@ class ScaledLinear(QuantizedLinear):
         scale: Tensor,
         *,
         block: tuple[int, int] | None = None,
+        activations: Float8Activations | None = None,
         bias: Tensor | None = None,
     ) -> None:
         outputs, inputs = weight.shape
         super().__init__(inputs, outputs, bias)
+        group = activations.group if activations else None
+        if group is not None and inputs % group:
+            raise InputError(
+                f"activations are rounded in groups of {group}, which {inputs} inputs are no "
+                "multiple of"
+            )
+        self.activations = activations
         if block is None:
             if scale.numel() not in (1, outputs):
                 raise InputError(
@@ -89,6 +122,8 @@ class ScaledLinear(QuantizedLinear):
         return self.weight.float() * scale
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.activations is not None:
+            x = self.activations.round(x).to(x.dtype)
         if self.block is not None:
             return super().forward(x)
         # The scale belongs to the output: one product per output instead of one per weight.

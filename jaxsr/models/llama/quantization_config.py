@@ -1,0 +1,191 @@
+"""Reads `quantization_config` of a Hugging Face folder: every key is understood or refused by name.
+
+`fp8` and `fbgemm_fp8` are as in `transformers`, `compressed-tensors` as in its own package. Keys
+that say how scales were found while the checkpoint was made change nothing here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxsr.errors import InputError
+from jaxsr.models.llama.quantized import Float8Activations
+
+_ANY = object()
+"""Stands for any value of a key that changes nothing here."""
+_NOT_CONVERTED = {
+    "quant_method": _ANY,
+    "modules_to_not_convert": _ANY,
+    "ignored_layers": _ANY,
+    "dequantize": (False,),
+}
+_CALIBRATION = {name: _ANY for name in ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """What a checkpoint's quantised layers compute."""
+
+    block: tuple[int, int] | None = None
+    """(rows, columns) of the weights' blocks; None for a scale per tensor or per output."""
+    activations: Literal["int8"] | Float8Activations | None = None
+    """What activations are rounded to as they come."""
+
+
+def read_quantization(stated: Mapping[str, Any]) -> Quantization:
+    """What the entry `quantization_config` says.
+
+    Raises:
+      ValueError: a key or a value that is not computed here; the message names it.
+    """
+    method = stated.get("quant_method")
+    if method == "fp8":
+        return _fp8(stated)
+    if method == "fbgemm_fp8":
+        _check(stated, {**_NOT_CONVERTED, "activation_scale_ub": _ANY})
+        bound = _number(stated, "activation_scale_ub", 1200.0)
+        return Quantization(activations=Float8Activations(bound=bound))
+    if method == "compressed-tensors":
+        return _compressed_tensors(stated)
+    raise InputError(
+        f"config.json has quant_method {method!r}; fp8, fbgemm_fp8 and compressed-tensors are read"
+    )
+
+
+def _fp8(stated: Mapping[str, Any]) -> Quantization:
+    known = {
+        **_NOT_CONVERTED,
+        "activation_scheme": ("dynamic",),
+        "fmt": ("e4m3",),
+        "scale_fmt": (None, "float"),
+        "weight_block_size": _ANY,
+    }
+    _check(stated, known)
+    block = _block(stated, "weight_block_size")
+    group = block[1] if block else None
+    return Quantization(block=block, activations=Float8Activations(group=group))
+
+
+def _compressed_tensors(stated: Mapping[str, Any]) -> Quantization:
+    known = {
+        "quant_method": _ANY,
+        "format": (None, "float-quantized", "int-quantized", "naive-quantized"),
+        "quantization_status": (None, "compressed", "frozen"),
+        "global_compression_ratio": _ANY,
+        "ignore": _ANY,
+        "version": _ANY,
+        "kv_cache_scheme": (None,),
+        "sparsity_config": (None, {}),
+        "transform_config": (None, {}),
+        "config_groups": _ANY,
+    }
+    _check(stated, known)
+    groups = stated.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise _refused("config_groups", groups, "needs at least one group")
+    read = [_group(group, f"config_groups.{name}") for name, group in groups.items()]
+    if any(one != read[0] for one in read):
+        raise _refused("config_groups", [*groups], "has groups that differ; one scheme is computed")
+    return read[0]
+
+
+def _group(group: Any, place: str) -> Quantization:
+    if not isinstance(group, Mapping):
+        raise _refused(place, group, "must be an object")
+    formats = (None, "float-quantized", "int-quantized", "naive-quantized")
+    known = {
+        "targets": _ANY, "weights": _ANY, "input_activations": _ANY, "output_activations": (None,),
+        "format": formats,
+    }  # fmt: skip
+    _check(group, known, place)
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise _refused(f"{place}.weights", weights, "must be an object")
+    common = {
+        "num_bits": (8,), "type": ("int", "float"), "symmetric": (True,), "actorder": (None, False),
+        **_CALIBRATION,
+    }  # fmt: skip
+    known = {
+        **common,
+        "strategy": (None, "tensor", "channel", "block"),
+        "block_structure": _ANY,
+        "group_size": (None,),
+        "dynamic": (False,),
+    }
+    _check(weights, known, f"{place}.weights", needed=("num_bits",))
+    block = _block(weights, "block_structure", f"{place}.weights")
+    if (weights.get("strategy") == "block") != (block is not None):
+        raise _refused(f"{place}.weights.block_structure", block, "goes with strategy 'block'")
+    rounded = group.get("input_activations")
+    if rounded is None:
+        return Quantization(block=block)
+    place = f"{place}.input_activations"
+    if not isinstance(rounded, Mapping):
+        raise _refused(place, rounded, "must be an object")
+    kind = weights.get("type", "int")
+    known = {
+        **common,
+        "type": (kind,),
+        "strategy": ("token", "group") if kind == "float" else ("token",),
+        "group_size": _ANY if rounded.get("strategy") == "group" else (None,),
+        "block_structure": (None,),
+        "dynamic": (True,),
+    }
+    _check(rounded, known, place, needed=("num_bits", "strategy", "dynamic"))
+    if kind == "int":
+        return Quantization(block=block, activations="int8")
+    group_size = rounded.get("group_size")
+    if rounded["strategy"] == "group" and not (isinstance(group_size, int) and group_size > 0):
+        raise _refused(f"{place}.group_size", group_size, "must be a positive whole number")
+    return Quantization(block=block, activations=Float8Activations(group=group_size))
+
+
+def _check(
+    stated: Mapping[str, Any],
+    known: Mapping[str, Any],
+    place: str = "",
+    *,
+    needed: tuple[str, ...] = (),
+) -> None:
+    """Refuses keys that are not in `known`, and values that are not among those listed there."""
+    for name, value in stated.items():
+        key = f"{place}.{name}" if place else name
+        if name not in known:
+            raise _refused(key, value, f"is not understood; known are {', '.join(known)}")
+        if known[name] is not _ANY and not any(_same(value, one) for one in known[name]):
+            computed = ", ".join(map(repr, known[name]))
+            raise _refused(key, value, f"is not computed here; {computed} is")
+    for name in needed:
+        if name not in stated:
+            raise _refused(f"{place}.{name}", None, "is missing")
+
+
+def _same(value: Any, one: Any) -> bool:
+    """Equality that tells numbers and truth values apart."""
+    return value == one and isinstance(value, bool) == isinstance(one, bool)
+
+
+def _block(stated: Mapping[str, Any], name: str, place: str = "") -> tuple[int, int] | None:
+    value = stated.get(name)
+    if value is None:
+        return None
+    sizes = isinstance(value, list | tuple) and len(value) == 2
+    if not sizes or not all(type(size) is int and size > 0 for size in value):
+        raise _refused(f"{place}.{name}" if place else name, value, "must be two positive sizes")
+    return (value[0], value[1])
+
+
+def _number(stated: Mapping[str, Any], name: str, default: float) -> float:
+    value = stated.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise _refused(name, value, "must be a positive number")
+    return float(value)
+
+
+def _refused(key: str, value: Any, rule: str) -> InputError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return InputError(
+        f"config.json's quantization_config has {key} = {shown}, which {rule}; use a checkpoint "
+        "that is not quantised so, and --quantize"
+    )

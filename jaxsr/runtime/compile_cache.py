@@ -1,0 +1,61 @@
+"""JAX's cache of compiled programs, with a digest in every entry.
+
+JAX trusts its files: a damaged entry would be run as machine code. Here an entry that disagrees
+with its digest is removed, named in a line, and the program is compiled again.
+"""
+
+import hashlib
+import logging
+from pathlib import Path
+
+from jax._src import compilation_cache
+from jax._src.lru_cache import LRUCache
+
+from jaxsr.interop.atomic_write import atomic_write
+
+_DIGEST_BYTES = 32
+_SUFFIX = "-sealed"
+
+log = logging.getLogger(__name__)
+
+
+class SealedCache(LRUCache):
+    """Entries are files of their own name: those that JAX wrote by itself are not read."""
+
+    def get(self, key: str) -> bytes | None:
+        """The entry; None where there is none, or a damaged one, which is removed."""
+        content = super().get(key + _SUFFIX)
+        if content is None:
+            return None
+        value = content[_DIGEST_BYTES:]
+        if hashlib.sha256(value).digest() == content[:_DIGEST_BYTES]:
+            return value
+        path = self._file(key)
+        log.warning("%s is damaged; the program is compiled again", path)
+        path.unlink(missing_ok=True)
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes the entry, which appears complete or not at all."""
+        path = self._file(key)
+        if path.exists():
+            return
+        digest = hashlib.sha256(value).digest()
+        if self.eviction_enabled:
+            super().put(key + _SUFFIX, digest + value)
+        else:
+            atomic_write(path, digest, value)
+
+    def _file(self, key: str) -> Path:
+        return Path(str(self._path)) / f"{key}{_SUFFIX}-cache"
+
+
+def use_sealed_cache() -> None:
+    """Makes JAX keep its compiled programs in a `SealedCache`; called before any is compiled."""
+    compilation_cache.get_file_cache = _open_cache
+
+
+def _open_cache(path: str) -> tuple[SealedCache, str]:
+    from jax import config
+
+    return SealedCache(path, max_size=config.values["jax_compilation_cache_max_size"]), path

@@ -1,0 +1,70 @@
+"""Starts a training run: joins its processes, compares them, claims the folder, and trains."""
+
+import hashlib
+from contextlib import ExitStack
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxsr
+from jaxsr.data.photos import available_cpus
+from jaxsr.data.sources import check_folder
+from jaxsr.interop.agreement import check_alike, fail_together
+from jaxsr.runtime.setup import setup_compute
+from jaxsr.training.config import RunConfig
+from jaxsr.training.config_file import flat_options
+from jaxsr.training.loop import train
+from jaxsr.training.run_folder import choose_folder, claim_folder
+from jaxsr.training.run_lock import lock_folder
+
+_PER_HOST = ("data", "val", "cache_gb", "scratch", "compile_cache", "aot", "aot_json", "aot_save")
+"""Options that the processes of a job may have different: the files themselves are compared."""
+
+
+def start(name: str, family: Any, config: RunConfig) -> None:
+    """Runs a family's training as one process, or as one of those of a job.
+
+    Args:
+      name: of the family.
+      family: its module, see `jaxsr.training.task.load_family`.
+      config: of the run.
+
+    Raises:
+      UserError: the run cannot start, here or in another process of the job, or cannot go on.
+    """
+    record = None
+    with ExitStack() as stack:
+        with fail_together():
+            setup_compute(config, jax_on_host=True, job=_facts(name, config))
+            out = choose_folder(config, name, jax.process_count())
+            task = family.build(config)  # checks the data before anything is computed
+            check_alike({"files": task.files()})
+            if jax.process_index() == 0:
+                check_folder(out)
+                stack.enter_context(lock_folder(out))
+                threads = available_cpus()
+                record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
+        train(task, out, record)
+
+
+def _facts(name: str, config: RunConfig) -> dict[str, dict[str, Any]]:
+    """What every process of a job must have alike."""
+    options = {n: v for n, v in flat_options(config).items() if n not in _PER_HOST}
+    packages = ("jax", "jaxlib", "torch", "torchax", "numpy", "optax", "orbax-checkpoint", "pillow")
+    versions = {package: metadata.version(package) for package in packages}
+    versions |= {"jaxsr": jaxsr.__version__, "jaxsr's source files": _source_digest()}
+    return {"versions": versions, "options": {"family": name, **options}}
+
+
+def _source_digest() -> str:
+    """Tells edited copies of one version apart."""
+    digest = hashlib.sha256()
+    for package in ("jaxsr", "jaxsr.interop", "jaxsr.ops"):
+        spec = util.find_spec(package)
+        assert spec is not None and spec.origin is not None
+        home = Path(spec.origin).parent
+        for path in sorted(home.rglob("*.py")):
+            digest.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
