@@ -24,9 +24,11 @@ from jaxsr.data.picture_file import (
     is_tiff,
     is_white_zero,
     opencv_samples,
+    read_file,
     stored_size,
     tifffile_samples,
 )
+from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
 
 # A file with one of these endings claims to be a picture: if it is none, that is an error. Files
@@ -71,11 +73,10 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
       UnreadablePicture: not a picture, truncated, or of a kind that has no RGB form.
       OSError: the file cannot be opened.
     """
-    data = path.read_bytes()
-    if not data:
-        raise UnreadablePicture("zero bytes")
+    data = read_file(path)
     try:
         with Image.open(io.BytesIO(data)) as image:
+            _check_size(stored_size(image))
             # The raw mode, gone after loading, tells 16-bit colour that Pillow would cut.
             deep = any(";16" in str(tile.args) for tile in image.tile)
             planes = isinstance(image, TiffImageFile) and _in_planes(image)
@@ -119,6 +120,9 @@ def picture_size(path: Path) -> tuple[int, int]:
             no_exif = image.format == "PNG" and "exif" not in image.info
             orientation = 1 if no_exif else image.getexif().get(ORIENTATION, 1)
             height, width = stored_size(image)
+            _check_size((height, width))
+    except UnreadablePicture:
+        raise
     except UnidentifiedImageError:
         height, width = decode_rgb(path).shape[:2]
         return height, width
@@ -129,6 +133,11 @@ def picture_size(path: Path) -> tuple[int, int]:
     except Exception as error:
         raise UnreadablePicture(one_line(error)) from error
     return (width, height) if orientation in (5, 6, 7, 8) else (height, width)
+
+
+def _check_size(size: tuple[int, int]) -> None:
+    if reason := too_large(size):
+        raise UnreadablePicture(f"{reason}: cut it into smaller ones")
 
 
 def _in_planes(image: TiffImageFile) -> bool:

@@ -6,13 +6,15 @@ largest channel of the colours counts, or the alpha channel where all colours ar
 varies. Pictures whose targets have soft edges (JPEG, resized masks) need a threshold.
 """
 
+import io
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from jaxsr.data.picture_file import UnreadablePicture
+from jaxsr.data.picture_file import UnreadablePicture, read_file, stored_size
+from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
 
 
@@ -27,10 +29,11 @@ def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray
       UnreadablePicture: not a picture, truncated, or, without a threshold, gray.
       OSError: the file cannot be opened.
     """
-    if path.stat().st_size == 0:
-        raise UnreadablePicture("zero bytes")
+    data = read_file(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(data)) as image:
+            if reason := too_large(stored_size(image)):
+                raise UnreadablePicture(reason)
             image.load()
             values = _one_channel(image)
     except UnreadablePicture:

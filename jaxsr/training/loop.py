@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self
 
 import jax
 
+from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.errors import FileAccessError, UserError
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.checkpoint import Checkpoints
@@ -115,6 +116,9 @@ class _Run:
                 profiler.before(engine)
                 try:
                     metrics = engine.train_step(phase, next(batches))
+                except ChangedFileError:
+                    self._keep_steps(engine.step, phase)
+                    raise
                 except NonFiniteError as error:
                     if self.waiting:
                         self._report(engine.step, phase)
@@ -141,6 +145,15 @@ class _Run:
                     break
         self.checkpoints.wait()
         return self.figures
+
+    def _keep_steps(self, done: int, phase: str) -> None:
+        """Saves before an error ends the run, where this process can do so alone."""
+        if self.waiting:
+            self._report(done, phase)
+        if done and jax.process_count() == 1:
+            self.checkpoints.save(done, self.engine.state(), None)
+            self.checkpoints.wait()
+            self.records.say(f"the state of step {done} is saved")
 
     def _report(self, done: int, phase: str) -> None:
         """Brings the waiting metrics to the host and stops at the first that is not finite."""
