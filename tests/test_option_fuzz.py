@@ -5,6 +5,7 @@ The commands parse and check their options, and stop where their work would begi
 
 import dataclasses
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def command_lines(names: list[str], needed: tuple[str, ...]) -> st.SearchStrateg
     )
     lists = st.lists(option, min_size=1, max_size=4)
     start = st.sampled_from([needed, needed, needed, ()])
-    return st.tuples(start, lists).map(lambda both: [*both[0], *sum(both[1], [])])
+    return st.tuples(start, lists).map(lambda both: [*both[0], *chain(*both[1])])
 
 
 def without_work(monkeypatch: Any, *places: str) -> None:

@@ -101,6 +101,8 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
         raise
     except UnidentifiedImageError:
         return np.asarray(_to_rgb(_unidentified(data)))
+    except MemoryError:
+        raise UnreadablePicture("out of memory while decoding") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
         raise UnreadablePicture(one_line(error)) from error
 

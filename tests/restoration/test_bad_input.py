@@ -5,8 +5,10 @@ import io
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -299,3 +301,69 @@ def test_five_hundred_mutated_files_go_through_the_command(tmp_path, weights):
     for path in results:
         read_picture(path)
     shutil.rmtree(out)
+
+
+def header_only_png(width: int, height: int) -> bytes:
+    """A PNG of fewer than 70 bytes that claims any size."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [(2**31 - 1, 2**31 - 1), (2**31 - 1, 1), (178_000_000, 1)])
+def test_a_size_is_judged_before_tiles_are_planned(tmp_path, weights, capsys, size):
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "claims.png").write_bytes(header_only_png(*size))
+    Image.fromarray(noise(10, 10, 3)).save(source / "good.png")
+    os.mkfifo(source / "pipe.png")
+    out = tmp_path / "out"
+    assert main([str(source), "--out", str(out), "--weights", str(weights), *MODEL]) == 1
+    assert (out / "good.png").is_file()
+    printed = capsys.readouterr()
+    assert "not restored: 1" in printed.err
+    assert "pipe.png: a FIFO, not a file" in printed.out
+
+
+def test_a_rerun_beside_the_sources_restores_nothing_twice(tmp_path, weights, capsys, monkeypatch):
+    Image.fromarray(noise(10, 10, 3)).save(tmp_path / "a.png")
+    options = ["--out", str(tmp_path), "--suffix", "_x2", "--weights", str(weights), *MODEL]
+    assert main([str(tmp_path / "a.png"), *options]) == 0
+    folder = tmp_path / "b"
+    folder.mkdir()
+    (tmp_path / "a.png").rename(folder / "a.png")
+    (tmp_path / "a_x2.png").rename(folder / "a_x2.png")
+    from jaxsr.restoration import restore_files
+
+    def no_model(config):
+        raise AssertionError("a rerun with nothing to do loads no network")
+
+    monkeypatch.setattr(restore_files, "configured_model", no_model)
+    options[1] = str(folder)
+    capsys.readouterr()
+    assert main([str(folder), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "left alone: 1 results" in printed and "1 results of an earlier run" in printed
+    assert sorted(path.name for path in folder.iterdir()) == ["a.png", "a_x2.png"]
+
+
+def test_a_name_that_is_not_utf_8(tmp_path, weights):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    name = os.fsdecode(b"\xff\xe9.png")
+    Image.fromarray(noise(10, 10, 3)).save(source / name)
+    (source / os.fsdecode(b"bad\xff.png")).write_bytes(b"")
+    os.mkfifo(source / os.fsdecode(b"pipe\xff.png"))
+    command = [sys.executable, "-m", "jaxsr.restore", str(source), "--out", str(out)]
+    command += ["--weights", str(weights), *MODEL]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr, done.stderr
+    assert b"bad\\udcff.png: zero bytes" in done.stderr and b"pipe\\udcff.png" in done.stdout
+    assert (out / name).is_file()
