@@ -20,10 +20,12 @@ def atomic_write(path: Path, content: bytes) -> None:
     file = AtomicFile(path)
     try:
         file.stream.write(content)
-    except BaseException:
+        file.finish()
+    except BaseException as error:
         file.abandon()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # Python's write does not know it
         raise
-    file.finish()
 
 
 class AtomicFile:

@@ -40,11 +40,9 @@ pfm pgm pic png pnm ppm psd qoi ras sgi sr tga tif tiff webp
 PICTURE_ENDINGS = frozenset("." + ending for ending in _ENDINGS.split())
 
 # First bytes of the formats that turn up under foreign or missing names.
+_PILLOW_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM")
 _SIGNATURES = (
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff",
-    b"GIF87a",
-    b"GIF89a",
+    *_PILLOW_SIGNATURES[:-1],
     b"II*\x00",
     b"MM\x00*",
     b"\x00\x00\x00\x0cjP  ",
@@ -147,14 +145,20 @@ def _in_planes(image: TiffImageFile) -> bool:
 
 
 def _unidentified(data: bytes) -> Image.Image:
-    """What Pillow has no mode for."""
+    """What Pillow has no mode for, or has no decoder for."""
+    if data.startswith(_PILLOW_SIGNATURES):
+        # OpenCV fills damaged ones up, after seconds and gigabytes if their size is damaged.
+        raise UnreadablePicture("damaged in its header")
     if is_tiff(data):
         import tifffile
 
         try:
             with tifffile.TiffFile(io.BytesIO(data)) as file:
                 page = file.pages.first
+                _check_size((page.imagelength, page.imagewidth))
                 mistaken = 2 in (page.samplesperpixel, page.planarconfig) or page.photometric == 0
+        except UnreadablePicture:
+            raise
         except Exception as error:
             raise UnreadablePicture(one_line(error)) from error
         if mistaken:

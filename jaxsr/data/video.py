@@ -41,7 +41,9 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
         raise UnreadableVideo("videos need PyAV: pip install av") from error
     logging.getLogger("libav").setLevel(logging.ERROR)
     try:
-        with av.open(str(path), options={"format_whitelist": _CONTAINERS}) as container:
+        with av.open(
+            str(path), options={"format_whitelist": _CONTAINERS}, metadata_errors="replace"
+        ) as container:
             if not container.streams.video:
                 raise UnreadableVideo("no video stream")
             stream = container.streams.video[0]

@@ -68,7 +68,7 @@ def read_config(path: Path) -> ConfigFile:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return ConfigFile(family=str(content["family"]), options=dict(content["options"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} is not the config.json of a run ({type(error).__name__}: {error}); give one "
             "that jaxsr.train wrote"

@@ -131,6 +131,8 @@ class _Run:
                 stop = stopping.is_due(done)
                 if done % config.log_every == 0 or validating or saving or stop:
                     self._report(done, phase)
+                if validating or saving or stop:
+                    self._check_folder(done)
                 if validating:
                     self._validate(done, phase)
                 if validating or saving or stop:
@@ -145,6 +147,14 @@ class _Run:
                     break
         self.checkpoints.wait()
         return self.figures
+
+    def _check_folder(self, done: int) -> None:
+        """Raises where the folder is gone: Orbax would make it anew, without all else in it."""
+        if not (self.out / "config.json").exists():
+            raise TrainingError(
+                f"{self.out} was removed or emptied under the run, which stops after step {done}; "
+                "start it again with another --out"
+            )
 
     def _keep_steps(self, done: int, phase: str) -> None:
         """Saves before an error ends the run, where this process can do so alone."""

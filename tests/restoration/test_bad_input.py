@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tifffile
 import torch
 from PIL import Image
 
+from benchmarks._hostile_seeds import mutated, pictures, tiffs
 from jaxsr.data.picture_file import ENDINGS
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restore import main
@@ -210,52 +210,7 @@ def test_a_killed_run_leaves_no_result_that_is_not_whole(tmp_path, weights):
 
 def seeds() -> dict[str, bytes]:
     """Small pictures of every kind of file that is read."""
-    found: dict[str, bytes] = {}
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010E] = 6, "a description"
-    rgb = Image.fromarray(noise(48, 40, 3)).resize((40, 48), Image.Resampling.BICUBIC)
-
-    def add(name: str, image: Image.Image, format: str, **options) -> None:
-        out = io.BytesIO()
-        image.save(out, format, **options)
-        found[name] = out.getvalue()
-
-    add("rgb.png", rgb, "PNG", exif=exif, dpi=(72, 72))
-    add("palette.png", rgb.quantize(32), "PNG", transparency=3)
-    add("alpha.png", Image.fromarray(noise(20, 20, 4)), "PNG")
-    add("gray16.png", Image.fromarray(noise(20, 20, deep=True)), "PNG")
-    add("base.jpg", rgb, "JPEG", exif=exif)
-    add("progressive.jpg", rgb, "JPEG", progressive=True)
-    add("cmyk.jpg", Image.fromarray(noise(24, 24, 4), "CMYK"), "JPEG")
-    add("lossy.webp", rgb, "WEBP", exif=exif)
-    add("lossless.webp", Image.fromarray(noise(20, 20, 4)), "WEBP", lossless=True)
-    for name in ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate"):
-        add(f"{name}.tif", rgb, "TIFF", compression=name)
-    pixels = noise(24, 20, 3, deep=True)
-    for layout, stored in (("contig", pixels), ("separate", np.moveaxis(pixels, -1, 0))):
-        out = io.BytesIO()
-        tifffile.imwrite(out, stored, photometric="rgb", planarconfig=layout)
-        found[f"{layout}.tif"] = out.getvalue()
-    return found
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A file cut short, with flipped bits, bytes replaced, or a part repeated."""
-    changed = bytearray(data)
-    match rng.randrange(4):
-        case 0:
-            return bytes(changed[: rng.randrange(len(changed))])
-        case 1:
-            for _ in range(rng.choice((1, 2, 8, 40))):
-                changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-        case 2:
-            # Headers are where a decoder is led astray.
-            for _ in range(rng.choice((1, 3))):
-                changed[rng.randrange(min(len(changed), 160))] = rng.choice((0, 1, 127, 128, 255))
-        case 3:
-            start = rng.randrange(len(changed))
-            changed[start:start] = changed[start : start + rng.randrange(1, 64)]
-    return bytes(changed)
+    return {n: data for n, data in (pictures() | tiffs()).items() if not n.endswith("gif")}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")

@@ -91,6 +91,11 @@ def read_tensors(file: GGUFFile, config: LlamaConfig) -> Iterator[tuple[str, Ten
         # llama.cpp turns neighbouring pairs where Hugging Face turns halves, and its converter
         # reorders the rows of Q and K to suit. Qwen3 files keep the halves.
         if config.model_type == "llama" and (".attn_q." in name or ".attn_k." in name):
+            if array.shape[0] % config.head_dim:
+                raise InputError(
+                    f"{file.path}: {name} has {array.shape[0]} rows, not whole heads of "
+                    f"{config.head_dim}; fetch the file again"
+                )
             array = _unpermuted(array, config.head_dim)
         if not array.flags.writeable:
             array = array.copy()  # torch warns of tensors over read-only memory
