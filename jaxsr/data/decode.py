@@ -98,10 +98,16 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     except UnreadablePicture:
         raise
     except UnidentifiedImageError:
-        return np.asarray(_to_rgb(_unidentified(data)))
+        pass
     except MemoryError:
         raise UnreadablePicture("out of memory while decoding") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
+        raise UnreadablePicture(one_line(error)) from error
+    try:
+        return np.asarray(_to_rgb(_unidentified(data)))
+    except UnreadablePicture:
+        raise
+    except Exception as error:
         raise UnreadablePicture(one_line(error)) from error
 
 
@@ -186,7 +192,8 @@ def _by_tifffile(data: bytes) -> Image.Image:
         pixels = np.concatenate((255 - pixels[..., :1], pixels[..., 1:]), axis=-1)
     kind = int(page.extrasamples[0]) if page.extrasamples else 0
     mode = {(1, 1): "La", (1, 2): "LA", (3, 1): "RGBa", (3, 2): "RGBA"}.get((colours, kind))
-    mode = mode or {1: "L", 3: "RGB"}[colours]
+    if mode is None or len(mode) > samples:
+        mode = {1: "L", 3: "RGB"}[colours]
     height, width = pixels.shape[:2]
     pixels = np.ascontiguousarray(pixels[..., : len(mode)])
     return Image.frombytes(mode, (width, height), pixels.tobytes())

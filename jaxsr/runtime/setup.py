@@ -81,10 +81,17 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     import jax
 
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    logging.getLogger("absl").addFilter(_is_no_failed_save)
     if compile_cache is None:
         return
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
+
+
+def _is_no_failed_save(record: logging.LogRecord) -> bool:
+    """Drops Orbax's tracebacks of a failed save, which `Checkpoints` reports in one line."""
+    failures = ("_SignalingThread.run() raised", "Handler Commit operations", "Failed to save")
+    return not any(words in record.getMessage() for words in failures)
 
 
 def torch_device(platform: str) -> str:

@@ -43,7 +43,12 @@ def start(name: str, family: Any, config: RunConfig) -> None:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
                 claim_folder(out, config, name)
-        train(task, out)
+        try:
+            train(task, out)
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                error.filename = str(out)  # a stream that is full does not know its file
+            raise
 
 
 def _facts(name: str, config: RunConfig) -> dict[str, dict[str, Any]]:
