@@ -96,17 +96,14 @@ def tiffs() -> dict[str, bytes]:
     pixels = _noise(24, 20, 3, deep=True)
     planes, gray_alpha = np.moveaxis(pixels, -1, 0), _noise(24, 20, 2, deep=True)
     options: dict[str, Any] = {"photometric": "minisblack", "extrasamples": ["unassalpha"]}
-    for name, stored, named in (
-        ("contig", pixels, {"photometric": "rgb", "planarconfig": "contig"}),
-        (
-            "separate",
-            planes,
-            {"photometric": "rgb", "planarconfig": "separate"},
-        ),
-        ("alpha", gray_alpha, {**options, "planarconfig": "contig"}),
-    ):
+    stored: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+        "contig": (pixels, {"photometric": "rgb", "planarconfig": "contig"}),
+        "separate": (planes, {"photometric": "rgb", "planarconfig": "separate"}),
+        "alpha": (gray_alpha, {**options, "planarconfig": "contig"}),
+    }
+    for name, (array, named) in stored.items():
         out = io.BytesIO()
-        tifffile.imwrite(out, stored, **named)
+        tifffile.imwrite(out, array, **named)
         made[f"{name}.tif"] = out.getvalue()
     return made
 

@@ -93,7 +93,7 @@ def _check_opcodes(data: bytes) -> None:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count >= _MOST_OPCODES:
             raise pickle.UnpicklingError(f"more than {_MOST_OPCODES} operations")
-        if opcode.name in _MEMO_OPCODES and int(argument) > _MOST_OPCODES:
+        if opcode.name in _MEMO_OPCODES and int(argument or 0) > _MOST_OPCODES:
             raise pickle.UnpicklingError(f"object number {argument}")
 
 

@@ -70,6 +70,8 @@ def run_command(
             try:
                 status = command(list(sys.argv[1:] if arguments is None else arguments))
             except SystemExit as stop:  # --help
+                if isinstance(stop.code, str):
+                    raise
                 status = stop.code
             sys.stdout.flush()
             return status or ExitStatus.OK

@@ -90,7 +90,11 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
 
 def _is_no_failed_save(record: logging.LogRecord) -> bool:
     """Drops Orbax's tracebacks of a failed save, which `Checkpoints` reports in one line."""
-    failures = ("_SignalingThread.run() raised", "Handler Commit operations", "Failed to save")
+    failures = (
+        "_SignalingThread.run() raised",
+        "Handler Commit operations",
+        "Save Finalize thread",
+    )
     return not any(words in record.getMessage() for words in failures)
 
 
