@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxsr.interop.weights import read_weights
 
@@ -236,3 +238,34 @@ def test_a_second_run_of_a_folder_is_refused(tmp_path):
     first.send_signal(signal.SIGKILL)  # the lock dies with its process
     first.communicate()
     finish(start(out, "--mesh", 2, "--steps", 20, "--validate-every", 2000, "--resume"))
+
+
+def test_a_folder_removed_under_the_run_is_said(tmp_path):
+    out = tmp_path / "run"
+    process = start(out, "--steps", 100_000, "--validate-every", 100_000, "--save-every", 20)
+    wait_for_step(process, out, 5)
+    shutil.rmtree(out, ignore_errors=True)
+    _, errors = process.communicate(timeout=120)
+    lines = [line for line in errors.splitlines() if line.startswith("jaxsr: ")]
+    assert process.returncode == 2 and len(lines) == 1, errors[-2000:]
+
+
+def test_a_picture_removed_under_the_run_keeps_the_steps(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (80, 80, 3), dtype=np.uint8)
+    for number in range(4):
+        Image.fromarray(pixels + np.uint8(number)).save(data / f"{number}.png")
+    process = start(
+        out, "--steps", 100_000, "--preset", "quick", "--data", data,
+        "--cache-gb", 0, "--resident-gb", 0,
+    )  # fmt: skip
+    wait_for_step(process, out, 5)
+    for path in data.iterdir():
+        path.unlink()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors[-2000:]
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("jaxsr: ") and "no longer is: no such file or directory" in last
+    (step,) = saved_steps(out)
+    assert f"the state of step {step} is saved" in errors
