@@ -2,12 +2,15 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxsr.errors import DeviceError
 from jaxsr.runtime.options import ComputeOptions
+
+if TYPE_CHECKING:
+    from jaxsr.interop.agreement import Facts
 
 _LEAST_COMPILE_S = 0.2
 """Programs that compile faster are not kept: reading them back would save nothing."""
@@ -17,7 +20,7 @@ def setup_compute(
     options: ComputeOptions,
     *,
     jax_on_host: bool = False,
-    job: Mapping[str, Mapping[str, Any]] | None = None,
+    job: "Callable[[], Facts] | None" = None,
     deterministic: bool = False,
 ) -> str:
     """Fixes where and how a command computes; called once, before any array exists.
@@ -26,8 +29,8 @@ def setup_compute(
       options: of the command.
       jax_on_host: with the torch engine, JAX computes too, on the CPU. Otherwise that engine leaves
         JAX alone.
-      job: join the processes of a job that the environment describes, which must have these facts
-        alike, see `jaxsr.interop.agreement`. Default: compute alone.
+      job: join the processes of a job that the environment describes; returns the facts that they
+        must have alike. Default: compute alone.
       deterministic: results that do not depend on scheduling, on CUDA too.
 
     Returns:
@@ -63,7 +66,8 @@ def setup_compute(
     hosts = 1
     if job is not None:
         hosts = start_if_asked(jax_platform)
-        check_alike(job)
+        if jax.distributed.is_initialized():
+            check_alike(job())
     jax_platform = select_platform(jax_platform, simulated_devices=options.devices // hosts)
     if by_torch:
         return platform

@@ -35,7 +35,7 @@ def start(name: str, family: Any, config: RunConfig) -> None:
     """
     with ExitStack() as stack:
         with fail_together():
-            setup_compute(config, jax_on_host=True, job=_facts(name, config))
+            setup_compute(config, jax_on_host=True, job=lambda: _facts(name, config))
             out = choose_folder(config, name, jax.process_count())
             task = family.build(config)  # checks the data before anything is computed
             check_alike({"files": task.files()})
