@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import platform
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
@@ -25,6 +26,8 @@ _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000
 _MOST_COMPARED = 100_000
 _MOST_NAMED = 3
 _exchanges = itertools.count()
+_all_know = threading.Event()
+"""Set while a failure of this process is one that all processes of the job know of."""
 
 Facts = Mapping[str, Mapping[str, Any]]
 """Values by name, in groups: `{"options": {"batch": 16}}`. Values are JSON."""
@@ -59,6 +62,7 @@ def fail_together() -> Generator[None]:
     Raises:
       InputError: the block failed in another process; the message is that of its error.
     """
+    _all_know.set()
     try:
         yield
     except Exception as error:
@@ -66,9 +70,14 @@ def fail_together() -> Generator[None]:
             text = str(error) if isinstance(error, UserError | OSError) else repr(error)
             _publish({"host": platform.node(), "failure": " ".join(text.split())})
         raise
-    if not jax.distributed.is_initialized():
-        return
-    _exchange({"host": platform.node(), "failure": None})
+    if jax.distributed.is_initialized():
+        _exchange({"host": platform.node(), "failure": None})
+    _all_know.clear()
+
+
+def others_wait() -> bool:
+    """Whether the other processes of this job do not know of a failure in this one."""
+    return jax.distributed.is_initialized() and not _all_know.is_set()
 
 
 def _publish(value: Mapping[str, Any]) -> str:

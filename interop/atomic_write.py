@@ -21,10 +21,12 @@ def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
     try:
         for part in parts:
             file.stream.write(part)
-    except BaseException:
+        file.finish()
+    except BaseException as error:
         file.abandon()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # Python's write does not know it
         raise
-    file.finish()
 
 
 class AtomicFile:

@@ -23,6 +23,7 @@ from jaxsr.interop._core.registry import Operator, register_user_lowering
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.rules import FoldingRewriter
+from jaxsr.interop.fork_guard import check_not_forked, guard_forks
 
 Arrays = dict[str, jax.Array]
 
@@ -77,6 +78,7 @@ class JaxModule:
           UnsupportedTorchError: the module does something that JAX would compute differently.
           ValueError: `params` or `buffers` lack a name, or have one that the module does not.
         """
+        check_not_forked()
         return self.functional.run(
             params,
             buffers,
@@ -118,6 +120,8 @@ def to_jax(
         message names the submodule and a workaround.
       InputError: a `remat` pattern matches no submodule, or `compute_dtype` is not floating.
     """
+    guard_forks()
+    check_not_forked()
     dtype = None if compute_dtype is None else jnp.dtype(compute_dtype)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"compute_dtype must be a floating dtype, got {dtype}")

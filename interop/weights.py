@@ -129,7 +129,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def _decoded(value: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -24,7 +24,7 @@ def main() -> int:
         return import_module(f"jaxsr.{name}").main(sys.argv[2:])
     lines = [f"  {command:<10}{meaning}" for command, meaning in COMMANDS.items()]
     text = "\n".join(["usage: jaxsr COMMAND [OPTIONS]", "", *lines])
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "help"):
         print(text)
         return ExitStatus.OK
     print(f"jaxsr: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)

@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import json
+import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +15,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _results
+from benchmarks._hostile_seeds import KINDS
 from benchmarks._race import Worker, take_turns, time_calls
 from benchmarks._results import RESULTS, SCHEMA, Report, ReportOptions, read_rows
+from benchmarks.hostile_inputs import Options as HostileOptions
+from benchmarks.hostile_inputs import measure_kind
+from benchmarks.kills import Options as KillsOptions
+from benchmarks.kills import differences, measure_processes
 from jaxsr.errors import InputError
 
 FILES = sorted(RESULTS.glob("*.json"))
@@ -178,3 +185,73 @@ def test_no_damage_is_accepted(tmp_path):
     assert sum(row["tries"] for row in rows) == 104
     assert len({row["kind"] for row in rows}) == 8
     assert not any(row["accepted"] for row in rows)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_hostile_inputs_are_read_or_refused(kind, tmp_path):
+    """A shortened form of `python -m benchmarks.hostile_inputs`."""
+    row = measure_kind(kind, 60, HostileOptions(keep=tmp_path))
+    assert row["wrong"] == 0, row
+    assert row["read"] + row["refused"] == 60 and row["refused"] > 0
+
+
+def _misbehaves(path):
+    {"fault": lambda: 1 / 0, "memory": lambda: bytearray(b"x") * (3 * 2**30), "crash": os.abort}[
+        path.read_text()
+    ]()
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome"),
+    [("fault", "fault"), ("memory", "too much memory"), ("crash", "crash")],
+)
+def test_the_reader_notices(content, outcome, tmp_path, monkeypatch):
+    import subprocess
+
+    code = (
+        "import sys\n"
+        "from benchmarks import hostile_inputs, _hostile_seeds\n"
+        "from tests.test_benchmarks import _misbehaves\n"
+        "from multiprocessing import Pipe\n"
+        "hostile_inputs.KINDS['x'] = (lambda: {}, _misbehaves)\n"
+        "import threading\n"
+        "ours, theirs = Pipe()\n"
+        "from pathlib import Path\n"
+        "threading.Thread(target=hostile_inputs._serve, args=(theirs, 'x'), daemon=True).start()\n"
+        "ours.recv(); ours.send(Path(sys.argv[1])); print(ours.recv()[0])\n"
+    )
+    path = tmp_path / "x"
+    path.write_text(content)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], cwd=RESULTS.parents[1],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    if outcome == "crash":
+        assert done.returncode == -signal.SIGABRT, done.stderr
+    elif done.returncode != 77:  # what the watching thread ends the process with
+        assert done.stdout.strip() == outcome, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "kills"), [(1, 3), (2, 2)])
+def test_killed_runs_end_bit_equal(processes, kills):
+    """A shortened form of `python -m benchmarks.kills`."""
+    row = measure_processes(processes, kills, 1, KillsOptions(steps=90))
+    assert row["wrong"] == [] and row["runs_compared"] >= 1
+
+
+def test_a_run_that_differs_is_found(tmp_path):
+    import numpy as np
+
+    from jaxsr.interop.weights import export_weights
+
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 1.0 + 2**-23)):
+        (tmp_path / name).mkdir()
+        weights = {"w": np.full(4, value, np.float32)}
+        export_weights(tmp_path / name / "generator.safetensors", weights)
+        loss = 0.5 if name != "b" else 0.25
+        line = json.dumps({"step": 5, "generator/loss": loss}) + "\n"
+        (tmp_path / name / "metrics.jsonl").write_text(line + '{"step": 6, "gen')
+    assert differences(tmp_path / "a", tmp_path / "a") == []
+    assert differences(tmp_path / "b", tmp_path / "a") == ["step 5"]
+    assert differences(tmp_path / "c", tmp_path / "a") == ["w"]

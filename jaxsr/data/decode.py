@@ -24,9 +24,11 @@ from jaxsr.data.picture_file import (
     is_tiff,
     is_white_zero,
     opencv_samples,
+    read_file,
     stored_size,
     tifffile_samples,
 )
+from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
 
 # A file with one of these endings claims to be a picture: if it is none, that is an error. Files
@@ -38,11 +40,9 @@ pfm pgm pic png pnm ppm psd qoi ras sgi sr tga tif tiff webp
 PICTURE_ENDINGS = frozenset("." + ending for ending in _ENDINGS.split())
 
 # First bytes of the formats that turn up under foreign or missing names.
+_PILLOW_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM")
 _SIGNATURES = (
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff",
-    b"GIF87a",
-    b"GIF89a",
+    *_PILLOW_SIGNATURES[:-1],
     b"II*\x00",
     b"MM\x00*",
     b"\x00\x00\x00\x0cjP  ",
@@ -71,11 +71,10 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
       UnreadablePicture: not a picture, truncated, or of a kind that has no RGB form.
       OSError: the file cannot be opened.
     """
-    data = path.read_bytes()
-    if not data:
-        raise UnreadablePicture("zero bytes")
+    data = read_file(path)
     try:
         with Image.open(io.BytesIO(data)) as image:
+            _check_size(stored_size(image))
             # The raw mode, gone after loading, tells 16-bit colour that Pillow would cut.
             deep = any(";16" in str(tile.args) for tile in image.tile)
             planes = isinstance(image, TiffImageFile) and _in_planes(image)
@@ -99,8 +98,16 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     except UnreadablePicture:
         raise
     except UnidentifiedImageError:
-        return np.asarray(_to_rgb(_unidentified(data)))
+        pass
+    except MemoryError:
+        raise UnreadablePicture("out of memory while decoding") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
+        raise UnreadablePicture(one_line(error)) from error
+    try:
+        return np.asarray(_to_rgb(_unidentified(data)))
+    except UnreadablePicture:
+        raise
+    except Exception as error:
         raise UnreadablePicture(one_line(error)) from error
 
 
@@ -119,6 +126,9 @@ def picture_size(path: Path) -> tuple[int, int]:
             no_exif = image.format == "PNG" and "exif" not in image.info
             orientation = 1 if no_exif else image.getexif().get(ORIENTATION, 1)
             height, width = stored_size(image)
+            _check_size((height, width))
+    except UnreadablePicture:
+        raise
     except UnidentifiedImageError:
         height, width = decode_rgb(path).shape[:2]
         return height, width
@@ -131,19 +141,30 @@ def picture_size(path: Path) -> tuple[int, int]:
     return (width, height) if orientation in (5, 6, 7, 8) else (height, width)
 
 
+def _check_size(size: tuple[int, int]) -> None:
+    if reason := too_large(size):
+        raise UnreadablePicture(f"{reason}: cut it into smaller ones")
+
+
 def _in_planes(image: TiffImageFile) -> bool:
     return image.tag_v2.get(284, 1) == 2 and image.tag_v2.get(277, 1) > 1
 
 
 def _unidentified(data: bytes) -> Image.Image:
-    """What Pillow has no mode for."""
+    """What Pillow has no mode for, or has no decoder for."""
+    if data.startswith(_PILLOW_SIGNATURES):
+        # OpenCV fills damaged ones up, after seconds and gigabytes if their size is damaged.
+        raise UnreadablePicture("damaged in its header")
     if is_tiff(data):
         import tifffile
 
         try:
             with tifffile.TiffFile(io.BytesIO(data)) as file:
                 page = file.pages.first
+                _check_size((page.imagelength, page.imagewidth))
                 mistaken = 2 in (page.samplesperpixel, page.planarconfig) or page.photometric == 0
+        except UnreadablePicture:
+            raise
         except Exception as error:
             raise UnreadablePicture(one_line(error)) from error
         if mistaken:
@@ -171,7 +192,8 @@ def _by_tifffile(data: bytes) -> Image.Image:
         pixels = np.concatenate((255 - pixels[..., :1], pixels[..., 1:]), axis=-1)
     kind = int(page.extrasamples[0]) if page.extrasamples else 0
     mode = {(1, 1): "La", (1, 2): "LA", (3, 1): "RGBa", (3, 2): "RGBA"}.get((colours, kind))
-    mode = mode or {1: "L", 3: "RGB"}[colours]
+    if mode is None or len(mode) > samples:
+        mode = {1: "L", 3: "RGB"}[colours]
     height, width = pixels.shape[:2]
     pixels = np.ascontiguousarray(pixels[..., : len(mode)])
     return Image.frombytes(mode, (width, height), pixels.tobytes())

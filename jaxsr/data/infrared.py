@@ -29,7 +29,7 @@ from jaxsr.data.decode import PICTURE_ENDINGS, decode_rgb
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.masks import decode_mask
 from jaxsr.data.photos import available_cpus
-from jaxsr.data.picture_file import UnreadablePicture
+from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.errors import InputError, MissingFileError, first_of
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
@@ -70,18 +70,18 @@ class Infrared:
         """Image and mask number `index`.
 
         Raises:
-          RuntimeError: a file changed or went away after it was checked.
+          ChangedFileError: a file changed or went away after it was checked.
         """
         name = self.names[index]
         try:
             image, mask = self.load(name)
         except (OSError, UnreadablePicture) as error:
-            raise RuntimeError(
+            raise ChangedFileError(
                 f"{name} of {self.source} was readable when this run checked it and no longer is: "
                 f"{error}; restore the file and resume"
             ) from error
         if image.shape[:2] != tuple(self.sizes[index]) or mask.shape != image.shape[:2]:
-            raise RuntimeError(
+            raise ChangedFileError(
                 f"{name} of {self.source} has another size than when this run checked it; "
                 "restore the file and resume"
             )
@@ -328,7 +328,8 @@ def to_gray(image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w"]:
 def _lists_named(place: Path, stem: str) -> list[Path]:
     """`STEM.txt`, or else every `STEM_ANYTHING.txt`, in one folder."""
     exact = place / f"{stem}.txt"
-    return [exact] if exact.is_file() else sorted(place.glob(f"{stem}_*.txt"))
+    named = (path for path in place.glob(f"{stem}_*.txt") if path.is_file())
+    return [exact] if exact.is_file() else sorted(named)
 
 
 def _names_if_any(folder: Path, split: SplitName, lists: str | None) -> set[str]:

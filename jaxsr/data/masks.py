@@ -6,14 +6,19 @@ largest channel of the colours counts, or the alpha channel where all colours ar
 varies. Pictures whose targets have soft edges (JPEG, resized masks) need a threshold.
 """
 
+import io
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from jaxsr.data.picture_file import UnreadablePicture
+from jaxsr.data.picture_file import UnreadablePicture, read_file, stored_size
+from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
+
+_MOST_LISTED = 2**20
+"""Gray values that are sorted to find some for the message."""
 
 
 def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray, "h w"]:
@@ -27,24 +32,25 @@ def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray
       UnreadablePicture: not a picture, truncated, or, without a threshold, gray.
       OSError: the file cannot be opened.
     """
-    if path.stat().st_size == 0:
-        raise UnreadablePicture("zero bytes")
+    data = read_file(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(data)) as image:
+            if reason := too_large(stored_size(image)):
+                raise UnreadablePicture(reason)
             image.load()
             values = _one_channel(image)
     except UnreadablePicture:
         raise
-    except OSError as error:
-        if error.errno is not None:  # from the file system, not from a decoder
-            raise
-        raise UnreadablePicture(" ".join(str(error).split()) or "not a picture") from error
+    except UnidentifiedImageError:
+        raise UnreadablePicture("not a picture that Pillow reads") from None
+    except MemoryError:
+        raise UnreadablePicture("out of memory while decoding") from None
     except Exception as error:  # decoders raise SyntaxError, struct.error, IndexError …
         raise UnreadablePicture(one_line(error)) from error
     if threshold is not None:
         return (values > threshold).astype(np.uint8)
     target = values.max()
-    gray = np.unique(values[(values != 0) & (values != target)])
+    gray = np.unique(values[(values != 0) & (values != target)][:_MOST_LISTED])
     if gray.size or target < 0:
         found = ", ".join(f"{value:g}" for value in [*gray[:3], target])
         raise UnreadablePicture(
@@ -55,9 +61,11 @@ def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray
 
 
 def _one_channel(image: Image.Image) -> np.ndarray:
-    if image.mode in ("1", "L", "F") or image.mode.startswith("I"):
-        return np.asarray(image).astype(np.float64 if image.mode == "F" else np.int64)
-    rgba = np.asarray(image.convert("RGBA")).astype(np.int64)
+    if image.mode == "1":
+        return np.asarray(image).astype(np.uint8)
+    if image.mode in ("L", "F") or image.mode.startswith("I"):
+        return np.asarray(image)
+    rgba = np.asarray(image.convert("RGBA"))
     colour, alpha = rgba[..., :3].max(axis=-1), rgba[..., 3]
     flat = (rgba[..., :3] == rgba[:1, :1, :3]).all()
     return alpha if flat and alpha.min() != alpha.max() else colour

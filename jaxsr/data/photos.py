@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,8 @@ from PIL import Image
 
 from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.host_cache import PixelCache
-from jaxsr.data.picture_file import UnreadablePicture
+from jaxsr.data.input_files import list_files
+from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.errors import InputError, MissingFileError, first_of
 
 BUILT_IN_TRAINING = (
@@ -85,7 +86,7 @@ class Photos:
         """Photo `index`, read-only, from memory or else decoded from its file.
 
         Raises:
-          RuntimeError: the file changed or went away after it was checked.
+          ChangedFileError: the file changed or went away after it was checked.
         """
         path = self.paths[index]
         fraction = self.fractions[index] if self.fractions else 1.0
@@ -97,14 +98,14 @@ class Photos:
             pixels = decode_rgb(path)
         except (OSError, UnreadablePicture) as error:
             reason = _reason(error)
-            raise RuntimeError(
+            raise ChangedFileError(
                 f"{path} was readable when this run checked it and no longer is: {reason}; "
                 f"restore the file and resume"
             ) from error
         pixels = _shrunk(pixels, fraction)
         if pixels.shape[:2] != tuple(self.sizes[index]):
             was, now = "×".join(map(str, self.sizes[index])), "×".join(map(str, pixels.shape[:2]))
-            raise RuntimeError(
+            raise ChangedFileError(
                 f"{path} was {was} px (height×width) when this run checked it and is {now} now; "
                 f"restore the file and resume"
             )
@@ -388,33 +389,22 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
         raise MissingFileError(f"no folder {folder}; give the path of a folder with pictures")
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
-    found: dict[str, Path] = {}
-    bad: list[BadFile] = []
-    for path in _walk(folder, bad):
+    listing = list_files(folder)
+    for path, reason in listing.passed_over:
+        _log.warning("passed over %s: %s", _printable(str(path)), reason)
+    pictures: dict[str, Path] = {}
+    bad = []
+    for path, reason in listing.unreadable:
+        what = "folder cannot be listed: " if path.is_dir() else ""
+        bad.append(BadFile(path.relative_to(folder).as_posix(), what + reason.lower()))
+    for path in listing.files:
         name = path.relative_to(folder).as_posix()
         try:
             if claims_to_be_picture(path):
-                found[name] = path
+                pictures[name] = path
         except OSError as error:
             bad.append(BadFile(name, _reason(error)))
-    return {name: found[name] for name in sorted(found, key=os.fsencode)}, bad
-
-
-def _walk(folder: Path, bad: list[BadFile]) -> Iterator[Path]:
-    def unlisted(error: OSError) -> None:
-        name = Path(error.filename).relative_to(folder).as_posix()
-        bad.append(BadFile(name, f"folder cannot be listed: {_reason(error)}"))
-
-    seen = set()  # real paths: a link to a parent folder would otherwise be followed for ever
-    for where, folders, files in os.walk(folder, onerror=unlisted, followlinks=True):
-        real = os.path.realpath(where)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        # Names with a leading dot: .DS_Store, and macOS's ._photo.jpg, which is not a photo.
-        yield from (Path(where, name) for name in files if not name.startswith("."))
+    return pictures, bad
 
 
 def _copies(paths: dict[str, Path]) -> dict[str, str]:
@@ -463,4 +453,8 @@ def _reason(error: Exception) -> str:
 def _listing(bad: Sequence[BadFile], most: int = _NAMED) -> str:
     # A name that is not UTF-8 must still be printable.
     text = first_of([f"{file.name} ({file.reason})" for file in bad], most)
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()

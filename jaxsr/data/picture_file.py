@@ -7,12 +7,16 @@ gray with alpha, which both may decode wrongly without an error. `decode` makes 
 """
 
 import math
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
-from jaxsr.errors import InputError
+from jaxsr.data.picture_limits import MAX_PIXELS, limit_opencv, max_file_bytes, too_large
+from jaxsr.errors import InputError, UserError
 
 ENDINGS = {
     "PNG": (".png",),
@@ -31,6 +35,32 @@ ORIENTATION = 0x0112
 
 class UnreadablePicture(InputError):
     """The file cannot be decoded whole as a picture; the message is the reason, a short phrase."""
+
+
+class ChangedFileError(UserError, RuntimeError):
+    """A file that was usable when the run checked it, and no longer is."""
+
+
+def read_file(path: Path, *, max_pixels: int = MAX_PIXELS) -> bytes:
+    """The content of a regular file no larger than a picture may be.
+
+    Raises:
+      UnreadablePicture: a FIFO, a device or such, empty, or larger than any picture.
+      OSError: the file cannot be opened.
+    """
+    # Without waiting for a FIFO's writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadablePicture("not a regular file")
+        if status.st_size > max_file_bytes(max_pixels):
+            raise UnreadablePicture(
+                f"{status.st_size:,} bytes, more than any picture of {max_pixels:,} pixels"
+            )
+        data = file.read(status.st_size)
+    if not data:
+        raise UnreadablePicture("zero bytes")
+    return data
 
 
 def is_tiff(data: bytes) -> bool:
@@ -56,6 +86,7 @@ def opencv_samples(data: bytes) -> Shaped[np.ndarray, "h w ..."] | None:
     Raises:
       UnreadablePicture: OpenCV refuses the file.
     """
+    limit_opencv()
     import cv2
 
     try:
@@ -67,13 +98,19 @@ def opencv_samples(data: bytes) -> Shaped[np.ndarray, "h w ..."] | None:
     return pixels
 
 
-def tifffile_samples(page: Any) -> Shaped[np.ndarray, "h w c"]:
+def tifffile_samples(page: Any, *, max_pixels: int = MAX_PIXELS) -> Shaped[np.ndarray, "h w c"]:
     """Samples of a page of `tifffile.TiffFile`, planes joined, neither turned nor inverted.
 
     Raises:
-      UnreadablePicture: they are not as many as the page's size says.
+      UnreadablePicture: they are not as many as the page's size says, or too many.
     """
     size, channels = (page.imagelength, page.imagewidth), page.samplesperpixel
+    if reason := too_large(size, max_pixels=max_pixels):
+        raise UnreadablePicture(reason)
+    if channels > 4 or page.imagedepth != 1 or page.bitspersample > 64:
+        raise UnreadablePicture(
+            f"{channels} samples of {page.bitspersample} bits a pixel, {page.imagedepth} deep"
+        )
     pixels = page.asarray()
     if page.planarconfig == 2 and pixels.ndim == 3:
         pixels = np.moveaxis(pixels, 0, -1)

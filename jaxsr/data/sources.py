@@ -1,14 +1,14 @@
 """Finds the pictures and videos that a command line names, and where their results go."""
 
 import glob
-import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxsr.data.input_files import list_files, special_kind
 from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
-from jaxsr.errors import FileAccessError
+from jaxsr.errors import FileAccessError, first_of
 
 SEARCHED_ENDINGS = frozenset((*READ_ONLY_ENDINGS, *(e for each in ENDINGS.values() for e in each)))
 """Endings of files that are taken for pictures in a folder."""
@@ -39,39 +39,77 @@ class Inputs:
     """(input, reason) of what could not be read."""
     ignored: int = 0
     """Files in folders whose names are not those of pictures or videos."""
+    passed_over: list[str] = field(default_factory=list)
+    """What was not opened, and why: FIFOs, links to folders that are searched anyway, results."""
+
+    def notes(self) -> list[str]:
+        """Lines about what was left out, for a person."""
+        lines = [f"passed over: {line}" for line in self.passed_over]
+        if self.ignored:
+            which = "files in folders that are no pictures or videos by name"
+            lines.append(f"passed over: {self.ignored} {which}")
+        return lines
 
 
-def find_sources(names: Iterable[str], *, out: Path) -> Inputs:
-    """Looks up files, folders and globs; results of an earlier run in `out` are left alone."""
+def find_sources(
+    names: Iterable[str], *, out: Path, suffix: str = "", result_folders: Iterable[str] = ()
+) -> Inputs:
+    """Looks up files, folders and globs; results of an earlier run are left alone.
+
+    Args:
+      names: of files and folders, and globs.
+      out: the folder of the results.
+      suffix: of the results' names: where `a.png` is an input, `a` + suffix is its result.
+      result_folders: subfolders of `out` that hold results, where `out` is itself an input.
+    """
     inputs = Inputs()
     for text in names:
         path = Path(text)
-        if path.is_dir():
-            _search(path, out.resolve(), inputs)
-        elif path.exists():
-            inputs.sources.append(Source(path, Path(path.name)))
-        else:
+        try:
+            kind = special_kind(path)
+        except OSError:
             matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
             files = [Path(match) for match in matches if Path(match).is_file()]
             inputs.sources += [Source(match, Path(match.name)) for match in files]
             if not files:
                 reason = "no file matches" if glob.has_magic(text) else "no such file or folder"
                 inputs.problems.append((text, reason))
+            continue
+        if kind is not None:
+            inputs.problems.append((text, kind))
+        elif path.is_dir():
+            _search(path, {out.resolve(), *(out.resolve() / n for n in result_folders)}, inputs)
+        else:
+            inputs.sources.append(Source(path, Path(path.name)))
+    _leave_results_out(inputs, out, suffix)
     return inputs
 
 
-def _search(folder: Path, out: Path, inputs: Inputs) -> None:
-    def unreadable(error: OSError) -> None:
-        inputs.problems.append((str(error.filename), error.strerror or str(error)))
+def _search(folder: Path, results: set[Path], inputs: Inputs) -> None:
+    listing = list_files(folder, left_out=lambda path: path.resolve() in results)
+    inputs.problems += [(str(path), reason) for path, reason in listing.unreadable]
+    inputs.passed_over += [f"{path}: {reason}" for path, reason in listing.passed_over]
+    for path in listing.files:
+        if path.suffix.lower() in SEARCHED_ENDINGS | VIDEO_ENDINGS:
+            inputs.sources.append(Source(path, path.relative_to(folder)))
+        else:
+            inputs.ignored += 1
 
-    for here, folders, names in os.walk(folder, onerror=unreadable):
-        folders[:] = sorted(f for f in folders if (Path(here) / f).resolve() != out)
-        for name in sorted(names):
-            path = Path(here) / name
-            if path.suffix.lower() in SEARCHED_ENDINGS | VIDEO_ENDINGS:
-                inputs.sources.append(Source(path, path.relative_to(folder)))
-            else:
-                inputs.ignored += 1
+
+def _leave_results_out(inputs: Inputs, out: Path, suffix: str) -> None:
+    """Takes out what an earlier run wrote beside its sources."""
+    if not suffix:
+        return
+    stems = {
+        target_path(source, out, suffix=suffix, format=None).with_suffix("").resolve()
+        for source in inputs.sources
+    }
+    results = [s for s in inputs.sources if s.path.with_suffix("").resolve() in stems]
+    if results:
+        paths = {source.path for source in results}
+        inputs.sources = [source for source in inputs.sources if source.path not in paths]
+        names = first_of(str(source.path) for source in results)
+        inputs.passed_over.append(f"{len(results)} results of an earlier run: {names}")
 
 
 def target_path(source: Source, out: Path, *, suffix: str, format: str | None) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxsr.data.picture_limits import MAX_PIXELS, too_large
 from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_path
 
@@ -15,16 +16,23 @@ _ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "ffv1": 
 _RATE_FACTOR = {"libx264": "16", "libx265": "18", "libvpx-vp9": "20"}
 
 
+# Playlists and scripts, which FFmpeg knows by their content, would open other files and addresses.
+_CONTAINERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,m4v,ogg,flv"
+)
+
+
 class UnreadableVideo(InputError):
     """A file that is no video, or that cannot be decoded or encoded; the message is the reason."""
 
 
 @contextlib.contextmanager
-def open_video(path: Path) -> Iterator[Any]:
+def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
     """A PyAV container to read from; what FFmpeg finds wrong inside the block is `UnreadableVideo`.
 
     Raises:
-      UnreadableVideo: no video in the file, or PyAV is not installed.
+      UnreadableVideo: no video in the file, frames of more than `max_pixels`, or PyAV is not
+        installed.
       OSError: the file cannot be read.
     """
     try:
@@ -33,10 +41,19 @@ def open_video(path: Path) -> Iterator[Any]:
         raise UnreadableVideo("videos need PyAV: pip install av") from error
     logging.getLogger("libav").setLevel(logging.ERROR)
     try:
-        with av.open(str(path)) as container:
+        with av.open(
+            str(path), options={"format_whitelist": _CONTAINERS}, metadata_errors="replace"
+        ) as container:
             if not container.streams.video:
                 raise UnreadableVideo("no video stream")
-            container.streams.video[0].thread_type = "AUTO"
+            stream = container.streams.video[0]
+            coded = stream.codec_context
+            if coded is None or coded.pix_fmt is None:
+                raise UnreadableVideo("no decoder for its video stream")
+            if reason := too_large((coded.height, coded.width), max_pixels=max_pixels):
+                raise UnreadableVideo(reason)
+            coded.options = {"max_pixels": str(max_pixels)}  # for frames of another size
+            stream.thread_type = "AUTO"
             yield container
     except av.FFmpegError as error:
         raise UnreadableVideo(error.strerror or " ".join(str(error).split())) from error

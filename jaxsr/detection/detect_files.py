@@ -39,9 +39,11 @@ def run(config: DetectConfig) -> int:
     """
     if not config.inputs:
         raise InputError("no input; name pictures, folders or videos")
-    inputs = find_sources(config.inputs, out=config.out)
+    inputs = find_sources(config.inputs, out=config.out, result_folders=("masks", "overlays"))
     for name, reason in inputs.problems:
         _complain(name, reason)
+    for line in inputs.notes():
+        print(line)
     if not inputs.sources:
         raise InputError(
             f"nothing to look at in {', '.join(config.inputs)}; name pictures, folders or videos"

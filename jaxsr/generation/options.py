@@ -27,6 +27,8 @@ class SamplingOptions(CheckedOptions):
         self.check_at_least(1, "max_new_tokens")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise InputError(f"temperature must be finite and not below 0, got {self.temperature}")
+        if not -(2**31) <= self.seed < 2**31:
+            raise InputError(f"seed must have 32 bits, from -2**31 to 2**31 - 1, got {self.seed}")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be at least 1, or None for all; got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

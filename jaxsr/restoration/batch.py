@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxsr.data.picture_file import ENDINGS
+from jaxsr.data.picture_file import ENDINGS, READ_ONLY_ENDINGS
 from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
@@ -118,10 +118,9 @@ class BatchRestorer:
         config = self._config
         format = FORMATS[config.format] if config.format else None
         try:
-            if format is not None or source.path.suffix.lower() != ".gif":
-                target = target_path(source, config.out, suffix=config.suffix, format=format)
-                if self._exists(source, target):
-                    return None
+            target = finished_result(source, config)
+            if target is not None and self._exists(source, target):
+                return None
             picture = read_picture(source.path, max_pixels=config.max_pixels)
             notes = picture.notes
             format = format or (notes.format if notes.format in ENDINGS else "PNG")
@@ -147,7 +146,7 @@ class BatchRestorer:
         return source, target, picture, encoding
 
     def _exists(self, source: Source, target: Path) -> bool:
-        if target.exists() and target.resolve() == source.path.resolve():
+        if is_source(source, target):
             raise PictureError(
                 f"the result would replace its source {target}; use --suffix or --out"
             )
@@ -200,6 +199,22 @@ class BatchRestorer:
         log.debug("%s: %s", source.path, reason)
         with self._lock:
             self.outcome.failed.append((str(source.path), reason))
+
+
+def is_source(source: Source, target: Path) -> bool:
+    """Whether a result would replace the file that it is made from."""
+    return target.exists() and target.resolve() == source.path.resolve()
+
+
+def finished_result(source: Source, config: RestoreConfig) -> Path | None:
+    """The result of an earlier run that this one leaves alone, as far as the names say it."""
+    if config.overwrite:
+        return None
+    format = FORMATS[config.format] if config.format and not source.is_video else None
+    if format is None and source.path.suffix.lower() in READ_ONLY_ENDINGS:
+        format = "PNG"
+    target = target_path(source, config.out, suffix=config.suffix, format=format)
+    return target if target.exists() and not is_source(source, target) else None
 
 
 def _reason(error: Exception) -> str:

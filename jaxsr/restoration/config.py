@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import tyro
 
+from jaxsr.data.picture_limits import MAX_PIXELS
 from jaxsr.errors import InputError
-from jaxsr.restoration.pictures import MAX_PIXELS
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
@@ -83,8 +83,8 @@ class RestoreConfig(LaneFoldingOptions, AotOptions):
         """`model_options` as a dictionary."""
         try:
             options = json.loads(self.model_options)
-        except json.JSONDecodeError as error:
-            reason = f"model_options is no JSON ({error}): {self.model_options!r}"
+        except (ValueError, RecursionError) as error:
+            reason = f"model_options is no JSON ({error}): {self.model_options[:80]!r}"
             raise InputError(reason) from None
         if not isinstance(options, dict):
             raise InputError(

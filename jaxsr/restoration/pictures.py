@@ -20,13 +20,16 @@ from PIL import Image, UnidentifiedImageError
 
 from jaxsr.data.picture_file import (
     ORIENTATION,
+    UnreadablePicture,
     is_tiff,
     is_white_zero,
     opencv_samples,
+    read_file,
     stored_size,
     tifffile_samples,
 )
-from jaxsr.errors import InputError, one_line
+from jaxsr.data.picture_limits import MAX_PIXELS, too_large
+from jaxsr.errors import one_line
 
 Kind = Literal["gray", "gray-alpha", "rgb", "rgb-alpha", "cmyk"]
 
@@ -36,9 +39,6 @@ _DEEP_KINDS: tuple[Kind, ...] = ("gray", "gray-alpha", "rgb", "rgb-alpha")
 
 # Pillow's other decoders stay out: some start programs, and none of them is asked for.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF")
-
-MAX_PIXELS = 178_956_970
-"""Pixels above which a header is not believed: Pillow's own limit against decompression bombs."""
 
 # Chunks that say what a PNG's samples mean or what the picture is, not how it is encoded.
 _PNG_NOTES = (
@@ -58,7 +58,7 @@ _PNG_NOTES = (
 _PNG_PROFILES = (b"XML:com.adobe.xmp\0", b"Raw profile type")
 
 
-class PictureError(InputError):
+class PictureError(UnreadablePicture):
     """A file that is no picture this reads or writes; the message is the reason, a short phrase."""
 
 
@@ -134,22 +134,23 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
         bits.
       OSError: the file cannot be opened.
     """
-    data = path.read_bytes()
-    if not data:
-        raise PictureError("zero bytes")
+    try:
+        data = read_file(path, max_pixels=max_pixels)
+    except UnreadablePicture as error:
+        raise PictureError(str(error)) from None
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_header(image, max_pixels)
             notes = _notes(image, data)  # before loading, which turns a TIFF and drops the tag
-            pixels, kind = _samples(image, data)
-    except PictureError:
-        raise
+            pixels, kind = _samples(image, data, max_pixels)
+    except UnreadablePicture as error:
+        raise PictureError(str(error)) from error
     except UnidentifiedImageError:
         if is_tiff(data):
             return _unusual_tiff(data, max_pixels)
         raise PictureError("not a PNG, JPEG, WebP, TIFF, BMP or GIF picture") from None
-    except Image.DecompressionBombError:
-        raise PictureError(_too_large(None, max_pixels)) from None
+    except Image.DecompressionBombError as error:
+        raise PictureError(f"{one_line(error)}: {_ADVICE}") from None
     except MemoryError:
         raise PictureError("out of memory while decoding") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
@@ -157,31 +158,29 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
     return Picture(pixels=np.ascontiguousarray(pixels), kind=kind, notes=notes)
 
 
-def picture_size(path: Path) -> tuple[int, int] | None:
+def picture_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
     """(height, width) as stored, from the header; None where `read_picture` will say why not."""
     try:
         with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
-            return stored_size(image)
+            size = stored_size(image)
+            return None if too_large(size, max_pixels=max_pixels) else size
     except Exception:  # the same file is read again, and refused with a reason then
         return None
 
 
-def _too_large(size: tuple[int, int] | None, limit: int) -> str:
-    claim = f"{size[0]}×{size[1]} pixels claimed; " if size else ""
-    return f"{claim}more than {limit:,} pixels: raise --max-pixels if the file is what it says"
+_ADVICE = "raise --max-pixels if the file is what it says"
 
 
 def _check_header(image: Any, max_pixels: int) -> None:
-    width, height = image.size
-    if width * height > max_pixels:
-        raise PictureError(_too_large(image.size, max_pixels))
+    if reason := too_large(stored_size(image), max_pixels=max_pixels):
+        raise PictureError(f"{reason}: {_ADVICE}")
     frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
     if frames > 1:
         what = "pages" if image.format == "TIFF" else "frames"
         raise PictureError(f"{frames} {what}: restore takes stills and videos; split it first")
 
 
-def _samples(image: Any, data: bytes) -> tuple[np.ndarray, Kind]:
+def _samples(image: Any, data: bytes, max_pixels: int) -> tuple[np.ndarray, Kind]:
     """Samples in their own depth, and what they are."""
     if image.format == "TIFF":
         bits, sample_format = image.tag_v2.get(258, (1,)), image.tag_v2.get(339, (1,))
@@ -190,7 +189,7 @@ def _samples(image: Any, data: bytes) -> tuple[np.ndarray, Kind]:
         size = stored_size(image)
         image.load()  # refuses a file cut short, which the decoders below may fill up
         if max(bits) == 16 and len(bits) > 1:
-            return _deep(image, _deep_tiff(image, data), size)
+            return _deep(image, _deep_tiff(image, data, max_pixels), size)
         pixels, kind = _shallow(image)
         return upright(pixels, _INVERSE.get(orientation, orientation)), kind
     image.load()
@@ -267,13 +266,13 @@ def _unusual_tiff(data: bytes, max_pixels: int) -> Picture:
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             page = file.pages[0]
-            if page.imagelength * page.imagewidth > max_pixels:
-                raise PictureError(_too_large((page.imagewidth, page.imagelength), max_pixels))
+            if reason := too_large((page.imagelength, page.imagewidth), max_pixels=max_pixels):
+                raise PictureError(f"{reason}: {_ADVICE}")
             _check_tiff(page.bitspersample, (page.sampleformat,))
             channels = page.samplesperpixel
             if channels not in (1, 2, 3, 4) or len(file.pages) != 1:
                 raise PictureError(f"{channels} channels on {len(file.pages)} pages")
-            pixels = tifffile_samples(page)
+            pixels = tifffile_samples(page, max_pixels=max_pixels)
             exif = Image.Exif()
             for tag in _TIFF_NOTES:
                 if tag in page.tags and isinstance(page.tags[tag].value, str | int):
@@ -309,14 +308,14 @@ def _by_opencv(data: bytes) -> np.ndarray:
     return pixels
 
 
-def _deep_tiff(image: Any, data: bytes) -> np.ndarray:
+def _deep_tiff(image: Any, data: bytes, max_pixels: int) -> np.ndarray:
     planar, samples = image.tag_v2.get(284, 1) == 2, len(image.tag_v2[258])
     if planar or samples == 2 or image.mode == "CMYK":
         import tifffile
 
-        pixels = tifffile.imread(io.BytesIO(data))
-        if planar and pixels.ndim == 3:
-            pixels = np.moveaxis(pixels, 0, -1)
+        with tifffile.TiffFile(io.BytesIO(data)) as file:
+            # The page and not the series, whose shape a description may state at will.
+            pixels = tifffile_samples(file.pages.first, max_pixels=max_pixels)
     else:
         pixels = _by_opencv(_unturned(data))
     if image.tag_v2.get(338) == (1,) and pixels.shape[-1] in (2, 4):  # premultiplied

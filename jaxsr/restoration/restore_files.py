@@ -10,9 +10,10 @@ from typing import Any
 
 from PIL import Image
 
+from jaxsr.data.picture_limits import limit_opencv
 from jaxsr.data.sources import Inputs, check_folder, find_sources
 from jaxsr.errors import InputError
-from jaxsr.restoration.batch import BatchRestorer
+from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import picture_size
@@ -21,6 +22,7 @@ from jaxsr.restoration.restorer import configured_model, make_restorer
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
+_SKIPPED = "left alone: {} results that were there already; --overwrite replaces them"
 _LARGE = 32_000_000
 """Pixels above which pictures are decoded one ahead instead of two."""
 
@@ -32,18 +34,27 @@ def run(config: RestoreConfig) -> int:
       UserError: nothing could start.
     """
     began = time.perf_counter()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _interrupt)
     if not config.inputs and not config.benchmark:
         raise InputError("nothing to restore: name pictures, videos, folders or globs")
-    inputs = find_sources(config.inputs, out=config.out)
+    inputs = find_sources(
+        config.inputs, out=config.out, suffix=config.suffix, result_folders=("report",)
+    )
     if config.inputs and not inputs.sources:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in inputs.problems)
-        raise InputError(
-            f"no pictures found ({reasons or f'{inputs.ignored} files have other endings'}); "
-            "name pictures, videos, folders or globs"
-        )
+        problems = [f"{name}: {reason}" for name, reason in inputs.problems]
+        reasons = "; ".join(problems + inputs.notes()) or "the folders are empty"
+        raise InputError(f"no pictures found ({reasons}); name pictures, videos, folders or globs")
+    if config.inputs and config.truth is None and not config.benchmark:
+        # Before the network is loaded: a rerun of a large folder has nothing to do.
+        todo = [source for source in inputs.sources if finished_result(source, config) is None]
+        if not todo:
+            print(_SKIPPED.format(len(inputs.sources)))
+            return _print_failures(inputs.notes(), inputs.problems)
     # The size limit is --max-pixels, checked from the header; Pillow's would stop at its own.
     Image.MAX_IMAGE_PIXELS = None
+    limit_opencv(config.max_pixels)
     warnings.filterwarnings("ignore", module="PIL")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
     model = configured_model(config)
@@ -67,7 +78,10 @@ def run(config: RestoreConfig) -> int:
 def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, began: float) -> int:
     pictures = [source for source in inputs.sources if not source.is_video]
     videos = [source for source in inputs.sources if source.is_video]
-    sizes = [size for source in pictures if (size := picture_size(source.path))]
+    limit = config.max_pixels
+    pending = [source for source in pictures if finished_result(source, config) is None]
+    measured = (picture_size(source.path, max_pixels=limit) for source in pending)
+    sizes = [size for size in measured if size]
     progress = Progress(sum(height * width for height, width in sizes))
     outcomes, programs = [], 0
     with contextlib.closing(progress):
@@ -91,10 +105,14 @@ def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, beg
     all_s = time.perf_counter() - began
     print(f"restored {restored} to {config.out}{rate}{compiled}; {all_s:.1f} s in all")
     if skipped:
-        print(f"left alone: {skipped} results that were there already; --overwrite replaces them")
-    if inputs.ignored:
-        which = "files in folders that are no pictures or videos by name"
-        print(f"passed over: {inputs.ignored} {which}")
+        print(_SKIPPED.format(skipped))
+    return _print_failures(inputs.notes(), failed)
+
+
+def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:
+    """Says what was not restored; returns the exit status."""
+    for line in notes:
+        print(line)
     if failed:
         print(f"not restored: {len(failed)}", file=sys.stderr)
         for name, reason in failed:

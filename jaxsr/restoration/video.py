@@ -16,7 +16,7 @@ import numpy as np
 from jaxsr.data.sources import Source, target_path
 from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
 from jaxsr.errors import one_line
-from jaxsr.restoration.batch import Outcome
+from jaxsr.restoration.batch import Outcome, is_source
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import PictureError
@@ -37,7 +37,7 @@ def restore_videos(
     outcome = Outcome()
     for source in sources:
         target = target_path(source, config.out, suffix=config.suffix, format=None)
-        if target.exists() and target.resolve() == source.path.resolve():
+        if is_source(source, target):
             reason = f"the result would replace its source {target}; use --suffix or --out"
             outcome.failed.append((str(source.path), reason))
         elif target.exists() and not config.overwrite:
@@ -61,7 +61,10 @@ def restore_video(
       OSError: the file cannot be read or written.
     """
     try:
-        with open_video(source) as container, write_video(target) as out:
+        with (
+            open_video(source, max_pixels=config.max_pixels) as container,
+            write_video(target) as out,
+        ):
             _transcode(container, out, model, config)
     except UnreadableVideo as error:
         raise PictureError(str(error)) from error

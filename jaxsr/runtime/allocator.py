@@ -6,6 +6,7 @@ comes page by page, zeroed, at a cost like that of computing it (benchmarks/ops-
 
 import os
 import sys
+import threading
 
 TUNABLES = {
     "glibc.malloc.hugetlb": 1,
@@ -39,15 +40,39 @@ def with_tunables(environment: dict[str, str], *, command: str = "") -> dict[str
 def keep_freed_memory(command: str = "") -> None:
     """Restarts the process with those settings, which glibc reads when a program is loaded.
 
-    Does nothing where they are set already, without glibc, or with `JAXSR_ALLOCATOR=system`. Call
-    it first in a program, never in a library.
+    Does nothing where they are set already, without glibc, with `JAXSR_ALLOCATOR=system`, or where
+    a restart would lose something: a debugger, a profiler, or a script from standard input. Call it
+    first in a program, never in a library.
     """
     environment = with_tunables(dict(os.environ), command=command)
     set_already = environment["GLIBC_TUNABLES"] == os.environ.get("GLIBC_TUNABLES")
-    if set_already or os.environ.get(SWITCH) == "system" or not _has_glibc():
+    if set_already or os.environ.get(SWITCH) == "system" or not _has_glibc() or not _can_restart():
         return
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def _can_restart() -> bool:
+    """Whether nothing but this program runs in the process, and its command line runs it again."""
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    watched = monitoring is not None and any(monitoring.get_tool(tool) for tool in range(6))
+    if watched or sys.gettrace() or sys.getprofile() or sys.flags.interactive or sys.flags.inspect:
+        return False
+    return threading.active_count() == 1 and _runs_program(sys.orig_argv[1:], sys.argv[1:])
+
+
+def _runs_program(words: list[str], arguments: list[str]) -> bool:
+    """Whether the interpreter's words run a module, code or the installed command, and no other.
+
+    A debugger (`-m pdb -m jaxsr.train`) has further words, a script from standard input has none.
+    """
+    *flags, target = words[: len(words) - len(arguments)] or [""]
+    if flags and flags[-1].startswith("-") and flags[-1].endswith(("m", "c")):
+        flags.pop()
+    elif os.path.basename(target) != "jaxsr":
+        return False
+    before = ["", *flags]
+    return all(w.startswith("-") or b in ("-W", "-X") for b, w in zip(before, flags, strict=False))
 
 
 def _has_glibc() -> bool:

@@ -24,7 +24,31 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
       command: the name of what it runs.
     """
     keep_freed_memory(command)
-    sys.exit(main())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        status = ExitStatus.CLOSED_PIPE
+    except Exception:
+        traceback.print_exc()
+        status = ExitStatus.FAILED
+    if status == ExitStatus.INTERRUPTED or (status != ExitStatus.OK and _others_wait()):
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _others_wait() -> bool:
+    """Whether this process failed alone, in a job whose other processes do not know of it yet.
+
+    JAX's exit would wait minutes for them, and they for this process's part of the step.
+    """
+    agreement = sys.modules.get("jaxsr.interop.agreement")
+    return agreement is not None and agreement.others_wait()
 
 
 def run_command(
@@ -33,7 +57,8 @@ def run_command(
     """Runs a command; what a user can correct becomes one line on stderr and exit status 2.
 
     That is a `UserError`, or an error of the operating system: disk full, permission denied, a name
-    too long, a closed pipe. Any other exception is a fault of jaxsr and keeps its traceback.
+    too long. A closed pipe, as of `| head`, ends it quietly. Any other exception is a fault of
+    jaxsr and keeps its traceback.
     `JAXSR_TRACEBACK=1` shows the traceback of both.
 
     Args:
@@ -42,9 +67,17 @@ def run_command(
     """
     try:
         with _few_collections():
-            status = command(list(sys.argv[1:] if arguments is None else arguments))
+            try:
+                status = command(list(sys.argv[1:] if arguments is None else arguments))
+            except SystemExit as stop:  # --help
+                if isinstance(stop.code, str):
+                    raise
+                status = stop.code
             sys.stdout.flush()
             return status or ExitStatus.OK
+    except BrokenPipeError:
+        _discard_output()
+        return ExitStatus.CLOSED_PIPE
     except KeyboardInterrupt:
         print("jaxsr: interrupted", file=sys.stderr)
         return ExitStatus.INTERRUPTED
@@ -54,14 +87,12 @@ def run_command(
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
-        if isinstance(error, BrokenPipeError):
-            _discard_output()
         return ExitStatus.WRONG_INPUT
 
 
 def _discard_output() -> None:
     """Python flushes stdout when it exits, and would fail again."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -128,4 +159,4 @@ def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror and not isinstance(error, UserError):
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return text or type(error).__name__
+    return text.encode("utf-8", "backslashreplace").decode() or type(error).__name__

@@ -16,3 +16,5 @@ class ExitStatus(enum.IntEnum):
     cannot be used, or an error of the operating system such as a full disk."""
     INTERRUPTED = 130
     """Ended by Ctrl-C, or by SIGTERM where nothing was saved."""
+    CLOSED_PIPE = 141
+    """Nobody reads the output any more, as after `| head`; what a shell shows for SIGPIPE."""

@@ -2,12 +2,15 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxsr.errors import DeviceError
 from jaxsr.runtime.options import ComputeOptions
+
+if TYPE_CHECKING:
+    from jaxsr.interop.agreement import Facts
 
 _LEAST_COMPILE_S = 0.2
 """Programs that compile faster are not kept: reading them back would save nothing."""
@@ -17,7 +20,7 @@ def setup_compute(
     options: ComputeOptions,
     *,
     jax_on_host: bool = False,
-    job: Mapping[str, Mapping[str, Any]] | None = None,
+    job: "Callable[[], Facts] | None" = None,
     deterministic: bool = False,
 ) -> str:
     """Fixes where and how a command computes; called once, before any array exists.
@@ -26,8 +29,8 @@ def setup_compute(
       options: of the command.
       jax_on_host: with the torch engine, JAX computes too, on the CPU. Otherwise that engine leaves
         JAX alone.
-      job: join the processes of a job that the environment describes, which must have these facts
-        alike, see `jaxsr.interop.agreement`. Default: compute alone.
+      job: join the processes of a job that the environment describes; returns the facts that they
+        must have alike. Default: compute alone.
       deterministic: results that do not depend on scheduling, on CUDA too.
 
     Returns:
@@ -63,7 +66,8 @@ def setup_compute(
     hosts = 1
     if job is not None:
         hosts = start_if_asked(jax_platform)
-        check_alike(job)
+        if jax.distributed.is_initialized():
+            check_alike(job())
     jax_platform = select_platform(jax_platform, simulated_devices=options.devices // hosts)
     if by_torch:
         return platform
@@ -81,6 +85,7 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     import jax
 
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    logging.getLogger("absl").addFilter(_is_no_failed_save)
     if compile_cache is None:
         return
     from jaxsr.runtime.compile_cache import use_sealed_cache
@@ -88,6 +93,16 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
+
+
+def _is_no_failed_save(record: logging.LogRecord) -> bool:
+    """Drops Orbax's tracebacks of a failed save, which `Checkpoints` reports in one line."""
+    failures = (
+        "_SignalingThread.run() raised",
+        "Handler Commit operations",
+        "Save Finalize thread",
+    )
+    return not any(words in record.getMessage() for words in failures)
 
 
 def torch_device(platform: str) -> str:

@@ -117,7 +117,7 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
             f"{path} is damaged, or was edited: it does not agree with its digest; restore it from "
             "a copy, or delete its entry digest and give it to --config"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _not_a_config(path, error) from error
     return ConfigFile.from_json(content, source=path)
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self
 
 import jax
 
+from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.errors import FileAccessError, InputError, UserError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, restore_newest
@@ -147,6 +148,9 @@ class _Run:
                 profiler.before(engine)
                 try:
                     metrics = engine.train_step(phase, next(batches))
+                except ChangedFileError:
+                    self._keep_steps(engine.step, phase)
+                    raise
                 except NonFiniteError as error:
                     if self.waiting:
                         self._report(engine.step, phase)
@@ -159,6 +163,8 @@ class _Run:
                 stop = stopping.is_due(done)
                 if done % config.log_every == 0 or validating or saving or stop:
                     self._report(done, phase)
+                if validating or saving or stop:
+                    self._check_folder(done)
                 if validating:
                     self._validate(done, phase)
                 if validating or saving or stop:
@@ -173,6 +179,23 @@ class _Run:
                     break
         self.checkpoints.wait()
         return self.figures
+
+    def _check_folder(self, done: int) -> None:
+        """Raises where the folder is gone: Orbax would make it anew, without all else in it."""
+        if not (self.out / "config.json").exists():
+            raise TrainingError(
+                f"{self.out} was removed or emptied under the run, which stops after step {done}; "
+                "start it again with another --out"
+            )
+
+    def _keep_steps(self, done: int, phase: str) -> None:
+        """Saves before an error ends the run, where this process can do so alone."""
+        if self.waiting:
+            self._report(done, phase)
+        if done and jax.process_count() == 1:
+            self.checkpoints.save(done, self.engine.state(), None)
+            self.checkpoints.wait()
+            self.records.say(f"the state of step {done} is saved")
 
     def _report(self, done: int, phase: str) -> None:
         """Brings the waiting metrics to the host and stops at the first that is not finite."""

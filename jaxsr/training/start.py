@@ -37,7 +37,7 @@ def start(name: str, family: Any, config: RunConfig) -> None:
     record = None
     with ExitStack() as stack:
         with fail_together():
-            setup_compute(config, jax_on_host=True, job=_facts(name, config))
+            setup_compute(config, jax_on_host=True, job=lambda: _facts(name, config))
             out = choose_folder(config, name, jax.process_count())
             task = family.build(config)  # checks the data before anything is computed
             check_alike({"files": task.files()})
@@ -46,7 +46,12 @@ def start(name: str, family: Any, config: RunConfig) -> None:
                 stack.enter_context(lock_folder(out))
                 threads = available_cpus()
                 record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
-        train(task, out, record)
+        try:
+            train(task, out, record)
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                error.filename = str(out)  # a stream that is full does not know its file
+            raise
 
 
 def _facts(name: str, config: RunConfig) -> dict[str, dict[str, Any]]:

@@ -138,19 +138,19 @@ def test_files_and_folders_without_permission(tmp_path, monkeypatch):
     (tmp_path / "secret.png").chmod(0)
     (tmp_path / "closed").chmod(0)
     if os.geteuid() == 0:  # root may read everything: stand in for the system's answer
-        read_bytes, scandir = Path.read_bytes, os.scandir
+        open_file, scandir = os.open, os.scandir
 
-        def refuse_read(path):
-            if path.name == "secret.png":
+        def refuse_open(path, *options, **named):
+            if os.path.basename(path) == "secret.png":
                 raise PermissionError(13, "Permission denied", str(path))
-            return read_bytes(path)
+            return open_file(path, *options, **named)
 
         def refuse_list(path):
             if os.path.basename(path) == "closed":
                 raise PermissionError(13, "Permission denied", str(path))
             return scandir(path)
 
-        monkeypatch.setattr(Path, "read_bytes", refuse_read)
+        monkeypatch.setattr(os, "open", refuse_open)
         monkeypatch.setattr(os, "scandir", refuse_list)
     try:
         text = _complaint(tmp_path)

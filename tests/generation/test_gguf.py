@@ -1,5 +1,7 @@
 """GGUF files written by the `gguf` package, with the permutation of llama.cpp's converter."""
 
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -181,4 +183,48 @@ def test_other_files_and_architectures_are_refused(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ValueError, match="holds a 'falcon' model"):
+        load_model(path)
+
+
+def header(tensors=0, fields=(), tail=b""):
+    text = b"GGUF" + struct.pack("<IQQ", 3, tensors, len(fields))
+    for name, content in fields:
+        text += struct.pack("<Q", len(name)) + name.encode() + content
+    return (text + tail).ljust(2000, b"\0")
+
+
+def tensor(name, shape, kind=0, offset=0):
+    axes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return struct.pack("<Q", len(name)) + name.encode() + axes + struct.pack("<IQ", kind, offset)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0) + bytes(99), "tensors, more than"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60) + bytes(99), "fields, more than"),
+        (header(0, [("a", struct.pack("<IIQ", 9, 0, 2**62))]), "entries of a list, more than"),
+        (header(0, [("a", struct.pack("<IIQ", 9, 9, 2))]), "a list of lists"),
+        (header(0, [("a", struct.pack("<IQ", 8, 2**40))]), "a string of"),
+        (header(0, [("general.alignment", struct.pack("<II", 4, 0))]), "no power of two"),
+        (header(1, tail=tensor("t", [2**32, 2**32])), "cut short"),
+        (header(1, tail=tensor("t", [1] * 20)), "axes of t"),
+        (header(1, tail=tensor("t", [33], kind=8)), "whole blocks of 32"),
+        (header(2, tail=tensor("t", [1]) * 2), "there twice"),
+    ],
+)
+def test_counts_are_judged_before_anything_follows_them(tmp_path, content, reason):
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=reason) as error:
+        open_gguf(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_huge_sparse_file_is_refused_at_once(tmp_path):
+    path = tmp_path / "sparse.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 2**16))
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=r"sparse\.gguf"):
         load_model(path)

@@ -317,3 +317,35 @@ def test_wrong_tensors_are_named(model_folder, tmp_path):
 def test_nothing_at_the_path(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no model '.*absent'"):
         load_model(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        ({"weight_map": {"a": "../outside.safetensors"}}, "no safetensors file of its folder"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "no safetensors file of its folder"),
+        ({"weight_map": {"a": "pytorch_model.bin"}}, "no safetensors file of its folder"),
+        ({"weight_map": {"a": ["x"]}}, "no safetensors file of its folder"),
+        ({"weight_map": {}}, "no weight_map"),
+        ({"weight_map": "model.safetensors"}, "no weight_map"),
+        ({}, "no weight_map"),
+    ],
+)
+def test_an_index_names_files_of_its_folder_alone(tmp_path, index, reason):
+    from jaxsr.models.llama.hf_folder import weight_files
+
+    (tmp_path / "outside.safetensors").write_bytes(b"")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=reason):
+        weight_files(folder)
+
+
+def test_json_that_nests_without_end(tmp_path):
+    from jaxsr.models.llama.hf_folder import read_json
+
+    for text in ("[" * 100_000, "1" * 10_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="is not JSON"):
+            read_json(tmp_path / "config.json")

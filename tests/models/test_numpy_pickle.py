@@ -123,3 +123,51 @@ def test_a_damaged_file_gives_one_clear_error_or_arrays(tmp_path, data):
 def test_an_absent_file_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no weights file at .*none\.ckpt"):
         read_numpy_pickle(tmp_path / "none.ckpt")
+
+
+def dictionary_of_dictionaries(depth: int) -> bytes:
+    """Few bytes, `100 ** depth` entries: each dictionary holds the next one a hundred times."""
+    tree: dict = {}
+    for _ in range(depth):
+        tree = {str(key): tree for key in range(100)}
+    return pickle.dumps({"w": tree})
+
+
+def arrays_from_one_string(count: int) -> bytes:
+    """One string of a megabyte that `count` arrays are made of."""
+    content, shape = b"\0" * 2**20, (2**20,)
+    states = [(1, shape, np.dtype("u1"), False, content) for _ in range(count)]
+
+    class Shared:
+        def __init__(self, state):
+            self.state = state
+
+        def __reduce__(self):
+            rebuild = np.zeros(1).__reduce__()[0]
+            return rebuild, (np.ndarray, (0,), b"b"), self.state
+
+    return pickle.dumps({str(k): Shared(state) for k, state in enumerate(states)})
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x80\x04Nr\xff\xff\xff\x7f.", "object number 2147483647"),
+        (b"\x80\x04" + b"}" * 200_000 + b".", "more than 100000 operations"),
+        (dictionary_of_dictionaries(8), "more than 100000 entries"),
+        (arrays_from_one_string(50), "arrays of more bytes than the file"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x0f", "cannot be read"),
+    ],
+    ids=["memo", "opcodes", "dictionaries", "arrays", "length"],
+)
+def test_memory_and_time_are_bounded(tmp_path, content, reason):
+    import resource
+    import time
+
+    file = tmp_path / "bomb.ckpt"
+    file.write_bytes(content)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(ValueError, match=reason):
+        read_numpy_pickle(file)
+    assert time.monotonic() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB

@@ -5,16 +5,18 @@ import io
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tifffile
 import torch
 from PIL import Image
 
+from benchmarks._hostile_seeds import mutated, pictures, tiffs
 from jaxsr.data.picture_file import ENDINGS
 from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restore import main
@@ -208,52 +210,7 @@ def test_a_killed_run_leaves_no_result_that_is_not_whole(tmp_path, weights):
 
 def seeds() -> dict[str, bytes]:
     """Small pictures of every kind of file that is read."""
-    found: dict[str, bytes] = {}
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010E] = 6, "a description"
-    rgb = Image.fromarray(noise(48, 40, 3)).resize((40, 48), Image.Resampling.BICUBIC)
-
-    def add(name: str, image: Image.Image, format: str, **options) -> None:
-        out = io.BytesIO()
-        image.save(out, format, **options)
-        found[name] = out.getvalue()
-
-    add("rgb.png", rgb, "PNG", exif=exif, dpi=(72, 72))
-    add("palette.png", rgb.quantize(32), "PNG", transparency=3)
-    add("alpha.png", Image.fromarray(noise(20, 20, 4)), "PNG")
-    add("gray16.png", Image.fromarray(noise(20, 20, deep=True)), "PNG")
-    add("base.jpg", rgb, "JPEG", exif=exif)
-    add("progressive.jpg", rgb, "JPEG", progressive=True)
-    add("cmyk.jpg", Image.fromarray(noise(24, 24, 4), "CMYK"), "JPEG")
-    add("lossy.webp", rgb, "WEBP", exif=exif)
-    add("lossless.webp", Image.fromarray(noise(20, 20, 4)), "WEBP", lossless=True)
-    for name in ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate"):
-        add(f"{name}.tif", rgb, "TIFF", compression=name)
-    pixels = noise(24, 20, 3, deep=True)
-    for layout, stored in (("contig", pixels), ("separate", np.moveaxis(pixels, -1, 0))):
-        out = io.BytesIO()
-        tifffile.imwrite(out, stored, photometric="rgb", planarconfig=layout)
-        found[f"{layout}.tif"] = out.getvalue()
-    return found
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A file cut short, with flipped bits, bytes replaced, or a part repeated."""
-    changed = bytearray(data)
-    match rng.randrange(4):
-        case 0:
-            return bytes(changed[: rng.randrange(len(changed))])
-        case 1:
-            for _ in range(rng.choice((1, 2, 8, 40))):
-                changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-        case 2:
-            # Headers are where a decoder is led astray.
-            for _ in range(rng.choice((1, 3))):
-                changed[rng.randrange(min(len(changed), 160))] = rng.choice((0, 1, 127, 128, 255))
-        case 3:
-            start = rng.randrange(len(changed))
-            changed[start:start] = changed[start : start + rng.randrange(1, 64)]
-    return bytes(changed)
+    return {n: data for n, data in (pictures() | tiffs()).items() if not n.endswith("gif")}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
@@ -299,3 +256,69 @@ def test_five_hundred_mutated_files_go_through_the_command(tmp_path, weights):
     for path in results:
         read_picture(path)
     shutil.rmtree(out)
+
+
+def header_only_png(width: int, height: int) -> bytes:
+    """A PNG of fewer than 70 bytes that claims any size."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [(2**31 - 1, 2**31 - 1), (2**31 - 1, 1), (178_000_000, 1)])
+def test_a_size_is_judged_before_tiles_are_planned(tmp_path, weights, capsys, size):
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "claims.png").write_bytes(header_only_png(*size))
+    Image.fromarray(noise(10, 10, 3)).save(source / "good.png")
+    os.mkfifo(source / "pipe.png")
+    out = tmp_path / "out"
+    assert main([str(source), "--out", str(out), "--weights", str(weights), *MODEL]) == 1
+    assert (out / "good.png").is_file()
+    printed = capsys.readouterr()
+    assert "not restored: 1" in printed.err
+    assert "pipe.png: a FIFO, not a file" in printed.out
+
+
+def test_a_rerun_beside_the_sources_restores_nothing_twice(tmp_path, weights, capsys, monkeypatch):
+    Image.fromarray(noise(10, 10, 3)).save(tmp_path / "a.png")
+    options = ["--out", str(tmp_path), "--suffix", "_x2", "--weights", str(weights), *MODEL]
+    assert main([str(tmp_path / "a.png"), *options]) == 0
+    folder = tmp_path / "b"
+    folder.mkdir()
+    (tmp_path / "a.png").rename(folder / "a.png")
+    (tmp_path / "a_x2.png").rename(folder / "a_x2.png")
+    from jaxsr.restoration import restore_files
+
+    def no_model(config):
+        raise AssertionError("a rerun with nothing to do loads no network")
+
+    monkeypatch.setattr(restore_files, "configured_model", no_model)
+    options[1] = str(folder)
+    capsys.readouterr()
+    assert main([str(folder), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "left alone: 1 results" in printed and "1 results of an earlier run" in printed
+    assert sorted(path.name for path in folder.iterdir()) == ["a.png", "a_x2.png"]
+
+
+def test_a_name_that_is_not_utf_8(tmp_path, weights):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    name = os.fsdecode(b"\xff\xe9.png")
+    Image.fromarray(noise(10, 10, 3)).save(source / name)
+    (source / os.fsdecode(b"bad\xff.png")).write_bytes(b"")
+    os.mkfifo(source / os.fsdecode(b"pipe\xff.png"))
+    command = [sys.executable, "-m", "jaxsr.restore", str(source), "--out", str(out)]
+    command += ["--weights", str(weights), *MODEL]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr, done.stderr
+    assert b"bad\\udcff.png: zero bytes" in done.stderr and b"pipe\\udcff.png" in done.stdout
+    assert (out / name).is_file()

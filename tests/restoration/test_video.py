@@ -120,3 +120,31 @@ def test_a_broken_video_is_listed_and_leaves_nothing(tmp_path, capsys):
     assert [path.name for path in out.iterdir()] == ["good.mp4"]
     error = capsys.readouterr().err
     assert "not restored: 3" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.mp4", "#EXTM3U\n#EXTINF:1,\nother.mp4\n#EXT-X-ENDLIST\n"),
+        ("list.mkv", "ffconcat version 1.0\nfile other.mp4\n"),
+    ],
+)
+def test_playlists_open_no_other_files(tmp_path, name, text):
+    from jaxsr.data.video import UnreadableVideo, open_video
+
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UnreadableVideo), open_video(tmp_path / name):
+        pass
+
+
+def test_frames_larger_than_the_limit_are_refused(tmp_path):
+    from benchmarks._hostile_seeds import videos
+    from jaxsr.data.video import UnreadableVideo, open_video
+
+    path = tmp_path / "a.mp4"
+    path.write_bytes(videos()["a.mp4"])
+    with (
+        pytest.raises(UnreadableVideo, match="64×48 pixels claimed; more than 3,071"),
+        open_video(path, max_pixels=64 * 48 - 1),
+    ):
+        pass

@@ -53,3 +53,58 @@ def test_importing_a_command_changes_nothing():
         [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == "None"
+
+
+SHOW_MODULE = (
+    "import os\nfrom jaxsr.runtime.allocator import keep_freed_memory\nkeep_freed_memory()\n"
+)
+SHOW_END = "print('GLIBC_TUNABLES' in os.environ)\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings")
+@pytest.mark.parametrize(
+    ("words", "typed", "restarts"),
+    [
+        (["-m", "shown"], "", True),
+        (["-X", "dev", "-um", "shown", "-x"], "", True),
+        (["jaxsr"], "", True),
+        (["-"], SHOW_MODULE + SHOW_END, False),
+        ([], SHOW_MODULE + SHOW_END, False),
+        (["-m", "pdb", "-c", "continue", "-m", "shown"], "quit\n", False),
+        (["-m", "cProfile", "-m", "shown"], "", False),
+        (["-m", "trace", "--count", "-C", ".", "--module", "shown"], "", False),
+        (["-im", "shown"], "", False),
+        (["caller.py"], "", False),
+    ],
+    ids=[
+        "module",
+        "flags",
+        "command",
+        "stdin -",
+        "stdin",
+        "pdb",
+        "profile",
+        "trace",
+        "-i",
+        "runpy",
+    ],
+)
+def test_debuggers_and_scripts_from_standard_input_are_left_alone(tmp_path, words, typed, restarts):
+    (tmp_path / "shown.py").write_text(SHOW_MODULE + SHOW_END)
+    (tmp_path / "jaxsr").write_text(SHOW_MODULE + SHOW_END)
+    (tmp_path / "caller.py").write_text(
+        "import runpy\nprint('once')\nrunpy.run_module('shown', run_name='__main__')\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", SWITCH)}
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=clean | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert str(restarts) in done.stdout.split(), done.stdout + done.stderr
+    assert done.stdout.count("once") <= 1

@@ -7,7 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.training.test_survival import (
     assert_same_weights,
@@ -117,3 +119,84 @@ def test_slurm_needs_no_options(tmp_path):
     complete(job)
     assert max(losses(tmp_path / "run")) == 4
     assert time.monotonic() - began < 600
+
+
+@pytest.mark.parametrize(
+    ("processes", "signalled", "number"),
+    [
+        (2, [0], signal.SIGTERM),
+        (2, [1], signal.SIGTERM),
+        (2, [0, 1], signal.SIGINT),
+        (4, [2], signal.SIGHUP),
+        (4, [0, 1, 2, 3], signal.SIGTERM),
+    ],
+)
+def test_a_signal_to_one_or_to_all_saves_one_step(tmp_path, processes, signalled, number):
+    options = ("--steps", 400, "--validate-every", 400)
+    out = tmp_path / "stopped"
+    job = launch(out, processes, *options)
+    wait_for_step(job[0], out, 10)
+    for index in signalled:
+        job[index].send_signal(number)
+    complete(job)
+    (step,) = saved_steps(out)
+    assert 10 <= step < 400
+    last = max(losses(out))
+    assert last == step
+    # Bit-equal to a run that was told beforehand to end at that step.
+    complete(launch(tmp_path / "planned", processes, "--steps", step, "--validate-every", 400))
+    assert losses(out) == losses(tmp_path / "planned")
+    until = step + 20
+    resumed = ("--steps", until, "--validate-every", 400, "--resume")
+    complete(launch(out, processes, *resumed))
+    complete(launch(tmp_path / "planned", processes, *resumed))
+    assert losses(out) == losses(tmp_path / "planned")
+    assert_same_weights(out, tmp_path / "planned")
+
+
+def test_processes_with_other_options_all_say_which(tmp_path):
+    port, job = free_port(), []
+    for index, rate in enumerate((0.1, 0.1, 0.2)):
+        job.append(
+            start(
+                tmp_path / "run", "--mesh", 8, "--steps", 4, "--lr", rate,
+                JAXSR_COORDINATOR=f"127.0.0.1:{port}", JAXSR_PROCESSES="3",
+                JAXSR_PROCESS=str(index),
+            )
+        )  # fmt: skip
+    for process in job:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2, errors[-2000:]
+        assert "process 2 on" in errors and "has lr 0.2, not 0.1" in errors
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("loser", [0, 1])
+def test_a_process_that_loses_its_data_ends_the_job(tmp_path, loser):
+    pixels = np.random.default_rng(0).integers(0, 255, (80, 80, 3), dtype=np.uint8)
+    folders = [tmp_path / "data-0", tmp_path / "data-1"]
+    for folder in folders:
+        folder.mkdir()
+        for number in range(4):
+            Image.fromarray(pixels + np.uint8(number)).save(folder / f"{number}.png")
+    port, out = free_port(), tmp_path / "run"
+    job = [
+        start(
+            out, "--mesh", 8, "--preset", "quick", "--steps", 4000, "--data", folder,
+            "--cache-gb", 0, "--resident-gb", 0,
+            JAXSR_COORDINATOR=f"127.0.0.1:{port}", JAXSR_PROCESSES="2", JAXSR_PROCESS=str(index),
+        )
+        for index, folder in enumerate(folders)
+    ]  # fmt: skip
+    wait_for_step(job[0], out, 5)
+    for path in folders[loser].iterdir():
+        path.unlink()
+    try:
+        _, errors = job[loser].communicate(timeout=120)
+        assert job[loser].returncode == 2
+        assert "no longer is: no such file or directory" in errors
+        job[1 - loser].communicate(timeout=200)
+        assert job[1 - loser].returncode != 0
+    finally:
+        for process in job:
+            process.kill()

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import platform
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxsr.interop.weights import read_weights
 
@@ -103,13 +106,17 @@ def test_killed_at_random_moments_ends_bit_equal(tmp_path):
     assert losses(out) == losses(tmp_path / "whole")
 
 
-def test_sigterm_saves_and_exits_0(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C"), (signal.SIGHUP, "SIGHUP")],
+)
+def test_a_signal_saves_and_exits_0(tmp_path, number, name):
     options = ("--mesh", 2, "--steps", 2000, "--validate-every", 2000)
     process = start(tmp_path / "run", *options)
     wait_for_step(process, tmp_path / "run", 5)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     errors = finish(process)
-    stopped = re.search(r"stopped by SIGTERM after step (\d+); go on with --resume", errors)
+    stopped = re.search(rf"stopped by {name} after step (\d+); go on with --resume", errors)
     assert stopped, errors
     saved = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
     assert stopped[1] in saved
@@ -187,3 +194,78 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(tmp_path):
         process.kill()
         process.wait()
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path):
+    options = ("--mesh", 2, "--steps", 2000, "--validate-every", 2000)
+    process = start(tmp_path / "run", *options)
+    wait_for_step(process, tmp_path / "run", 5)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGSTOP)  # so that the first one is not finished with
+    time.sleep(0.2)
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    # The first may have been enough, if the save was quick.
+    assert process.returncode in (0, 130), errors[-2000:]
+    assert "Traceback" not in errors
+
+
+def test_a_run_under_nohup_survives_its_terminal(tmp_path):
+    options = ("--mesh", 2, "--steps", 60, "--validate-every", 60)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(tmp_path / "run", *options)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for_step(process, tmp_path / "run", 5)
+    process.send_signal(signal.SIGHUP)
+    finish(process)
+    assert max(losses(tmp_path / "run")) == 60
+
+
+def test_a_second_run_of_a_folder_is_refused(tmp_path):
+    out = tmp_path / "run"
+    options = ("--mesh", 2, "--steps", 2000, "--validate-every", 2000)
+    first = start(out, *options)
+    wait_for_step(first, out, 5)
+    before = (out / "config.json").read_bytes()
+    second = start(out, *options, "--resume", "--log-every", 7)
+    _, errors = second.communicate(timeout=120)
+    assert second.returncode == 2
+    assert f"in use by another run, process {first.pid} on {platform.node()}" in errors
+    assert (out / "config.json").read_bytes() == before
+    first.send_signal(signal.SIGKILL)  # the lock dies with its process
+    first.communicate()
+    finish(start(out, "--mesh", 2, "--steps", 20, "--validate-every", 2000, "--resume"))
+
+
+def test_a_folder_removed_under_the_run_is_said(tmp_path):
+    out = tmp_path / "run"
+    process = start(out, "--steps", 100_000, "--validate-every", 100_000, "--save-every", 20)
+    wait_for_step(process, out, 5)
+    shutil.rmtree(out, ignore_errors=True)
+    _, errors = process.communicate(timeout=120)
+    lines = [line for line in errors.splitlines() if line.startswith("jaxsr: ")]
+    assert process.returncode == 2 and len(lines) == 1, errors[-2000:]
+
+
+def test_a_picture_removed_under_the_run_keeps_the_steps(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (80, 80, 3), dtype=np.uint8)
+    for number in range(4):
+        Image.fromarray(pixels + np.uint8(number)).save(data / f"{number}.png")
+    process = start(
+        out, "--steps", 100_000, "--preset", "quick", "--data", data,
+        "--cache-gb", 0, "--resident-gb", 0,
+    )  # fmt: skip
+    wait_for_step(process, out, 5)
+    for path in data.iterdir():
+        path.unlink()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors[-2000:]
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("jaxsr: ") and "no longer is: no such file or directory" in last
+    (step,) = saved_steps(out)
+    assert f"the state of step {step} is saved" in errors

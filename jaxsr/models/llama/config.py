@@ -10,6 +10,9 @@ from typing import Any
 from jaxsr.errors import InputError
 
 ARCHITECTURES = ("llama", "qwen3")
+# A damaged file's numbers must not build networks without end: the largest models have 126 layers.
+_MOST_LAYERS = 4096
+_LARGEST = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +90,9 @@ class LlamaConfig:
             "max_position_embeddings",
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+            most = _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise InputError(f"{name} must be a whole number from 1 to {most}, got {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise InputError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
@@ -124,6 +128,8 @@ class LlamaConfig:
         if missing := [name for name in needed if name not in fields]:
             raise InputError(f"config.json lacks {', '.join(missing)}")
         heads = fields["num_attention_heads"]
+        if not isinstance(heads, int) or not isinstance(fields["hidden_size"], int) or heads < 1:
+            raise InputError("config.json needs whole numbers for hidden_size and the heads")
         # transformers 5 moved both rope fields into one.
         rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
         return cls(

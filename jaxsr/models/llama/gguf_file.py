@@ -5,6 +5,7 @@ does not notice a file cut short; its dequantisation is used as it is.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, one_line
 
 _SCALARS = {
     0: "B",
@@ -28,6 +29,13 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+
+# Above what models have, below what would take gigabytes. The largest vocabularies have 300,000
+# tokens, chat templates some kilobytes, and a 405B model 1,200 tensors.
+_MOST_ENTRIES = 2**22
+_LONGEST_STRING = 2**24
+_MOST_FIELDS = _MOST_TENSORS = 2**16
+_MOST_AXES = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,21 @@ class GGUFFile:
             raise InputError(f"{self.path} has no field {name!r}; it cannot be loaded without")
         return self.fields[name]
 
+    def number(self, name: str, default: float | None = None) -> Any:
+        """A positive number of the header.
+
+        Args:
+          name: of the field.
+          default: where the file lacks it. Default: it must be there.
+
+        Raises:
+          ValueError: the file lacks it, or it is something else.
+        """
+        value = self.fields.get(name, default) if default is not None else self.need(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
+            raise InputError(f"{self.path} has {name} {value!r:.60}, expected a positive number")
+        return value
+
     def read(self, name: str) -> np.ndarray:
         """One tensor, dequantised to float32.
 
@@ -79,7 +102,7 @@ class GGUFFile:
             # Quantised along the last axis: rows of whole blocks.
             rows = raw.reshape(*tensor.shape[:-1], -1)
             return gguf.quants.dequantize(rows, kind).reshape(tensor.shape)
-        except (NotImplementedError, KeyError) as error:
+        except (NotImplementedError, KeyError, ValueError) as error:
             raise InputError(
                 f"{self.path}: tensor {name} is {kind.name}, which cannot be read; "
                 "convert the file to Q8_0 or F16"
@@ -102,8 +125,11 @@ def open_gguf(path: Path) -> GGUFFile:
     data = np.memmap(path, mode="r", dtype=np.uint8)
     try:
         return _parse(path, data, size)
-    except (struct.error, IndexError, UnicodeDecodeError, MemoryError, OverflowError) as error:
-        raise InputError(f"{path} ends or breaks off within its header; fetch it again") from error
+    except (struct.error, IndexError) as error:
+        reason = one_line(error)
+        raise InputError(
+            f"{path} ends or breaks off within its header ({reason}); fetch it again"
+        ) from error
 
 
 class _Cursor:
@@ -119,19 +145,26 @@ class _Cursor:
 
     def string(self) -> str:
         length = self.scalar("Q")
-        if self.at + length > len(self.buffer):
-            raise IndexError("string beyond the end")
+        if length > _LONGEST_STRING or self.at + length > len(self.buffer):
+            raise IndexError(f"a string of {length} bytes")
         raw = bytes(self.buffer[self.at : self.at + length])
         self.at += length
         return raw.decode("utf-8", errors="replace")
+
+    def count(self, code: str, most: int, what: str) -> int:
+        """A count that a loop or an allocation follows."""
+        value = self.scalar(code)
+        if value > most:
+            raise IndexError(f"{value} {what}, more than {most}")
+        return value
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            item, count = self.scalar("I"), self.scalar("Q")
-            if count > len(self.buffer):
-                raise IndexError("array beyond the end")
+            item, count = self.scalar("I"), self.count("Q", _MOST_ENTRIES, "entries of a list")
+            if item == _ARRAY:
+                raise IndexError("a list of lists")
             if item in _SCALARS:
                 layout = struct.Struct(f"<{count}{_SCALARS[item]}")
                 values = list(layout.unpack_from(self.buffer, self.at))
@@ -151,7 +184,8 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
         raise InputError(f"{path} does not begin with GGUF; it is not such a file")
     if (version := cursor.scalar("I")) not in (2, 3):
         raise InputError(f"{path} is GGUF version {version}; versions 2 and 3 are read")
-    tensor_count, field_count = cursor.scalar("Q"), cursor.scalar("Q")
+    tensor_count = cursor.count("Q", _MOST_TENSORS, "tensors")
+    field_count = cursor.count("Q", _MOST_FIELDS, "fields")
     fields = {}
     for _ in range(field_count):
         name = cursor.string()
@@ -159,9 +193,12 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
     entries = []
     for _ in range(tensor_count):
         name = cursor.string()
-        shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
+        axes = cursor.count("I", _MOST_AXES, f"axes of {name[:60]}")
+        shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]
         entries.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
     alignment = fields.get("general.alignment", 32)
+    if alignment not in [2**power for power in range(3, 21)]:
+        raise InputError(f"{path} has general.alignment {alignment!r:.60}, no power of two from 8")
     base = -(-cursor.at // alignment) * alignment
     tensors = {}
     for name, shape, kind, offset in entries:
@@ -169,8 +206,12 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
             block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
         except (ValueError, KeyError) as error:
             raise InputError(f"{path}: tensor {name} has the unknown type {kind}") from error
-        count = int(np.prod(shape, dtype=np.int64))
-        length = count // block * block_bytes
+        if name in tensors or (shape and shape[-1] % block):
+            raise InputError(
+                f"{path}: tensor {name} is there twice, or its rows of {shape[-1]} are not whole "
+                f"blocks of {block}; fetch the file again"
+            )
+        length = math.prod(shape) // block * block_bytes
         if base + offset + length > size:
             raise InputError(
                 f"{path} is cut short: {size} bytes, but tensor {name} ends at byte "

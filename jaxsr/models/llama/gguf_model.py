@@ -49,28 +49,28 @@ def read_config(file: GGUFFile) -> LlamaConfig:
     scaling = file.fields.get(f"{arch}.rope.scaling.type", "none")
     if scaling != "none":
         raise InputError(f"{file.path} asks for rope scaling {scaling!r}, which is not computed")
-    heads = file.need(f"{arch}.attention.head_count")
-    hidden = file.need(f"{arch}.embedding_length")
-    head_dim = file.fields.get(f"{arch}.attention.key_length", hidden // heads)
+    heads = file.number(f"{arch}.attention.head_count")
+    hidden = file.number(f"{arch}.embedding_length")
+    head_dim = file.number(f"{arch}.attention.key_length", hidden // heads)
     if (turned := file.fields.get(f"{arch}.rope.dimension_count", head_dim)) != head_dim:
         raise InputError(
             f"{file.path} turns {turned} of {head_dim} features per head; only all is computed"
         )
-    if "token_embd.weight" not in file.tensors:
-        raise InputError(f"{file.path} has no tensor token_embd.weight; it is not a whole model")
+    if len(getattr(file.tensors.get("token_embd.weight"), "shape", ())) != 2:
+        raise InputError(f"{file.path} has no matrix token_embd.weight; it is not a whole model")
     return LlamaConfig(
         model_type=arch,
         vocab_size=file.tensors["token_embd.weight"].shape[0],
         hidden_size=hidden,
-        intermediate_size=file.need(f"{arch}.feed_forward_length"),
-        num_hidden_layers=file.need(f"{arch}.block_count"),
+        intermediate_size=file.number(f"{arch}.feed_forward_length"),
+        num_hidden_layers=file.number(f"{arch}.block_count"),
         num_attention_heads=heads,
-        num_key_value_heads=file.fields.get(f"{arch}.attention.head_count_kv", heads),
+        num_key_value_heads=file.number(f"{arch}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_position_embeddings=file.need(f"{arch}.context_length"),
+        max_position_embeddings=file.number(f"{arch}.context_length"),
         # The header stores float32: 9.99999974e-06 is 1e-5.
-        rms_norm_eps=float(f"{file.need(f'{arch}.attention.layer_norm_rms_epsilon'):.6g}"),
-        rope_theta=float(file.fields.get(f"{arch}.rope.freq_base", 10000.0)),
+        rms_norm_eps=float(f"{file.number(f'{arch}.attention.layer_norm_rms_epsilon'):.6g}"),
+        rope_theta=float(file.number(f"{arch}.rope.freq_base", 10000.0)),
         tie_word_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
@@ -91,6 +91,11 @@ def read_tensors(file: GGUFFile, config: LlamaConfig) -> Iterator[tuple[str, Ten
         # llama.cpp turns neighbouring pairs where Hugging Face turns halves, and its converter
         # reorders the rows of Q and K to suit. Qwen3 files keep the halves.
         if config.model_type == "llama" and (".attn_q." in name or ".attn_k." in name):
+            if array.shape[0] % config.head_dim:
+                raise InputError(
+                    f"{file.path}: {name} has {array.shape[0]} rows, not whole heads of "
+                    f"{config.head_dim}; fetch the file again"
+                )
             array = _unpermuted(array, config.head_dim)
         if not array.flags.writeable:
             array = array.copy()  # torch warns of tensors over read-only memory

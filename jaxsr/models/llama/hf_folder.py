@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, one_line
 from jaxsr.interop.weights import open_safetensors
 from jaxsr.models.llama.config import LlamaConfig
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_LARGEST_JSON = 2**26
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -26,10 +27,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise MissingFileError(f"no {path.name} in {path.parent}; a model folder needs one")
+    if (size := path.stat().st_size) > _LARGEST_JSON:
+        raise InputError(f"{path} has {size:,} bytes, more than {_LARGEST_JSON:,}; fetch it again")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return value
@@ -42,7 +45,7 @@ def weight_files(folder: Path) -> list[Path]:
       FileNotFoundError: there are none, or a shard that the index names is missing.
     """
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        names = _shards(folder / INDEX)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise MissingFileError(
@@ -56,6 +59,21 @@ def weight_files(folder: Path) -> list[Path]:
     if any(folder.glob("*.bin")):
         hint = "; .bin files are pickles, which are never opened: convert them to safetensors"
     raise MissingFileError(f"no {SINGLE} or {INDEX} in {folder}{hint}")
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names, which lie in its folder."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index} has no weight_map that names files; fetch it again")
+    names = {str(name) for name in weight_map.values()}
+    outside = sorted(n for n in names if Path(n).name != n or not n.endswith(".safetensors"))
+    if outside:
+        raise InputError(
+            f"{index} names {outside[0]!r:.100}, which is no safetensors file of its folder; "
+            "get the index from its source again"
+        )
+    return sorted(names)
 
 
 def check_folder(folder: Path) -> None:

@@ -1,0 +1,106 @@
+"""Lists the files in a folder of inputs: the one walk of every command.
+
+Only regular files are listed. What must not be opened (FIFOs, sockets, devices) and links to
+folders that are searched anyway are named instead. Hidden names, which begin with a dot, are left
+out: .DS_Store, and macOS's ._photo.jpg, which is not a photo.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISFIFO, "a FIFO, not a file"),
+    (stat.S_ISSOCK, "a socket, not a file"),
+    (stat.S_ISCHR, "a device, not a file"),
+    (stat.S_ISBLK, "a device, not a file"),
+)
+
+
+@dataclass
+class Listing:
+    """What is in a folder."""
+
+    files: list[Path] = field(default_factory=list)
+    """Regular files, sorted by name."""
+    passed_over: list[tuple[Path, str]] = field(default_factory=list)
+    """(path, reason) of what is no regular file, or a folder that is listed under another name."""
+    unreadable: list[tuple[Path, str]] = field(default_factory=list)
+    """(path, reason) of folders that cannot be listed, and of broken links."""
+
+
+def special_kind(path: Path) -> str | None:
+    """What a path is, where it is neither a file nor a folder: reading it could wait for ever.
+
+    Raises:
+      OSError: there is nothing at the path, or it cannot be looked at.
+    """
+    mode = path.stat().st_mode
+    return next((kind for is_kind, kind in _KINDS if is_kind(mode)), None)
+
+
+def list_files(folder: Path, *, left_out: Callable[[Path], bool] = lambda path: False) -> Listing:
+    """Every regular file below a folder, links followed.
+
+    Args:
+      folder: to search, recursively.
+      left_out: subfolders not to search, a command's own results for example.
+    """
+    listing = Listing()
+    real_paths: dict[str, Path] = {}
+    links: list[Path] = []
+    _walk(folder, listing, real_paths, links, left_out)
+    # After the folders themselves: a folder is listed under its own name, not under a link's.
+    while links:
+        _walk(links.pop(0), listing, real_paths, links, left_out)
+    listing.files.sort(key=os.fsencode)
+    listing.passed_over.sort()
+    return listing
+
+
+def _walk(
+    start: Path,
+    listing: Listing,
+    real_paths: dict[str, Path],
+    links: list[Path],
+    left_out: Callable[[Path], bool],
+) -> None:
+    waiting = [start]
+    while waiting:
+        folder = waiting.pop()
+        real = os.path.realpath(folder)
+        if real in real_paths:
+            reason = f"the same folder as {real_paths[real]}"
+            listing.passed_over.append((folder, reason))
+            continue
+        real_paths[real] = folder
+        try:
+            with os.scandir(folder) as entries:
+                names = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+        except OSError as error:
+            listing.unreadable.append((folder, _reason(error)))
+            continue
+        for entry in names:
+            path = folder / entry.name
+            if entry.name.startswith("."):
+                continue
+            try:
+                kind = special_kind(path)
+                if kind is not None:
+                    listing.passed_over.append((path, kind))
+                elif not path.is_dir():
+                    listing.files.append(path)
+                elif not left_out(path):
+                    (links if entry.is_symlink() else waiting).append(path)
+            except OSError as error:
+                looped = error.errno == errno.ELOOP
+                (listing.passed_over if looped else listing.unreadable).append(
+                    (path, "a link to itself" if looped else _reason(error))
+                )
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
