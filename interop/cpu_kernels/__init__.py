@@ -1,11 +1,10 @@
-"""Torch's own CPU kernels inside compiled JAX programs, through XLA's foreign function interface.
+"""Torch's own CPU kernels inside compiled JAX programs.
 
-On a CPU torch's convolutions (oneDNN) are two to three times as fast as XLA's. They are called
-without a copy of their inputs and without a compiler on the user's machine:
+On a CPU torch's convolutions (oneDNN) are two to three times as fast as XLA's. Programs lowered for
+CPUs call them (`ops/_cpu_calls`); programs for accelerators never contain such calls.
+`JAXSR_CPU_KERNELS=xla` switches them off.
 
-- `ffi`: Python functions as XLA custom calls; the C structures of XLA's interface.
-- `convolution`: the kernels of a convolution and of its gradients.
-
-Programs for accelerators never contain such calls: the choice is made while a program is lowered
-for a platform. `JAXSR_CPU_KERNELS=xla` switches them off.
+- `torch_calls`: functions of torch tensors as XLA custom calls.
+- `convolution`: a convolution and both of its gradients, each simulated device its own rows.
+- `choice`: which operations are computed so, by measurement.
 """

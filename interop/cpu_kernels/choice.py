@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxsr.interop.cpu_kernels.ffi import enabled
+from jaxsr.ops._cpu_calls import enabled
 
 _DTYPES = ("float32", "float64", "bfloat16")
 

@@ -13,7 +13,8 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsr.interop.cpu_kernels.ffi import Attributes, call, kernel
+from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
+from jaxsr.ops._cpu_calls import Attributes
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -34,19 +35,19 @@ def _options(options: Attributes) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@kernel("jaxsr_convolution")
+@torch_kernel("jaxsr_convolution")
 def _out(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
     x, w = inputs
     outputs[0].copy_(aten.convolution(x, w, None, *_options(options)))
 
 
-@kernel("jaxsr_convolution_input")
+@torch_kernel("jaxsr_convolution_input")
 def _input(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
     w, g = inputs
     outputs[0].copy_(_backward(g, outputs[0], w, options, which=0))
 
 
-@kernel("jaxsr_convolution_weight")
+@torch_kernel("jaxsr_convolution_weight")
 def _weight(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
     x, g = inputs
     outputs[0].copy_(_backward(g, x, outputs[0], options, which=1))
@@ -82,7 +83,9 @@ def convolution_by_torch(
     """
     # The partitioner's callback stands in the program as an address, which differs from process to
     # process and is no part of a kept program's key. The options are, as an operand.
-    key = np.array([*options["stride"], *options["padding"], *options["dilation"], options["groups"]])
+    key = np.array(
+        [*options["stride"], *options["padding"], *options["dilation"], options["groups"]]
+    )
     return _partitioned(wrt, tuple(shape), tuple(options.items()))(a, b, key)
 
 
@@ -94,7 +97,7 @@ def _partitioned(wrt: str, shape: tuple[int, ...], items: tuple[Any, ...]) -> Ca
         last = [role != "w" for role in (*roles.operands, roles.result)]
         result = jax.ShapeDtypeStruct(tuple(shape), a.dtype)
         ints = {k: v if isinstance(v, tuple) else (v,) for k, v in options.items()}
-        return call(roles.target, result, a, b, channels_last=last, **ints)
+        return torch_call(roles.target, result, a, b, channels_last=last, **ints)
 
     function = custom_partitioning(lambda a, b, _: run(a, b))
 

@@ -193,9 +193,7 @@ def _one_column(
     x: jax.Array, weight: jax.Array, stride: Any, padding: Any, dilation: Any
 ) -> jax.Array:
     """Groups of one column are pixels with their channels last: an ordinary convolution, NHWC."""
-    out = convolve(
-        jnp.moveaxis(x, 3, 1), weight, stride=stride, padding=padding, dilation=dilation
-    )
+    out = convolve(jnp.moveaxis(x, 3, 1), weight, stride=stride, padding=padding, dilation=dilation)
     return jnp.moveaxis(out, 1, 3)
 
 

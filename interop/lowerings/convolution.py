@@ -6,8 +6,8 @@ every mode. A convolution ties three arrays together: images x (N, C, ...), a we
 from the other two: the result, the gradient of the images, the gradient of the weight. The
 derivatives of each are again the other ones.
 
-On CPUs the primitive calls torch's kernels (`interop/cpu_kernels`), where they are faster. Everywhere
-else it is `lax.conv_general_dilated`, or the transpose of it.
+On CPUs the primitive calls torch's kernels (`interop/cpu_kernels`), where they are faster.
+Elsewhere it is `lax.conv_general_dilated`, or the transpose of it.
 """
 
 import functools
@@ -153,9 +153,7 @@ def _transposed(
     return _bind(*operands, wrt=wrt, shape=arrays[missing].aval.shape, **options)
 
 
-ad.defbilinear(
-    convolution_p, functools.partial(_transposed, 0), functools.partial(_transposed, 1)
-)
+ad.defbilinear(convolution_p, functools.partial(_transposed, 0), functools.partial(_transposed, 1))
 
 
 # The index of the sum that a mapped axis joins: the axis of each array that has it.
@@ -240,7 +238,7 @@ mlir.register_lowering(convolution_p, mlir.lower_fun(_by_xla, multiple_results=F
 mlir.register_lowering(
     convolution_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu"
 )
-# Custom partitioning, which the CPU's rule uses, asks for the devices. JAX has no public way to say so.
+# The CPU's rule partitions by itself and needs the devices. JAX has no public way to ask for them.
 prim_requires_devices_during_lowering.add(convolution_p)
 
 

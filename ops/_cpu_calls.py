@@ -1,70 +1,69 @@
-"""Python functions of torch tensors as XLA custom calls on CPUs.
+"""Python functions of NumPy arrays as XLA custom calls in programs for CPUs.
 
-    @kernel("jaxsr_relu")
-    def relu(inputs, outputs, attributes):
-        torch.clamp(inputs[0], min=0, out=outputs[0])
+    @kernel("jaxsr_reversed")
+    def reversed_rows(inputs, outputs, attributes):
+        outputs[0][...] = inputs[0][::-1]
 
-    call(relu, [jax.ShapeDtypeStruct(x.shape, x.dtype)], x)    # inside a program for CPUs
+    call(reversed_rows, jax.ShapeDtypeStruct(x.shape, x.dtype), x)    # inside a program for CPUs
 
-XLA passes a call frame (`xla/ffi/api/c_api.h`, which jaxlib ships): pointers to the buffers, and the
-attributes of the call. `ctypes` reads it, and torch sees the buffers as tensors without a copy. A
-call costs about 20 µs of Python.
+So a program calls kernels of other libraries (torch, OpenCV) without a copy of its arrays and
+without a compiler on the user's machine. XLA passes a call frame (`xla/ffi/api/c_api.h`, which
+jaxlib ships): pointers to the buffers and the attributes of the call. A call costs about 20 µs.
 """
 
+import _thread
+import contextlib
 import ctypes
 import functools
 import math
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
-import torch
-
-from jaxsr.interop.errors import InputError
 
 SWITCH = "JAXSR_CPU_KERNELS"
-"""Environment variable: `torch` (default), or `xla` for programs without torch's kernels."""
+"""Environment variable: `native` (default), or `xla` for programs of XLA's kernels alone."""
 
+Arrays = Sequence[np.ndarray]
 Attributes = Mapping[str, Sequence[int]]
-Kernel = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Attributes], None]
+Kernel = Callable[[Arrays, Arrays, Attributes], None]
 
 _DTYPES = {
-    1: torch.bool, 2: torch.int8, 4: torch.int32, 5: torch.int64, 6: torch.uint8, 10: torch.float16,
-    11: torch.float32, 12: torch.float64, 16: torch.bfloat16,
+    number: np.dtype(dtype)
+    for number, dtype in {
+        1: np.bool_, 2: np.int8, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16,
+        10: np.float16, 11: np.float32, 12: np.float64, 16: ml_dtypes.bfloat16,
+    }.items()
 }  # fmt: skip
-"""torch's dtype for each `XLA_FFI_DataType` that kernels may take."""
+"""The dtype for each `XLA_FFI_DataType` that kernels may take."""
 _RESOURCE_EXHAUSTED, _INTERNAL, _CANCELLED = 8, 13, 1
 _METADATA_EXTENSION = 1
-_EXECUTE = 3
+_INT64 = np.dtype(np.int64)
 
 
 def enabled() -> bool:
-    """Whether programs lowered for CPUs call torch's kernels.
+    """Whether programs lowered for CPUs call kernels of other libraries.
 
     Raises:
-      InputError: the environment variable has another value than `torch` or `xla`.
+      ValueError: the environment variable has another value than `native` or `xla`.
     """
-    value = os.environ.get(SWITCH, "torch")
-    if value not in ("torch", "xla"):
-        raise InputError(f"{SWITCH}={value!r}: must be 'torch' or 'xla'; unset it for 'torch'")
-    return value == "torch"
-
-
-def threads_per_call() -> int:
-    """Threads of one call: torch's own number, shared out among the simulated devices."""
-    return max(1, torch.get_num_threads() // jax.local_device_count("cpu"))
+    value = os.environ.get(SWITCH, "native")
+    if value not in ("native", "xla"):
+        raise ValueError(f"{SWITCH}={value!r}: must be 'native' or 'xla'; unset it for 'native'")
+    return value == "native"
 
 
 def kernel(name: str) -> Callable[[Kernel], str]:
     """Registers a function as XLA's custom call `name`; gives the name to pass to `call`.
 
-    The function takes inputs and outputs, tensors of the logical shapes in row-major order, and the
-    attributes of the call. It writes its results into the outputs. What it raises becomes an XLA
-    error of one line.
+    The function takes inputs, outputs and attributes, and writes its results into the outputs. They
+    are valid during the call alone. What it raises becomes an XLA error of one line.
     """
 
     def register(function: Kernel) -> str:
@@ -81,7 +80,7 @@ def call(
     name: str,
     result: jax.ShapeDtypeStruct,
     *operands: jax.Array,
-    channels_last: Sequence[bool],
+    channels_last: Sequence[bool] | None = None,
     **attributes: Sequence[int],
 ) -> jax.Array:
     """The custom call, for use where a program is lowered for CPUs.
@@ -90,18 +89,19 @@ def call(
       name: of a registered kernel.
       result: shape and dtype of the result.
       *operands: of the kernel.
-      channels_last: for each operand and the result, whether axis 1 is the last in memory; the
-        kernel gets the tensor in the logical order of axes all the same.
-      **attributes: integers. All that the kernel depends on, so that a compiled program can be
+      channels_last: for each operand and the result, whether axis 1 is the last one in memory. The
+        order of the array's axes stays. Default: none of them.
+      **attributes: all integers that the kernel depends on, so that a compiled program can be
         kept and used by another process.
     """
-    layouts = [_layout(len(a.shape), last) for a, last in zip((*operands, result), channels_last)]
-    values = {key: np.array(value, np.int64) for key, value in attributes.items()}
-    values["channels_last"] = np.array(channels_last, np.int64)
-    values["threads"] = np.array([threads_per_call()], np.int64)
-    return jax.ffi.ffi_call(
+    shapes = [array.shape for array in (*operands, result)]
+    last = [False] * len(shapes) if channels_last is None else channels_last
+    layouts = [_layout(len(shape), flag) for shape, flag in zip(shapes, last, strict=True)]
+    values = {key: np.array(value, _INT64) for key, value in attributes.items()}
+    function = jax.ffi.ffi_call(
         name, result, input_layouts=layouts[:-1], output_layouts=layouts[-1]
-    )(*operands, **values)
+    )
+    return function(*operands, **values, channels_last=np.array(last, _INT64))
 
 
 def _layout(rank: int, channels_last: bool) -> tuple[int, ...]:
@@ -189,22 +189,38 @@ def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
     frame = pointer.contents
     if frame.extension and _answered_version(frame.extension):
         return None
-    inputs: list[torch.Tensor] = []
+    inputs: list[np.ndarray] = []
     try:
         attributes = _attributes(frame.attributes)
-        last = attributes["channels_last"]
-        n = frame.inputs.count
-        inputs = [_tensor(frame.inputs.items[i], last[i]) for i in range(n)]
-        outputs = [_tensor(frame.outputs.items[i], last[n + i]) for i in range(frame.outputs.count)]
-        (threads,) = attributes["threads"]
-        if torch.get_num_threads() != threads:
-            # OpenMP's count belongs to the calling thread, and XLA calls from its own.
-            torch.set_num_threads(threads)
-        with torch.no_grad():
+        last, n = attributes["channels_last"], frame.inputs.count
+        inputs = [_array(frame.inputs.items[i], last[i]) for i in range(n)]
+        outputs = [_array(frame.outputs.items[i], last[n + i]) for i in range(frame.outputs.count)]
+        with _interrupts_deferred():
             function(inputs, outputs, attributes)
     except BaseException as error:  # an exception must not leave a C function
         return _error(frame, name, inputs, error)
     return None
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Generator[None]:
+    """While a kernel runs in the main thread, Ctrl-C waits for it, as for any program of XLA's.
+
+    An exception would be lost on its way through XLA's functions.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupts:
+            threading.Timer(1e-3, _thread.interrupt_main).start()
 
 
 def _answered_version(extension: int) -> bool:
@@ -219,20 +235,21 @@ def _answered_version(extension: int) -> bool:
     return False
 
 
-def _tensor(pointer: Any, channels_last: int) -> torch.Tensor:
+def _array(pointer: Any, channels_last: int) -> np.ndarray:
     buffer = pointer.contents
     shape = buffer.dims[: buffer.rank]
     dtype = _DTYPES[buffer.dtype]
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
-    in_memory = [shape[i] for i in _layout(buffer.rank, bool(channels_last))]
-    memory = (c_char * (math.prod(shape) * dtype.itemsize)).from_address(buffer.data)
-    tensor = torch.frombuffer(memory, dtype=dtype).view(in_memory)
-    return tensor.movedim(-1, 1) if channels_last and buffer.rank > 2 else tensor
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    layout = _layout(buffer.rank, bool(channels_last))
+    memory: Any = (ctypes.c_char * size).from_address(buffer.data)
+    array: np.ndarray = np.frombuffer(memory, dtype).reshape([shape[axis] for axis in layout])
+    return np.moveaxis(array, range(buffer.rank), layout)
 
 
 def _attributes(attributes: _Attributes) -> dict[str, list[int]]:
-    values = {}
+    values: dict[str, list[int]] = {}
     for i in range(attributes.count):
         name = attributes.names[i].contents
         integers = attributes.items[i].contents
@@ -241,16 +258,15 @@ def _attributes(attributes: _Attributes) -> dict[str, list[int]]:
     return values
 
 
-def _error(frame: Any, name: str, inputs: list[torch.Tensor], error: BaseException) -> int:
+def _error(frame: Any, name: str, inputs: list[np.ndarray], error: BaseException) -> int:
     code = _INTERNAL
     if isinstance(error, KeyboardInterrupt):
-        # Python drops what leaves a C function: it is raised again when XLA has returned.
-        signal.raise_signal(signal.SIGINT)
         code = _CANCELLED
     elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         code = _RESOURCE_EXHAUSTED
-    shapes = " and ".join(f"{str(t.dtype)[6:]}{list(t.shape)}" for t in inputs)
+    shapes = " and ".join(f"{array.dtype}{list(array.shape)}" for array in inputs)
     reason = (str(error).splitlines() or [""])[0]
-    message = f"{name} of {shapes}: {type(error).__name__}: {reason}; {SWITCH}=xla does without"
+    message = f"{name} of {shapes}: {type(error).__name__}: {reason}; use {SWITCH}=xla"
     arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message.encode(), code)
-    return _CREATE_ERROR(frame.api.contents.create_error)(ctypes.byref(arguments))
+    create_error: Any = _CREATE_ERROR(frame.api.contents.create_error)
+    return create_error(ctypes.byref(arguments))
