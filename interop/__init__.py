@@ -28,11 +28,19 @@ To add a lowering, write a function of arrays under `@lowers(torch.ops.aten.NAME
 file of `lowerings/` that has its subject, or in a new file there, and a test in
 `tests/interop/lowerings`. For an operator of your own, call `register_lowering` instead.
 
-Names are imported on first use: importing this package touches no device and changes nothing.
+Names are imported on first use: importing this package touches no device. It changes one thing:
+torch's idle threads sleep instead of spinning, if torch is not loaded yet.
 """
 
 import importlib
+import os
+import sys
 from typing import Any
+
+if "torch" not in sys.modules:
+    # Torch's kernels run inside JAX programs (`cpu_kernels`). Threads that spin while they wait for
+    # the next kernel would take the cores from XLA's. OpenMP reads this when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME = {
     "JaxModule": "module",

@@ -22,7 +22,7 @@ from jaxsr.interop.folding.layout import (
     groups_of,
     spread_channels,
 )
-from jaxsr.interop.lowerings.convolution import general_convolution, unit_stride_convolution
+from jaxsr.interop.lowerings.convolution import convolve, general_convolution
 
 WORTH = 0.75
 """What part of the groups a result with an offset may leave to be read, to be given one: 18 of 24
@@ -193,12 +193,8 @@ def _one_column(
     x: jax.Array, weight: jax.Array, stride: Any, padding: Any, dilation: Any
 ) -> jax.Array:
     """Groups of one column are pixels with their channels last: an ordinary convolution, NHWC."""
-    pairs = [(p, p) for p in padding]
-    if tuple(stride) == tuple(dilation) == (1, 1):
-        return unit_stride_convolution(x, weight, pairs, channels_last=True)
-    return general_convolution(
-        x, weight, stride, pairs, rhs_dilation=dilation, layout=("NHWC", "OIHW", "NHWC")
-    )
+    out = convolve(jnp.moveaxis(x, 3, 1), weight, stride=stride, padding=padding, dilation=dilation)
+    return jnp.moveaxis(out, 1, 3)
 
 
 def folded_kernel(

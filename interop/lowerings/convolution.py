@@ -1,23 +1,15 @@
 """Convolution and transposed convolution in any number of dimensions, with groups.
 
-`convolution` is torch's operator, `general_convolution` is JAX's in a form that XLA can compile.
-`unit_stride_convolution` has the forms that CPUs compute faster; accelerators keep XLA's:
+`convolution` is torch's operator; `convolve` and its relatives are JAX functions, differentiable in
+every mode. A convolution ties three arrays together: images x (N, C, ...), a weight w (O, C/groups,
+...), and results g (N, O, ...). It is linear in each, so one primitive computes any of the three
+from the other two: the result, the gradient of the images, the gradient of the weight. The
+derivatives of each are again the other ones.
 
-A kernel of one pixel is a matrix product of each image, without the transposes to channels last and
-back that a convolution costs: 48 to 16 channels on 4 images of 256² take 5 ms of processor time
-instead of 28, their weight gradient 9 instead of 17.
-
-The gradient of a larger kernel correlates the input with the output's gradient. XLA's rule takes
-patches of the input and multiplies them by the output's gradient, so that the output channels fill
-the vector registers: three of them fill a fifth. The other way round, with patches of the output's
-gradient, the input channels do: 64 to 3 channels of 9×9 on 8 images of 96² take 23 ms that way,
-against 128 (with channels last 28 against 86). Fewer outputs than inputs that fill a register
-themselves lose (96 to 32 at 128²: 123 against 39), as do narrow inputs. With channels first the
-other way also wins for more outputs than inputs, 64 to 256 of 3×3 at 48² by 49 against 60; with
-channels last it loses there by 52 against 38.
+On CPUs the primitive calls torch's kernels (`interop/cpu_kernels`), where they are faster.
+Elsewhere it is `lax.conv_general_dilated`, or the transpose of it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -26,20 +18,15 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from jaxsr.interop._core.registry import lowers
+from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
+from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
 
 aten = torch.ops.aten
-
-LANES = 16
-"""float32 numbers in a vector register: fewer input channels leave some of it unused."""
-
-WIDE = 64
-"""Input channels from which on the other way also wins where outputs are more, channels first."""
-
-_FIRST = ("NCHW", "OIHW", "NCHW")
-_LAST = ("NHWC", "OIHW", "NHWC")
 
 
 def per_axis(value: int | Sequence[int], n: int) -> tuple[int, ...]:
@@ -64,30 +51,200 @@ def convolution(
     n = weight.ndim - 2
     batched = x.ndim == n + 2
     x = x if batched else x[None]
-    stride, padding, dilation = (per_axis(v, n) for v in (stride, padding, dilation))
-    letters = "DHW"[-n:] if n <= 3 else "ABCD"[:n]
-    layout = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
-    options: dict[str, Any] = {"layout": layout, "rhs_dilation": dilation, "groups": groups}
+    geometry: dict[str, Any] = {
+        "stride": per_axis(stride, n),
+        "padding": per_axis(padding, n),
+        "dilation": per_axis(dilation, n),
+        "groups": groups,
+    }
     if transposed:
-        # The adjoint of a convolution: stride becomes dilation of the input, the kernel is turned
-        # round, and each group keeps its own block of output channels.
         extra = per_axis(output_padding, n)
-        kernel = weight.shape[2:]
-        inputs, per_group = weight.shape[:2]
-        w = weight.reshape(groups, inputs // groups, per_group, *kernel)
-        w = jnp.swapaxes(w, 1, 2).reshape(groups * per_group, inputs // groups, *kernel)
-        w = jnp.flip(w, tuple(range(2, n + 2)))
-        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        sides = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
-        out = general_convolution(x, w, (1,) * n, sides, lhs_dilation=stride, **options)
-    elif n == 2 and groups == 1 and stride == dilation == (1, 1):
-        out = unit_stride_convolution(x, weight, [(p, p) for p in padding])
+        size = [
+            (x.shape[2 + i] - 1) * geometry["stride"][i]
+            - 2 * geometry["padding"][i]
+            + geometry["dilation"][i] * (weight.shape[2 + i] - 1)
+            + extra[i]
+            + 1
+            for i in range(n)
+        ]
+        out = _bind(
+            weight, x, wrt="input", shape=(x.shape[0], weight.shape[1] * groups, *size), **geometry
+        )
     else:
-        sides = [(p, p) for p in padding]
-        out = general_convolution(x, weight, stride, sides, **options)
+        out = convolve(x, weight, **geometry)
     if bias is not None:
         out = out + bias.reshape(-1, *(1,) * n)
     return out if batched else out[0]
+
+
+def convolve(
+    x: jax.Array,
+    weight: jax.Array,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+) -> jax.Array:
+    """Convolution with channels first, differentiable in every mode.
+
+    Args:
+      x: (N, C, ...).
+      weight: (O, C/groups, ...).
+      stride: of the window, for each spatial axis.
+      padding: zeros on both sides of each spatial axis.
+      dilation: distance between the taps of the kernel.
+      groups: of channels that are convolved by themselves.
+    """
+    size = [
+        (x.shape[i] + 2 * p - d * (weight.shape[i] - 1) - 1) // s + 1
+        for i, (s, p, d) in enumerate(zip(stride, padding, dilation, strict=True), 2)
+    ]
+    return _bind(
+        x,
+        weight,
+        wrt="out",
+        shape=(x.shape[0], weight.shape[0], *size),
+        stride=tuple(stride),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        groups=groups,
+    )
+
+
+# ---- the primitive
+
+convolution_p = Primitive("jaxsr_convolution")
+_OPERANDS = {"out": "xw", "input": "wg", "weight": "xg"}
+_RESULT = {"out": "g", "input": "x", "weight": "w"}
+_WRT = {"g": "out", "x": "input", "w": "weight"}
+
+
+def _bind(a: jax.Array, b: jax.Array, *, shape: Sequence[int], **options: Any) -> jax.Array:
+    """The array of `wrt` from the two others, in the order of `_OPERANDS`."""
+    dtype = jnp.result_type(a, b)
+    # Inside shard_map both operands must vary over the same mesh axes.
+    axes = _varying_axes(a) | _varying_axes(b)
+    a, b = (
+        lax.pcast(each.astype(dtype), tuple(axes - _varying_axes(each)), to="varying")
+        for each in (a, b)
+    )
+    return convolution_p.bind(a, b, shape=tuple(shape), **options)
+
+
+def _varying_axes(array: jax.Array) -> frozenset[str]:
+    aval: Any = jax.typeof(array)
+    return aval.vma if hasattr(aval, "vma") else aval.mat.varying
+
+
+@convolution_p.def_abstract_eval
+def _abstract(a: Any, b: Any, *, shape: tuple[int, ...], **_: Any) -> Any:
+    return a.update(shape=shape)
+
+
+def _transposed(
+    side: int, cotangent: Any, a: Any, b: Any, *, wrt: str, shape: Any, **options: Any
+) -> Any:
+    """The gradient of operand `side` from the cotangent of the result and the other operand."""
+    arrays = {_RESULT[wrt]: cotangent, **dict(zip(_OPERANDS[wrt], (a, b), strict=True))}
+    missing = _OPERANDS[wrt][side]
+    wrt = _WRT[missing]
+    operands = (arrays[role] for role in _OPERANDS[wrt])
+    return _bind(*operands, wrt=wrt, shape=arrays[missing].aval.shape, **options)
+
+
+ad.defbilinear(convolution_p, functools.partial(_transposed, 0), functools.partial(_transposed, 1))
+
+
+# The index of the sum that a mapped axis joins: the axis of each array that has it.
+_INDICES = {
+    "rows": {"x": 0, "g": 0},
+    "inputs": {"x": 1, "w": 1},
+    "outputs": {"w": 0, "g": 1},
+    "groups": {"x": 1, "w": 0, "g": 1},
+}
+
+
+def _batched(operands: Any, axes: Any, *, wrt: str, shape: Any, groups: int, **options: Any) -> Any:
+    """`vmap`: the mapped axis joins the rows, the inputs, the outputs or the groups."""
+    size = next(a.shape[i] for a, i in zip(operands, axes, strict=True) if i is not None)
+    roles, result = _OPERANDS[wrt], _RESULT[wrt]
+    mapped = {role for role, axis in zip(roles, axes, strict=True) if axis is not None} | {result}
+    index = next(name for name, places in _INDICES.items() if places.keys() == mapped)
+
+    def place(role: str) -> tuple[int, int]:
+        """The axis of an array that is joined, and how many groups lie outside of the new part."""
+        axis = _INDICES[index][role]
+        of_groups = index in ("inputs", "outputs") and (role, axis) != ("w", 1)
+        return axis, groups if of_groups else 1
+
+    a, b = (
+        array if axis is None else _merged(jnp.moveaxis(array, axis, 0), *place(role))
+        for role, array, axis in zip(roles, operands, axes, strict=True)
+    )
+    axis, outer = place(result)
+    shape = (*shape[:axis], shape[axis] * size, *shape[axis + 1 :])
+    groups = groups * size if index == "groups" else groups
+    out = _bind(a, b, wrt=wrt, shape=shape, groups=groups, **options)
+    cut = out.reshape(*shape[:axis], outer, size, shape[axis] // outer // size, *shape[axis + 1 :])
+    rows = jnp.moveaxis(cut, axis + 1, 0)
+    return rows.reshape(size, *shape[:axis], shape[axis] // size, *shape[axis + 1 :]), 0
+
+
+def _merged(array: jax.Array, axis: int, outer: int) -> jax.Array:
+    """Axis 0 moved into `axis` of the rest, behind its `outer` parts."""
+    size, *shape = array.shape
+    cut = array.reshape(size, *shape[:axis], outer, shape[axis] // outer, *shape[axis + 1 :])
+    merged = jnp.moveaxis(cut, 0, axis + 1)
+    return merged.reshape(*shape[:axis], size * shape[axis], *shape[axis + 1 :])
+
+
+batching.primitive_batchers[convolution_p] = _batched
+
+
+def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any) -> jax.Array:
+    if wrt == "out":
+        return _plain(a, b, **options)
+    # Varying as the operands do: otherwise the transpose would sum over the mesh.
+    example = lax.pcast(jnp.zeros(shape, b.dtype), tuple(_varying_axes(b)), to="varying")
+
+    def forward(result: jax.Array) -> jax.Array:
+        x, w = (result, a) if wrt == "input" else (a, result)
+        return _plain(x, w, **options)
+
+    (gradient,) = jax.linear_transpose(forward, example)(b)
+    return gradient
+
+
+def _plain(x: jax.Array, w: jax.Array, *, padding: Any, dilation: Any, **options: Any) -> jax.Array:
+    n = w.ndim - 2
+    letters = "DHW"[-n:] if n <= 3 else "ABCD"[:n]
+    return general_convolution(
+        x,
+        w,
+        padding=[(p, p) for p in padding],
+        rhs_dilation=dilation,
+        layout=(f"NC{letters}", f"OI{letters}", f"NC{letters}"),
+        **options,
+    )
+
+
+def _on_cpu(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
+    by_torch = convolves_by_torch(a, b, **options)
+    return (convolution_by_torch if by_torch else _by_xla)(a, b, **options)
+
+
+mlir.register_lowering(convolution_p, mlir.lower_fun(_by_xla, multiple_results=False))
+mlir.register_lowering(
+    convolution_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu"
+)
+# The CPU's rule partitions by itself and needs the devices. JAX has no public way to ask for them.
+prim_requires_devices_during_lowering.add(convolution_p)
+
+
+@convolution_p.def_impl
+def _computed_at_once(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
+    return jax.jit(convolution_p.bind, static_argnames=tuple(options))(a, b, **options)
 
 
 def general_convolution(
@@ -152,84 +309,3 @@ def general_convolution(
         axis = layout[2].index(layout[0][spatial[i]])
         out = lax.slice_in_dim(out, 1, out.shape[axis] - 1, axis=axis)
     return out
-
-
-def unit_stride_convolution(
-    x: jax.Array,
-    weight: jax.Array,
-    padding: Sequence[tuple[int, int]],
-    *,
-    channels_last: bool = False,
-) -> jax.Array:
-    """Two-dimensional convolution, differentiable in every mode.
-
-    Args:
-      x: NCHW, or NHWC where `channels_last`.
-      weight: OIHW.
-      padding: zeros before and after, along both axes.
-      channels_last: the order of the result, too.
-    """
-    form = _Form(tuple((int(low), int(high)) for low, high in padding), channels_last)
-    outputs, inputs, *kernel = weight.shape
-    if kernel == [1, 1] and form.padding == ((0, 0), (0, 0)) and x.size:
-        return lax.platform_dependent(x, weight, cpu=form.product, default=form.plain)
-    few = outputs < LANES <= inputs
-    reversed_roles = few or (outputs > inputs >= WIDE and not channels_last)
-    return _convolve(form, x, weight) if reversed_roles else form.plain(x, weight)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """What is known of a convolution before its arrays are."""
-
-    padding: tuple[tuple[int, int], ...]
-    channels_last: bool
-
-    def plain(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        layout = _LAST if self.channels_last else _FIRST
-        return lax.conv_general_dilated(x, weight, (1, 1), self.padding, dimension_numbers=layout)
-
-    def product(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """A kernel of one pixel."""
-        if self.channels_last:
-            return jnp.tensordot(x, weight[:, :, 0, 0], ((3,), (1,)))
-        # One product an image: a single one would have to transpose them.
-        rows, _, *spatial = x.shape
-        each = jnp.broadcast_to(weight[:, :, 0, 0], (rows, *weight.shape[:2]))
-        out = lax.dot_general(each, x.reshape(*x.shape[:2], -1), (((2,), (1,)), ((0,), (0,))))
-        return out.reshape(rows, -1, *spatial)
-
-    def by_weight(self, x: jax.Array, dweight: jax.Array) -> jax.Array:
-        """`plain`, written so that its transpose in `dweight` is `weight_gradient`."""
-        out = jax.eval_shape(self.plain, x, dweight)
-        gradient = functools.partial(self.weight_gradient, x, kernel=dweight.shape[2:])
-        (tangent,) = jax.linear_transpose(gradient, out)(dweight)
-        return tangent
-
-    def weight_gradient(
-        self, x: jax.Array, out_gradient: jax.Array, *, kernel: tuple[int, ...]
-    ) -> jax.Array:
-        """Patches of the output's gradient by the input; comes out with the kernel turned round."""
-        sides = zip(kernel, self.padding, strict=True)
-        reach = [(k - 1 - low, k - 1 - high) for k, (low, high) in sides]
-        swapped = ("CHWN", "IHWO", "NCHW") if self.channels_last else ("CNHW", "IOHW", "NCHW")
-        turned = lax.conv_general_dilated(out_gradient, x, (1, 1), reach, dimension_numbers=swapped)
-        return jnp.flip(turned, (2, 3))
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _convolve(form: _Form, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return form.plain(x, weight)
-
-
-@functools.partial(_convolve.defjvp, symbolic_zeros=True)
-def _tangent(form: _Form, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    x, weight = primals
-    dx, dweight = tangents
-    out = _convolve(form, x, weight)
-    parts = []
-    if not isinstance(dx, SymbolicZero):
-        parts.append(form.plain(dx, weight))
-    if not isinstance(dweight, SymbolicZero):
-        parts.append(lax.platform_dependent(x, dweight, cpu=form.by_weight, default=form.plain))
-    return out, sum(parts[1:], parts[0]) if parts else jnp.zeros_like(out)

@@ -92,6 +92,9 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
 
     use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
+    # An address in this process: with it no second process would find a program for a mesh. Ours
+    # have all that their partitioning depends on among their operands.
+    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_compile_s)
 
 

@@ -1,18 +1,21 @@
 """Convolutions in the forms of `lowerings/convolution.py`, against torch."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import NamedSharding, PartitionSpec
 from torch import nn
-from torch.nn import functional as F
 
 from jaxsr.interop import to_jax
 from jaxsr.interop.folding.policy import CHANNELS_LAST, LaneFolding
-from jaxsr.interop.lowerings.convolution import LANES, WIDE, unit_stride_convolution
+from jaxsr.interop.lowerings.convolution import convolution
+from jaxsr.interop.mesh import make_mesh
 
 # An axis of two taps at stride 2 beside one with more taps than pixels.
 STRIDED = functools.partial(nn.Conv2d, 4, 5, (3, 2), stride=2, padding=1)
@@ -48,7 +51,8 @@ COMPILER_CRASHES = {
 
 
 @pytest.mark.parametrize("name", COMPILER_CRASHES)
-def test_shapes_at_which_xla_ends_the_process(name):
+def test_shapes_at_which_xla_ends_the_process(name, monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
     torch.manual_seed(0)
     make, shape, folding = COMPILER_CRASHES[name]
     convolution = make()
@@ -72,91 +76,231 @@ def test_shapes_at_which_xla_ends_the_process(name):
         np.testing.assert_allclose(grads[weight], parameter.grad, rtol, atol)
 
 
-# ---- unit stride, in every mode of differentiation
+# ---- every mode of differentiation, by torch's kernels and by XLA's
 
-# images, input and output channels, height, width, kernel, padding
-SHAPES = {
-    "few outputs, large kernel": (2, 24, 3, 13, 11, 9, 4),
-    "many outputs": (2, WIDE, WIDE + 6, 5, 6, 3, 1),
-    "more outputs than few inputs": (2, 16, 40, 9, 10, 3, 1),
-    "one pixel": (3, 5, 17, 9, 10, 1, 0),
-    "one pixel, padded": (2, 16, 5, 6, 6, 1, 2),
-    "without padding": (1, 17, 4, 8, 7, 5, 0),
-    "padding beyond the kernel": (2, 16, 5, 6, 6, 3, 4),
-    "even kernel": (2, 16, 6, 9, 8, 4, 2),
-    "too few inputs for the other way round": (2, LANES - 1, 6, 9, 8, 3, 1),
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A convolution of 2 images; `inputs`, `outputs` are channels."""
+
+    inputs: int
+    outputs: int
+    kernel: tuple[int, ...]
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+    extra: int | None = None
+    """Output padding of a transposed convolution."""
+
+    def arrays(self):
+        """Images, weight, and the arguments after them that torch takes."""
+        rng = np.random.default_rng(0)
+        n = len(self.kernel)
+        image = rng.standard_normal((2, self.inputs, *(9, 8, 7)[:n]), np.float32)
+        channels = (self.outputs, self.inputs // self.groups)
+        if self.extra is not None:
+            channels = (self.inputs, self.outputs // self.groups)
+        weight = rng.standard_normal((*channels, *self.kernel), np.float32)
+        options = ([value] * n for value in (self.stride, self.padding, self.dilation))
+        transposed = self.extra is not None
+        return image, weight / weight[0].size**0.5, (
+            None, *options, transposed, [self.extra or 0] * n, self.groups,
+        )  # fmt: skip
+
+
+CASES = {
+    "plain": Case(5, 6, (3, 3), padding=1),
+    "one axis": Case(4, 6, (3,), stride=2, padding=1),
+    "three axes": Case(4, 6, (3, 2, 2), stride=2, padding=1, groups=2),
+    "one pixel": Case(3, 17, (1, 1)),
+    "one pixel, padded": Case(4, 5, (1, 1), padding=2),
+    "padding beyond the kernel": Case(4, 5, (3, 3), padding=4),
+    "even kernel": Case(4, 6, (4, 2), padding=2),
+    "strided, dilated": Case(4, 6, (3, 2), stride=2, padding=2, dilation=3),
+    "pixels that no window reaches": Case(3, 4, (2, 2), stride=3),
+    "grouped": Case(6, 9, (3, 3), padding=1, groups=3),
+    "depthwise": Case(6, 12, (3, 3), stride=2, padding=1, groups=6),
+    "transposed": Case(4, 6, (3, 4), stride=2, padding=1, extra=1),
+    "transposed, grouped, dilated": Case(4, 6, (3, 2), 3, 2, 2, groups=2, extra=2),
+    "transposed, one axis": Case(4, 2, (5,), stride=2, extra=0),
+    "transposed, three axes": Case(2, 3, (2, 2, 3), stride=2, padding=1, extra=1),
 }
 
 
-@pytest.fixture(params=[False, True], ids=["first", "last"])
-def last(request):
+DERIVED = ("plain", "strided, dilated", "grouped", "transposed, grouped, dilated")
+"""Cases of derivatives beyond the first: the rules do not depend on the number of axes."""
+
+
+@pytest.fixture(params=["native", "xla"])
+def kernels(request, monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", request.param)
     return request.param
 
 
-@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
-def case(request):
-    n, c, o, h, w, k, pad = request.param
-    rng = np.random.default_rng(0)
-    image = rng.standard_normal((n, c, h, w), np.float32)
-    weight = rng.standard_normal((o, c, k, k), np.float32) / (k * c**0.5)
-    return image, weight, pad
+def of_jax(options):
+    return jax.jit(lambda image, weight: convolution(image, weight, *options))
 
 
-def jax_convolution(pad, channels_last):
-    def run(image, weight):
-        if not channels_last:
-            return unit_stride_convolution(image, weight, [(pad, pad)] * 2)
-        out = unit_stride_convolution(
-            jnp.moveaxis(image, 1, 3), weight, [(pad, pad)] * 2, channels_last=True
-        )
-        return jnp.moveaxis(out, 3, 1)
-
-    return run
-
-
-def torch_convolution(pad):
-    return lambda image, weight: F.conv2d(image, weight, padding=pad)
+def of_torch(options):
+    return lambda image, weight: torch.ops.aten.convolution(image, weight, *options)
 
 
 def close(actual, expected):
     np.testing.assert_allclose(actual, expected.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_gradients(case, last):
-    image, weight, pad = case
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(kernels, case):
+    image, weight, options = CASES[case].arrays()
     tensors = [torch.from_numpy(a).requires_grad_() for a in (image, weight)]
-    out = torch_convolution(pad)(*tensors)
+    out = of_torch(options)(*tensors)
     ct = torch.from_numpy(np.random.default_rng(1).standard_normal(out.shape).astype(np.float32))
     out.backward(ct)
-    value, pullback = jax.vjp(jax_convolution(pad, last), image, weight)
+    value, pullback = jax.vjp(of_jax(options), image, weight)
     close(value, out)
     for gradient, tensor in zip(jax.jit(pullback)(ct.numpy()), tensors, strict=True):
         close(gradient, tensor.grad)
+    text = of_jax(options).lower(image, weight).as_text()
+    assert ("jaxsr_convolution" in text) == (kernels == "native")
 
 
-def test_forward_mode(case, last):
-    image, weight, pad = case
+@pytest.mark.parametrize("case", DERIVED)
+def test_forward_mode(kernels, case):
+    image, weight, options = CASES[case].arrays()
     tangents = np.roll(image, 1), np.roll(weight, 1)
-    tensors = [[torch.from_numpy(a) for a in pair] for pair in ((image, weight), tangents)]
-    _, expected, *_ = torch.func.jvp(torch_convolution(pad), tuple(tensors[0]), tuple(tensors[1]))
-    _, tangent = jax.jvp(jax_convolution(pad, last), (image, weight), tangents)
+    tensors = [tuple(torch.from_numpy(a) for a in pair) for pair in ((image, weight), tangents)]
+    _, expected, *_ = torch.func.jvp(of_torch(options), *tensors)
+    _, tangent = jax.jvp(of_jax(options), (image, weight), tangents)
     close(tangent, expected)
 
 
-def test_gradient_of_a_gradient_and_of_each_sample(case, last):
-    image, weight, pad = case
+@pytest.mark.parametrize("case", DERIVED)
+def test_gradient_of_a_gradient(kernels, case):
+    image, weight, options = CASES[case].arrays()
 
-    def loss(convolution):
-        return lambda image, weight: (convolution(image, weight) ** 3).mean()
+    def size(convolution, of):
+        return lambda *arrays: (of(lambda *a: (convolution(*a) ** 3).mean(), 1)(*arrays) ** 2).sum()
 
-    def size(gradient):
-        return lambda weight: (gradient(weight) ** 2).sum()
+    tensors = [torch.from_numpy(a) for a in (image, weight)]
+    expected = torch.func.grad(size(of_torch(options), torch.func.grad), (0, 1))(*tensors)
+    actual = jax.jit(jax.grad(size(of_jax(options), jax.grad), (0, 1)))(image, weight)
+    for one, other in zip(actual, expected, strict=True):
+        close(one, other)
 
-    tensor = torch.from_numpy(image)
-    torch_gradient = torch.func.grad(loss(torch_convolution(pad)), 1)
-    expected = torch.func.grad(size(lambda w: torch_gradient(tensor, w)))(torch.from_numpy(weight))
-    jax_gradient = jax.grad(loss(jax_convolution(pad, last)), 1)
-    close(jax.grad(size(lambda w: jax_gradient(image, w)))(jnp.asarray(weight)), expected)
 
-    each = jax.vmap(jax_gradient, (0, None))(image[:, None], weight)
-    close(each.mean(0), torch_gradient(tensor, torch.from_numpy(weight)))
+@pytest.mark.parametrize("case", DERIVED)
+@pytest.mark.parametrize("mapped", [(1, 2), (0, None), (None, 0)], ids=str)
+def test_vmap_of_the_result_and_of_its_gradients(case, mapped):
+    image, weight, options = CASES[case].arrays()
+    stacks = [
+        array if axis is None else np.stack([array, np.roll(array, 1), -array], axis)
+        for array, axis in zip((image, weight), mapped, strict=True)
+    ]
+
+    def with_gradients(image, weight):
+        value, pullback = jax.vjp(of_jax(options), image, weight)
+        return value, *pullback(jnp.sin(value))
+
+    together = jax.jit(jax.vmap(with_gradients, mapped))(*stacks)
+    for i in range(3):
+        alone = jax.jit(with_gradients)(
+            *(
+                a if axis is None else a.take(i, axis)
+                for a, axis in zip(stacks, mapped, strict=True)
+            )
+        )
+        for one, other in zip(together, alone, strict=True):
+            np.testing.assert_allclose(one[i], other, rtol=1e-4, atol=1e-4)
+
+
+def test_scan_and_remat():
+    image, weight, options = Case(4, 4, (3, 3), padding=1).arrays()
+
+    def loss(weight):
+        layer = jax.checkpoint(lambda x: jnp.tanh(convolution(x, weight, *options)))
+        return jax.lax.scan(lambda x, _: (layer(x), None), image, None, length=3)[0].sum()
+
+    def torch_loss(weight):
+        x = torch.from_numpy(image)
+        for _ in range(3):
+            x = torch.tanh(of_torch(options)(x, weight))
+        return x.sum()
+
+    close(jax.jit(jax.grad(loss))(weight), torch.func.grad(torch_loss)(torch.from_numpy(weight)))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_dtypes(kernels, dtype):
+    image, weight, options = CASES["plain"].arrays()
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(a, dtype) for a in (image, weight)]
+        value, pullback = jax.vjp(of_jax(options), *arrays)
+        results = [value, *pullback(jnp.ones_like(value))]
+    tensors = [torch.tensor(np.asarray(a, np.float64), requires_grad=True) for a in arrays]
+    out = of_torch(options)(*tensors)
+    out.sum().backward()
+    tolerance = {"float64": 1e-12, "float16": 5e-3, "bfloat16": 2e-2}[dtype]
+    for result, expected in zip(results, (out, *(t.grad for t in tensors)), strict=True):
+        assert result.dtype == dtype
+        scale = float(expected.detach().abs().max())
+        np.testing.assert_allclose(
+            np.asarray(result, np.float64), expected.detach(), rtol=0, atol=tolerance * scale
+        )
+
+
+# ---- on a mesh
+
+COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_each_device_convolves_its_rows(devices):
+    image, weight, options = Case(4, 4, (3, 3), padding=1, groups=2).arrays()
+    images = np.concatenate([image, -image, 2 * image, image + 1])
+    mesh = make_mesh(devices)
+    sharded = jax.device_put(images, NamedSharding(mesh, PartitionSpec("data")))
+    placed = jax.device_put(weight, NamedSharding(mesh, PartitionSpec()))
+
+    def loss(weight, images):
+        hidden = jnp.tanh(convolution(images, weight, *options))
+        return (convolution(hidden, weight, *options) ** 2).mean()
+
+    step = jax.jit(jax.value_and_grad(loss))
+    program = step.lower(placed, sharded).compile().as_text()
+    assert program.count('custom_call_target="jaxsr_convolution') == 5
+    assert set(re.findall(COLLECTIVE, program)) == {"all-reduce"}
+    value, gradient = step(placed, sharded)
+    expected_value, expected_gradient = step(weight, images)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_shard_map():
+    image, weight, options = CASES["plain"].arrays()
+    mesh = make_mesh(2)
+
+    def gradient(weight, images):
+        return jax.grad(lambda w: (convolution(images, w, *options) ** 2).sum())(weight)
+
+    rows = PartitionSpec("data")
+    each = jax.shard_map(
+        gradient, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=PartitionSpec()
+    )
+    np.testing.assert_allclose(jax.jit(each)(weight, image), gradient(weight, image), rtol=1e-4)
+
+
+def test_rows_that_do_not_divide_evenly():
+    image, weight, options = CASES["plain"].arrays()
+    images = jnp.concatenate([jnp.asarray(image)] * 2)
+    mesh = make_mesh(4)
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+
+    @jax.jit
+    def run(images, weight):
+        three = jax.lax.with_sharding_constraint(images, rows)[:3]
+        return convolution(three, weight, *options)
+
+    np.testing.assert_allclose(
+        run(images, weight), convolution(images[:3], weight, *options), rtol=1e-4, atol=1e-5
+    )

@@ -1,0 +1,10 @@
+"""Torch's own CPU kernels inside compiled JAX programs.
+
+On a CPU torch's convolutions (oneDNN) are two to three times as fast as XLA's. Programs lowered for
+CPUs call them (`ops/_cpu_calls`); programs for accelerators never contain such calls.
+`JAXSR_CPU_KERNELS=xla` switches them off.
+
+- `torch_calls`: functions of torch tensors as XLA custom calls.
+- `convolution`: a convolution and both of its gradients, each simulated device its own rows.
+- `choice`: which operations are computed so, by measurement.
+"""

@@ -1,0 +1,63 @@
+"""Functions of torch tensors as XLA custom calls in programs for CPUs."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+
+from jaxsr.ops import _cpu_calls as cpu_calls
+from jaxsr.ops._cpu_calls import Arrays, Attributes
+
+TorchKernel = Callable[[list[torch.Tensor], list[torch.Tensor], Attributes], None]
+
+
+def torch_kernel(name: str) -> Callable[[TorchKernel], str]:
+    """As `cpu_calls.kernel`, of a function of tensors."""
+
+    def register(function: TorchKernel) -> str:
+        def of_arrays(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+            (threads,) = attributes["threads"]
+            if torch.get_num_threads() != threads:
+                # OpenMP's count belongs to the calling thread, and XLA calls from its own.
+                torch.set_num_threads(threads)
+            with torch.no_grad():
+                function([_tensor(a) for a in inputs], [_tensor(a) for a in outputs], attributes)
+
+        return cpu_calls.kernel(name)(of_arrays)
+
+    return register
+
+
+def torch_call(
+    name: str,
+    result: jax.ShapeDtypeStruct,
+    *operands: jax.Array,
+    channels_last: Sequence[bool] | None = None,
+    **attributes: Sequence[int],
+) -> jax.Array:
+    """As `cpu_calls.call`; the kernel computes with this device's share of torch's threads."""
+    return cpu_calls.call(
+        name,
+        result,
+        *operands,
+        channels_last=channels_last,
+        threads=[threads_per_call()],
+        **attributes,
+    )
+
+
+def threads_per_call() -> int:
+    """Threads of one call: torch's own number, shared out among the simulated devices."""
+    return max(1, _torch_threads // jax.local_device_count("cpu"))
+
+
+_torch_threads = torch.get_num_threads()
+"""Of the process, before any kernel has set its own."""
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -1,0 +1,272 @@
+"""Python functions of NumPy arrays as XLA custom calls in programs for CPUs.
+
+    @kernel("jaxsr_reversed")
+    def reversed_rows(inputs, outputs, attributes):
+        outputs[0][...] = inputs[0][::-1]
+
+    call(reversed_rows, jax.ShapeDtypeStruct(x.shape, x.dtype), x)    # inside a program for CPUs
+
+So a program calls kernels of other libraries (torch, OpenCV) without a copy of its arrays and
+without a compiler on the user's machine. XLA passes a call frame (`xla/ffi/api/c_api.h`, which
+jaxlib ships): pointers to the buffers and the attributes of the call. A call costs about 20 µs.
+"""
+
+import _thread
+import contextlib
+import ctypes
+import functools
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+SWITCH = "JAXSR_CPU_KERNELS"
+"""Environment variable: `native` (default), or `xla` for programs of XLA's kernels alone."""
+
+Arrays = Sequence[np.ndarray]
+Attributes = Mapping[str, Sequence[int]]
+Kernel = Callable[[Arrays, Arrays, Attributes], None]
+
+_DTYPES = {
+    number: np.dtype(dtype)
+    for number, dtype in {
+        1: np.bool_, 2: np.int8, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16,
+        10: np.float16, 11: np.float32, 12: np.float64, 16: ml_dtypes.bfloat16,
+    }.items()
+}  # fmt: skip
+"""The dtype for each `XLA_FFI_DataType` that kernels may take."""
+_RESOURCE_EXHAUSTED, _INTERNAL, _CANCELLED = 8, 13, 1
+_METADATA_EXTENSION = 1
+_INT64 = np.dtype(np.int64)
+
+
+def enabled() -> bool:
+    """Whether programs lowered for CPUs call kernels of other libraries.
+
+    Raises:
+      ValueError: the environment variable has another value than `native` or `xla`.
+    """
+    value = os.environ.get(SWITCH, "native")
+    if value not in ("native", "xla"):
+        raise ValueError(f"{SWITCH}={value!r}: must be 'native' or 'xla'; unset it for 'native'")
+    return value == "native"
+
+
+def kernel(name: str) -> Callable[[Kernel], str]:
+    """Registers a function as XLA's custom call `name`; gives the name to pass to `call`.
+
+    The function takes inputs, outputs and attributes, and writes its results into the outputs. They
+    are valid during the call alone. What it raises becomes an XLA error of one line.
+    """
+
+    def register(function: Kernel) -> str:
+        handler = _HANDLER(functools.partial(_handle, name, function))
+        _handlers.append(handler)
+        capsule = jax.ffi.pycapsule(ctypes.cast(handler, c_void_p).value)
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+        return name
+
+    return register
+
+
+def call(
+    name: str,
+    result: jax.ShapeDtypeStruct,
+    *operands: jax.Array,
+    channels_last: Sequence[bool] | None = None,
+    **attributes: Sequence[int],
+) -> jax.Array:
+    """The custom call, for use where a program is lowered for CPUs.
+
+    Args:
+      name: of a registered kernel.
+      result: shape and dtype of the result.
+      *operands: of the kernel.
+      channels_last: for each operand and the result, whether axis 1 is the last one in memory. The
+        order of the array's axes stays. Default: none of them.
+      **attributes: all integers that the kernel depends on, so that a compiled program can be
+        kept and used by another process.
+    """
+    shapes = [array.shape for array in (*operands, result)]
+    last = [False] * len(shapes) if channels_last is None else channels_last
+    layouts = [_layout(len(shape), flag) for shape, flag in zip(shapes, last, strict=True)]
+    values = {key: np.array(value, _INT64) for key, value in attributes.items()}
+    function = jax.ffi.ffi_call(
+        name, result, input_layouts=layouts[:-1], output_layouts=layouts[-1]
+    )
+    return function(*operands, **values, channels_last=np.array(last, _INT64))
+
+
+def _layout(rank: int, channels_last: bool) -> tuple[int, ...]:
+    """Axes from the slowest to the fastest in memory."""
+    return (0, *range(2, rank), 1) if channels_last and rank > 2 else tuple(range(rank))
+
+
+# ---- xla/ffi/api/c_api.h
+
+
+class _Extension(Structure):
+    _fields_ = [("size", c_size_t), ("type", c_int32), ("next", c_void_p)]
+
+
+class _Version(Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("major", c_int32), ("minor", c_int32)]
+
+
+class _Metadata(Structure):
+    _fields_ = [("size", c_size_t), ("version", _Version), ("traits", c_uint32), ("state", c_int64)]
+
+
+class _MetadataExtension(Structure):
+    _fields_ = [("base", _Extension), ("metadata", POINTER(_Metadata))]
+
+
+class _Buffer(Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("dtype", c_int32), ("data", c_void_p),
+        ("rank", c_int64), ("dims", POINTER(c_int64)),
+    ]  # fmt: skip
+
+
+class _Buffers(Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p),
+        ("items", POINTER(POINTER(_Buffer))),
+    ]  # fmt: skip
+
+
+class _Name(Structure):
+    _fields_ = [("text", c_void_p), ("length", c_size_t)]
+
+
+class _Integers(Structure):
+    _fields_ = [("dtype", c_int32), ("count", c_size_t), ("data", c_void_p)]
+
+
+class _Attributes(Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p),
+        ("names", POINTER(POINTER(_Name))), ("items", POINTER(POINTER(_Integers))),
+    ]  # fmt: skip
+
+
+class _Api(Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("version", _Version), ("internal", c_void_p),
+        ("create_error", c_void_p),
+    ]  # fmt: skip
+
+
+class _CallFrame(Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("api", POINTER(_Api)), ("context", c_void_p),
+        ("stage", c_int32), ("inputs", _Buffers), ("outputs", _Buffers),
+        ("attributes", _Attributes), ("future", c_void_p),
+    ]  # fmt: skip
+
+
+class _ErrorArguments(Structure):
+    _fields_ = [
+        ("size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int32),
+    ]  # fmt: skip
+
+
+_HANDLER = ctypes.CFUNCTYPE(c_void_p, POINTER(_CallFrame))
+_CREATE_ERROR = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArguments))
+_handlers: list[Any] = []
+"""C functions that XLA may still call; ctypes frees one when Python forgets it."""
+
+
+def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
+    """XLA's call; None means success."""
+    frame = pointer.contents
+    if frame.extension and _answered_version(frame.extension):
+        return None
+    inputs: list[np.ndarray] = []
+    try:
+        attributes = _attributes(frame.attributes)
+        last, n = attributes["channels_last"], frame.inputs.count
+        inputs = [_array(frame.inputs.items[i], last[i]) for i in range(n)]
+        outputs = [_array(frame.outputs.items[i], last[n + i]) for i in range(frame.outputs.count)]
+        with _interrupts_deferred():
+            function(inputs, outputs, attributes)
+    except BaseException as error:  # an exception must not leave a C function
+        return _error(frame, name, inputs, error)
+    return None
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Generator[None]:
+    """While a kernel runs in the main thread, Ctrl-C waits for it, as for any program of XLA's.
+
+    An exception would be lost on its way through XLA's functions.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupts:
+            threading.Timer(1e-3, _thread.interrupt_main).start()
+
+
+def _answered_version(extension: int) -> bool:
+    """When a target is registered, XLA asks for the version of the interface alone."""
+    while extension:
+        base = ctypes.cast(extension, POINTER(_Extension)).contents
+        if base.type == _METADATA_EXTENSION:
+            metadata = ctypes.cast(extension, POINTER(_MetadataExtension)).contents.metadata
+            metadata.contents.version.major, metadata.contents.version.minor = 0, 3
+            return True
+        extension = base.next
+    return False
+
+
+def _array(pointer: Any, channels_last: int) -> np.ndarray:
+    buffer = pointer.contents
+    shape = buffer.dims[: buffer.rank]
+    dtype = _DTYPES[buffer.dtype]
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    layout = _layout(buffer.rank, bool(channels_last))
+    memory: Any = (ctypes.c_char * size).from_address(buffer.data)
+    array: np.ndarray = np.frombuffer(memory, dtype).reshape([shape[axis] for axis in layout])
+    return np.moveaxis(array, range(buffer.rank), layout)
+
+
+def _attributes(attributes: _Attributes) -> dict[str, list[int]]:
+    values: dict[str, list[int]] = {}
+    for i in range(attributes.count):
+        name = attributes.names[i].contents
+        integers = attributes.items[i].contents
+        array = (c_int64 * integers.count).from_address(integers.data) if integers.count else ()
+        values[ctypes.string_at(name.text, name.length).decode()] = list(array)
+    return values
+
+
+def _error(frame: Any, name: str, inputs: list[np.ndarray], error: BaseException) -> int:
+    code = _INTERNAL
+    if isinstance(error, KeyboardInterrupt):
+        code = _CANCELLED
+    elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        code = _RESOURCE_EXHAUSTED
+    shapes = " and ".join(f"{array.dtype}{list(array.shape)}" for array in inputs)
+    reason = (str(error).splitlines() or [""])[0]
+    message = f"{name} of {shapes}: {type(error).__name__}: {reason}; use {SWITCH}=xla"
+    arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message.encode(), code)
+    create_error: Any = _CREATE_ERROR(frame.api.contents.create_error)
+    return create_error(ctypes.byref(arguments))
