@@ -89,9 +89,13 @@ def _random_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return target
 
 
-@handles(
-    aten.randint.default, aten.randint.low, aten.randint_like.default, aten.randint_like.low_dtype
-)
+_RANDINT = [
+    aten.randint.default, aten.randint.low, aten.randint_like.default,
+    aten.randint_like.low_dtype,
+]  # fmt: skip
+
+
+@handles(*_RANDINT)
 def _randint(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     meta = trace.meta_result(func, args, kwargs)
     bounds = args[1:] if func.overloadpacket is aten.randint_like else args
@@ -121,3 +125,13 @@ def _native_dropout(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         mask = torch.empty_like(x.meta, dtype=torch.bool)
         meta = torch.empty_like(x.meta)
     return trace.wrap_like(value, meta, x.needs_grad), trace.wrap_like(keep, mask, False)
+
+
+DRAWS: dict[Any, Any] = {
+    **dict.fromkeys(_FRESH, _random_fresh),
+    **dict.fromkeys(_IN_PLACE, _random_in_place),
+    **dict.fromkeys(_RANDINT, _randint),
+    aten.randperm.default: _randperm,
+    aten.native_dropout.default: _native_dropout,
+}
+"""Every operator that draws, and its handler."""

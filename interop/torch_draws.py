@@ -1,0 +1,58 @@
+"""Gives eager torch code the random numbers that `JaxModule.apply` draws from a key.
+
+Dropout, drop path and noise then have equal values in torch and in JAX, so that a module in
+training mode can be compared number by number.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jaxsr.interop._core import registry
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop.host_arrays import to_numpy, to_torch
+from jaxsr.interop.lowerings.random import DRAWS
+
+_NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
+class TorchDraws(TorchDispatchMode):
+    """A context in which torch draws what `apply(rng=key)` draws at the same place.
+
+    Args:
+      key: as for `apply`. Both must draw in the same order.
+    """
+
+    def __init__(self, key: jax.Array) -> None:
+        super().__init__()
+        registry.load()
+        self._trace = Trace(key)
+
+    @property
+    def count(self) -> int:
+        """Draws so far."""
+        return self._trace.draws
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in DRAWS:
+            return func(*args, **kwargs)
+        # JAX draws in float32 for float64 too: the referee needs the same numbers.
+        narrow = pytree.tree_map(self._narrow, (args, kwargs))
+        drawn = DRAWS[func](self._trace, func, *narrow)
+        results = func(*args, **kwargs)  # shapes, dtypes and aliasing as torch has them
+        for result, value in zip(pytree.tree_leaves(results), pytree.tree_leaves(drawn), strict=True):
+            result.copy_(to_torch(jax.device_get(value.array())))
+        return results
+
+    def _narrow(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return _NARROW.get(value, value)
+        if isinstance(value, torch.Tensor):
+            dtype = _NARROW.get(value.dtype, value.dtype)
+            return self._trace.wrap(jnp.asarray(to_numpy(value.to(dtype))), dtype)
+        return value

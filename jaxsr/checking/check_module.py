@@ -1,0 +1,266 @@
+"""`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from torch import nn
+
+from jaxsr.checking.arguments import Arguments
+from jaxsr.checking.comparison import (
+    ModeRows,
+    TorchRuns,
+    attempt,
+    compare_mode,
+    equal_runs,
+    judged,
+)
+from jaxsr.checking.first_fault import find_fault
+from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
+from jaxsr.checking.measures import ILL_CONDITIONED_ULPS, compare_arrays
+from jaxsr.checking.module_errors import module_errors
+from jaxsr.checking.result import CheckResult, Row, Speed
+from jaxsr.checking.torch_runs import run_torch, steps_per_second
+from jaxsr.errors import InputError, InputTypeError, one_line
+from jaxsr.interop.mesh import platform_name
+
+_MOST_ROWS = 4
+"""Samples that `vmap` is checked on."""
+
+
+def check(
+    module: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    train: bool = True,
+    gradients: bool = True,
+    vmap: bool = True,
+    mesh: int = 2,
+    speed_s: float = 0.5,
+    modules: bool = False,
+) -> CheckResult:
+    """Compares a torch module with its conversion to JAX, with float64 torch as the referee.
+
+    Products are computed in float32 (`jax.default_matmul_precision("highest")`) on JAX's default
+    device; torch computes on the CPU.
+
+    Args:
+      module: on any device, in either mode; unchanged.
+      *inputs: arguments of its forward: tensors, NumPy arrays, or pytrees of them.
+      kwargs: keyword arguments of its forward.
+      name: what the report calls it. Default: the class's name.
+      train: also check training mode.
+      gradients: also check gradients of parameters and inputs.
+      vmap: also check `jax.vmap` over the batch.
+      mesh: also check a mesh of so many devices; 1 checks none.
+      speed_s: seconds of timing for each program and engine; 0 times nothing.
+      modules: record the error of every submodule.
+
+    Returns:
+      The result: `ok`, its rows, costs, and the first wrong submodule where one differs.
+
+    Raises:
+      InputError: torch itself cannot run the module on these inputs.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputTypeError(
+            f"check takes a torch.nn.Module and its inputs, got a {type(module).__name__}"
+        )
+    arguments = Arguments.of(inputs, kwargs or {})
+    kind = type(module).__name__
+    key = jax.random.key(0)
+    result = CheckResult(
+        name=name or kind,
+        kind=kind,
+        parameters=sum(p.numel() for p in module.parameters()),
+        inputs=arguments.describe(),
+        platform=platform_name(jax.default_backend()),
+    )
+    try:
+        evaluated = TorchRuns.of(
+            module, arguments, train=False, key=key, differentiate=gradients
+        )
+    except Exception as error:
+        raise InputError(
+            f"torch cannot run {result.name} on {result.inputs}: {type(error).__name__}: "
+            f"{one_line(error)}; give other inputs"
+        ) from error
+    result.referee = evaluated.referee
+    with jax.default_matmul_precision("highest"):
+        _Check(result, module, arguments, evaluated).run(
+            train=train, vmap=vmap, mesh=mesh, speed_s=speed_s, modules=modules
+        )
+    return result
+
+
+class _Check:
+    """One run of `check`, which fills a result."""
+
+    def __init__(
+        self, result: CheckResult, module: nn.Module, arguments: Arguments, evaluated: TorchRuns
+    ) -> None:
+        self.result, self.module, self.arguments = result, module, arguments
+        self.evaluated = evaluated
+        self.key = evaluated.key
+
+    def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
+        """Everything, in the order of the page."""
+        rows = self.result.rows
+
+        def convert() -> Row:
+            self.jax = JaxRuns(self.module, self.arguments)
+            return Row(name="convert", status="ok")
+
+        converted = attempt("convert", convert)
+        if converted.status != "ok":
+            rows.append(converted)
+            return
+        mode = compare_mode(self.jax, self.evaluated)
+        rows += mode.rows
+        if mode.forward is None:
+            return
+        if train:
+            rows += self._train()
+        if vmap:
+            rows.append(attempt("vmap", self._vmap, required=False))
+        if mesh > 1:
+            rows.append(attempt(f"mesh of {mesh}", lambda: self._mesh(mesh), required=False))
+        if speed_s:
+            self._time(mode, speed_s)
+        self._explain(modules)
+
+    def _train(self) -> list[Row]:
+        try:
+            trained = TorchRuns.of(
+                self.module, self.arguments, train=True, key=self.key,
+                differentiate=self.evaluated.differentiate,
+            )  # fmt: skip
+        except Exception as error:
+            detail = f"torch fails in training mode: {type(error).__name__}: {one_line(error)}"
+            return [Row(name="train", status="skipped", detail=detail, required=False)]
+        if equal_runs(trained.single, self.evaluated.single):
+            detail = "torch computes the same bits as in evaluation"
+            return [Row(name="train", status="skipped", detail=detail, required=False)]
+        mode = compare_mode(self.jax, trained, prefix="train ")
+        if trained.single.draws and mode.forward is not None:
+            program, draws = mode.forward, trained.single.draws
+            mode.rows.append(attempt("random key", lambda: self._random_key(program, draws)))
+        return mode.rows
+
+    def _random_key(self, program: Program, draws: int) -> Row:
+        inputs = self.jax.inputs()
+        first, repeated = to_host(program()), to_host(program())
+        other = to_host(program(self.jax.state, inputs, jax.random.key(1)))
+        same = jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), first, repeated))
+        changed = not jax.tree.all(
+            jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), first, other)
+        )
+        detail = f"{draws} draws, for which torch got the same numbers; "
+        detail += "the same key repeats every bit" if same else "the same key gives other bits"
+        detail += ", another key does not" if changed else ", and so does another key"
+        return Row(name="random key", status="ok" if same and changed else "differs", detail=detail)
+
+    def _vmap(self) -> Row:
+        rows = self.arguments.rows
+        if rows is None:
+            detail = "the inputs share no batch axis"
+            return Row(name="vmap", status="skipped", detail=detail, required=False)
+        batch = self._first_rows(min(rows, _MOST_ROWS))
+        singles = [self._row_outputs(batch.row(i), False) for i in range(batch.rows or 0)]
+        exact = [self._row_outputs(batch.row(i), True) for i in range(batch.rows or 0)]
+        arrays = to_host(self.jax.per_row(batch)())
+        errors = compare_arrays(arrays, _stacked(singles), _stacked(exact))
+        return judged("vmap", errors, required=False)
+
+    def _first_rows(self, count: int) -> Arguments:
+        tensors = self.arguments.tensors
+        return self.arguments.replaced({n: t[:count] if t.ndim else t for n, t in tensors.items()})
+
+    def _row_outputs(self, row: Arguments, double: bool) -> dict[str, np.ndarray]:
+        double = double and self.result.referee == "float64"
+        return run_torch(self.module, row, double=double, key=self.key).outputs
+
+    def _mesh(self, devices: int) -> Row:
+        name = f"mesh of {devices}"
+        available = len(jax.devices())
+        if available < devices:
+            detail = f"JAX has {available} device here"
+            return Row(name=name, status="skipped", detail=detail, required=False)
+        batch, torch_runs = self.arguments, self.evaluated
+        if batch.rows is None:
+            detail = "the inputs share no batch axis"
+            return Row(name=name, status="skipped", detail=detail, required=False)
+        if batch.rows % devices:
+            for _ in range(devices - 1):
+                batch = batch.doubled()
+            torch_runs = TorchRuns.of(
+                self.module, batch, train=False, key=self.key, differentiate=False
+            )
+        outputs = to_host(self.jax.on_mesh(batch, devices)()[0])
+        return judged(name, torch_runs.errors("outputs", outputs), required=False)
+
+    def _time(self, mode: ModeRows, budget_s: float) -> None:
+        for name, program in (("forward", mode.forward), ("gradient", mode.gradient)):
+            if program is None:
+                continue
+            differentiate = name == "gradient"
+            self.result.speeds.append(
+                Speed(
+                    program=name,
+                    trace_s=program.trace_s,
+                    compile_s=program.compile_s,
+                    steps_per_s=steps_per_second(program, budget_s=budget_s),
+                    torch_steps_per_s=steps_per_second(
+                        lambda grad=differentiate: run_torch(
+                            self.module, self.arguments, differentiate=grad
+                        ),
+                        budget_s=budget_s,
+                    ),
+                )
+            )
+
+    def _explain(self, modules: bool) -> None:
+        """The first wrong submodule, and those that amplify rounding."""
+        result = self.result
+        differing = [r for r in result.rows if r.status == "differs" and r.worst is not None]
+        blamed = next((r for r in differing if r.name.split()[-1] in _BISECTED), None)
+        if blamed is not None:
+            train = blamed.name.startswith("train")
+            result.fault = find_fault(
+                self.module, self.arguments, blamed, train=train, key=self.key
+            )
+        worst = max(
+            (one for row in result.rows for one in row.arrays if row.name == "forward"),
+            key=lambda one: one.condition,
+            default=None,
+        )
+        ill = worst is not None and worst.condition > ILL_CONDITIONED_ULPS
+        if modules or ill or differing:
+            try:
+                result.modules = module_errors(self.module, self.jax, self.evaluated)
+            except Exception as error:
+                result.notes.append(
+                    f"submodules were not recorded: {type(error).__name__}: {one_line(error)}"
+                )
+        if ill and worst is not None:
+            largest = max(result.modules, key=lambda one: one.amplification, default=None)
+            where = (
+                f"; {largest.path or 'the module itself'} ({largest.kind}) amplifies it most, "
+                f"{largest.amplification:.0f} times"
+                if largest is not None
+                else ""
+            )
+            result.notes.append(
+                f"ill-conditioned: {worst.name} of float32 torch is {worst.condition:.0f} steps of "
+                f"float32 from float64{where}"
+            )
+
+
+_BISECTED = ("forward", "gradient", "buffers")
+
+
+def _stacked(runs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([run[name] for run in runs]) for name in runs[0]}

@@ -1,0 +1,182 @@
+"""One mode of a module, torch against JAX: outputs, gradients and buffers with their errors."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import torch
+from torch import nn
+
+from jaxsr.checking.arguments import Arguments
+from jaxsr.checking.jax_runs import JaxRuns, Program, as_run, to_host
+from jaxsr.checking.measures import ArrayError, compare_arrays, distances
+from jaxsr.checking.result import Row
+from jaxsr.checking.torch_runs import Run, cotangent, moved, perturbed, run_torch
+from jaxsr.errors import UserError, one_line
+
+_GROUPS = ("outputs", "gradients", "buffers")
+_NOISE_SEEDS = (1, 2)
+
+
+@dataclass(kw_only=True)
+class TorchRuns:
+    """One mode of a module in torch: float32, the referee, and the noise of one rounding."""
+
+    module: nn.Module
+    arguments: Arguments
+    train: bool
+    differentiate: bool
+    key: Any
+    single: Run
+    exact: Run
+    referee: str
+    _noise: dict[str, dict[str, float]] | None = None
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, arguments: Arguments, *, train: bool, key: Any, differentiate: bool
+    ) -> "TorchRuns":
+        """Runs it in both precisions.
+
+        Raises:
+          Whatever the module raises in float32. If it fails in float64 alone, the float32 run is
+          the referee, and the noise bounds JAX's error.
+        """
+        options = {"train": train, "key": key, "differentiate": differentiate}
+        single = run_torch(module, arguments, **options)
+        exact, referee = single, "float32: the module fails in float64"
+        try:
+            exact, referee = run_torch(module, arguments, double=True, **options), "float64"
+            if any(exact.outputs[n].shape != a.shape for n, a in single.outputs.items()):
+                exact, referee = single, "float32: shapes differ in float64"
+        except Exception as error:
+            referee = f"float32: float64 fails with {type(error).__name__}"
+        return cls(
+            module=module, arguments=arguments, train=train, differentiate=differentiate, key=key,
+            single=single, exact=exact, referee=referee,
+        )  # fmt: skip
+
+    @property
+    def noise(self) -> dict[str, dict[str, float]]:
+        """By group and array: how far the referee moves when weights and inputs are rounded."""
+        if self._noise is None:
+            self._noise = {group: {} for group in _GROUPS}
+            for seed in _NOISE_SEEDS:
+                generator = torch.Generator().manual_seed(seed)
+                inputs = {
+                    n: moved(t.double() if self.referee == "float64" else t, generator)
+                    for n, t in self.arguments.tensors.items()
+                    if t.is_floating_point()
+                }
+                near = run_torch(
+                    perturbed(self.module, seed, double=self.referee == "float64"),
+                    self.arguments.replaced(inputs),
+                    double=self.referee == "float64",
+                    train=self.train,
+                    key=self.key,
+                    differentiate=self.differentiate,
+                )
+                for group in _GROUPS:
+                    found = distances(getattr(self.exact, group), getattr(near, group))
+                    noise = self._noise[group]
+                    noise |= {n: max(v, noise.get(n, 0.0)) for n, v in found.items()}
+        return self._noise
+
+    def errors(self, group: str, arrays: Any) -> tuple[ArrayError, ...]:
+        """The errors of a group of JAX's arrays.
+
+        The noise is computed only where torch's error alone does not explain an error.
+        """
+        single, exact = getattr(self.single, group), getattr(self.exact, group)
+        if group == "buffers":
+            exact = {n: a for n, a in exact.items() if n in arrays}
+        errors = compare_arrays(arrays, single, exact)
+        if not all(one.ok for one in errors):
+            errors = compare_arrays(arrays, single, exact, noise=self.noise[group])
+        return tuple(errors)
+
+
+def attempt(name: str, check: Callable[[], Row], *, required: bool = True) -> Row:
+    """The row that `check` gives; its error is a row too."""
+    try:
+        return check()
+    except UserError as error:
+        return Row(name=name, status="refused", detail=one_line(error), required=required)
+    except Exception as error:
+        detail = f"{type(error).__name__}: {one_line(error)}"
+        return Row(name=name, status="failed", detail=detail, required=required)
+
+
+def judged(name: str, errors: Iterable[ArrayError], **fields: Any) -> Row:
+    """A row of errors: ok where all are within their bounds."""
+    arrays = tuple(errors)
+    status = "ok" if all(one.ok for one in arrays) else "differs"
+    return Row(name=name, status=status, arrays=arrays, **fields)
+
+
+@dataclass(kw_only=True)
+class ModeRows:
+    """The rows of one mode, and the programs that computed them."""
+
+    rows: list[Row]
+    forward: Program | None = None
+    gradient: Program | None = None
+
+
+def compare_mode(jax_runs: JaxRuns, torch_runs: TorchRuns, *, prefix: str = "") -> ModeRows:
+    """Forward, gradient and buffers of one mode.
+
+    Args:
+      jax_runs: the converted module.
+      torch_runs: the same mode in torch.
+      prefix: of the rows' names.
+    """
+    train = torch_runs.train
+    result = ModeRows(rows=[])
+    inputs = jax_runs.inputs()
+
+    def forward() -> Row:
+        result.forward = Program(
+            jax_runs.forward(train=train), (jax_runs.state, inputs, jax_runs.key)
+        )
+        run = as_run(*result.forward())
+        result.rows += [judged(f"{prefix}buffers", torch_runs.errors("buffers", run.buffers))]
+        return judged(f"{prefix}forward", torch_runs.errors("outputs", run.outputs))
+
+    def gradient() -> Row:
+        single = torch_runs.single
+        cotangents = {
+            n: jnp.asarray(cotangent(n, single.outputs[n].shape)) for n in single.differentiable
+        }
+        result.gradient = Program(
+            jax_runs.gradient(train=train), (jax_runs.state, inputs, jax_runs.key, cotangents)
+        )
+        gradients = to_host(result.gradient()[-1])
+        return judged(f"{prefix}gradient", torch_runs.errors("gradients", gradients))
+
+    row = attempt(f"{prefix}forward", forward)
+    buffers = [r for r in result.rows if r.arrays]
+    result.rows = [row]
+    if row.status in ("ok", "differs") and torch_runs.differentiate:
+        if torch_runs.single.differentiable:
+            result.rows.append(attempt(f"{prefix}gradient", gradient))
+        else:
+            detail = "no output depends on a floating parameter or input in torch"
+            result.rows.append(Row(name=f"{prefix}gradient", status="skipped", detail=detail))
+    result.rows += buffers
+    return result
+
+
+def equal_runs(first: Run, second: Run) -> bool:
+    """Whether two runs in torch gave the same bits."""
+    for group in _GROUPS:
+        a, b = getattr(first, group), getattr(second, group)
+        if a.keys() != b.keys() or any(a[n].tobytes() != b[n].tobytes() for n in a):
+            return False
+    return True
+
+
+def optional(row: Row) -> Row:
+    """The row, no longer required."""
+    return replace(row, required=False)

@@ -1,0 +1,131 @@
+"""Bisection: the first submodule that is wrong by itself, on the inputs that torch gave it."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from jaxsr.checking.arguments import Arguments
+from jaxsr.checking.comparison import TorchRuns, compare_mode
+from jaxsr.checking.jax_runs import JaxRuns
+from jaxsr.checking.result import Fault, Row
+from jaxsr.checking.torch_runs import run_torch
+
+_QUANTITIES = {"forward": "output", "gradient": "gradient", "buffers": "buffer"}
+
+
+@dataclass(kw_only=True)
+class Call:
+    """A submodule's call in torch, with copies of its arguments."""
+
+    path: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inner: "list[Call]" = field(default_factory=list)
+
+
+def recorded_calls(module: nn.Module, arguments: Arguments, *, train: bool, key: Any) -> Call:
+    """The calls of a run in float32 torch, as a tree."""
+    stack: list[Call] = []
+    root: list[Call] = []
+
+    def run(copied: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        names = {id(sub): name for name, sub in copied.named_modules()}
+
+        def before(sub: nn.Module, args: Any, kwargs: Any) -> None:
+            values = pytree.tree_map(_copied, (args, kwargs))
+            state = copy.deepcopy(sub)  # as it is now: buffers change in training
+            call = Call(path=names.get(id(sub), ""), module=state, args=values[0], kwargs=values[1])
+            (stack[-1].inner if stack else root).append(call)
+            stack.append(call)
+
+        def after(sub: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            stack.pop()
+
+        hooks = [
+            hook
+            for sub in copied.modules()
+            for hook in (
+                sub.register_forward_pre_hook(before, with_kwargs=True),
+                sub.register_forward_hook(after, with_kwargs=True),
+            )
+        ]
+        try:
+            return copied(*args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    run_torch(module, arguments, train=train, key=key, method=run)
+    return root[0]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def find_fault(
+    module: nn.Module, arguments: Arguments, row: Row, *, train: bool, key: Any
+) -> Fault | None:
+    """Descends from the module into the first call that is wrong by itself.
+
+    Args:
+      module: the whole.
+      arguments: of its forward.
+      row: what differs: its name ends in `forward`, `gradient` or `buffers`.
+      train: the mode.
+      key: for random draws.
+
+    Returns:
+      The innermost wrong submodule; None where the calls cannot be recorded.
+    """
+    quantity = row.name.split()[-1]
+    try:
+        call = recorded_calls(module, arguments, train=train, key=key)
+    except Exception:
+        return None
+    worst = row.worst
+    assert worst is not None
+    fault = Fault(
+        path="", kind=type(module).__name__, quantity=f"{_QUANTITIES[quantity]} {worst.name}",
+        error=worst.error, bound=worst.bound,
+    )  # fmt: skip
+    inner = call.inner
+    while inner:
+        for call in inner:
+            found = _wrong(call, quantity, train, key)
+            if found is not None:
+                fault, inner = found, call.inner
+                break
+        else:
+            break
+    return fault
+
+
+def _wrong(call: Call, quantity: str, train: bool, key: Any) -> Fault | None:
+    """The fault of one call alone; None where it is right or cannot run alone."""
+    arguments = Arguments.of(call.args, call.kwargs)
+    try:
+        torch_runs = TorchRuns.of(
+            call.module, arguments, train=train, key=key, differentiate=quantity == "gradient"
+        )
+        rows = compare_mode(JaxRuns(call.module, arguments), torch_runs).rows
+    except Exception:
+        return None
+    for row in rows:
+        if row.status == "differs" and row.worst is not None:
+            return Fault(
+                path=call.path,
+                kind=type(call.module).__name__,
+                quantity=f"{_QUANTITIES[row.name]} {row.worst.name}",
+                error=row.worst.error,
+                bound=row.worst.bound,
+            )
+    return None
+
+

@@ -1,0 +1,180 @@
+"""The module in JAX: compiled programs for forward and gradient, for a batch, a mesh, a key."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from torch import nn
+
+from jaxsr.checking.arguments import Arguments, named_leaves
+from jaxsr.checking.torch_runs import Run
+from jaxsr.interop.hooks import value_of, watched
+from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
+from jaxsr.interop.module import JaxModule, to_jax
+
+Named = dict[str, Any]
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array or a tracer of one."""
+    return isinstance(value, (jax.Array, np.ndarray))
+
+
+class Program:
+    """A compiled function, with the seconds that it took.
+
+    Args:
+      function: pure; of pytrees of arrays.
+      arguments: to trace it with.
+      **options: of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> None:
+        began = time.perf_counter()
+        lowered = jax.jit(function, **options).lower(*arguments)
+        traced = time.perf_counter()
+        self._compiled = lowered.compile()
+        self.trace_s = traced - began
+        self.compile_s = time.perf_counter() - traced
+        self._arguments = arguments
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs it, on the arguments it was traced with by default; waits for the result."""
+        return jax.block_until_ready(self._compiled(*(arguments or self._arguments)))
+
+
+class JaxRuns:
+    """A converted module, and what is run of it.
+
+    Args:
+      module: unchanged.
+      arguments: of its forward.
+
+    Raises:
+      UnsupportedTorchError: it cannot be converted.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Arguments) -> None:
+        self.converted: JaxModule = to_jax(module)
+        self.arguments = arguments
+        self.state = (self.converted.params, self.converted.buffers)
+        self.key = jax.random.key(0)
+
+    def forward(self, *, train: bool) -> Callable[..., tuple[Named, Named]]:
+        """A pure function of (params, buffers), inputs and key: outputs by name, and buffers."""
+
+        def run(state: Any, inputs: Named, key: jax.Array) -> tuple[Named, Named]:
+            args, kwargs = self.arguments.call(inputs)
+            outputs, buffers = self.converted.apply(*state, *args, rng=key, train=train, **kwargs)
+            return named_leaves(outputs, is_array), buffers
+
+        return run
+
+    def gradient(self, *, train: bool) -> Callable[..., tuple[Named, Named, Named]]:
+        """The same with a further argument, the outputs' cotangents; also gives gradients."""
+        forward = self.forward(train=train)
+
+        def loss(
+            params: Named, floats: Named, buffers: Named, rest: Named, key: Any, cotangents: Named
+        ) -> Any:
+            outputs, after = forward((params, buffers), floats | rest, key)
+            products = [
+                (outputs[n] * c).real.sum() for n, c in cotangents.items() if n in outputs
+            ]
+            return jnp.asarray(sum(products), jnp.float32), (outputs, after)
+
+        def run(state: Any, inputs: Named, key: Any, cotangents: Named) -> tuple[Any, ...]:
+            floats = {n: v for n, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
+            rest = {n: v for n, v in inputs.items() if n not in floats}
+            params, buffers = state
+            (by_param, by_input), aux = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+                params, floats, buffers, rest, key, cotangents
+            )
+            gradients = by_param | {f"∂ {n}": g for n, g in by_input.items()}
+            # torch's gradient of a real loss is the conjugate of JAX's.
+            return *aux, {n: g.conj() for n, g in gradients.items()}
+
+        return run
+
+    def inputs(self, arguments: Arguments | None = None) -> Named:
+        """The arguments' tensors as JAX arrays."""
+        return {n: jnp.asarray(a) for n, a in (arguments or self.arguments).arrays.items()}
+
+    def per_row(self, rows: Arguments) -> Program:
+        """Forward of each sample alone, vectorised by `jax.vmap`."""
+        forward = self.forward(train=False)
+
+        def run(state: Any, inputs: Named, key: jax.Array) -> Named:
+            def one(row: Named) -> Named:
+                return forward(state, {n: v[None] if n in mapped else v for n, v in row.items()}, key)[0]
+
+            mapped = {n for n, v in inputs.items() if v.ndim}
+            return jax.vmap(one, in_axes=({n: 0 if n in mapped else None for n in inputs},))(inputs)
+
+        return Program(run, (self.state, self.inputs(rows), self.key))
+
+    def on_mesh(self, batch: Arguments, devices: int) -> Program:
+        """Forward with the batch split over several devices."""
+        mesh = make_mesh(devices)
+        rows, same = batch_sharding(mesh), replicated(mesh)
+        inputs = self.inputs(batch)
+        placed = {n: jax.device_put(v, rows if v.ndim else same) for n, v in inputs.items()}
+        state = jax.device_put(self.state, same)
+        return Program(self.forward(train=False), (state, placed, jax.device_put(self.key, same)))
+
+    def modules(self) -> dict[str, dict[str, np.ndarray]]:
+        """Every submodule's outputs in one evaluated forward, by path and name; first calls."""
+        names = self.converted.functional.names
+        forward = self.forward(train=False)
+
+        def run(state: Any, inputs: Named, key: jax.Array) -> Any:
+            recorder = CallRecorder(names, value_of)
+            with watched(lambda module, args, kwargs: recorder):
+                forward(state, inputs, key)
+            return recorder.outputs
+
+        program = Program(run, (self.state, self.inputs(), self.key))
+        return to_host(program())
+
+
+class CallRecorder:
+    """Keeps every submodule's outputs while it is entered.
+
+    Args:
+      names: paths of the submodules, by `id`.
+      value: what to keep of a tensor; None for nothing.
+    """
+
+    def __init__(self, names: Mapping[int, str], value: Callable[[Any], Any]) -> None:
+        self._names, self._value = names, value
+        self.outputs: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> "CallRecorder":
+        self._hook = nn.modules.module.register_module_forward_hook(self._record)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hook.remove()
+
+    def _record(self, module: nn.Module, args: Any, result: Any) -> None:
+        path = self._names.get(id(module))
+        if path is None or path in self.outputs:
+            return
+        leaves = named_leaves(result, lambda v: hasattr(v, "requires_grad"))
+        values = {name: self._value(leaf) for name, leaf in leaves.items()}
+        self.outputs[path] = {n: v for n, v in values.items() if v is not None}
+
+
+def to_host(tree: Any) -> Any:
+    """The tree with NumPy arrays."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def as_run(outputs: Named, buffers: Named, gradients: Named | None = None) -> Run:
+    """What a program gave, on the host."""
+    return Run(
+        outputs=to_host(outputs), buffers=to_host(buffers), gradients=to_host(gradients or {})
+    )

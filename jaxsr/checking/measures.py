@@ -1,0 +1,131 @@
+"""How far JAX may be from float64: at most a factor further than float32 torch is.
+
+The error of an array is its largest absolute difference from the float64 referee. Three things
+bound JAX's: `FACTOR` times torch's error; `FACTOR` times the noise, which is how far the referee
+moves when every weight and input is rounded once; and `FLOOR_ULPS` steps of float32 at the array's
+largest value, for arrays whose error in torch happens to be next to nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+FACTOR = 8.0
+"""JAX may be this many times further from float64 than torch is."""
+FLOOR_ULPS = 32.0
+"""Steps of float32 at the array's largest value that are always allowed."""
+ILL_CONDITIONED_ULPS = 4096.0
+"""Where float32 torch is further from float64 than this, the computation amplifies rounding."""
+ULP = 2.0**-23
+_LEAST_SCALE = 2.0**-20
+"""Of the largest array of a group: below it a value may be rounding that cancelled, not a result,
+as the gradient of a bias in front of a BatchNorm."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayError:
+    """One array in torch and in JAX, against the referee."""
+
+    name: str
+    shape: tuple[int, ...]
+    error: float
+    """Largest difference of JAX from the referee, relative to `scale`; infinite for a wrong
+    shape, and for a value that is finite in one of both only."""
+    torch_error: float
+    """The same of float32 torch."""
+    noise: float = 0.0
+    """How far one rounding of all weights and inputs moves the referee, relative to `scale`."""
+    scale: float
+    """The referee's largest absolute value."""
+
+    @property
+    def bound(self) -> float:
+        """What `error` may be."""
+        return max(FACTOR * self.torch_error, FACTOR * self.noise, FLOOR_ULPS * ULP)
+
+    @property
+    def ratio(self) -> float:
+        """Error in units of the bound."""
+        return self.error / self.bound
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound
+
+    @property
+    def ulps(self) -> float:
+        """Error in steps of float32 at the array's largest value."""
+        return self.error / ULP
+
+    @property
+    def condition(self) -> float:
+        """Steps of float32 by which torch itself is off: 1 is perfect, 1e4 is ill-conditioned."""
+        return max(self.torch_error, self.noise) / ULP
+
+
+def compare_arrays(
+    jax_arrays: Arrays,
+    torch_arrays: Arrays,
+    reference: Arrays,
+    *,
+    noise: Mapping[str, float] | None = None,
+) -> list[ArrayError]:
+    """The errors of a group of arrays, by name.
+
+    Args:
+      jax_arrays: what JAX computed.
+      torch_arrays: what float32 torch computed.
+      reference: what float64 torch computed; its names are the group's.
+      noise: absolute, by name; see `ArrayError.noise`.
+    """
+    scales = {name: _scale(value) for name, value in reference.items()}
+    least = _LEAST_SCALE * max(scales.values(), default=0.0)
+    errors = []
+    for name, exact in reference.items():
+        scale = max(scales[name], least) or 1.0
+        jax_array, torch_array = jax_arrays.get(name), torch_arrays[name]
+        error = math.inf if jax_array is None else _distance(jax_array, exact, torch_array)
+        errors.append(
+            ArrayError(
+                name=name,
+                shape=exact.shape,
+                error=error / scale,
+                torch_error=_distance(torch_array, exact, torch_array) / scale,
+                noise=(noise or {}).get(name, 0.0) / scale,
+                scale=scale,
+            )
+        )
+    return errors
+
+
+def distances(first: Arrays, second: Arrays) -> dict[str, float]:
+    """The largest absolute difference of each array; 0 where an array is in one only."""
+    return {name: _distance(first[name], second[name]) for name in first if name in second}
+
+
+def _scale(array: np.ndarray) -> float:
+    if array.dtype.kind not in "fc":
+        return 1.0
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max(initial=0.0))
+
+
+def _distance(value: np.ndarray, exact: np.ndarray, torch_value: Any = None) -> float:
+    """The largest absolute difference; whole numbers count 1 for each difference."""
+    if value.shape != exact.shape:
+        return math.inf
+    if exact.dtype.kind not in "fc":
+        return float(np.count_nonzero(value != exact))
+    value, exact = value.astype(exact.dtype), np.asarray(exact)
+    # float32 overflows where float64 does not: what torch has counts there.
+    torch_value = exact if torch_value is None else torch_value
+    special = ~np.isfinite(exact) | ~np.isfinite(torch_value)
+    if not np.array_equal(value[special], torch_value[special].astype(exact.dtype), equal_nan=True):
+        return math.inf
+    rest = np.abs(value[~special] - exact[~special])
+    return math.inf if np.isnan(rest).any() else float(rest.max(initial=0.0))

@@ -1,0 +1,53 @@
+"""The error of every submodule's output in one evaluated forward of the whole module."""
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from jaxsr.checking.comparison import TorchRuns
+from jaxsr.checking.jax_runs import CallRecorder, JaxRuns
+from jaxsr.checking.measures import ArrayError, compare_arrays
+from jaxsr.checking.result import ModuleError
+from jaxsr.checking.torch_runs import host_array, run_torch
+
+Recorded = dict[str, dict[str, np.ndarray]]
+
+
+def module_errors(module: nn.Module, jax_runs: JaxRuns, torch_runs: TorchRuns) -> list[ModuleError]:
+    """Every submodule's first call, in order of its end: inner ones before what holds them."""
+    single = _recorded(module, torch_runs, double=False)
+    exact = _recorded(module, torch_runs, double=torch_runs.referee == "float64")
+    kinds = {path: type(sub).__name__ for path, sub in module.named_modules()}
+    errors: list[ModuleError] = []
+    before = 1.0
+    for path, arrays in jax_runs.modules().items():
+        if not arrays or path not in exact or exact[path].keys() != arrays.keys():
+            continue
+        worst = max(compare_arrays(arrays, single[path], exact[path]), key=_ratio)
+        is_leaf = not any(other.startswith(f"{path}." if path else "") and other != path for other in kinds)
+        condition = max(worst.condition, 1.0)
+        amplification = condition / before if is_leaf else 1.0
+        errors.append(
+            ModuleError(path=path, kind=kinds[path], worst=worst, amplification=amplification)
+        )
+        if is_leaf:
+            before = condition
+    return errors
+
+
+def _ratio(error: ArrayError) -> float:
+    return error.ratio
+
+
+def _recorded(module: nn.Module, torch_runs: TorchRuns, *, double: bool) -> Recorded:
+    recorders: list[CallRecorder] = []
+
+    def run(copied: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        names = {id(sub): name for name, sub in copied.named_modules()}
+        with CallRecorder(names, host_array) as recorder:
+            recorders.append(recorder)
+            return copied(*args, **kwargs)
+
+    run_torch(module, torch_runs.arguments, double=double, key=torch_runs.key, method=run)
+    return recorders[0].outputs

@@ -1,0 +1,176 @@
+"""The module in torch on the CPU: in float32, and in float64 as the referee."""
+
+import contextlib
+import copy
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from jaxsr.checking.arguments import Arguments, named_leaves
+from jaxsr.interop.host_arrays import to_numpy
+from jaxsr.interop.torch_draws import TorchDraws
+
+Arrays = dict[str, np.ndarray]
+_WIDE = {
+    **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
+    torch.complex64: torch.complex128,
+}
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What one run of a module gave, in torch or in JAX."""
+
+    outputs: Arrays
+    gradients: Arrays = field(default_factory=dict)
+    """Of trainable parameters by name, and of inputs as `∂ NAME`."""
+    buffers: Arrays = field(default_factory=dict)
+    """After the run, only those that floats or integers can be compared in."""
+    draws: int = 0
+    """Random draws that the run made."""
+    differentiable: frozenset[str] = frozenset()
+    """Outputs with a gradient."""
+
+
+class _Float64(TorchFunctionMode):
+    """Casts to a narrower dtype in the module's code become casts to float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args, kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+@contextlib.contextmanager
+def _in_float64() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def widened(module: nn.Module) -> nn.Module:
+    """A copy of the module whose float32 state is float64."""
+    return copy.deepcopy(module)._apply(lambda t: t.to(_WIDE.get(t.dtype, t.dtype)))
+
+
+def perturbed(module: nn.Module, seed: int, *, double: bool) -> nn.Module:
+    """A copy whose floating state is moved by half a step of float32, up or down at random."""
+    module = widened(module) if double else copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(moved(tensor, generator))
+    return module
+
+
+def moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The tensor moved by half a step of float32, up or down at random."""
+    signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+    return tensor * (1 + signs.to(tensor.dtype) * 2.0**-24)
+
+
+def run_torch(
+    module: nn.Module,
+    arguments: Arguments,
+    *,
+    double: bool = False,
+    train: bool = False,
+    key: jax.Array | None = None,
+    differentiate: bool = False,
+    method: Callable[..., Any] | None = None,
+) -> Run:
+    """Runs a copy of the module.
+
+    Args:
+      module: unchanged.
+      arguments: of its forward.
+      double: in float64.
+      train: the mode.
+      key: random draws are those of `JaxModule.apply(rng=key)`.
+      differentiate: also compute the gradients of a loss: the sum of all outputs times their
+        `cotangent`.
+      method: calls the copy instead of `copy(*args, **kwargs)`; for recording.
+    """
+    module = (widened(module) if double else copy.deepcopy(module)).cpu().train(train)
+    tensors = {
+        n: t.clone().to(_WIDE.get(t.dtype, t.dtype) if double else t.dtype)
+        for n, t in arguments.tensors.items()
+    }
+    floating = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if differentiate:
+        for tensor in floating.values():
+            tensor.requires_grad_()
+    # A copy: a module that writes into its input may do so to no leaf.
+    args, kwargs = arguments.call({n: t.view_as(t) if differentiate else t for n, t in tensors.items()})
+    draws = TorchDraws(key) if key is not None else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(differentiate))
+        if double:
+            stack.enter_context(_in_float64())
+        if draws is not None:
+            stack.enter_context(draws)
+        result = (method or nn.Module.__call__)(module, *args, **kwargs)
+        outputs = named_leaves(result, lambda v: isinstance(v, torch.Tensor))
+        gradients: Arrays = {}
+        graded = {n: t for n, t in outputs.items() if t.requires_grad}
+        if graded:
+            loss = sum(
+                (t * torch.from_numpy(cotangent(n, tuple(t.shape))).to(t.real.dtype)).real.sum()
+                for n, t in graded.items()
+            )
+            sources = {**parameters, **{f"∂ {n}": t for n, t in floating.items()}}
+            values = torch.autograd.grad(loss, [*sources.values()], allow_unused=True)  # type: ignore[arg-type]
+            gradients = {
+                n: host_array(torch.zeros_like(t) if g is None else g)
+                for (n, t), g in zip(sources.items(), values, strict=True)
+            }
+    return Run(
+        outputs={n: host_array(t) for n, t in outputs.items()},
+        gradients=gradients,
+        buffers={n: host_array(b) for n, b in module.named_buffers()},
+        draws=draws.count if draws is not None else 0,
+        differentiable=frozenset(graded),
+    )
+
+
+def host_array(tensor: torch.Tensor) -> np.ndarray:
+    """A copy on the host; dtypes that NumPy lacks as float32."""
+    array = to_numpy(tensor).copy()
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def cotangent(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """What an output is multiplied with in the loss: fixed normal numbers, float32."""
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    return np.asarray(generator.standard_normal(shape), np.float32)
+
+
+def steps_per_second(run: Callable[[], Any], *, budget_s: float) -> float:
+    """How often `run` can be called in a second: the median of the calls in the budget."""
+    run()
+    times: list[float] = []
+    while not times or (sum(times) < budget_s and len(times) < 50):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return 1 / float(np.median(times))
