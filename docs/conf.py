@@ -34,7 +34,7 @@ napoleon_numpy_docstring = False
 default_role = "code"  # docstrings are Markdown-like: `name` is code
 
 
-COMMANDS = ("train", "restore", "evaluate", "detect", "generate", "compare", "doctor")
+COMMANDS = ("train", "restore", "evaluate", "detect", "generate", "check", "compare", "doctor")
 
 
 def write_help(app: Any) -> None:

@@ -45,7 +45,9 @@ class TorchDraws(TorchDispatchMode):
         narrow = pytree.tree_map(self._narrow, (args, kwargs))
         drawn = DRAWS[func](self._trace, func, *narrow)
         results = func(*args, **kwargs)  # shapes, dtypes and aliasing as torch has them
-        for result, value in zip(pytree.tree_leaves(results), pytree.tree_leaves(drawn), strict=True):
+        for result, value in zip(
+            pytree.tree_leaves(results), pytree.tree_leaves(drawn), strict=True
+        ):
             result.copy_(to_torch(jax.device_get(value.array())))
         return results
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jaxsr.runtime.xla_flags import disable_ynn_fusion
 
 if TYPE_CHECKING:
+    from jaxsr.check import check as check
     from jaxsr.restore import restore as restore
 
 __version__ = "0.2.0"
@@ -18,9 +19,9 @@ disable_ynn_fusion()
 
 
 def __getattr__(name: str) -> object:
-    # `jaxsr.restore` is a module that can be called; nothing of it is loaded before it is used.
-    if name == "restore":
+    # Modules that can be called; nothing of them is loaded before it is used.
+    if name in ("check", "restore"):
         from importlib import import_module
 
-        return import_module("jaxsr.restore")
+        return import_module(f"jaxsr.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ COMMANDS = {
     "detect": "find small infrared targets",
     "evaluate": "test a detector on a data set's split",
     "generate": "generate text",
+    "check": "check that a torch model computes the same in JAX",
     "compare": "compare what libraries and platforms compute",
     "doctor": "check this machine",
 }

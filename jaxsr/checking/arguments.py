@@ -71,7 +71,9 @@ class Arguments:
 
     def doubled(self) -> "Arguments":
         """The batch twice."""
-        return self.replaced({n: torch.cat([t, t]) if t.ndim else t for n, t in self.tensors.items()})
+        return self.replaced(
+            {n: torch.cat([t, t]) if t.ndim else t for n, t in self.tensors.items()}
+        )
 
     def describe(self) -> str:
         """Names, dtypes and shapes: `input float32[2,3,32,32]`."""

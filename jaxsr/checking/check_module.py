@@ -22,7 +22,7 @@ from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
 from jaxsr.checking.measures import ILL_CONDITIONED_ULPS, compare_arrays
 from jaxsr.checking.module_errors import module_errors
 from jaxsr.checking.result import CheckResult, Row, Speed
-from jaxsr.checking.torch_runs import run_torch, steps_per_second
+from jaxsr.checking.torch_runs import run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.mesh import platform_name
 
@@ -80,9 +80,7 @@ def check(
         platform=platform_name(jax.default_backend()),
     )
     try:
-        evaluated = TorchRuns.of(
-            module, arguments, train=False, key=key, differentiate=gradients
-        )
+        evaluated = TorchRuns.of(module, arguments, train=False, key=key, differentiate=gradients)
     except Exception as error:
         raise InputError(
             f"torch cannot run {result.name} on {result.inputs}: {type(error).__name__}: "
@@ -204,21 +202,17 @@ class _Check:
 
     def _time(self, mode: ModeRows, budget_s: float) -> None:
         for name, program in (("forward", mode.forward), ("gradient", mode.gradient)):
-            if program is None:
-                continue
             differentiate = name == "gradient"
+            if program is None or (differentiate and not self.jax.converted.params):
+                continue
+            step = torch_step(self.module, self.arguments, differentiate=differentiate)
             self.result.speeds.append(
                 Speed(
                     program=name,
                     trace_s=program.trace_s,
                     compile_s=program.compile_s,
                     steps_per_s=steps_per_second(program, budget_s=budget_s),
-                    torch_steps_per_s=steps_per_second(
-                        lambda grad=differentiate: run_torch(
-                            self.module, self.arguments, differentiate=grad
-                        ),
-                        budget_s=budget_s,
-                    ),
+                    torch_steps_per_s=steps_per_second(step, budget_s=budget_s),
                 )
             )
 

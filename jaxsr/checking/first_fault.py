@@ -127,5 +127,3 @@ def _wrong(call: Call, quantity: str, train: bool, key: Any) -> Fault | None:
                 bound=row.worst.bound,
             )
     return None
-
-

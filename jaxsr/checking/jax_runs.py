@@ -32,7 +32,9 @@ class Program:
       **options: of `jax.jit`.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any
+    ) -> None:
         began = time.perf_counter()
         lowered = jax.jit(function, **options).lower(*arguments)
         traced = time.perf_counter()
@@ -81,9 +83,7 @@ class JaxRuns:
             params: Named, floats: Named, buffers: Named, rest: Named, key: Any, cotangents: Named
         ) -> Any:
             outputs, after = forward((params, buffers), floats | rest, key)
-            products = [
-                (outputs[n] * c).real.sum() for n, c in cotangents.items() if n in outputs
-            ]
+            products = [(outputs[n] * c).real.sum() for n, c in cotangents.items() if n in outputs]
             return jnp.asarray(sum(products), jnp.float32), (outputs, after)
 
         def run(state: Any, inputs: Named, key: Any, cotangents: Named) -> tuple[Any, ...]:
@@ -109,7 +109,9 @@ class JaxRuns:
 
         def run(state: Any, inputs: Named, key: jax.Array) -> Named:
             def one(row: Named) -> Named:
-                return forward(state, {n: v[None] if n in mapped else v for n, v in row.items()}, key)[0]
+                return forward(
+                    state, {n: v[None] if n in mapped else v for n, v in row.items()}, key
+                )[0]
 
             mapped = {n for n, v in inputs.items() if v.ndim}
             return jax.vmap(one, in_axes=({n: 0 if n in mapped else None for n in inputs},))(inputs)

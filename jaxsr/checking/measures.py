@@ -20,7 +20,7 @@ FLOOR_ULPS = 32.0
 ILL_CONDITIONED_ULPS = 4096.0
 """Where float32 torch is further from float64 than this, the computation amplifies rounding."""
 ULP = 2.0**-23
-_LEAST_SCALE = 2.0**-20
+_LEAST_SCALE = 2.0**-10
 """Of the largest array of a group: below it a value may be rounding that cancelled, not a result,
 as the gradient of a bias in front of a BatchNorm."""
 

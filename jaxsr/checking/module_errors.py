@@ -25,7 +25,9 @@ def module_errors(module: nn.Module, jax_runs: JaxRuns, torch_runs: TorchRuns) -
         if not arrays or path not in exact or exact[path].keys() != arrays.keys():
             continue
         worst = max(compare_arrays(arrays, single[path], exact[path]), key=_ratio)
-        is_leaf = not any(other.startswith(f"{path}." if path else "") and other != path for other in kinds)
+        is_leaf = not any(
+            other.startswith(f"{path}." if path else "") and other != path for other in kinds
+        )
         condition = max(worst.condition, 1.0)
         amplification = condition / before if is_leaf else 1.0
         errors.append(

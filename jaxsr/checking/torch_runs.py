@@ -121,7 +121,9 @@ def run_torch(
         for tensor in floating.values():
             tensor.requires_grad_()
     # A copy: a module that writes into its input may do so to no leaf.
-    args, kwargs = arguments.call({n: t.view_as(t) if differentiate else t for n, t in tensors.items()})
+    args, kwargs = arguments.call(
+        {n: t.view_as(t) if differentiate else t for n, t in tensors.items()}
+    )
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(differentiate))
@@ -163,6 +165,27 @@ def cotangent(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """What an output is multiplied with in the loss: fixed normal numbers, float32."""
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     return np.asarray(generator.standard_normal(shape), np.float32)
+
+
+def torch_step(
+    module: nn.Module, arguments: Arguments, *, differentiate: bool
+) -> Callable[[], Any]:
+    """A step to be timed: forward, or forward and the gradients of parameters."""
+    module = copy.deepcopy(module).cpu().eval()
+
+    def step() -> Any:
+        args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})
+        with torch.set_grad_enabled(differentiate):
+            outputs = named_leaves(
+                module(*args, **kwargs), lambda v: isinstance(v, torch.Tensor)
+            ).values()
+            if not differentiate:
+                return outputs
+            loss = sum(t.real.sum() for t in outputs if t.requires_grad)
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            return torch.autograd.grad(loss, parameters, allow_unused=True)  # type: ignore[arg-type]
+
+    return step
 
 
 def steps_per_second(run: Callable[[], Any], *, budget_s: float) -> float:

@@ -17,6 +17,7 @@ from torch import nn
 
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.interop.weights import read_metadata
+from jaxsr.models.libraries import is_of_library, library_network
 from jaxsr.models.registry import (
     FAMILIES,
     Kind,
@@ -38,6 +39,7 @@ def load_model(
     weights: Path | None = None,
     options: Mapping[str, Any] | None = None,
     random_weights: bool = False,
+    untrained: bool = False,
     dtype: torch.dtype = torch.float32,
     scheme: Any = None,
 ) -> LoadedModel:
@@ -49,6 +51,8 @@ def load_model(
       weights: file for `package.module:Class` or a module.
       options: keyword arguments of the class.
       random_weights: a family's name gives a small network with random weights.
+      untrained: `timm:NAME`, `torchvision:NAME`, a Hugging Face folder or `config.json`, and classes
+        without `weights`, give networks with random weights; see `jaxsr.models.libraries`.
       dtype: of a language model's weights that are not quantised.
       scheme: quantisation of a language model, see `jaxsr.models.llama.quantized.Scheme`.
 
@@ -68,8 +72,15 @@ def load_model(
             kind=family.kind,
             value_range=family.value_range,
         )
+    if untrained and weights is None and is_of_library(name):
+        network = library_network(name, options or {})
+        return LoadedModel(network=network.eval(), name=name, family=type(network).__name__)
     if isinstance(model, nn.Module) or (model is not None and ":" in name and not path.exists()):
-        network = model if isinstance(model, nn.Module) else _from_class(name, weights, options)
+        network = (
+            model
+            if isinstance(model, nn.Module)
+            else _from_class(name, weights, options, untrained)
+        )
         if weights is not None:
             load_weights(network, read_weights(weights), source=str(weights))
         family_name = type(network).__name__
@@ -208,7 +219,9 @@ def _by_spandrel(path: Path, weights: Weights, kind: Kind | None) -> nn.Module:
     return descriptor.model
 
 
-def _from_class(model: str, weights: Path | None, options: Mapping[str, Any] | None) -> nn.Module:
+def _from_class(
+    model: str, weights: Path | None, options: Mapping[str, Any] | None, untrained: bool
+) -> nn.Module:
     """The network that `package.module:Class` makes, without its weights."""
     module_name, _, class_name = model.partition(":")
     try:
@@ -232,6 +245,6 @@ def _from_class(model: str, weights: Path | None, options: Mapping[str, Any] | N
     network = make(**options)
     if not isinstance(network, nn.Module):
         raise InputError(f"--model {model} made a {type(network).__name__}, not a torch module")
-    if weights is None:
+    if weights is None and not untrained:
         raise InputError(f"--model {model} needs its weights: add --weights FILE")
     return network

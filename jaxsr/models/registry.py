@@ -121,11 +121,11 @@ def random_network(family: str, *, build: Callable[[], nn.Module] | None = None)
         network = entry.network(entry.small) if build is None else build()
         with torch.no_grad():
             for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-                _perturb(name, tensor)
+                perturb(name, tensor)
     return network.requires_grad_(False).eval()
 
 
-def _perturb(name: str, tensor: Tensor) -> None:
+def perturb(name: str, tensor: Tensor) -> None:
     """Moves values that start at 0 or 1, or statistics and scales would do nothing."""
     if not tensor.is_floating_point() or name.endswith("inv_freq"):
         return

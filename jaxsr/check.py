@@ -1,0 +1,41 @@
+"""Any torch model in JAX: `jaxsr.check(module, *inputs)` and `python -m jaxsr.check MODEL`.
+
+Does it convert, does it compute the same, forward and backward, and what does it cost? The work is
+done in `jaxsr.checking`.
+"""
+
+import sys
+import types
+from collections.abc import Sequence
+
+from jaxsr.checking.check_module import check
+from jaxsr.runtime.cli import parse_options, run_command, run_program
+
+
+class _CallableModule(types.ModuleType):
+    """`jaxsr.check` is this module, and the function in it."""
+
+    __call__ = staticmethod(check)
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit status."""
+    return run_command(_check, arguments)
+
+
+def _check(arguments: list[str]) -> int:
+    from jaxsr.checking.config import CheckConfig
+
+    config = parse_options(CheckConfig, arguments, prog="python -m jaxsr.check")
+    if config.aot is not None:
+        from jaxsr.checking.aot import run
+    else:
+        from jaxsr.checking.check_model import run
+    return run(config)
+
+
+if __name__ == "__main__":
+    run_program(main, "check")

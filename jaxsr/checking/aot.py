@@ -1,0 +1,67 @@
+"""`python -m jaxsr.check MODEL --aot v5e:1x1`: its forward and gradient, compiled ahead of time."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.checking.arguments import Arguments, named_leaves
+from jaxsr.checking.check_model import load
+from jaxsr.checking.config import CheckConfig
+from jaxsr.checking.jax_runs import is_array
+from jaxsr.errors import InputError
+from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.interop.folding.policy import choose_folding
+from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
+from jaxsr.interop.module import to_jax
+from jaxsr.runtime.aot import Compile, compile_batches, prepare
+
+
+def run(config: CheckConfig) -> int:
+    """What the command does with `--aot`; returns its exit status."""
+    topology = prepare(config)
+    loaded, (args, kwargs) = load(config)
+    arguments = Arguments.of(args, kwargs)
+    rows = arguments.rows
+    if rows is None:
+        raise InputError("--aot splits a batch, but the inputs share no batch axis; give --input")
+    mesh = make_mesh(len(topology.devices), topology.devices)
+    module = to_jax(
+        loaded.network,
+        compute_dtype=None if config.dtype == "float32" else jnp.dtype(config.dtype),
+        lane_folding=choose_folding(config.lane_folding, topology.devices[0]),
+    )
+    same, split = replicated(mesh), batch_sharding(mesh)
+
+    def forward(params: Any, buffers: Any, inputs: dict[str, Any], key: Any) -> dict[str, Any]:
+        values, keywords = arguments.call(inputs)
+        outputs = module.apply(params, buffers, *values, rng=key, **keywords)[0]
+        return named_leaves(outputs, is_array)
+
+    def loss(params: Any, buffers: Any, inputs: dict[str, Any], key: Any) -> jax.Array:
+        outputs = forward(params, buffers, inputs, key).values()
+        floating = [v.real.sum() for v in outputs if jnp.issubdtype(v.dtype, jnp.inexact)]
+        return jnp.asarray(sum(floating), jnp.float32)
+
+    def program(name: str, function: Any) -> Compile:
+        def compile_at(batch: int) -> Ahead:
+            inputs = {
+                n: jax.ShapeDtypeStruct(
+                    (batch, *v.shape[1:]) if v.ndim else (),
+                    v.dtype,
+                    sharding=split if v.ndim else same,
+                )
+                for n, v in ((n, jnp.asarray(a)) for n, a in arguments.arrays.items())
+            }
+            state = (abstract(module.params, same), abstract(module.buffers, same))
+            key = abstract(jax.eval_shape(lambda: jax.random.key(0)), same)
+            return compile_ahead(jax.jit(function), (*state, inputs, key), topology, name=name)
+
+        return compile_at
+
+    programs = [program("forward", forward)]
+    if module.params and not config.forward_only:
+        programs.append(program("gradient", jax.grad(loss)))
+    devices = len(topology.devices)
+    batch = -(-rows // devices) * devices
+    return compile_batches(programs, config, batch=batch, step=devices)

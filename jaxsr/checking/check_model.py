@@ -1,0 +1,84 @@
+"""`python -m jaxsr.check MODEL`: loads the model, checks it, prints the page."""
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from jaxsr.checking.config import CheckConfig
+from jaxsr.checking.example_inputs import Example, example_inputs, parse_inputs, settle
+from jaxsr.errors import InputError, one_line
+from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.models.load import load_model
+from jaxsr.models.registry import LoadedModel
+
+
+def run(config: CheckConfig) -> int:
+    """Checks the model; returns the exit status."""
+    import jax
+
+    from jaxsr.checking.check_module import check
+    from jaxsr.checking.html_report import page
+    from jaxsr.checking.text_report import print_page
+    from jaxsr.interop.mesh import select_platform
+    from jaxsr.runtime.setup import configure_jax
+
+    configure_jax(config.compile_cache)  # none by default: compiling is timed
+    select_platform(config.platform, simulated_devices=config.devices)
+    warnings.simplefilter("ignore")  # of the user's libraries; the page stays one screen
+    loaded, (args, kwargs) = load(config)
+    with jax.default_matmul_precision("highest"):
+        result = check(
+            loaded.network,
+            *args,
+            kwargs=kwargs,
+            name=config.model,
+            train=not config.eval_only,
+            gradients=not config.forward_only,
+            mesh=config.devices,
+            modules=config.html is not None,
+        )
+    if config.html is not None:
+        atomic_write(config.html, page(result).encode())
+    if config.json:
+        print(json.dumps(finite(result.as_json()), indent=2))
+    else:
+        print_page(result)
+    return result.exit_status
+
+
+def load(config: CheckConfig) -> tuple[LoadedModel, Example]:
+    """The model and its inputs.
+
+    Raises:
+      FileNotFoundError, InputError: the model cannot be loaded or built, or has no inputs.
+    """
+    model, weights = config.model, None
+    if config.class_ is not None:
+        model, weights = config.class_, Path(config.model)
+    try:
+        loaded = load_model(
+            model,
+            weights=weights,
+            options=config.model_options(),
+            random_weights=True,
+            untrained=True,
+        )
+    except (InputError, OSError):
+        raise
+    except Exception as error:  # of the user's own class
+        raise InputError(
+            f"{model} cannot be built: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    settle(loaded.network)
+    return loaded, parse_inputs(config.input) if config.input else example_inputs(loaded)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

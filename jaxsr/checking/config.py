@@ -1,0 +1,55 @@
+"""The options of `jaxsr.check`, checked before any device is touched."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jaxsr.errors import InputError
+from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig(LaneFoldingOptions, AotOptions):
+    """Checks that a torch model computes the same in JAX, and what it costs."""
+
+    model: tyro.conf.Positional[str]
+    """package.module:Class or :function, timm:NAME, torchvision:NAME, a Hugging Face folder or
+    config.json, a weights file (.safetensors, .pt, .pth), a run folder, or a family's name."""
+    args: str = "{}"
+    """Keyword arguments of the class or builder, as a JSON object."""
+    class_: Annotated[str | None, tyro.conf.arg(name="class")] = None
+    """package.module:Class of a weights file that jaxsr does not know."""
+    input: tuple[str, ...] = ()
+    """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000, whole numbers
+    below LIMIT. Default: what the model's library or family says."""
+    forward_only: bool = False
+    """Leave gradients out."""
+    eval_only: bool = False
+    """Leave training mode out."""
+    json: bool = False
+    """Print one JSON object instead of the page."""
+    html: Path | None = None
+    """Also write a page with every submodule, coloured by its error, to this file."""
+    mesh: str = "2"
+    """Devices of the mesh that is checked, simulated on a CPU; 1 checks none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.engine == "torch":
+            raise InputError("check compares both engines; leave --engine out")
+        self.model_options()
+
+    def model_options(self) -> dict[str, Any]:
+        """`args` as a dictionary."""
+        try:
+            options = json.loads(self.args)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"args is no JSON ({error}): {self.args[:80]!r}") from None
+        if not isinstance(options, dict):
+            raise InputError(
+                f"args must be a JSON object such as '{{\"width\": 64}}', got {self.args[:80]!r}"
+            )
+        return options
