@@ -85,10 +85,8 @@ class Arguments:
 
 def _argument_name(path: Any, single: bool) -> str:
     first, second, *rest = path
-    if first.idx == 0:
-        name = "input" if single else f"input[{second.idx}]"
-    else:
-        name = str(second.key)
+    positional = "input" if single else f"input[{getattr(second, 'idx', 0)}]"
+    name = positional if first.idx == 0 else str(second.key)
     return name + pytree.keystr(tuple(rest))
 
 

@@ -1,7 +1,6 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -120,6 +119,7 @@ class _Check:
         rows += mode.rows
         if mode.forward is None:
             return
+        rows.append(attempt("jit of apply", self._jit))
         if train:
             rows += self._train()
         if vmap:
@@ -160,6 +160,16 @@ class _Check:
         detail += "the same key repeats every bit" if same else "the same key gives other bits"
         detail += ", another key does not" if changed else ", and so does another key"
         return Row(name="random key", status="ok" if same and changed else "differs", detail=detail)
+
+    def _jit(self) -> Row:
+        """`jax.jit(module.apply)` as users write it: its outputs have to be pytrees."""
+        args, kwargs = self.arguments.call(self.jax.inputs())
+        static = [v for v in (*args, *kwargs.values()) if isinstance(v, (bool, str))]
+        if static:
+            detail = "some arguments are no arrays"
+            return Row(name="jit of apply", status="skipped", detail=detail, required=False)
+        jax.eval_shape(self.jax.converted.apply, *self.jax.state, *args, rng=self.key, **kwargs)
+        return Row(name="jit of apply", status="ok")
 
     def _vmap(self) -> Row:
         rows = self.arguments.rows

@@ -1,7 +1,7 @@
 """One mode of a module, torch against JAX: outputs, gradients and buffers with their errors."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,9 +78,9 @@ class TorchRuns:
                     differentiate=self.differentiate,
                 )
                 for group in _GROUPS:
-                    found = distances(getattr(self.exact, group), getattr(near, group))
+                    distance = distances(getattr(self.exact, group), getattr(near, group))
                     noise = self._noise[group]
-                    noise |= {n: max(v, noise.get(n, 0.0)) for n, v in found.items()}
+                    noise |= {n: max(v, noise.get(n, 0.0)) for n, v in distance.items()}
         return self._noise
 
     def errors(self, group: str, arrays: Any) -> tuple[ArrayError, ...]:
@@ -175,8 +175,3 @@ def equal_runs(first: Run, second: Run) -> bool:
         if a.keys() != b.keys() or any(a[n].tobytes() != b[n].tobytes() for n in a):
             return False
     return True
-
-
-def optional(row: Row) -> Row:
-    """The row, no longer required."""
-    return replace(row, required=False)

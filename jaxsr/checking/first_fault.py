@@ -1,7 +1,6 @@
 """Bisection: the first submodule that is wrong by itself, on the inputs that torch gave it."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from jaxsr.checking.jax_runs import JaxRuns
 from jaxsr.checking.result import Fault, Row
 from jaxsr.checking.torch_runs import run_torch
 
-_QUANTITIES = {"forward": "output", "gradient": "gradient", "buffers": "buffer"}
+_QUANTITIES = {"gradient": "gradient", "buffers": "buffer"}
 
 
 @dataclass(kw_only=True)
@@ -92,19 +91,23 @@ def find_fault(
     worst = row.worst
     assert worst is not None
     fault = Fault(
-        path="", kind=type(module).__name__, quantity=f"{_QUANTITIES[quantity]} {worst.name}",
+        path="", kind=type(module).__name__, quantity=_quantity(quantity, worst.name),
         error=worst.error, bound=worst.bound,
     )  # fmt: skip
     inner = call.inner
     while inner:
         for call in inner:
-            found = _wrong(call, quantity, train, key)
-            if found is not None:
-                fault, inner = found, call.inner
+            inner_fault = _wrong(call, quantity, train, key)
+            if inner_fault is not None:
+                fault, inner = inner_fault, call.inner
                 break
         else:
             break
     return fault
+
+
+def _quantity(group: str, name: str) -> str:
+    return name if group == "forward" else f"{_QUANTITIES[group]} {name}"
 
 
 def _wrong(call: Call, quantity: str, train: bool, key: Any) -> Fault | None:
@@ -122,7 +125,7 @@ def _wrong(call: Call, quantity: str, train: bool, key: Any) -> Fault | None:
             return Fault(
                 path=call.path,
                 kind=type(call.module).__name__,
-                quantity=f"{_QUANTITIES[row.name]} {row.worst.name}",
+                quantity=_quantity(row.name, row.worst.name),
                 error=row.worst.error,
                 bound=row.worst.bound,
             )

@@ -98,5 +98,5 @@ def rule() -> str:
     """What counts as a difference, in a sentence."""
     return (
         f"a difference counts where JAX is further from float64 than {FACTOR:.0f} times torch's "
-        f"own float32 error, and than {FLOOR_ULPS:.0f} steps of float32 at the array's largest value"
+        f"float32 error, and than {FLOOR_ULPS:.0f} steps of float32 at the array's largest value"
     )

@@ -51,8 +51,8 @@ def load_model(
       weights: file for `package.module:Class` or a module.
       options: keyword arguments of the class.
       random_weights: a family's name gives a small network with random weights.
-      untrained: `timm:NAME`, `torchvision:NAME`, a Hugging Face folder or `config.json`, and classes
-        without `weights`, give networks with random weights; see `jaxsr.models.libraries`.
+      untrained: classes without `weights`, `timm:NAME`, `torchvision:NAME`, and a Hugging Face
+        folder or `config.json` give random weights; see `jaxsr.models.libraries`.
       dtype: of a language model's weights that are not quantised.
       scheme: quantisation of a language model, see `jaxsr.models.llama.quantized.Scheme`.
 
