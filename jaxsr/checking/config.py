@@ -37,9 +37,9 @@ class CheckConfig(LaneFoldingOptions, AotOptions):
     """Devices of the mesh that is checked, simulated on a CPU; 1 checks none."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.engine == "torch":
             raise InputError("check compares both engines; leave --engine out")
+        super().__post_init__()
         self.model_options()
 
     def model_options(self) -> dict[str, Any]:

@@ -64,7 +64,10 @@ def _tree(result: CheckResult) -> list[Branch]:
     fault = result.fault.path if result.fault is not None else None
     branches: list[Branch] = []
     for one in sorted(result.modules, key=sort_key):
-        depth = one.path.count(".") + 1 if one.path else 0
-        name = one.path.rpartition(".")[2] or result.kind
+        parts = one.path.split(".")
+        above = [".".join(parts[:n]) for n in range(1, len(parts))]
+        ancestors = [path for path in above if path in order]  # a ModuleList is never called
+        name = one.path.removeprefix(ancestors[-1] + ".") if ancestors else one.path
+        depth = len(ancestors)
         branches.append(Branch(name, depth, one, colour(one), one.path == fault))
     return branches

@@ -21,10 +21,12 @@ def module_errors(module: nn.Module, jax_runs: JaxRuns, torch_runs: TorchRuns) -
     kinds = {path: type(sub).__name__ for path, sub in module.named_modules()}
     errors: list[ModuleError] = []
     before = 1.0
-    for path, arrays in jax_runs.modules().items():
-        if not arrays or path not in exact or exact[path].keys() != arrays.keys():
+    recorded = jax_runs.modules()
+    for path, reference in exact.items():
+        arrays = recorded.get(path)
+        if not arrays or reference.keys() != arrays.keys():
             continue
-        worst = max(compare_arrays(arrays, single[path], exact[path]), key=_ratio)
+        worst = max(compare_arrays(arrays, single[path], reference), key=_ratio)
         is_leaf = not any(
             other.startswith(f"{path}." if path else "") and other != path for other in kinds
         )

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,13 +45,7 @@ def library_network(model: str, options: Mapping[str, Any]) -> nn.Module:
             elif library == "timm":
                 network = _module("timm").create_model(name, pretrained=False, **options)
             else:
-                network = (
-                    _module("torchvision.models").get_model(
-                        name, **{"weights": None, "weights_backbone": None} | dict(options)
-                    )
-                    if _takes_backbone(name)
-                    else _module("torchvision.models").get_model(name, weights=None, **options)
-                )
+                network = _torchvision(name, options)
         except InputError:
             raise
         except Exception as error:
@@ -66,12 +61,11 @@ def library_network(model: str, options: Mapping[str, Any]) -> nn.Module:
     return network
 
 
-def _takes_backbone(name: str) -> bool:
-    """Whether torchvision's builder would download weights of a backbone."""
-    import inspect
-
-    builder = _module("torchvision.models").get_model_builder(name)
-    return "weights_backbone" in inspect.signature(builder).parameters
+def _torchvision(name: str, options: Mapping[str, Any]) -> nn.Module:
+    models = _module("torchvision.models")
+    names = ("weights", "weights_backbone")  # neither is downloaded
+    accepted = inspect.signature(models.get_model_builder(name)).parameters
+    return models.get_model(name, **{n: None for n in names if n in accepted} | dict(options))
 
 
 def _module(name: str) -> Any:

@@ -1,0 +1,214 @@
+"""`jaxsr.check(module, *inputs)`: right, wrong, refused and ill-conditioned modules."""
+
+import collections
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import jaxsr
+from jaxsr.checking.html_report import page
+from jaxsr.checking.measures import FLOOR_ULPS, ULP, compare_arrays
+from jaxsr.errors import InputError, InputTypeError
+from jaxsr.interop import register_lowering
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 6, batch_first=True)
+
+    def forward(self, x, *, shift):
+        out, state = self.rnn(x + shift)
+        return {"out": out, "pair": Pair(state.mean(), [out.argmax(-1)])}
+
+
+class WrongScale(nn.Module):
+    """Its operator is given a wrong lowering."""
+
+    def forward(self, x):
+        return torch.special.erfcx(x)
+
+
+class WrongGradient(nn.Module):
+    def forward(self, x):
+        return torch.special.i1e(x)
+
+
+class Block(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.lin, self.act = nn.Linear(6, 6), act
+
+    def forward(self, x):
+        return x + self.act(self.lin(x))
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class Cancels(nn.Module):
+    def forward(self, x):
+        return (x + 1000) ** 2 - 1000**2 - 2000 * x
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(),
+        nn.Linear(4 * 36, 5),
+    )  # fmt: skip
+
+
+def image(rows=2):
+    return torch.randn(rows, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def wrong(act, x):
+    torch.manual_seed(0)
+    blocks = nn.Sequential(Block(nn.ReLU()), Block(act), Block(nn.Tanh()))
+    return jaxsr.check(blocks, x, speed_s=0, vmap=False, mesh=1)
+
+
+def test_a_network_with_batch_norm_and_dropout_is_the_same():
+    net = network()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    result = jaxsr.check(net, image(), modules=True, speed_s=0.01)
+    assert result.ok, result
+    assert result.exit_status == 0
+    names = [row.name for row in result.rows]
+    assert names == [
+        "forward", "gradient", "buffers", "jit of apply", "train forward", "train gradient",
+        "train buffers", "random key", "vmap", "mesh of 2",
+    ]  # fmt: skip
+    assert {row.status for row in result.rows} == {"ok"}
+    assert [speed.program for speed in result.speeds] == ["forward", "gradient"]
+    assert [one.path for one in result.modules] == ["0", "1", "2", "3", "4", "5"]
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert net.training
+
+
+def test_the_page_fits_one_screen():
+    lines = repr(jaxsr.check(network(), image(), speed_s=0.01)).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 110
+
+
+def test_dictionaries_tuples_and_keyword_arguments():
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    result = jaxsr.check(Several(), x, kwargs={"shift": np.float32([1, 2, 3, 4])}, speed_s=0)
+    assert result.ok, result
+    outputs = {one.name for one in result.row("forward").arrays}
+    assert outputs == {"out", "pair[0]", "pair[1][0]"}
+    gradients = {one.name for one in result.row("gradient").arrays}
+    assert {"∂ input", "∂ shift", "rnn.weight_ih_l0"} <= gradients
+    assert result.row("vmap").status == "skipped"  # 3 rows of x, 4 values of shift
+
+
+def test_an_odd_batch_is_doubled_for_the_mesh():
+    result = jaxsr.check(nn.Linear(4, 2), torch.ones(1, 4), speed_s=0)
+    assert result.row("mesh of 2").arrays[0].shape == (2, 2)
+    assert result.ok
+
+
+def test_a_wrong_lowering_differs_and_is_found():
+    register_lowering(
+        torch.ops.aten.special_erfcx.default, lambda x: jnp.exp(x * x) * (1 - jnp.tanh(x))
+    )
+    result = wrong(WrongScale(), torch.rand(4, 6))
+    assert result.status == "differs"
+    assert result.exit_status == 1
+    assert result.fault.path == "1.act"
+    assert result.fault.kind == "WrongScale"
+    assert "first wrong module: 1.act (WrongScale)" in repr(result)
+    assert result.modules
+    assert "wrong by itself" in page(result)
+
+
+def test_a_wrong_gradient_differs_and_is_found():
+    import jax
+
+    @jax.custom_jvp
+    def i1e(x):
+        return jax.scipy.special.i1e(x)
+
+    i1e.defjvp(lambda x, dx: (i1e(*x), 1.001 * jax.jvp(jax.scipy.special.i1e, x, dx)[1]))
+    register_lowering(torch.ops.aten.special_i1e.default, i1e)
+    result = wrong(WrongGradient(), torch.rand(4, 6))
+    assert result.row("forward").status == "ok"
+    assert result.row("gradient").status == "differs"
+    assert result.fault.path == "1.act"
+    assert result.fault.quantity == "gradient ∂ input"
+
+
+def test_a_branch_on_a_value_is_refused():
+    result = jaxsr.check(Branch(), torch.ones(2, 3))
+    assert (result.status, result.exit_status) == ("refused", 2)
+    assert "traced" in result.reason
+    assert not result.ok
+
+
+def test_an_ill_conditioned_operation_is_named():
+    net = nn.Sequential(nn.Linear(6, 6), Cancels())
+    result = jaxsr.check(net, torch.rand(4, 6), speed_s=0, vmap=False, mesh=1)
+    assert result.ok, result
+    assert any(
+        note.startswith("ill-conditioned") and "1 (Cancels)" in note for note in result.notes
+    )
+
+
+def test_training_that_torch_refuses_is_skipped():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    result = jaxsr.check(net, torch.ones(1, 3), speed_s=0)
+    assert result.ok
+    assert "more than 1 value per channel" in result.row("train").detail
+
+
+def test_a_module_without_gradients_is_checked_forward():
+    result = jaxsr.check(nn.Embedding(5, 3).requires_grad_(False), torch.tensor([[1, 2]]))
+    assert result.ok
+    assert result.row("gradient").status == "skipped"
+
+
+def test_half_precision_is_held_against_float64():
+    result = jaxsr.check(nn.Linear(8, 8).bfloat16(), torch.ones(2, 8).bfloat16(), speed_s=0)
+    assert result.ok, result
+    assert result.row("forward").worst.torch_error > 1e-4
+
+
+def test_wrong_inputs_are_errors():
+    with pytest.raises(InputError, match="torch cannot run Linear on input float32"):
+        jaxsr.check(nn.Linear(4, 2), torch.ones(1, 5))
+    with pytest.raises(InputTypeError, match="takes a torch.nn.Module"):
+        jaxsr.check(torch.sin, torch.ones(1))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputTypeError, match="meta device"):
+        jaxsr.check(nn.Linear(4, 2), torch.ones(1, 4, device="meta"))
+
+
+def test_the_bound_follows_from_torch_and_has_a_floor():
+    exact = {"a": np.array([1.0, 2.0])}
+    torch_arrays = {"a": np.float32([1.0, 2.0 + 1e-5])}
+    (one,) = compare_arrays({"a": np.float32([1.0, 2.00007])}, torch_arrays, exact)
+    assert one.ok
+    assert one.bound == pytest.approx(8 * 0.5e-5, rel=0.05)
+    (one,) = compare_arrays({"a": np.float32([1.0, 2.0001])}, torch_arrays, exact)
+    assert not one.ok
+    (one,) = compare_arrays(exact, exact, exact)
+    assert one.bound == FLOOR_ULPS * ULP
+
+
+@pytest.mark.parametrize(
+    "wrong_array", [np.float32([np.nan, 2]), np.float32([1, 2, 3]), np.float32([1, np.inf])]
+)
+def test_shapes_and_special_values_count(wrong_array):
+    exact = {"a": np.array([1.0, 2.0])}
+    (one,) = compare_arrays({"a": wrong_array}, exact, exact)
+    assert not one.ok
+    (one,) = compare_arrays({}, exact, exact)
+    assert not one.ok
