@@ -102,6 +102,7 @@ class _Check:
         self.result, self.module, self.arguments = result, module, arguments
         self.evaluated = evaluated
         self.key = evaluated.key
+        self.jax: JaxRuns
 
     def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
         """Everything, in the order of the page."""

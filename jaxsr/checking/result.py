@@ -91,8 +91,8 @@ class CheckResult:
     def status(self) -> Status:
         """`differs` before `failed` before `refused` before `ok`."""
         states = {row.status for row in self.rows if row.required or row.status == "differs"}
-        order: tuple[Status, ...] = ("differs", "failed", "refused")
-        return next((status for status in order if status in states), "ok")
+        order: tuple[Status, ...] = ("differs", "failed", "refused", "ok")
+        return next(status for status in order if status in states or status == "ok")
 
     @property
     def ok(self) -> bool:

@@ -185,7 +185,7 @@ def test_half_precision_is_held_against_float64():
 def test_wrong_inputs_are_errors():
     with pytest.raises(InputError, match="torch cannot run Linear on input float32"):
         jaxsr.check(nn.Linear(4, 2), torch.ones(1, 5))
-    with pytest.raises(InputTypeError, match="takes a torch.nn.Module"):
+    with pytest.raises(InputTypeError, match=r"takes a torch\.nn\.Module"):
         jaxsr.check(torch.sin, torch.ones(1))  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputTypeError, match="meta device"):
         jaxsr.check(nn.Linear(4, 2), torch.ones(1, 4, device="meta"))
