@@ -82,13 +82,16 @@ class Entry:
     arguments: tuple[str, ...]
 
 
-def entries(folder: Path) -> Iterator[Entry]:
-    """All models of the libraries that can be imported; configurations are written to `folder`."""
-    for name, (args, inputs) in TORCH_NN.items():
-        words = (name, "--args", json.dumps(args), "--input", *inputs)
-        yield Entry("torch.nn", name, words)
-    yield from _timm()
-    yield from _transformers(folder)
+def entries(folder: Path, group: Group | None) -> Iterator[Entry]:
+    """Models of the libraries that can be imported; configurations are written to `folder`."""
+    if group in (None, "torch.nn"):
+        for name, (args, inputs) in TORCH_NN.items():
+            words = (name, "--args", json.dumps(args), "--input", *inputs)
+            yield Entry("torch.nn", name, words)
+    if group in (None, "timm"):
+        yield from _timm()
+    if group in (None, "transformers"):
+        yield from _transformers(folder)
 
 
 def _timm() -> Iterator[Entry]:
@@ -190,11 +193,7 @@ def measure(options: Options) -> None:
     report = Report("zoo", options, key=("model",))
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        listed = [
-            entry
-            for entry in entries(Path(folder))
-            if options.only in entry.name and options.group in (None, entry.group)
-        ]
+        listed = [e for e in entries(Path(folder), options.group) if options.only in e.name]
         for entry in listed[int(part) - 1 :: int(parts)]:
             if entry.name in done:
                 continue
