@@ -96,7 +96,7 @@ def entries(folder: Path, group: Group | None) -> Iterator[Entry]:
 
 def _timm() -> Iterator[Entry]:
     try:
-        import timm
+        import timm  # type: ignore[import-not-found]
     except Exception as error:
         print(f"timm is left out: {type(error).__name__}: {error}")
         return
