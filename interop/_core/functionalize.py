@@ -20,6 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.autograd_function import checkpointed
+from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import Trace, cast
 from jaxsr.interop._core.dtypes import (
@@ -73,6 +74,7 @@ def functionalize(
 ) -> "FunctionalModule":
     """The copy of `module` that `apply` traces; the options are those of `to_jax`."""
     registry.load()
+    register_torch_nodes()
     from jaxsr.interop.lowerings.batch_norm import replace_forwards
 
     _refuse_wrappers(module)
@@ -227,10 +229,8 @@ class FunctionalModule:
             with self._swapped(tensors, train):
                 before = self._attributes()
                 with _located_errors(self):
-                    args, kw = jax.tree.map(
-                        lambda x: to_tensor(trace, x, compute_dtype),
-                        (inputs, kwargs),
-                        is_leaf=lambda x: x is None,
+                    args, kw = map_leaves(
+                        lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
                     )
                     with watching(self.module, args, kw):
                         result = getattr(self.module, method)(*args, **kw)
@@ -426,7 +426,7 @@ def to_tensor(trace: Trace, x: Any, compute: Any) -> Any:
             check_range(np.asarray(x), "an input")
         x = jnp.asarray(x)
     if not isinstance(x, jax.Array):
-        return x
+        return private_copy(x)
     if compute is not None and jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(compute)
     return trace.wrap(x)
@@ -434,23 +434,10 @@ def to_tensor(trace: Trace, x: Any, compute: Any) -> Any:
 
 def to_arrays(trace: Trace, result: Any) -> Any:
     """The method's result with arrays for tensors, whatever containers hold them."""
-    if isinstance(result, torch.Tensor):
-        return trace.as_jax_tensor(result).array()
-    if isinstance(result, (tuple, list)):
-        values = [to_arrays(trace, v) for v in result]
-        if hasattr(result, "_fields"):
-            return type(result)(*values)
-        return tuple(values) if isinstance(result, tuple) else values
-    if isinstance(result, Mapping):
-        items = {k: to_arrays(trace, v) for k, v in result.items()}
-        try:
-            rebuild: Any = type(result)
-            return rebuild(items)
-        except TypeError:
-            return items
-    if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        fields = {
-            f.name: to_arrays(trace, getattr(result, f.name)) for f in dataclasses.fields(result)
-        }
-        return dataclasses.replace(result, **fields)
-    return result
+
+    def to_array(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return trace.as_jax_tensor(leaf).array()
+        return tuple(leaf) if isinstance(leaf, torch.Size) else leaf
+
+    return map_leaves(to_array, result)

@@ -295,6 +295,11 @@ class JaxTensor(torch.Tensor):
         self.cell_const = const
         return self
 
+    # The last of the class: within it the name `jax` is this method from here on.
+    def jax(self) -> jax.Array:
+        """The current value, under the name by which libraries ask whether `jax.jit` traces."""
+        return self.array()
+
 
 def stop_gradient(value: Any) -> Any:
     """`lax.stop_gradient` for the dtypes that have gradients."""

@@ -1,0 +1,62 @@
+"""Branches on values that torch code skips while it is compiled are skipped while JAX traces."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from jaxsr.interop import to_jax
+
+X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+
+
+class Masked(nn.Module):
+    """Looks whether the mask is all ones, as transformers does."""
+
+    def __init__(self, question):
+        super().__init__()
+        self.question = question
+
+    def forward(self, x, mask):
+        if not self.question(mask) and bool((mask == 1).all()):
+            return x.softmax(-1)
+        return x.masked_fill(mask == 0, float("-inf")).softmax(-1)
+
+
+QUESTIONS = {
+    "torch.compiler": lambda _: torch.compiler.is_compiling(),
+    "imported name": lambda _: is_compiling(),
+    "torch._dynamo": lambda _: torch._dynamo.is_compiling(),
+    "jax attribute": lambda x: hasattr(x, "jax") and isinstance(x.jax(), jax.core.Tracer),
+}
+
+
+@pytest.mark.parametrize("mask", [[[1, 1, 1]] * 2, [[1, 1, 0], [1, 0, 0]]])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_traced_mask_is_not_read(question, mask):
+    module, mask = Masked(QUESTIONS[question]), np.array(mask)
+    apply = jax.jit(lambda x, m: to_jax(module).apply({}, {}, x, m)[0])
+    expected = module(torch.from_numpy(X), torch.from_numpy(mask))
+    np.testing.assert_allclose(apply(X, mask), expected, atol=1e-6)
+    assert not torch.compiler.is_compiling()
+
+
+def test_the_answer_outside_is_untouched():
+    answers = []
+
+    class Raises(nn.Module):
+        def forward(self, x):
+            answers.append(torch.compiler.is_compiling())
+            raise ValueError("stop")
+
+    jm = to_jax(Raises())
+    with pytest.raises(ValueError, match="stop"):
+        jm.apply({}, {}, X)
+    thread = threading.Thread(target=lambda: answers.append(torch.compiler.is_compiling()))
+    thread.start()
+    thread.join()
+    assert answers == [True, False]
