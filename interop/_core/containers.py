@@ -83,10 +83,9 @@ def _take_apart(value: Any) -> tuple[list[Any], _Static]:
         register(part)
     leaves, structure = jax.tree.flatten(tree)
     traced = tuple(_is_array(leaf) for leaf in leaves)
-    static = tuple(None if is_traced else leaf for leaf, is_traced in zip(leaves, traced))
-    return [x for x, is_traced in zip(leaves, traced) if is_traced], _Static(
-        make, structure, traced, static
-    )
+    static = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
+    children = [leaf for leaf in leaves if _is_array(leaf)]
+    return children, _Static(make, structure, traced, static)
 
 
 def _put_together(static: _Static, children: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What holds tensors goes in and out of `apply` with its type: torch's pytrees, caches, dataclasses."""
+"""What holds tensors goes in and out of `apply` with its type."""
 
 import dataclasses
 from collections import OrderedDict, UserDict, namedtuple
@@ -183,7 +183,7 @@ def test_what_cannot_be_taken_apart_is_named():
             return Locked(x)
 
     jm = to_jax(Returns())
-    with pytest.raises(UnsupportedTorchError, match="Locked holds tensors.*use a tuple"):
+    with pytest.raises(UnsupportedTorchError, match=r"Locked holds tensors.*use a tuple"):
         jm.apply({}, {}, X)
 
 
