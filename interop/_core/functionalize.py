@@ -92,6 +92,7 @@ def functionalize(
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
+    _drop_caches(twin)
     replace_forwards(twin, sync_axis)
     functional = FunctionalModule(twin, slots, aliases, non_persistent)
     functional.wrap_remat(remat)
@@ -262,6 +263,8 @@ class FunctionalModule:
         owner = f"the parameter {name}" if slot.is_parameter and slot.trainable else ""
         tensor = trace.wrap(array, dtype, owner)
         tensor.needs_grad = slot.trainable
+        tensor.cell.input_free = True
+        trace.state.add(tensor.cell)
         if slot.is_parameter:
             tensor._is_param = True
         return tensor
@@ -270,6 +273,13 @@ class FunctionalModule:
     def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Generator[None]:
         modules = list(self.module.modules())
         saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in _TABLES}) for m in modules]
+        contents = [
+            (container, copy.copy(container))
+            for m in modules
+            for key, value in vars(m).items()
+            if key not in _TABLES
+            for container in _containers(value)
+        ]
         try:
             for name, slot in self.slots.items():
                 for path, kind, key in slot.places:
@@ -286,6 +296,8 @@ class FunctionalModule:
                     attributes[kind].update(table)
                 vars(m).clear()
                 vars(m).update(attributes)
+            for container, content in contents:
+                _refill(container, content)
 
     def _attributes(self) -> dict[int, dict[str, Any]]:
         return {id(m): dict(vars(m)) for m in self.module.modules()}
@@ -293,6 +305,7 @@ class FunctionalModule:
     def _check_attributes(
         self, before: dict[int, dict[str, Any]], trace: Trace, tensors: dict[str, JaxTensor]
     ) -> None:
+        registered = {id(tensor) for tensor in tensors.values()}
         for name, sub in self.module.named_modules():
             attributes = before.get(id(sub))
             if attributes is None:
@@ -304,17 +317,15 @@ class FunctionalModule:
                 if key in (*_TABLES, "_non_persistent_buffers_set"):
                     continue
                 where = f"{name}.{key}" if name else key
-                if _holds_traced(value, set(map(id, tensors.values()))):
-                    # Recomputed before each use (old-style weight_norm): nothing leaks.
-                    recomputed = (
-                        isinstance(earlier, torch.Tensor) and id(earlier) not in trace.adopted
+                # A tensor that the code has read before it put another one in its place is state.
+                is_state = isinstance(earlier, torch.Tensor) and id(earlier) in trace.adopted
+                is_recomputed = isinstance(earlier, torch.Tensor) and not is_state
+                if not is_recomputed and _holds_traced(value, registered, caches=not is_state):
+                    raise UnsupportedTorchError(
+                        f"forward keeps a tensor in `{where}`; a pure function cannot: return "
+                        "it, or register it as a buffer of fixed shape"
                     )
-                    if not recomputed:
-                        raise UnsupportedTorchError(
-                            f"forward keeps a tensor in `{where}`; a pure function cannot: return "
-                            "it, or register it as a buffer of fixed shape"
-                        )
-                elif isinstance(value, (bool, int, float)) and value != earlier:
+                if isinstance(value, (bool, int, float)) and value != earlier:
                     raise UnsupportedTorchError(
                         f"forward changes `{where}` from {earlier!r} to {value!r}, which a "
                         "compiled function would do only once; make it a buffer, or an argument"
@@ -381,14 +392,52 @@ def _located_errors(functional: FunctionalModule) -> Generator[None]:
         raise error from e
 
 
-def _holds_traced(value: Any, registered: set[int], depth: int = 3) -> bool:
+def _containers(value: Any, depth: int = 3) -> list[Any]:
+    """A list, dictionary or set that code may write into, and those within it."""
+    if not depth or not isinstance(value, (list, tuple, dict, set)):
+        return []
+    parts = value.values() if isinstance(value, dict) else value
+    inner = [c for part in parts for c in _containers(part, depth - 1)]
+    return inner if isinstance(value, tuple) else [value, *inner]
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Gives a list, dictionary or set the content that it had before."""
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(content)
+
+
+def _holds_traced(value: Any, registered: set[int], *, caches: bool, depth: int = 3) -> bool:
+    """Whether it holds a tensor of the trace that is neither parameter nor buffer.
+
+    Where `caches` holds, tensors that follow from parameters and constants do not count: the next
+    trace computes them again.
+    """
     if isinstance(value, JaxTensor):
-        return id(value) not in registered
-    if depth and isinstance(value, (list, tuple, set)):
-        return any(_holds_traced(v, registered, depth - 1) for v in value)
-    if depth and isinstance(value, dict):
-        return any(_holds_traced(v, registered, depth - 1) for v in value.values())
+        return id(value) not in registered and not (caches and value.cell.input_free)
+    if depth and isinstance(value, (list, tuple, set, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        return any(_holds_traced(v, registered, caches=caches, depth=depth - 1) for v in parts)
     return False
+
+
+def _drop_caches(twin: nn.Module) -> None:
+    """Empties the tables of weights that `train()` of a submodule would empty."""
+    for sub in twin.modules():
+        if type(sub).train is nn.Module.train:
+            continue
+        trial = copy.copy(sub)
+        vars(trial)["_modules"] = {}
+        try:
+            trial.train(True)
+        except Exception:  # its train() needs its submodules: it is left to torch's meaning
+            continue
+        for key, value in vars(sub).items():
+            emptied = (
+                isinstance(value, (dict, list)) and value and vars(trial).get(key) is not value
+            )
+            if emptied and key not in _TABLES and not vars(trial).get(key, True):
+                vars(sub)[key] = type(value)()
 
 
 def _mentions(value: Any, known: Mapping[int, Any]) -> bool:

@@ -44,9 +44,12 @@ class Cell:
     `value` is the JAX array of the root tensor, or None while `const`, a real torch tensor, holds
     it. It may be set to a `DeferredArray`, or to a function that makes the array at the first read.
     `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
+    `input_free` holds where the value follows from parameters, buffers and constants alone.
     """
 
-    __slots__ = ("_lazy", "_settled", "_value", "const", "owner", "region", "version")
+    __slots__ = (
+        "_lazy", "_settled", "_value", "const", "input_free", "owner", "region", "version",
+    )  # fmt: skip
 
     _lazy: Any
     _settled: tuple[Region | None, ChannelArray] | None
@@ -57,6 +60,7 @@ class Cell:
         self.const = const
         self.owner = owner
         self.version = 0
+        self.input_free = const is not None
         self.region = Region.current()
 
     @property
@@ -114,7 +118,8 @@ class Cell:
         if self.owner:
             raise UnsupportedTorchError(
                 f"writes into {self.owner}, which would keep the value in torch and lose it here; "
-                "register it as a buffer (`register_buffer`), or write into a clone"
+                "write into a clone, or let apply return it as a buffer: `register_buffer`, or "
+                "`requires_grad_(False)` for a parameter"
             )
         Region.log_write(self)
 
