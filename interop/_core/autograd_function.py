@@ -161,17 +161,18 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     def run(*arrays: jax.Array) -> list[jax.Array]:
         return forward(*arrays)[0]
 
+    # Both passes may be traced later, when apply has long returned.
+    from jaxsr.interop._core.trace_context import session
+
     def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], Any]:
-        results, ctx = forward(*arrays)
+        with session(trace):
+            results, ctx = forward(*arrays)
         state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
         leaves, traced["tree"] = pytree.tree_flatten(state)
         traced["state"] = leaves
         return results, [t.array() for t in leaves if isinstance(t, JaxTensor)]
 
     def run_backward(residuals: list[jax.Array], cotangents: list[Any]) -> tuple:
-        # The backward pass is traced later, when apply has long returned.
-        from jaxsr.interop._core.trace_context import session
-
         with session(trace), Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
