@@ -189,6 +189,9 @@ class Trace:
         if entry.kind is Kind.DECOMPOSITION:
             with self.dispatch_mode:
                 return self.wrap_result(func, entry.call(*args, **kwargs), metas, False)
+        if entry.kind is Kind.CUSTOM:
+            with torch._C._EnableTorchFunction(), self.function_mode, self.dispatch_mode:  # pyright: ignore
+                return self.wrap_result(func, entry.call(*args, **kwargs), metas, False)
         return self._functional(func, entry, args, kwargs, metas)
 
     def as_jax_tensor(self, tensor: torch.Tensor) -> JaxTensor:

@@ -30,6 +30,7 @@ from jaxsr.interop._core.dtypes import (
     to_torch_dtype,
     x64,
 )
+from jaxsr.interop._core.located_errors import located, write_place
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
@@ -229,7 +230,7 @@ class FunctionalModule:
             }
             with self._swapped(tensors, train):
                 before = self._attributes()
-                with _located_errors(self):
+                try:
                     args, kw = map_leaves(
                         lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
                     )
@@ -238,6 +239,10 @@ class FunctionalModule:
                     outputs = to_arrays(trace, result)
                     self._check_attributes(before, trace, tensors)
                     after = self._collect(trace, tensors, buffers)
+                except Exception as e:
+                    if getattr(e, "located", False):
+                        raise
+                    raise located(e, self.module, self.names) from None
         return outputs, after
 
     def _check_names(self, params: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
@@ -316,19 +321,20 @@ class FunctionalModule:
                     continue
                 if key in (*_TABLES, "_non_persistent_buffers_set"):
                     continue
-                where = f"{name}.{key}" if name else key
+                where = f"`{name}.{key}`" if name else f"`{key}`"
                 # A tensor that the code has read before it put another one in its place is state.
                 is_state = isinstance(earlier, torch.Tensor) and id(earlier) in trace.adopted
                 is_recomputed = isinstance(earlier, torch.Tensor) and not is_state
                 if not is_recomputed and _holds_traced(value, registered, caches=not is_state):
                     raise UnsupportedTorchError(
-                        f"forward keeps a tensor in `{where}`; a pure function cannot: return "
-                        "it, or register it as a buffer of fixed shape"
+                        f"forward keeps a tensor in {where}{write_place(sub, key)}; a pure "
+                        "function cannot: return it, or register it as a buffer of fixed shape"
                     )
                 if isinstance(value, (bool, int, float)) and value != earlier:
                     raise UnsupportedTorchError(
-                        f"forward changes `{where}` from {earlier!r} to {value!r}, which a "
-                        "compiled function would do only once; make it a buffer, or an argument"
+                        f"forward changes {where} from {earlier!r} to {value!r}"
+                        f"{write_place(sub, key)}, which a compiled function would do only once; "
+                        "make it a buffer, or an argument"
                     )
 
     def _collect(
@@ -359,37 +365,6 @@ class FunctionalModule:
                 )
             after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
         return after
-
-    def path_of(self, error: BaseException) -> str:
-        """The innermost submodule that was running when `error` was raised."""
-        path, tb = "", error.__traceback__
-        while tb is not None:
-            owner = tb.tb_frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in self.names:
-                path = f"submodule {self.names[id(owner)]!r} ({type(owner).__name__})"
-                if not self.names[id(owner)]:
-                    path = type(owner).__name__
-            tb = tb.tb_next
-        return path
-
-
-@contextmanager
-def _located_errors(functional: FunctionalModule) -> Generator[None]:
-    """Errors of the module's code name the submodule that was running."""
-    try:
-        yield
-    except Exception as e:
-        if getattr(e, "located", False):
-            raise
-        where = functional.path_of(e) or type(functional.module).__name__
-        text = str(e) if isinstance(e, UnsupportedTorchError) else f"{type(e).__name__}: {e}"
-        kind = UnsupportedTorchError if isinstance(e, NotImplementedError) else type(e)
-        try:
-            error = kind(f"{where}: {text}")
-        except Exception:
-            error = RuntimeError(f"{where}: {text}")
-        error.located = True
-        raise error from e
 
 
 def _containers(value: Any, depth: int = 3) -> list[Any]:

@@ -52,6 +52,7 @@ class Kind(enum.Enum):
     VIEW = "view"
     LOWERING = "jaxsr lowering"
     DECOMPOSITION = "torch decomposition"
+    CUSTOM = "Python code of a torch.library custom operator"
     TORCHAX = "torchax lowering"
     NOTHING = "nothing"
     FUNCTION = "torch function override"
@@ -114,7 +115,7 @@ def resolve(func: Overload) -> Entry:
     if entry is None:
         python = custom_ops.python_function(func)
         if python is not None:
-            return Entry(Kind.DECOMPOSITION, python, source=source_of(python))
+            return Entry(Kind.CUSTOM, python, source=source_of(python))
     if schema.mutated:
         return Entry(Kind.WRITE, functional_of(func))
     if schema.is_view:
