@@ -140,7 +140,7 @@ def is_torch_decomposition(func: Overload, entry: Entry) -> bool:
 def _entry(slot: Kind | None, func: Overload) -> Entry | None:
     """The entry of an overload, registered under itself or under its name."""
     entry = _ENTRIES.get((slot, func))
-    for name in () if entry is not None else (func.name(), func._schema.name):
+    for name in () if entry is not None else (func.name(), func.name().partition(".")[0]):
         entry = entry or _ENTRIES.get((slot, name))
         if entry is not None and entry.kind in _FUNCTIONAL:
             _check_functional(func)

@@ -73,9 +73,10 @@ def _grouped_mm(
 ) -> Any:
     # On the meta device torch knows it for bfloat16 alone.
     names = ("self", "mat2", "offs", "bias", "out_dtype")
-    a, b, ends, bias, out_dtype = (
+    operands: list[Any] = [
         args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)
-    )
+    ]
+    a, b, ends, bias, out_dtype = operands
     if (ends is None) != (a.dim() == b.dim() == 3) or a.dtype != b.dtype:
         raise UnsupportedTorchError(
             f"grouped_mm of {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}, offs "
