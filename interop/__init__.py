@@ -8,7 +8,7 @@ The only package that imports both frameworks.
 
 Public files:
 
-- `module`: `to_jax`, `JaxModule`, `register_lowering`; `flax`: the same inside Flax NNX.
+- `module`: `to_jax`, `JaxModule`, `lowering`; `flax`: the same inside Flax NNX.
 - `explanation`: `explain`; `errors`: `UnsupportedTorchError`.
 - `hooks`: watches torch code while it is traced, and runs torch code on arrays.
 - `mesh`, `distributed`: devices, placement, several hosts.
@@ -26,7 +26,8 @@ Rooms:
 
 To add a lowering, write a function of arrays under `@lowers(torch.ops.aten.NAME.OVERLOAD)` in the
 file of `lowerings/` that has its subject, or in a new file there, and a test in
-`tests/interop/lowerings`. For an operator of your own, call `register_lowering` instead.
+`tests/interop/lowerings`. For an operator of another
+library, `@lowering("namespace::op")` does the same from outside.
 
 Names are imported on first use: importing this package touches no device. It changes one thing:
 torch's idle threads sleep instead of spinning, if torch is not loaded yet.
@@ -47,7 +48,7 @@ _HOME = {
     "to_jax": "module",
     "UnsupportedTorchError": "errors",
     "explain": "explanation",
-    "register_lowering": "module",
+    "lowering": "module",
     "MeshShape": "mesh_shape",
     "make_mesh": "mesh",
     "place": "mesh",

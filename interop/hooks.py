@@ -75,6 +75,7 @@ def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
       UnsupportedTorchError: JAX would compute something else.
     """
     from jaxsr.interop._core import registry
+    from jaxsr.interop._core.containers import map_leaves
     from jaxsr.interop._core.dispatch import Trace
     from jaxsr.interop._core.functionalize import to_arrays, to_tensor
     from jaxsr.interop._core.trace_context import session
@@ -89,5 +90,5 @@ def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     with session(trace):
         tensors: tuple[tuple[Any, ...], dict[str, Any]]
-        tensors = jax.tree.map(as_tensor, (args, kwargs), is_leaf=lambda x: x is None)
+        tensors = map_leaves(as_tensor, (args, kwargs))
         return to_arrays(trace, function(*tensors[0], **tensors[1]))

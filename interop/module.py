@@ -10,7 +10,7 @@ writes, `no_grad`); what cannot be computed faithfully raises `UnsupportedTorchE
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxsr.interop.folding.rules import FoldingRewriter
 from jaxsr.interop.fork_guard import check_not_forked, guard_forks
 
 Arrays = dict[str, jax.Array]
+Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,19 +145,33 @@ def to_jax(
     )
 
 
-def register_lowering(func: Operator, lowering: Callable[..., Any]) -> None:
-    """Gives an operator a JAX lowering of yours, in front of all others.
+def lowering(*operators: Operator) -> Callable[[Lowering], Lowering]:
+    """Decorates a JAX function that computes an operator, in front of all others.
 
-    A second one for the same operator replaces the first. What is missing in jaxsr itself belongs
-    in a file of `interop/lowerings`.
+        @lowering("my_library::double")
+        def double(x):
+            return 2 * x
+
+    An operator of another library needs one only where its code cannot be traced: a decomposition
+    and the Python function of a `torch.library.custom_op` are used by themselves, with its
+    registered backward. A second lowering of an operator replaces the first. What is missing in
+    jaxsr itself belongs in a file of `interop/lowerings`.
 
     Args:
-      func: an aten overload, for instance `torch.ops.aten.sinc.default`, an operator with all its
-        overloads, or a custom operator of yours.
-      lowering: takes JAX arrays where the operator takes tensors, and returns arrays; shape and
-        dtype are held against what torch's meta device says.
+      *operators: "namespace::op" or "namespace::op.overload", whether or not the library is
+        imported yet; an overload, for instance `torch.ops.aten.sinc.default`; or an operator, for
+        all its overloads. The function takes JAX arrays where the operator takes tensors and
+        returns arrays, differentiable by JAX. Shape and dtype are held against what torch's meta
+        device says (`torch.library.register_fake`).
 
     Raises:
-      InputError: the operator writes into its argument, or returns a view of it.
+      InputError: an operator writes into its argument, or returns a view of it; a name is not of
+        the form "namespace::op".
     """
-    register_user_lowering(func, lowering)
+
+    def register(function: Lowering) -> Lowering:
+        for operator in operators:
+            register_user_lowering(operator, function)
+        return function
+
+    return register

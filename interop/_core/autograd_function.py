@@ -6,6 +6,7 @@ leave it as additional results.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -161,17 +162,18 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     def run(*arrays: jax.Array) -> list[jax.Array]:
         return forward(*arrays)[0]
 
+    # Both passes may be traced later, when apply has long returned.
+    from jaxsr.interop._core.trace_context import session
+
     def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], Any]:
-        results, ctx = forward(*arrays)
+        with session(trace):
+            results, ctx = forward(*arrays)
         state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
         leaves, traced["tree"] = pytree.tree_flatten(state)
         traced["state"] = leaves
         return results, [t.array() for t in leaves if isinstance(t, JaxTensor)]
 
     def run_backward(residuals: list[jax.Array], cotangents: list[Any]) -> tuple:
-        # The backward pass is traced later, when apply has long returned.
-        from jaxsr.interop._core.trace_context import session
-
         with session(trace), Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
@@ -217,6 +219,44 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     return out[0] if traced["single"] else tuple(out)
 
 
+def associative_scan(
+    trace: Trace,
+    combine_fn: Callable[[Any, Any], Any],
+    xs: Any,
+    dim: int,
+    reverse: bool = False,
+    combine_mode: str = "pointwise",
+) -> Any:
+    """torch's function of that name by JAX's; `combine_fn` sees elements without the axis `dim`."""
+    del combine_mode
+    leaves, tree = pytree.tree_flatten(xs)
+    tensors = [trace.as_jax_tensor(x) for x in leaves]
+
+    def combine(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
+        with Region(writable=False).entered():
+            sides = [
+                pytree.tree_unflatten(
+                    [trace.wrap(a, t.dtype) for a, t in zip(side, tensors, strict=True)], tree
+                )
+                for side in (left, right)
+            ]
+            results = pytree.tree_leaves(combine_fn(*sides))
+            return [trace.as_jax_tensor(r).array() for r in results]
+
+    axis = dim % tensors[0].dim()
+    arrays = jax.lax.associative_scan(
+        jax.vmap(combine, in_axes=axis, out_axes=axis),
+        [t.array() for t in tensors],
+        reverse=reverse,
+        axis=axis,
+    )
+    needs_grad = any(t.needs_grad for t in tensors)
+    with plain_torch():
+        metas = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
+    results = [trace.wrap_like(a, m, needs_grad) for a, m in zip(arrays, metas, strict=True)]
+    return pytree.tree_unflatten(results, tree)
+
+
 _CHECKPOINT_OPTIONS = [
     "use_reentrant",
     "preserve_rng_state",
@@ -228,7 +268,7 @@ _CHECKPOINT_OPTIONS = [
 
 @contextmanager
 def patched(trace: Trace) -> Generator[None]:
-    """Redirects the two torch entry points that its dispatchers do not show us.
+    """Redirects the torch entry points that its dispatchers do not show us.
 
     Other threads pass through to torch's own.
     """
@@ -251,6 +291,19 @@ def patched(trace: Trace) -> Generator[None]:
             return apply.__func__(cls, *args, **kwargs)
         return apply_function(trace, cls, args, kwargs)
 
+    scans = importlib.import_module("torch._higher_order_ops.associative_scan")
+    scan, check = scans.associative_scan, torch._check_tensor_all_with
+
+    def traced_scan(*args: Any, **kwargs: Any) -> Any:
+        if not trace.is_tracing_thread():
+            return scan(*args, **kwargs)
+        return associative_scan(trace, *args, **kwargs)
+
+    def traced_check(error_type: Any, cond: Any, message: Any = None) -> None:
+        # A compiled program cannot raise; what is known is checked.
+        if not (isinstance(cond, JaxTensor) and cond.const is None):
+            check(error_type, cond, message)
+
     # torch wraps the function so as to hide it from its compiler, and keeps what it really calls
     # in this attribute: replacing it there reaches those who imported the name before, too.
     hidden = "__dynamo_disable"
@@ -259,9 +312,13 @@ def patched(trace: Trace) -> Generator[None]:
     if plain is checkpoint:
         torch.utils.checkpoint.checkpoint = traced_checkpoint
     Function.apply = classmethod(traced_apply)  # type: ignore[method-assign]
+    scans.associative_scan = traced_scan
+    torch._check_tensor_all_with = traced_check
     try:
         yield
     finally:
+        scans.associative_scan = scan
+        torch._check_tensor_all_with = check
         Function.apply = apply  # type: ignore[method-assign]
         torch.utils.checkpoint.checkpoint = checkpoint
         if before is None:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import to_jax_dtype, to_torch_dtype
-from jaxsr.interop._core.registry import Entry, Kind
+from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, name_of, schema_of
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._core.trace_scope import plain_torch
@@ -48,6 +48,8 @@ class Trace:
         self.rng = rng
         self.rewriter = rewriter
         self.draws = 0
+        self.state: set[Cell] = set()
+        """The cells of parameters and buffers. Once written they differ from call to call."""
         self.thread: int | None = None
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
         self.dispatch_mode = _DispatchMode(self)
@@ -115,6 +117,34 @@ class Trace:
 
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """Runs an aten operator as the registry says."""
+        draws = self.draws
+        result = self._dispatch(func, args, kwargs)
+        self.mark_input_free(func, (args, kwargs), result, draws)
+        return result
+
+    def mark_input_free(self, func: Any, arguments: Any, result: Any, draws: int) -> None:
+        """Notes whether a result follows from parameters, buffers and constants alone.
+
+        Args:
+          func: the operator or torch function.
+          arguments: what it was called with.
+          result: what it returned.
+          draws: `self.draws` before the call: a random number counts as an input.
+        """
+        tensors = [t for t in pytree.tree_leaves(arguments) if isinstance(t, JaxTensor)]
+        input_free = self.draws == draws and all(t.cell.input_free for t in tensors)
+        if is_overload(func) and schema_of(func).mutated:
+            for i, name, _ in schema_of(func).mutated:
+                target = arguments[0][i] if i < len(arguments[0]) else arguments[1].get(name)
+                for tensor in _as_list(target):
+                    if isinstance(tensor, JaxTensor):
+                        tensor.cell.input_free &= input_free and tensor.cell not in self.state
+        elif input_free:
+            for tensor in pytree.tree_leaves(result):
+                if isinstance(tensor, JaxTensor):
+                    tensor.cell.input_free = True
+
+    def _dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         entry = registry.resolve(func)
         if entry.kind is Kind.PYTHON:
             return func(*args, **kwargs)
@@ -158,6 +188,9 @@ class Trace:
             return self._view(func, entry.function, args, kwargs, metas)
         if entry.kind is Kind.DECOMPOSITION:
             with self.dispatch_mode:
+                return self.wrap_result(func, entry.call(*args, **kwargs), metas, False)
+        if entry.kind is Kind.CUSTOM:
+            with torch._C._EnableTorchFunction(), self.function_mode, self.dispatch_mode:  # pyright: ignore
                 return self.wrap_result(func, entry.call(*args, **kwargs), metas, False)
         return self._functional(func, entry, args, kwargs, metas)
 
@@ -414,7 +447,10 @@ class _FunctionMode(TorchFunctionMode):
         if entry is not None and entry.kind is Kind.REFUSED:
             raise UnsupportedTorchError(entry.reason)
         if entry is not None:
-            return entry.call(self.trace, func, args, kwargs)
+            draws = self.trace.draws
+            result = entry.call(self.trace, func, args, kwargs)
+            self.trace.mark_input_free(func, (args, kwargs), result, draws)
+            return result
         if func in self.constructors or kwargs.get("device") is not None:
             kwargs["device"] = "cpu"
         return func(*args, **kwargs)

@@ -20,6 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.autograd_function import checkpointed
+from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dispatch import Trace, cast
 from jaxsr.interop._core.dtypes import (
@@ -29,6 +30,7 @@ from jaxsr.interop._core.dtypes import (
     to_torch_dtype,
     x64,
 )
+from jaxsr.interop._core.located_errors import located, write_place
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
@@ -73,6 +75,7 @@ def functionalize(
 ) -> "FunctionalModule":
     """The copy of `module` that `apply` traces; the options are those of `to_jax`."""
     registry.load()
+    register_torch_nodes()
     from jaxsr.interop.lowerings.batch_norm import replace_forwards
 
     _refuse_wrappers(module)
@@ -90,6 +93,7 @@ def functionalize(
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
+    _drop_caches(twin)
     replace_forwards(twin, sync_axis)
     functional = FunctionalModule(twin, slots, aliases, non_persistent)
     functional.wrap_remat(remat)
@@ -226,17 +230,19 @@ class FunctionalModule:
             }
             with self._swapped(tensors, train):
                 before = self._attributes()
-                with _located_errors(self):
-                    args, kw = jax.tree.map(
-                        lambda x: to_tensor(trace, x, compute_dtype),
-                        (inputs, kwargs),
-                        is_leaf=lambda x: x is None,
+                try:
+                    args, kw = map_leaves(
+                        lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
                     )
                     with watching(self.module, args, kw):
                         result = getattr(self.module, method)(*args, **kw)
                     outputs = to_arrays(trace, result)
                     self._check_attributes(before, trace, tensors)
                     after = self._collect(trace, tensors, buffers)
+                except Exception as e:
+                    if getattr(e, "located", False):
+                        raise
+                    raise located(e, self.module, self.names) from None
         return outputs, after
 
     def _check_names(self, params: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
@@ -262,6 +268,8 @@ class FunctionalModule:
         owner = f"the parameter {name}" if slot.is_parameter and slot.trainable else ""
         tensor = trace.wrap(array, dtype, owner)
         tensor.needs_grad = slot.trainable
+        tensor.cell.input_free = True
+        trace.state.add(tensor.cell)
         if slot.is_parameter:
             tensor._is_param = True
         return tensor
@@ -270,6 +278,13 @@ class FunctionalModule:
     def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Generator[None]:
         modules = list(self.module.modules())
         saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in _TABLES}) for m in modules]
+        contents = [
+            (container, copy.copy(container))
+            for m in modules
+            for key, value in vars(m).items()
+            if key not in _TABLES
+            for container in _containers(value)
+        ]
         try:
             for name, slot in self.slots.items():
                 for path, kind, key in slot.places:
@@ -286,6 +301,8 @@ class FunctionalModule:
                     attributes[kind].update(table)
                 vars(m).clear()
                 vars(m).update(attributes)
+            for container, content in contents:
+                _refill(container, content)
 
     def _attributes(self) -> dict[int, dict[str, Any]]:
         return {id(m): dict(vars(m)) for m in self.module.modules()}
@@ -293,6 +310,7 @@ class FunctionalModule:
     def _check_attributes(
         self, before: dict[int, dict[str, Any]], trace: Trace, tensors: dict[str, JaxTensor]
     ) -> None:
+        registered = {id(tensor) for tensor in tensors.values()}
         for name, sub in self.module.named_modules():
             attributes = before.get(id(sub))
             if attributes is None:
@@ -303,21 +321,20 @@ class FunctionalModule:
                     continue
                 if key in (*_TABLES, "_non_persistent_buffers_set"):
                     continue
-                where = f"{name}.{key}" if name else key
-                if _holds_traced(value, set(map(id, tensors.values()))):
-                    # Recomputed before each use (old-style weight_norm): nothing leaks.
-                    recomputed = (
-                        isinstance(earlier, torch.Tensor) and id(earlier) not in trace.adopted
-                    )
-                    if not recomputed:
-                        raise UnsupportedTorchError(
-                            f"forward keeps a tensor in `{where}`; a pure function cannot: return "
-                            "it, or register it as a buffer of fixed shape"
-                        )
-                elif isinstance(value, (bool, int, float)) and value != earlier:
+                where = f"`{name}.{key}`" if name else f"`{key}`"
+                # A tensor that the code has read before it put another one in its place is state.
+                is_state = isinstance(earlier, torch.Tensor) and id(earlier) in trace.adopted
+                is_recomputed = isinstance(earlier, torch.Tensor) and not is_state
+                if not is_recomputed and _holds_traced(value, registered, caches=not is_state):
                     raise UnsupportedTorchError(
-                        f"forward changes `{where}` from {earlier!r} to {value!r}, which a "
-                        "compiled function would do only once; make it a buffer, or an argument"
+                        f"forward keeps a tensor in {where}{write_place(sub, key)}; a pure "
+                        "function cannot: return it, or register it as a buffer of fixed shape"
+                    )
+                if isinstance(value, (bool, int, float)) and value != earlier:
+                    raise UnsupportedTorchError(
+                        f"forward changes {where} from {earlier!r} to {value!r}"
+                        f"{write_place(sub, key)}, which a compiled function would do only once; "
+                        "make it a buffer, or an argument"
                     )
 
     def _collect(
@@ -349,46 +366,53 @@ class FunctionalModule:
             after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
         return after
 
-    def path_of(self, error: BaseException) -> str:
-        """The innermost submodule that was running when `error` was raised."""
-        path, tb = "", error.__traceback__
-        while tb is not None:
-            owner = tb.tb_frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in self.names:
-                path = f"submodule {self.names[id(owner)]!r} ({type(owner).__name__})"
-                if not self.names[id(owner)]:
-                    path = type(owner).__name__
-            tb = tb.tb_next
-        return path
+
+def _containers(value: Any, depth: int = 3) -> list[Any]:
+    """A list, dictionary or set that code may write into, and those within it."""
+    if not depth or not isinstance(value, (list, tuple, dict, set)):
+        return []
+    parts = value.values() if isinstance(value, dict) else value
+    inner = [c for part in parts for c in _containers(part, depth - 1)]
+    return inner if isinstance(value, tuple) else [value, *inner]
 
 
-@contextmanager
-def _located_errors(functional: FunctionalModule) -> Generator[None]:
-    """Errors of the module's code name the submodule that was running."""
-    try:
-        yield
-    except Exception as e:
-        if getattr(e, "located", False):
-            raise
-        where = functional.path_of(e) or type(functional.module).__name__
-        text = str(e) if isinstance(e, UnsupportedTorchError) else f"{type(e).__name__}: {e}"
-        kind = UnsupportedTorchError if isinstance(e, NotImplementedError) else type(e)
-        try:
-            error = kind(f"{where}: {text}")
-        except Exception:
-            error = RuntimeError(f"{where}: {text}")
-        error.located = True
-        raise error from e
+def _refill(container: Any, content: Any) -> None:
+    """Gives a list, dictionary or set the content that it had before."""
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(content)
 
 
-def _holds_traced(value: Any, registered: set[int], depth: int = 3) -> bool:
+def _holds_traced(value: Any, registered: set[int], *, caches: bool, depth: int = 3) -> bool:
+    """Whether it holds a tensor of the trace that is neither parameter nor buffer.
+
+    Where `caches` holds, tensors that follow from parameters and constants do not count: the next
+    trace computes them again.
+    """
     if isinstance(value, JaxTensor):
-        return id(value) not in registered
-    if depth and isinstance(value, (list, tuple, set)):
-        return any(_holds_traced(v, registered, depth - 1) for v in value)
-    if depth and isinstance(value, dict):
-        return any(_holds_traced(v, registered, depth - 1) for v in value.values())
+        return id(value) not in registered and not (caches and value.cell.input_free)
+    if depth and isinstance(value, (list, tuple, set, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        return any(_holds_traced(v, registered, caches=caches, depth=depth - 1) for v in parts)
     return False
+
+
+def _drop_caches(twin: nn.Module) -> None:
+    """Empties the tables of weights that `train()` of a submodule would empty."""
+    for sub in twin.modules():
+        if type(sub).train is nn.Module.train:
+            continue
+        trial = copy.copy(sub)
+        vars(trial)["_modules"] = {}
+        try:
+            trial.train(True)
+        except Exception:  # its train() needs its submodules: it is left to torch's meaning
+            continue
+        for key, value in vars(sub).items():
+            emptied = (
+                isinstance(value, (dict, list)) and value and vars(trial).get(key) is not value
+            )
+            if emptied and key not in _TABLES and not vars(trial).get(key, True):
+                vars(sub)[key] = type(value)()
 
 
 def _mentions(value: Any, known: Mapping[int, Any]) -> bool:
@@ -426,7 +450,7 @@ def to_tensor(trace: Trace, x: Any, compute: Any) -> Any:
             check_range(np.asarray(x), "an input")
         x = jnp.asarray(x)
     if not isinstance(x, jax.Array):
-        return x
+        return private_copy(x)
     if compute is not None and jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(compute)
     return trace.wrap(x)
@@ -434,23 +458,10 @@ def to_tensor(trace: Trace, x: Any, compute: Any) -> Any:
 
 def to_arrays(trace: Trace, result: Any) -> Any:
     """The method's result with arrays for tensors, whatever containers hold them."""
-    if isinstance(result, torch.Tensor):
-        return trace.as_jax_tensor(result).array()
-    if isinstance(result, (tuple, list)):
-        values = [to_arrays(trace, v) for v in result]
-        if hasattr(result, "_fields"):
-            return type(result)(*values)
-        return tuple(values) if isinstance(result, tuple) else values
-    if isinstance(result, Mapping):
-        items = {k: to_arrays(trace, v) for k, v in result.items()}
-        try:
-            rebuild: Any = type(result)
-            return rebuild(items)
-        except TypeError:
-            return items
-    if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        fields = {
-            f.name: to_arrays(trace, getattr(result, f.name)) for f in dataclasses.fields(result)
-        }
-        return dataclasses.replace(result, **fields)
-    return result
+
+    def to_array(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return trace.as_jax_tensor(leaf).array()
+        return tuple(leaf) if isinstance(leaf, torch.Size) else leaf
+
+    return map_leaves(to_array, result)

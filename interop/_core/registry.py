@@ -15,21 +15,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
+import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from jaxsr.interop._core import torchax
+from jaxsr.interop._core import custom_ops, torchax
 from jaxsr.interop._core.schema import functional_of, is_composite, name_of, schema_of
 from jaxsr.interop.errors import InputError
 
 Function = Callable[..., Any]
 Overload: TypeAlias = "OpOverload[..., Any]"
 Packet: TypeAlias = "OpOverloadPacket[..., Any]"
-Operator: TypeAlias = "OpOverload[..., Any] | OpOverloadPacket[..., Any]"
+Operator: TypeAlias = "OpOverload[..., Any] | OpOverloadPacket[..., Any] | str"
+"""An overload, an operator with all its overloads, or the name of either: "namespace::op"."""
 Decorated = TypeVar("Decorated", bound=Function)
 
 HOW_TO_ADD = (
-    "express it with other operations, or add a lowering: jaxsr.interop.register_lowering, or a "
-    "function under @lowers in a file of interop/lowerings"
+    "express it with other operations, or add a lowering: a function of arrays under "
+    "@jaxsr.interop.lowering, or under @lowers in a file of interop/lowerings"
 )
 
 PACKAGES = ("jaxsr.interop.lowerings", "jaxsr.interop.folding")
@@ -50,6 +52,7 @@ class Kind(enum.Enum):
     VIEW = "view"
     LOWERING = "jaxsr lowering"
     DECOMPOSITION = "torch decomposition"
+    CUSTOM = "Python code of a torch.library custom operator"
     TORCHAX = "torchax lowering"
     NOTHING = "nothing"
     FUNCTION = "torch function override"
@@ -97,7 +100,7 @@ def is_packet(func: object) -> TypeGuard[Packet]:
 @functools.cache
 def resolve(func: Overload) -> Entry:
     """Who computes an aten overload: the first of the following that applies."""
-    user, entry = _ENTRIES.get((Kind.USER, func)), _ENTRIES.get((None, func))
+    user, entry = _entry(Kind.USER, func), _entry(None, func)
     schema = schema_of(func)
     if user is not None:
         return user
@@ -109,6 +112,10 @@ def resolve(func: Overload) -> Entry:
         return Entry(Kind.COMPOSITE)
     if schema.needs_value:
         return Entry(Kind.VALUE)
+    if entry is None:
+        python = custom_ops.python_function(func)
+        if python is not None:
+            return Entry(Kind.CUSTOM, python, source=source_of(python))
     if schema.mutated:
         return Entry(Kind.WRITE, functional_of(func))
     if schema.is_view:
@@ -127,7 +134,17 @@ def resolve(func: Overload) -> Entry:
 
 def is_torch_decomposition(func: Overload, entry: Entry) -> bool:
     """Whether a decomposition is torch's own, not one registered here."""
-    return _ENTRIES.get((None, func)) is not entry
+    return _entry(None, func) is not entry
+
+
+def _entry(slot: Kind | None, func: Overload) -> Entry | None:
+    """The entry of an overload, registered under itself or under its name."""
+    entry = _ENTRIES.get((slot, func))
+    for name in () if entry is not None else (func.name(), func.name().partition(".")[0]):
+        entry = entry or _ENTRIES.get((slot, name))
+        if entry is not None and entry.kind in _FUNCTIONAL:
+            _check_functional(func)
+    return entry
 
 
 def function_override(func: object) -> Entry | None:
@@ -157,7 +174,10 @@ def _decorator(kind: Kind, *funcs: object) -> Callable[[Decorated], Decorated]:
 
 
 lowers = functools.partial(_decorator, Kind.LOWERING)
-"""Registers a JAX lowering: arrays for tensors, as the operator takes them; returns arrays."""
+"""Registers a JAX lowering: arrays for tensors, as the operator takes them; returns arrays.
+
+Operators of another library are named: "namespace::op", whether or not it is imported.
+"""
 handles = functools.partial(_decorator, Kind.HANDLER)
 """Registers `(trace, func, args, kwargs)` on tensors, for what no pure function computes."""
 lifts = functools.partial(_decorator, Kind.LIFT)
@@ -187,7 +207,7 @@ def skip_torchax(reason: str, *funcs: Operator) -> None:
 
 
 def register_user_lowering(func: Operator, lowering: Function) -> None:
-    """What `jaxsr.interop.register_lowering` does; replaces an earlier one of the same operator."""
+    """What `jaxsr.interop.lowering` does; replaces an earlier one of the same operator."""
     entry = Entry(Kind.USER, lowering, source=source_of(lowering))
     # Of an operator with overloads those that write, as `out=`, follow the functional one.
     functional = [f for f in _overloads(func) if not (is_overload(f) and _aliases(f))]
@@ -198,17 +218,22 @@ def register_user_lowering(func: Operator, lowering: Function) -> None:
 def _register(func: object, entry: Entry) -> None:
     slot = entry.kind if entry.kind in _BESIDE else None
     for target in _overloads(func):
-        if is_overload(target) and entry.kind in _FUNCTIONAL and _aliases(target):
-            raise InputError(
-                f"{target} {_aliases(target)} its argument, which no lowering can do; register one "
-                "for the operator that returns a new tensor"
-            )
+        if is_overload(target) and entry.kind in _FUNCTIONAL:
+            _check_functional(target)
         earlier = _ENTRIES.get((slot, target))
         if earlier is not None and entry.kind is not Kind.USER:
             places = " and ".join(f"at {e.source} ({e.kind.value})" for e in (earlier, entry))
             raise ValueError(f"{_full_name(target)} is registered twice: {places}; keep one")
         _ENTRIES[slot, target] = entry
     resolve.cache_clear()
+
+
+def _check_functional(func: Overload) -> None:
+    if _aliases(func):
+        raise InputError(
+            f"{func} {_aliases(func)} its argument, which no lowering can do; register one "
+            "for the operator that returns a new tensor"
+        )
 
 
 def _aliases(func: Overload) -> str:
@@ -218,13 +243,23 @@ def _aliases(func: Overload) -> str:
 
 
 def _overloads(func: object) -> list[object]:
+    """The overloads of an operator. A name whose library is not imported yet stands for itself."""
+    if isinstance(func, str):
+        namespace, separator, name = func.partition("::")
+        name, _, overload = name.partition(".")
+        if not (separator and namespace and name):
+            raise InputError(f'{func!r} names no operator; write "namespace::op"')
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        if packet is None or (overload and overload not in packet.overloads()):
+            return [func]
+        func = getattr(packet, overload) if overload else packet
     if is_packet(func):
         return [getattr(func, name) for name in func.overloads()]
     return [func]
 
 
 def _full_name(func: object) -> str:
-    return str(func) if is_overload(func) else name_of(func)
+    return str(func) if is_overload(func) or isinstance(func, str) else name_of(func)
 
 
 def _caller() -> str:

@@ -44,9 +44,12 @@ class Cell:
     `value` is the JAX array of the root tensor, or None while `const`, a real torch tensor, holds
     it. It may be set to a `DeferredArray`, or to a function that makes the array at the first read.
     `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
+    `input_free` holds where the value follows from parameters, buffers and constants alone.
     """
 
-    __slots__ = ("_lazy", "_settled", "_value", "const", "owner", "region", "version")
+    __slots__ = (
+        "_lazy", "_settled", "_value", "const", "input_free", "owner", "region", "version",
+    )  # fmt: skip
 
     _lazy: Any
     _settled: tuple[Region | None, ChannelArray] | None
@@ -57,6 +60,7 @@ class Cell:
         self.const = const
         self.owner = owner
         self.version = 0
+        self.input_free = const is not None
         self.region = Region.current()
 
     @property
@@ -114,7 +118,8 @@ class Cell:
         if self.owner:
             raise UnsupportedTorchError(
                 f"writes into {self.owner}, which would keep the value in torch and lose it here; "
-                "register it as a buffer (`register_buffer`), or write into a clone"
+                "write into a clone, or let apply return it as a buffer: `register_buffer`, or "
+                "`requires_grad_(False)` for a parameter"
             )
         Region.log_write(self)
 
@@ -277,6 +282,10 @@ class JaxTensor(torch.Tensor):
                 f".data was set to shape {tuple(new.shape)} {new.dtype} on a tensor of shape "
                 f"{tuple(self.shape)} {self.dtype}; keep shape and dtype, or make a new tensor"
             )
+        place = (self.stride(), self.storage_offset())
+        same_memory = isinstance(new, JaxTensor) and new.cell is self.cell
+        if same_memory and (new.stride(), new.storage_offset()) == place:
+            return  # `module.to(dtype)` with the dtype that it has
         with torch.no_grad():
             self.copy_(new)
 
@@ -294,6 +303,11 @@ class JaxTensor(torch.Tensor):
     def set_const(self, const: torch.Tensor) -> "JaxTensor":
         self.cell_const = const
         return self
+
+    # The last of the class: within it the name `jax` is this method from here on.
+    def jax(self) -> jax.Array:
+        """The current value, under the name by which libraries ask whether `jax.jit` traces."""
+        return self.array()
 
 
 def stop_gradient(value: Any) -> Any:

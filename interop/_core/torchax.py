@@ -50,7 +50,7 @@ def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
             for op, entry in ops_registry.all_aten_ops.items()
             if entry.is_jax_function and not entry.needs_env
         }
-        return lowerings, dict(decomposition_table)
+        return lowerings, decomposition_table
 
 
 def lowering(func: torch._ops.OpOverload) -> Callable[..., Any] | None:

@@ -68,3 +68,13 @@ def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
         raise NotImplementedError("logcumsumexp of complex numbers")
     wide = widened(x)
     return lax.cumlogsumexp(wide, axis=dim % x.ndim).astype(x.dtype)
+
+
+@lowers(aten._is_all_true.default)
+def is_all_true(x: jax.Array) -> jax.Array:
+    return x.all()
+
+
+@lowers(aten._is_any_true.default)
+def is_any_true(x: jax.Array) -> jax.Array:
+    return x.any()

@@ -85,11 +85,10 @@ class JaxEngine(Engine):
     @cached_property
     def _model(self) -> "JaxModule":
         # Only a trace needs it, and importing what it takes is a good part of a short run.
-        import torch
 
-        from jaxsr.interop import register_lowering, to_jax
+        from jaxsr.interop import lowering, to_jax
 
-        register_lowering(torch.ops.aten._int_mm.default, _integer_product)
+        lowering("aten::_int_mm")(_integer_product)
         return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:

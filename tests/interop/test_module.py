@@ -325,7 +325,7 @@ def test_one_error_names_the_place_and_the_way_out():
     assert "'1.1'" in text
     assert "Bad" in text
     assert "torch.where" in text
-    assert error.value.__cause__ is not None
+    assert error.value.__context__ is not None
 
 
 def test_wrong_shapes_raise_torchs_own_error():

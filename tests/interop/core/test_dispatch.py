@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.interop import UnsupportedTorchError, register_lowering, to_jax
+from jaxsr.interop import UnsupportedTorchError, lowering, to_jax
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.registry import Kind, resolve
 
@@ -40,16 +40,14 @@ def test_an_operator_that_nobody_computes_says_where_to_add_it(monkeypatch):
     with pytest.raises(UnsupportedTorchError) as error:
         _run(Erf(), jnp.ones(3))
     assert "aten.special_erfcx.default has no JAX lowering" in str(error.value)
-    assert "jaxsr.interop.register_lowering" in str(error.value)
+    assert "jaxsr.interop.lowering" in str(error.value)
     assert "file of interop/lowerings" in str(error.value)
 
 
 def test_a_users_lowering_is_called():
     x = np.linspace(-1, 1, 5, dtype=np.float32)
-    register_lowering(
-        aten.special_erfcx.default, lambda x: jnp.exp(x * x) * jax.scipy.special.erfc(x)
-    )
-    register_lowering(aten.relu.default, lambda x: 2 * x)
+    lowering(aten.special_erfcx.default)(lambda x: jnp.exp(x * x) * jax.scipy.special.erfc(x))
+    lowering(aten.relu.default)(lambda x: 2 * x)
     expected = torch.special.erfcx(torch.from_numpy(x)) + 2 * torch.from_numpy(x)
     np.testing.assert_allclose(_run(Erf(), jnp.asarray(x)), expected, rtol=1e-5)
     assert resolve(aten.relu.default).kind is Kind.USER
@@ -57,7 +55,7 @@ def test_a_users_lowering_is_called():
 
 def test_constants_are_left_to_torch():
     """A lowering is for what an input reaches: masks and tables are torch's."""
-    register_lowering(aten.relu.default, lambda x: 2 * x)
+    lowering(aten.relu.default)(lambda x: 2 * x)
 
     class Constant(nn.Module):
         def forward(self, x):

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from jaxsr.interop import register_lowering
+from jaxsr.interop import lowering
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.registry import Kind, is_overload, resolve
 
@@ -40,14 +40,14 @@ def test_a_second_registration_names_both_places():
 
 def test_a_users_lowering_goes_in_front_and_can_be_replaced():
     for func in (aten.amax.default, aten.cholesky_solve.default, aten.native_batch_norm.default):
-        for lowering in (lambda *_: None, lambda *_: None):
-            register_lowering(func, lowering)
+        for function in (lambda *_: None, lambda *_: None):
+            lowering(func)(function)
             assert resolve(func).kind is Kind.USER
-            assert resolve(func).function is lowering
+            assert resolve(func).function is function
 
 
 def test_a_users_lowering_of_an_operator_is_one_of_all_its_overloads():
-    register_lowering(aten.sinc, abs)
+    lowering(aten.sinc)(abs)
     assert resolve(aten.sinc.default).function is abs
 
 
@@ -60,7 +60,7 @@ def test_a_users_lowering_of_an_operator_is_one_of_all_its_overloads():
 )
 def test_writes_and_views_take_no_lowering(func, text):
     with pytest.raises(ValueError, match=text):
-        register_lowering(func, lambda x: x)
+        lowering(func)(lambda x: x)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,28 @@ def test_writes_and_views_take_no_lowering(func, text):
 )
 def test_kinds(func, kind):
     assert resolve(func).kind is kind
+
+
+def test_a_lowering_by_name_waits_for_its_library():
+    lowering("jaxsr_late::double")(lambda x: 2 * x)
+    library = torch.library.Library("jaxsr_late", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    assert resolve(torch.ops.jaxsr_late.double.default).kind is Kind.USER
+    lowering("jaxsr_late::double")(abs)
+    assert resolve(torch.ops.jaxsr_late.double.default).function is abs
+    lowering("aten::sinc.out_of_nowhere")(abs)
+    assert resolve(aten.sinc.default).kind is not Kind.USER
+
+
+def test_a_late_operator_that_writes_takes_no_lowering():
+    lowering("jaxsr_late::halve_")(abs)
+    library = torch.library.Library("jaxsr_late", "FRAGMENT")
+    library.define("halve_(Tensor(a!) x) -> Tensor(a!)")
+    with pytest.raises(ValueError, match=r"jaxsr_late\.halve_\.default writes into its argument"):
+        resolve(torch.ops.jaxsr_late.halve_.default)
+
+
+@pytest.mark.parametrize("name", ["sinc", "::sinc", "aten::", "aten.sinc"])
+def test_a_name_has_a_namespace(name):
+    with pytest.raises(ValueError, match=r'names no operator; write "namespace::op"'):
+        lowering(name)(abs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.interop import register_lowering, to_jax
+from jaxsr.interop import lowering, to_jax
 from jaxsr.interop._core import registry
 from jaxsr.interop.folding import rules
 from jaxsr.interop.folding.elementwise import pointwise
@@ -35,9 +35,8 @@ def test_a_users_lowering_goes_before_a_rule():
     model = to_jax(network, lane_folding=CHANNELS_LAST)
     x = jnp.ones((1, 3, 4, 4))
     before = model.apply(model.params, {}, x)[0]
-    register_lowering(
-        aten.pixel_shuffle.default,
-        lambda x, factor: jnp.full((1, 1, factor * x.shape[2], factor * x.shape[3]), 7.0),
+    lowering(aten.pixel_shuffle.default)(
+        lambda x, factor: jnp.full((1, 1, factor * x.shape[2], factor * x.shape[3]), 7.0)
     )
     assert rules.rule_of(aten.pixel_shuffle.default) is None
     after = model.apply(model.params, {}, x)[0]

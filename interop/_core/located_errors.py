@@ -1,0 +1,124 @@
+"""Errors of a module's code: its submodule, its file and line, and the shapes of the values."""
+
+import inspect
+import linecache
+import re
+import sysconfig
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop.errors import UnsupportedTorchError
+
+_PACKAGES = (
+    Path(__file__).parents[1],
+    Path(torch.__file__).parent,
+    Path(jax.__file__).parent,
+    Path(torch.__file__).parents[1] / "torchax",
+)
+# As imported and without links: `jaxsr/interop` is a link in the repository.
+_FRAMEWORKS = tuple(f"{p}/" for folder in _PACKAGES for p in (folder, folder.resolve()))
+_STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
+
+
+def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Exception:
+    """The error with its place in front, and with the frames of the module's own code alone.
+
+    Args:
+      error: what the module's code raised while it was traced.
+      module: the module that ran.
+      names: `id` of each of its submodules -> its path.
+
+    Returns:
+      An error of the same kind, to be raised `from None`. `jax_traceback_filtering="off"` (the
+      environment's JAX_TRACEBACK_FILTERING=off) leaves every frame in it.
+    """
+    frames = _frames(error)
+    text = str(error)
+    if not isinstance(error, UnsupportedTorchError):
+        text = f"{type(error).__name__}: {text}"
+    message = f"{_submodule(frames, module, names)}{_place(frames)}: {text}"
+    kind = UnsupportedTorchError if isinstance(error, NotImplementedError) else type(error)
+    try:
+        result = kind(message)
+    except Exception:  # its constructor takes something else
+        result = RuntimeError(message)
+    result.located = True  # pyright: ignore[reportAttributeAccessIssue]
+    if jax.config.jax_traceback_filtering == "off":
+        return result.with_traceback(error.__traceback__)
+    traceback = None
+    for entry in reversed(frames):
+        if _is_users(entry):
+            frame, line = entry.tb_frame, entry.tb_lineno
+            traceback = types.TracebackType(traceback, frame, entry.tb_lasti, line)
+    return result.with_traceback(traceback)
+
+
+def write_place(module: nn.Module, attribute: str) -> str:
+    """Where a class writes an attribute outside __init__, as `located` prints it; "" if unknown."""
+    write = re.compile(rf"\bself\.{re.escape(attribute)}\s*(\[.*\]\s*)?([-+*/|&]?=(?!=)|\.\w+\()")
+    for name, method in vars(type(module)).items():
+        code = inspect.unwrap(method) if callable(method) else None
+        if name == "__init__" or not isinstance(code, types.FunctionType):
+            continue
+        try:
+            lines, first = inspect.getsourcelines(code)
+        except OSError:
+            continue
+        for i, line in enumerate(lines):
+            if write.search(line):
+                return f" at {code.__code__.co_filename}:{first + i} `{line.strip()}`"
+    return ""
+
+
+def _frames(error: BaseException) -> list[types.TracebackType]:
+    frames, entry = [], error.__traceback__
+    while entry is not None:
+        frames.append(entry)
+        entry = entry.tb_next
+    return frames
+
+
+def _is_users(entry: types.TracebackType) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:
+        return False
+    return not file.startswith("<frozen") and not file.startswith(_FRAMEWORKS)
+
+
+def _submodule(
+    frames: list[types.TracebackType], module: nn.Module, names: Mapping[int, str]
+) -> str:
+    """The innermost submodule that was running."""
+    for entry in reversed(frames):
+        owner = entry.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and names.get(id(owner)):
+            return f"submodule {names[id(owner)]!r} ({type(owner).__name__})"
+    return type(module).__name__
+
+
+def _place(frames: list[types.TracebackType]) -> str:
+    """The innermost line of the module's own code, and the values that the operation got."""
+    place = ""
+    for entry in frames:
+        if _is_users(entry):
+            code = entry.tb_frame.f_code
+            source = linecache.getline(code.co_filename, entry.tb_lineno).strip()
+            place = f" at {code.co_filename}:{entry.tb_lineno} `{source}`"
+    for entry in reversed(frames):
+        if entry.tb_frame.f_code is Trace.dispatch.__code__:
+            values = entry.tb_frame.f_locals
+            tensors = pytree.tree_leaves((values["args"], values["kwargs"]))
+            shapes = [
+                f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+                for t in tensors
+                if isinstance(t, torch.Tensor)
+            ]
+            return f"{place} on {', '.join(shapes)}" if shapes else place
+    return place

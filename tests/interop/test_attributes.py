@@ -1,0 +1,198 @@
+"""What forward writes into attributes: caches of weights go through, state is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import UnsupportedTorchError, to_jax
+
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+
+
+class Attention(nn.Module):
+    """Keeps its table of biases for inference, as LeViT and TinyViT of timm do."""
+
+    def __init__(self):
+        super().__init__()
+        self.biases = nn.Parameter(torch.randn(2, 5))
+        self.register_buffer("index", torch.tensor([[0, 1, 2], [1, 0, 3], [4, 2, 1]]))
+        self.table = {}
+
+    @torch.no_grad()
+    def train(self, mode=True):
+        super().train(mode)
+        if mode and self.table:
+            self.table = {}
+        return self
+
+    def bias(self, device):
+        if self.training:
+            return self.biases[:, self.index]
+        key = str(device)
+        if key not in self.table:
+            self.table[key] = self.biases[:, self.index]
+        return self.table[key]
+
+    def forward(self, x):
+        scores = x @ x.mT
+        return (scores[:, None] + self.bias(x.device)).softmax(-1) @ x[:, None]
+
+
+class Rotary(nn.Module):
+    """Keeps its table in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.angles = None
+
+    def forward(self, x):
+        if self.angles is None or self.angles.shape[0] < x.shape[1]:
+            places = torch.arange(x.shape[1])
+            table = torch.zeros(x.shape[1], 4)
+            table += places[:, None] * self.scale
+            self.angles = table
+        return x * self.angles.cos()
+
+
+def _gradients(module, train):
+    module = module.train(train)
+    jm = to_jax(module)
+
+    def loss(params, x):
+        return (jm.apply(params, jm.buffers, x, train=train)[0] ** 2).sum()
+
+    actual, gradients = jax.jit(jax.value_and_grad(loss))(jm.params, X)
+    expected = (module(torch.from_numpy(X)) ** 2).sum()
+    expected.backward()
+    np.testing.assert_allclose(actual, expected.detach(), rtol=1e-5)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("make", [Attention, Rotary])
+def test_a_cache_of_weights_is_computed_in_each_trace(make, train):
+    torch.manual_seed(0)
+    _gradients(make(), train)
+
+
+def test_a_cache_leaves_nothing_behind():
+    jm = to_jax(Attention())
+    for shape in (X[:1], X):
+        jm.apply(jm.params, jm.buffers, shape)
+    assert jm.functional.module.table == {}
+    moved = {name: p + 1.0 * jnp.arange(5) for name, p in jm.params.items()}
+    before, after = (jm.apply(p, jm.buffers, X)[0] for p in (jm.params, moved))
+    assert np.abs(before - after).max() > 0.01
+
+
+def test_a_cache_filled_before_the_conversion_follows_the_weights():
+    torch.manual_seed(0)
+    module = Attention().eval()
+    x = torch.from_numpy(X)
+    with torch.no_grad():
+        module(x)
+        jm = to_jax(module)
+        moved = module.biases + torch.arange(5.0)
+        actual = jm.apply({"biases": moved.numpy()}, jm.buffers, X)[0]
+        module.biases.copy_(moved)
+        np.testing.assert_allclose(actual, module.train().eval()(x), atol=1e-6)
+    assert not module.training
+
+
+class Keeps(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("count", torch.zeros(()))
+        self.previous, self.what, self.log = torch.zeros(4), what, []
+
+    def forward(self, x):
+        if self.what == "input":
+            self.log.append(x.sum())
+        elif self.what == "state":
+            x = x + self.previous
+            self.previous = self.weight * 2
+        elif self.what == "random":
+            self.log.append(torch.rand(4) * self.weight)
+        elif self.what == "counter":
+            self.count += 1
+            self.log = self.count * self.weight
+        elif self.what == "written":
+            table = self.weight * 2
+            table[0] = x.sum()
+            self.log = [table]
+        return x
+
+
+@pytest.mark.parametrize("what", ["input", "state", "random", "counter", "written"])
+def test_state_in_an_attribute_is_refused(what):
+    jm = to_jax(Keeps(what))
+    with pytest.raises(UnsupportedTorchError, match=r"forward keeps a tensor in `(log|previous)`"):
+        jm.apply(jm.params, jm.buffers, X, rng=jax.random.key(0))
+    assert jm.functional.module.log == []
+
+
+class Reparameterised(nn.Module):
+    """Writes its joined weights into a frozen convolution, as the SPAN of NTIRE does."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.skip = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.joined = nn.Linear(4, 4).requires_grad_(False)
+
+    def join(self):
+        self.weight_concat = self.conv.weight.data.clone().detach() + self.skip.weight.data
+        self.joined.weight.data = self.weight_concat
+        self.joined.bias.data = self.conv.bias.data
+
+    def forward(self, x):
+        if self.training:
+            return self.conv(x) + self.skip(x)
+        self.join()
+        return self.joined(x)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_writes_into_frozen_parameters_are_buffers_that_apply_returns(train):
+    torch.manual_seed(0)
+    module = Reparameterised().train(train)
+    jm = to_jax(module)
+    actual, buffers = jax.jit(lambda p, b, x: jm.apply(p, b, x, train=train))(
+        jm.params, jm.buffers, X
+    )
+    expected = module(torch.from_numpy(X))
+    np.testing.assert_allclose(actual, expected.detach(), atol=1e-6)
+    np.testing.assert_allclose(buffers["joined.weight"], module.joined.weight, atol=1e-6)
+    np.testing.assert_allclose(buffers["joined.bias"], module.joined.bias, atol=1e-6)
+
+
+class Rescales(nn.Module):
+    """Halves a weight in place, as RWKV does before inference."""
+
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.output.weight.div_(2)
+        return self.output(x)
+
+
+def test_a_write_into_a_trained_parameter_is_refused_by_name():
+    jm = to_jax(Rescales())
+    text = r"the parameter output\.weight.*requires_grad_\(False\)"
+    with pytest.raises(UnsupportedTorchError, match=text):
+        jm.apply(jm.params, jm.buffers, X)
+    module = Rescales()
+    module.output.weight.requires_grad_(False)
+    jm = to_jax(module)
+    actual, buffers = jm.apply(jm.params, jm.buffers, X)
+    expected = module(torch.from_numpy(X))
+    np.testing.assert_allclose(actual, expected.detach(), atol=1e-6)
+    np.testing.assert_array_equal(buffers["output.weight"], module.output.weight)
