@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
+from jaxsr.interop.lowerings.channel_sums import spread
 
 aten = torch.ops.aten
 
@@ -56,6 +57,7 @@ def convolution(
         "padding": per_axis(padding, n),
         "dilation": per_axis(dilation, n),
         "groups": groups,
+        "channels_last": False,
     }
     if transposed:
         extra = per_axis(output_padding, n)
@@ -73,7 +75,7 @@ def convolution(
     else:
         out = convolve(x, weight, **geometry)
     if bias is not None:
-        out = out + bias.reshape(-1, *(1,) * n)
+        out = out + spread(bias.astype(out.dtype), out.shape, axis=1)
     return out if batched else out[0]
 
 
@@ -85,30 +87,35 @@ def convolve(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int = 1,
+    channels_last: bool = False,
 ) -> jax.Array:
-    """Convolution with channels first, differentiable in every mode.
+    """Convolution, differentiable in every mode.
 
     Args:
-      x: (N, C, ...).
+      x: (N, C, ...), or (N, ..., C) where `channels_last`.
       weight: (O, C/groups, ...).
       stride: of the window, for each spatial axis.
       padding: zeros on both sides of each spatial axis.
       dilation: distance between the taps of the kernel.
       groups: of channels that are convolved by themselves.
+      channels_last: the order of the result, too.
     """
+    first = 1 if channels_last else 2
     size = [
-        (x.shape[i] + 2 * p - d * (weight.shape[i] - 1) - 1) // s + 1
-        for i, (s, p, d) in enumerate(zip(stride, padding, dilation, strict=True), 2)
+        (x.shape[first + i] + 2 * p - d * (weight.shape[2 + i] - 1) - 1) // s + 1
+        for i, (s, p, d) in enumerate(zip(stride, padding, dilation, strict=True))
     ]
+    outputs = weight.shape[:1]
     return _bind(
         x,
         weight,
         wrt="out",
-        shape=(x.shape[0], weight.shape[0], *size),
+        shape=(*x.shape[:1], *size, *outputs) if channels_last else (*x.shape[:1], *outputs, *size),
         stride=tuple(stride),
         padding=tuple(padding),
         dilation=tuple(dilation),
         groups=groups,
+        channels_last=channels_last,
     )
 
 
@@ -165,7 +172,16 @@ _INDICES = {
 }
 
 
-def _batched(operands: Any, axes: Any, *, wrt: str, shape: Any, groups: int, **options: Any) -> Any:
+def _batched(
+    operands: Any,
+    axes: Any,
+    *,
+    wrt: str,
+    shape: Any,
+    groups: int,
+    channels_last: bool,
+    **options: Any,
+) -> Any:
     """`vmap`: the mapped axis joins the rows, the inputs, the outputs or the groups."""
     size = next(a.shape[i] for a, i in zip(operands, axes, strict=True) if i is not None)
     roles, result = _OPERANDS[wrt], _RESULT[wrt]
@@ -176,6 +192,8 @@ def _batched(operands: Any, axes: Any, *, wrt: str, shape: Any, groups: int, **o
         """The axis of an array that is joined, and how many groups lie outside of the new part."""
         axis = _INDICES[index][role]
         of_groups = index in ("inputs", "outputs") and (role, axis) != ("w", 1)
+        if channels_last and role != "w" and axis == 1:
+            axis = len(shape) - 1
         return axis, groups if of_groups else 1
 
     a, b = (
@@ -185,7 +203,8 @@ def _batched(operands: Any, axes: Any, *, wrt: str, shape: Any, groups: int, **o
     axis, outer = place(result)
     shape = (*shape[:axis], shape[axis] * size, *shape[axis + 1 :])
     groups = groups * size if index == "groups" else groups
-    out = _bind(a, b, wrt=wrt, shape=shape, groups=groups, **options)
+    options |= {"groups": groups, "channels_last": channels_last}
+    out = _bind(a, b, wrt=wrt, shape=shape, **options)
     cut = out.reshape(*shape[:axis], outer, size, shape[axis] // outer // size, *shape[axis + 1 :])
     rows = jnp.moveaxis(cut, axis + 1, 0)
     return rows.reshape(size, *shape[:axis], shape[axis] // size, *shape[axis + 1 :]), 0
@@ -216,15 +235,18 @@ def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any)
     return gradient
 
 
-def _plain(x: jax.Array, w: jax.Array, *, padding: Any, dilation: Any, **options: Any) -> jax.Array:
+def _plain(
+    x: jax.Array, w: jax.Array, *, padding: Any, dilation: Any, channels_last: bool, **options: Any
+) -> jax.Array:
     n = w.ndim - 2
     letters = "DHW"[-n:] if n <= 3 else "ABCD"[:n]
+    images = f"N{letters}C" if channels_last else f"NC{letters}"
     return general_convolution(
         x,
         w,
         padding=[(p, p) for p in padding],
         rhs_dilation=dilation,
-        layout=(f"NC{letters}", f"OI{letters}", f"NC{letters}"),
+        layout=(images, f"OI{letters}", images),
         **options,
     )
 

@@ -1,0 +1,32 @@
+"""Torch's sums over the pixels of each channel in JAX programs for CPUs."""
+
+from collections.abc import Sequence
+
+import jax
+import torch
+
+from jaxsr.interop.cpu_kernels.by_rows import RowsCall
+from jaxsr.interop.cpu_kernels.torch_calls import torch_kernel
+from jaxsr.ops._cpu_calls import Attributes
+
+
+@torch_kernel("jaxsr_channel_sums")
+def _sums(
+    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], options: Attributes
+) -> None:
+    (x,), (out,), (axis,) = inputs, outputs, options["axis"]
+    pixels = [i for i in range(x.ndim) if i != axis and (i or out.ndim == 1)]
+    torch.sum(x, pixels, out=out)
+
+
+def channel_sums_by_torch(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
+    """`channel_sums_p` by torch's kernel."""
+    channels = x.shape[axis]
+    call = RowsCall(
+        kernel=_sums,
+        shape=(x.shape[0], channels) if by_row else (channels,),
+        has_rows=(True, by_row),
+        channels_last=(axis == 1, False),
+        options=(("axis", (axis,)),),
+    )
+    return call(x)
