@@ -1,4 +1,4 @@
-"""Sums over the pixels of each channel, and values of channels spread over the pixels.
+"""Sums over the pixels of each channel, values of channels spread over the pixels, stored arrays.
 
 Each is the transpose of the other, so that gradients of what is spread are sums. On CPUs torch sums
 (`interop/cpu_kernels`): XLA's sums walk through windows there, which costs seven times as much.
@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxsr.interop.cpu_kernels.choice import sums_by_torch
-from jaxsr.interop.cpu_kernels.sums import channel_sums_by_torch
+from jaxsr.interop.cpu_kernels.sums import channel_sums_by_torch, stored_by_torch
 
 
 def channel_sums(x: jax.Array, *, axis: int, by_row: bool = False) -> jax.Array:
@@ -49,9 +49,20 @@ def scaled(x: jax.Array, values: jax.Array, *, axis: int) -> jax.Array:
     return scaled_p.bind(x, values, axis=axis % x.ndim)
 
 
+def stored(x: jax.Array) -> jax.Array:
+    """The array itself; all that read it read the same numbers.
+
+    XLA makes an array anew in each fusion that reads it. On CPUs one fusion rounds a product and a
+    sum, another one makes a multiply-add of them: a maximum is then equal to none of the elements
+    that it was found among, and its gradient is lost. What a custom call writes is made once.
+    """
+    return stored_p.bind(x)
+
+
 channel_sums_p = Primitive("jaxsr_channel_sums")
 spread_p = Primitive("jaxsr_spread")
 scaled_p = Primitive("jaxsr_scaled")
+stored_p = Primitive("jaxsr_stored")
 
 
 def _plain_sums(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
@@ -104,6 +115,8 @@ def _define(primitive: Primitive, plain: Any, on_cpu: Any = None) -> None:
 _define(channel_sums_p, _plain_sums, _sums_on_cpu)
 _define(spread_p, _plain_spread)
 _define(scaled_p, _plain_scaled)
+_define(stored_p, lambda x: x, lambda x: stored_by_torch(x) if x.size and x.ndim else x)
+ad.deflinear2(stored_p, lambda ct, _: [ct])
 ad.deflinear2(channel_sums_p, _sums_transposed)
 ad.deflinear2(spread_p, _spread_transposed)
 ad.defbilinear(

@@ -136,6 +136,9 @@ def _bind(a: jax.Array, b: jax.Array, *, shape: Sequence[int], **options: Any) -
         lax.pcast(each.astype(dtype), tuple(axes - _varying_axes(each)), to="varying")
         for each in (a, b)
     )
+    # As for JAX's own products, the precision is what was set while the program was traced.
+    precision = jax.config.jax_default_matmul_precision
+    options["precision"] = None if precision is None else lax.Precision(precision)
     return convolution_p.bind(a, b, shape=tuple(shape), **options)
 
 
@@ -252,8 +255,10 @@ def _plain(
 
 
 def _on_cpu(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
-    by_torch = convolves_by_torch(a, b, **options)
-    return (convolution_by_torch if by_torch else _by_xla)(a, b, **options)
+    if not convolves_by_torch(a, b, options["shape"]):
+        return _by_xla(a, b, **options)
+    del options["precision"]  # a TPU's matter
+    return convolution_by_torch(a, b, **options)
 
 
 mlir.register_lowering(convolution_p, mlir.lower_fun(_by_xla, multiple_results=False))
@@ -279,6 +284,7 @@ def general_convolution(
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
     groups: int = 1,
+    precision: lax.Precision | None = None,
 ) -> jax.Array:
     """`lax.conv_general_dilated`: the same sums, in a form that compiles.
 
@@ -297,6 +303,7 @@ def general_convolution(
       lhs_dilation: distance between pixels of the input. Default: 1.
       rhs_dilation: distance between taps of the kernel. Default: 1.
       groups: of channels that are convolved by themselves.
+      precision: of products on accelerators.
     """
     spatial = [layout[0].index(letter) for letter in layout[1] if letter not in "OI"]
     taps = [weight.shape[i] for i, letter in enumerate(layout[1]) if letter not in "OI"]
@@ -326,6 +333,7 @@ def general_convolution(
         rhs_dilation=rhs,
         dimension_numbers=layout,
         feature_group_count=groups,
+        precision=precision,
     )
     for i in dilated:
         axis = layout[2].index(layout[0][spatial[i]])
