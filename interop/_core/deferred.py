@@ -42,6 +42,10 @@ class ChannelArray(Protocol):
         """A value for each channel, (C,), in a shape that broadcasts against `array`."""
         ...
 
+    def scaled(self, array: jax.Array, channels: jax.Array) -> jax.Array:
+        """An array in this layout times a value for each channel, (C,)."""
+        ...
+
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> Any:
         """`array`, which is `make(self.array, *values)`, as a value of a tensor."""
         ...

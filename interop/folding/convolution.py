@@ -20,7 +20,6 @@ from jaxsr.interop.folding.layout import (
     column_order,
     cut,
     groups_of,
-    spread_channels,
 )
 from jaxsr.interop.lowerings.convolution import convolve, general_convolution
 
@@ -58,13 +57,15 @@ def convolve_folded(
       offsets: whether the result may have one where that saves multiplications.
     """
     if x.fold == 1:
-        array = _one_column(x.array, weight, stride, padding, dilation)
-        array = array if bias is None else array + bias
-        return Folded(array, (weight.shape[0],), array.shape[2], 1)
+        # Groups of one column are pixels with their channels last: an ordinary convolution.
+        geometry = {"stride": stride, "padding": padding, "dilation": dilation}
+        array = convolve(x.array, weight, **geometry, channels_last=True)
+        out = Folded(array, (weight.shape[0],), array.shape[2], 1)
+        return out if bias is None else out.holding(array + out.spread(bias))
     if x.offset and x.maker is not None:
         x.maker.read()
-    geometry = tuple(stride), tuple(padding), tuple(dilation)
-    call = _Convolution(dataclasses.replace(x, maker=None), weight, bias, *geometry)
+    options = tuple(stride), tuple(padding), tuple(dilation)
+    call = _Convolution(dataclasses.replace(x, maker=None), weight, bias, *options)
     maker = Maker(call.biased, call.arranged)
     return dataclasses.replace(call.biased(call.best_offset() if offsets else 0), maker=maker)
 
@@ -116,7 +117,7 @@ class _Convolution:
         """The result."""
         out = self._convolved([self.weight], offset)
         bias = self.bias
-        return out if bias is None else out.holding(out.array + spread_channels(bias, out))
+        return out if bias is None else out.holding(out.array + out.spread(bias))
 
     def arranged(
         self, arrange: Callable[[jax.Array], jax.Array], parts: tuple[int, ...]
@@ -187,14 +188,6 @@ def _joined(
         return joined(pieces, kernel), functools.reduce(jnp.add, terms)
 
     return joined(pieces, kernel)
-
-
-def _one_column(
-    x: jax.Array, weight: jax.Array, stride: Any, padding: Any, dilation: Any
-) -> jax.Array:
-    """Groups of one column are pixels with their channels last: an ordinary convolution, NHWC."""
-    out = convolve(jnp.moveaxis(x, 3, 1), weight, stride=stride, padding=padding, dilation=dilation)
-    return jnp.moveaxis(out, 1, 3)
 
 
 def folded_kernel(

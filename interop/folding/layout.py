@@ -28,6 +28,7 @@ import numpy as np
 from jaxsr.interop._core.deferred import DeferredArray
 from jaxsr.interop._core.dtypes import wide_dtype, widened
 from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.lowerings.channel_sums import channel_sums, scaled, spread
 from jaxsr.interop.lowerings.extremes import lowest, sharing
 
 LANES = 128
@@ -98,12 +99,21 @@ class Folded(DeferredArray):
     def map_array(self, function: Callable[[jax.Array], jax.Array]) -> "Folded":
         return self.holding(function(self.array))
 
+    def channel_sums(self, *, by_row: bool = False) -> jax.Array:
+        """Sums over pixels, (C,), or (N, C) for each image by itself."""
+        return sum_columns(channel_sums(self.cleaned(), axis=3, by_row=by_row), self)
+
     def channel_means(self, array: jax.Array) -> jax.Array:
-        total = jnp.sum(self.holding(array).cleaned(), (0, 1, 2))
-        return sum_columns(total, self) / (self.array.shape[0] * self.array.shape[1] * self.width)
+        total = self.holding(array).channel_sums()
+        return total / (self.array.shape[0] * self.array.shape[1] * self.width)
 
     def spread(self, channels: jax.Array) -> jax.Array:
-        return spread_channels(channels, self)
+        """A value for each channel, (C,), or for each image's channel, (N, C), at every pixel."""
+        return spread(spread_channels(channels, self), self.array.shape, axis=3)
+
+    def scaled(self, array: jax.Array, channels: jax.Array) -> jax.Array:
+        """An array in this layout times a value for each channel, (C,) or (N, C)."""
+        return scaled(array, spread_channels(channels, self), axis=3)
 
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> "Folded":
         """`array`, which is `make(self.array, *values)`, in the same layout.
@@ -384,13 +394,14 @@ def largest_channel(x: Folded) -> jax.Array:
 def largest_pixel(x: Folded, *, batch: bool) -> jax.Array:
     """The largest pixel of each channel: (N or 1, 1, 1, C); equal ones share the gradient."""
     axes = (0, 1, 2) if batch else (1, 2)
+    rows = 1 if batch else x.array.shape[0]
 
     def largest(array: jax.Array) -> jax.Array:
         return _over_columns(jnp.max(array, axes, keepdims=True), x, jnp.maximum)
 
     def total(array: jax.Array) -> jax.Array:
-        wide = widened(array)
-        return sum_columns(jnp.sum(wide, axes, keepdims=True), x)
+        sums = x.holding(widened(array)).channel_sums(by_row=not batch)
+        return sums.reshape(rows, 1, 1, x.channels)
 
     filled = x.cleaned(-math.inf)
     return sharing(filled, largest, spread=lambda maxima: spread_channels(maxima, x), total=total)

@@ -20,7 +20,6 @@ from jaxsr.interop.folding.layout import (
     column_order,
     columns,
     shifted,
-    spread_channels,
     to_columns,
     to_places,
     unfold,
@@ -122,7 +121,7 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
     result, bias = x.maker.arranged(arrange, parts)
 
     def biased(image: Folded, bias: jax.Array | None) -> jax.Array:
-        return image.array if bias is None else image.array + spread_channels(bias, image)
+        return image.array if bias is None else image.array + image.spread(bias)
 
     if wide:
         shuffled = Shuffled(biased(result, bias), channels, factor, x.fold)

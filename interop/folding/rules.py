@@ -29,9 +29,7 @@ from jaxsr.interop.folding.layout import (
     largest_channel,
     largest_pixel,
     refold,
-    spread_channels,
     sum_channels,
-    sum_columns,
     unfold,
 )
 from jaxsr.interop.folding.pixel_shuffle import Shuffled, convolve_shuffled
@@ -173,9 +171,9 @@ def _reduce(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: An
     if name == "amax":
         result = sign * largest_pixel(image, batch=0 in axes)
     else:
-        wide = image.cleaned().astype(wide_dtype(image.dtype))
-        over = tuple(sorted((axes & {0}) | {1, 2}))
-        result = sum_columns(jnp.sum(wide, over, keepdims=True), image)
+        wide = image.holding(image.array.astype(wide_dtype(image.dtype)))
+        sums = wide.channel_sums(by_row=0 not in axes)
+        result = sums.reshape(-1, 1, 1, image.channels)
         if 1 in axes:
             result = jnp.sum(result, 3, keepdims=True)
         if name == "mean":
@@ -338,15 +336,15 @@ def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     count = image.shape[2] * image.shape[3]
 
     def mean_of(lanes: jax.Array) -> jax.Array:
-        total = jnp.sum(image.holding(lanes).cleaned(), (1, 2), keepdims=True)
-        return spread_channels(sum_columns(total, image) / count, image)
+        return image.holding(lanes).channel_sums(by_row=True) / count
 
-    centred = wide - mean_of(wide)
-    out = centred * jax.lax.rsqrt(mean_of(jnp.square(centred)) + eps)
+    centred = wide - image.spread(mean_of(wide))
+    scale = jax.lax.rsqrt(mean_of(jnp.square(centred)) + eps)
     if weight is not None:
-        out = out * spread_channels(weight.array().astype(wide.dtype), image)
+        scale = scale * weight.array().astype(wide.dtype)
+    out = image.scaled(centred, scale)
     if bias is not None:
-        out = out + spread_channels(bias.array().astype(wide.dtype), image)
+        out = out + image.spread(bias.array().astype(wide.dtype))
     with plain_torch():
         meta = torch.empty_like(x.meta)
     needs = any(t is not None and t.needs_grad for t in (x, weight, bias))

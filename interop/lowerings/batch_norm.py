@@ -19,6 +19,7 @@ from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.lowerings.channel_sums import channel_sums, scaled, spread
 
 aten = torch.ops.aten
 
@@ -106,7 +107,7 @@ def batch_norm(
     shift = [] if bias is None else [bias.array().astype(wide)]
 
     def normalised(centred: jax.Array, scale: jax.Array, *shift: jax.Array) -> jax.Array:
-        out = centred * images.spread(scale)
+        out = images.scaled(centred, scale)
         for channels in shift:
             out = out + images.spread(channels)
         return out.astype(value.dtype)
@@ -132,10 +133,13 @@ class _DenseImages:
     array: jax.Array
 
     def channel_means(self, array: jax.Array) -> jax.Array:
-        return jnp.mean(array, (0, *range(2, array.ndim)))
+        return channel_sums(array, axis=1) / (array.size // array.shape[1])
 
     def spread(self, channels: jax.Array) -> jax.Array:
-        return channels.reshape((1, -1) + (1,) * (self.array.ndim - 2))
+        return spread(channels, self.array.shape, axis=1)
+
+    def scaled(self, array: jax.Array, channels: jax.Array) -> jax.Array:
+        return scaled(array, channels, axis=1)
 
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> Any:
         return array

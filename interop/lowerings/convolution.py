@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
+from jaxsr.interop.lowerings.channel_sums import spread
 
 aten = torch.ops.aten
 
@@ -56,6 +57,7 @@ def convolution(
         "padding": per_axis(padding, n),
         "dilation": per_axis(dilation, n),
         "groups": groups,
+        "channels_last": False,
     }
     if transposed:
         extra = per_axis(output_padding, n)
@@ -73,7 +75,7 @@ def convolution(
     else:
         out = convolve(x, weight, **geometry)
     if bias is not None:
-        out = out + bias.reshape(-1, *(1,) * n)
+        out = out + spread(bias.astype(out.dtype), out.shape, axis=1)
     return out if batched else out[0]
 
 
@@ -85,30 +87,35 @@ def convolve(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int = 1,
+    channels_last: bool = False,
 ) -> jax.Array:
-    """Convolution with channels first, differentiable in every mode.
+    """Convolution, differentiable in every mode.
 
     Args:
-      x: (N, C, ...).
+      x: (N, C, ...), or (N, ..., C) where `channels_last`.
       weight: (O, C/groups, ...).
       stride: of the window, for each spatial axis.
       padding: zeros on both sides of each spatial axis.
       dilation: distance between the taps of the kernel.
       groups: of channels that are convolved by themselves.
+      channels_last: the order of the result, too.
     """
+    first = 1 if channels_last else 2
     size = [
-        (x.shape[i] + 2 * p - d * (weight.shape[i] - 1) - 1) // s + 1
-        for i, (s, p, d) in enumerate(zip(stride, padding, dilation, strict=True), 2)
+        (x.shape[first + i] + 2 * p - d * (weight.shape[2 + i] - 1) - 1) // s + 1
+        for i, (s, p, d) in enumerate(zip(stride, padding, dilation, strict=True))
     ]
+    outputs = weight.shape[:1]
     return _bind(
         x,
         weight,
         wrt="out",
-        shape=(x.shape[0], weight.shape[0], *size),
+        shape=(*x.shape[:1], *size, *outputs) if channels_last else (*x.shape[:1], *outputs, *size),
         stride=tuple(stride),
         padding=tuple(padding),
         dilation=tuple(dilation),
         groups=groups,
+        channels_last=channels_last,
     )
 
 
@@ -129,6 +136,9 @@ def _bind(a: jax.Array, b: jax.Array, *, shape: Sequence[int], **options: Any) -
         lax.pcast(each.astype(dtype), tuple(axes - _varying_axes(each)), to="varying")
         for each in (a, b)
     )
+    # As for JAX's own products, the precision is what was set while the program was traced.
+    precision = jax.config.jax_default_matmul_precision
+    options["precision"] = None if precision is None else lax.Precision(precision)
     return convolution_p.bind(a, b, shape=tuple(shape), **options)
 
 
@@ -165,7 +175,16 @@ _INDICES = {
 }
 
 
-def _batched(operands: Any, axes: Any, *, wrt: str, shape: Any, groups: int, **options: Any) -> Any:
+def _batched(
+    operands: Any,
+    axes: Any,
+    *,
+    wrt: str,
+    shape: Any,
+    groups: int,
+    channels_last: bool,
+    **options: Any,
+) -> Any:
     """`vmap`: the mapped axis joins the rows, the inputs, the outputs or the groups."""
     size = next(a.shape[i] for a, i in zip(operands, axes, strict=True) if i is not None)
     roles, result = _OPERANDS[wrt], _RESULT[wrt]
@@ -176,6 +195,8 @@ def _batched(operands: Any, axes: Any, *, wrt: str, shape: Any, groups: int, **o
         """The axis of an array that is joined, and how many groups lie outside of the new part."""
         axis = _INDICES[index][role]
         of_groups = index in ("inputs", "outputs") and (role, axis) != ("w", 1)
+        if channels_last and role != "w" and axis == 1:
+            axis = len(shape) - 1
         return axis, groups if of_groups else 1
 
     a, b = (
@@ -185,7 +206,8 @@ def _batched(operands: Any, axes: Any, *, wrt: str, shape: Any, groups: int, **o
     axis, outer = place(result)
     shape = (*shape[:axis], shape[axis] * size, *shape[axis + 1 :])
     groups = groups * size if index == "groups" else groups
-    out = _bind(a, b, wrt=wrt, shape=shape, groups=groups, **options)
+    options |= {"groups": groups, "channels_last": channels_last}
+    out = _bind(a, b, wrt=wrt, shape=shape, **options)
     cut = out.reshape(*shape[:axis], outer, size, shape[axis] // outer // size, *shape[axis + 1 :])
     rows = jnp.moveaxis(cut, axis + 1, 0)
     return rows.reshape(size, *shape[:axis], shape[axis] // size, *shape[axis + 1 :]), 0
@@ -216,22 +238,27 @@ def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any)
     return gradient
 
 
-def _plain(x: jax.Array, w: jax.Array, *, padding: Any, dilation: Any, **options: Any) -> jax.Array:
+def _plain(
+    x: jax.Array, w: jax.Array, *, padding: Any, dilation: Any, channels_last: bool, **options: Any
+) -> jax.Array:
     n = w.ndim - 2
     letters = "DHW"[-n:] if n <= 3 else "ABCD"[:n]
+    images = f"N{letters}C" if channels_last else f"NC{letters}"
     return general_convolution(
         x,
         w,
         padding=[(p, p) for p in padding],
         rhs_dilation=dilation,
-        layout=(f"NC{letters}", f"OI{letters}", f"NC{letters}"),
+        layout=(images, f"OI{letters}", images),
         **options,
     )
 
 
 def _on_cpu(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
-    by_torch = convolves_by_torch(a, b, **options)
-    return (convolution_by_torch if by_torch else _by_xla)(a, b, **options)
+    if not convolves_by_torch(a, b, options["shape"]):
+        return _by_xla(a, b, **options)
+    del options["precision"]  # a TPU's matter
+    return convolution_by_torch(a, b, **options)
 
 
 mlir.register_lowering(convolution_p, mlir.lower_fun(_by_xla, multiple_results=False))
@@ -257,6 +284,7 @@ def general_convolution(
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
     groups: int = 1,
+    precision: lax.Precision | None = None,
 ) -> jax.Array:
     """`lax.conv_general_dilated`: the same sums, in a form that compiles.
 
@@ -275,6 +303,7 @@ def general_convolution(
       lhs_dilation: distance between pixels of the input. Default: 1.
       rhs_dilation: distance between taps of the kernel. Default: 1.
       groups: of channels that are convolved by themselves.
+      precision: of products on accelerators.
     """
     spatial = [layout[0].index(letter) for letter in layout[1] if letter not in "OI"]
     taps = [weight.shape[i] for i, letter in enumerate(layout[1]) if letter not in "OI"]
@@ -304,6 +333,7 @@ def general_convolution(
         rhs_dilation=rhs,
         dimension_numbers=layout,
         feature_group_count=groups,
+        precision=precision,
     )
     for i in dilated:
         axis = layout[2].index(layout[0][spatial[i]])

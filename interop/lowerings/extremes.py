@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dtypes import is_nan
+from jaxsr.interop._core.dtypes import is_nan, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
+from jaxsr.interop.lowerings.channel_sums import stored
 from jaxsr.interop.lowerings.elementwise import common_dtype, with_partials
 
 aten = torch.ops.aten
@@ -82,19 +83,18 @@ def sharing(
         ties = equal(x, spread(extremes)).astype(x.dtype)
         return extremes, (total(ties * dx) / total(ties)).astype(x.dtype)
 
-    return run(array)
+    return run(stored(array))
 
 
 def extreme(
     array: jax.Array, reduction: Callable[..., jax.Array], axes: tuple[int, ...], keepdims: bool
 ) -> jax.Array:
     """`reduction(array, axes)`, a maximum or minimum with its gradient shared in any dtype."""
-    if not _is_narrow(array):
-        # Compared in its own dtype, as JAX does by itself.
+    if not jnp.issubdtype(array.dtype, jnp.floating):
         return reduction(array, axes, keepdims=keepdims)
 
     def total(values: jax.Array) -> jax.Array:
-        return jnp.sum(values.astype(jnp.float32), axes, keepdims=True)
+        return jnp.sum(widened(values), axes, keepdims=True)
 
     def reduced(array: jax.Array) -> jax.Array:
         return reduction(array, axes, keepdims=True)

@@ -15,8 +15,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.core import primitives as known
 
 from jaxsr.errors import InputError
+from jaxsr.interop.lowerings.convolution import convolution_p
 
-PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p)
+PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p, convolution_p)
 _CALLS = {
     known.jit_p: "jaxpr",
     known.closed_call_p: "call_jaxpr",

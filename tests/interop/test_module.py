@@ -281,8 +281,10 @@ def test_remat_recomputes_and_agrees(net):
         jax.jit(jax.grad(lambda p, jm=jm: loss(p, jm), has_aux=True))(plain.params)
         for jm in (remat, plain)
     )
+    # The gradient of a bias before a BatchNorm is 0: what is left are roundings of the others.
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want[0]))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * max(scale, 1))
     with pytest.raises(ValueError, match="matches no submodule"):
         to_jax(net, remat="tail.*")
 

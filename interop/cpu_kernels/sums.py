@@ -1,0 +1,46 @@
+"""Torch's sums over the pixels of each channel, and copies, in JAX programs for CPUs."""
+
+from collections.abc import Sequence
+
+import jax
+import torch
+
+from jaxsr.interop.cpu_kernels.by_rows import RowsCall
+from jaxsr.interop.cpu_kernels.torch_calls import torch_kernel
+from jaxsr.ops._cpu_calls import Attributes
+
+
+@torch_kernel("jaxsr_channel_sums")
+def _sums(
+    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], options: Attributes
+) -> None:
+    (x,), (out,), (axis,) = inputs, outputs, options["axis"]
+    pixels = [i for i in range(x.ndim) if i != axis and (i or out.ndim == 1)]
+    torch.sum(x, pixels, out=out)
+
+
+def channel_sums_by_torch(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
+    """`channel_sums_p` by torch's kernel."""
+    channels = x.shape[axis]
+    call = RowsCall(
+        kernel=_sums,
+        shape=(x.shape[0], channels) if by_row else (channels,),
+        has_rows=(True, by_row),
+        channels_last=(axis == 1, False),
+        options=(("axis", (axis,)),),
+    )
+    return call(x)
+
+
+@torch_kernel("jaxsr_stored")
+def _stored(
+    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], options: Attributes
+) -> None:
+    outputs[0].copy_(inputs[0])
+
+
+def stored_by_torch(x: jax.Array) -> jax.Array:
+    """`stored_p` by a copy that XLA does not see through; also where kernels are XLA's."""
+    return RowsCall(
+        kernel=_stored, shape=x.shape, has_rows=(True, True), channels_last=(False, False)
+    )(x)
