@@ -12,7 +12,7 @@ import jaxsr
 from jaxsr.checking.html_report import page
 from jaxsr.checking.measures import FLOOR_ULPS, ULP, compare_arrays
 from jaxsr.errors import InputError, InputTypeError
-from jaxsr.interop import register_lowering
+from jaxsr.interop import lowering
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -118,9 +118,7 @@ def test_an_odd_batch_is_doubled_for_the_mesh():
 
 
 def test_a_wrong_lowering_differs_and_is_found():
-    register_lowering(
-        torch.ops.aten.special_erfcx.default, lambda x: jnp.exp(x * x) * (1 - jnp.tanh(x))
-    )
+    lowering("aten::special_erfcx.default")(lambda x: jnp.exp(x * x) * (1 - jnp.tanh(x)))
     result = wrong(WrongScale(), torch.rand(4, 6))
     assert result.status == "differs"
     assert result.exit_status == 1
@@ -139,7 +137,7 @@ def test_a_wrong_gradient_differs_and_is_found():
         return jax.scipy.special.i1e(x)
 
     i1e.defjvp(lambda x, dx: (i1e(*x), 1.001 * jax.jvp(jax.scipy.special.i1e, x, dx)[1]))
-    register_lowering(torch.ops.aten.special_i1e.default, i1e)
+    lowering("aten::special_i1e.default")(i1e)
     result = wrong(WrongGradient(), torch.rand(4, 6))
     assert result.row("forward").status == "ok"
     assert result.row("gradient").status == "differs"
