@@ -146,7 +146,7 @@ def to_jax(
 
 
 def lowering(*operators: Operator) -> Callable[[Lowering], Lowering]:
-    """Decorates a JAX function that computes an operator, in front of all others.
+    """Decorates a JAX function that computes an operator, in front of all others::
 
         @lowering("my_library::double")
         def double(x):

@@ -49,6 +49,7 @@ def test_every_section_looks_at_something(diagnosis):
         "devices",
         "compiler",
         "arithmetic",
+        "CPU kernels",
         "torch in JAX",
         "models",
         "storage",

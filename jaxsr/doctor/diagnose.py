@@ -9,6 +9,7 @@ from jaxsr.doctor.adapter import check_adapter
 from jaxsr.doctor.arithmetic import check_arithmetic
 from jaxsr.doctor.checks import Check, Finding, run_checks
 from jaxsr.doctor.compiler import check_compiler
+from jaxsr.doctor.cpu_kernels import check_cpu_kernels
 from jaxsr.doctor.devices import check_devices
 from jaxsr.doctor.installation import check_installation
 from jaxsr.doctor.models import check_models
@@ -82,6 +83,7 @@ def _checks(config: DoctorConfig) -> dict[str, Check]:
         "devices": devices,
         "compiler": compiler,
         "arithmetic": check_arithmetic,
+        "CPU kernels": check_cpu_kernels,
         "torch in JAX": check_adapter,
         "models": check_models,
         "storage": check_storage,

@@ -1,0 +1,72 @@
+"""Whether programs for CPUs call torch's kernels here, and what that gains."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import numpy as np
+
+from jaxsr.doctor.checks import Finding, judged, relative_error
+
+_SHAPES = ((4, 96, 96, 64), (64, 64, 3, 3))
+_ROUNDS = 7
+
+
+def check_cpu_kernels() -> Iterator[Finding]:
+    """A convolution by torch's kernel and by XLA's: values, times; how idle threads wait."""
+    import jax
+
+    from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
+    from jaxsr.interop.lowerings.convolution import convolution_p
+    from jaxsr.ops._cpu_calls import SWITCH, enabled
+
+    if not enabled():
+        advice = f"unset {SWITCH} for torch's kernels"
+        yield Finding("torch's kernels", "note", f"off: {SWITCH}={os.environ[SWITCH]}", advice)
+        return
+    rng = np.random.default_rng(0)
+    cpu = jax.local_devices(backend="cpu")[0]
+    images, weight = (jax.device_put(rng.standard_normal(s, np.float32), cpu) for s in _SHAPES)
+    options = {
+        "wrt": "out", "shape": _SHAPES[0], "stride": (1, 1), "padding": (1, 1), "groups": 1,
+        "dilation": (1, 1), "channels_last": True, "precision": None,
+    }  # fmt: skip
+
+    def by_xla(x: jax.Array, w: jax.Array) -> jax.Array:
+        layout = ("NHWC", "OIHW", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout)
+
+    torch_s, result = _timed(
+        jax.jit(lambda x, w: convolution_p.bind(x, w, **options)), images, weight
+    )
+    xla_s, reference = _timed(jax.jit(by_xla), images, weight)
+    error = relative_error(result, np.asarray(reference, np.float64))
+    threads = threads_per_call()
+    detail = (
+        f"on, {threads} thread{'s' if threads > 1 else ''} a call: 64 to 64 channels of 3×3 in "
+        f"{1e3 * torch_s:.1f} ms, XLA's in {1e3 * xla_s:.1f} ms; they differ by {error:.0e}"
+    )
+    yield judged("torch's kernels", error < 1e-5, detail, f"{SWITCH}=xla computes without them")
+    if (
+        os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE"
+        and "GOMP_SPINCOUNT" not in os.environ
+    ):
+        yield Finding(
+            "torch's idle threads",
+            "note",
+            "they spin while they wait, on cores that XLA's threads need",
+            "import jaxsr.interop before torch, or set OMP_WAIT_POLICY=PASSIVE",
+        )
+
+
+def _timed(function: Callable[..., object], *arrays: object) -> tuple[float, object]:
+    import jax
+
+    result = jax.block_until_ready(function(*arrays))
+    seconds = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        jax.block_until_ready(function(*arrays))
+        seconds.append(time.perf_counter() - start)
+    return median(seconds), result

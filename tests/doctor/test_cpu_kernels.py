@@ -1,0 +1,26 @@
+"""What the doctor says of torch's kernels in programs for CPUs."""
+
+from jaxsr.doctor.cpu_kernels import check_cpu_kernels
+
+
+def test_both_convolutions_are_timed_and_agree(monkeypatch):
+    monkeypatch.delenv("JAXSR_CPU_KERNELS", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    (finding,) = check_cpu_kernels()
+    assert finding.status == "ok"
+    assert finding.detail.startswith("on, ") and "XLA's in" in finding.detail
+
+
+def test_spinning_threads_are_named(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    *_, finding = check_cpu_kernels()
+    assert finding.subject == "torch's idle threads" and finding.status == "note"
+    assert "OMP_WAIT_POLICY=PASSIVE" in finding.advice
+
+
+def test_switched_off(monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
+    (finding,) = check_cpu_kernels()
+    assert finding.status == "note" and finding.detail == "off: JAXSR_CPU_KERNELS=xla"
+    assert finding.advice == "unset JAXSR_CPU_KERNELS for torch's kernels"
