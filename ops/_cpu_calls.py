@@ -69,7 +69,8 @@ def kernel(name: str) -> Callable[[Kernel], str]:
     def register(function: Kernel) -> str:
         handler = _HANDLER(functools.partial(_handle, name, function))
         _handlers.append(handler)
-        capsule = jax.ffi.pycapsule(ctypes.cast(handler, c_void_p).value)
+        pycapsule: Any = getattr(jax.ffi, "pycapsule")  # noqa: B009  # JAX gives it no types
+        capsule = pycapsule(ctypes.cast(handler, c_void_p).value)
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
         return name
 
@@ -192,7 +193,8 @@ def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
     inputs: list[np.ndarray] = []
     try:
         attributes = _attributes(frame.attributes)
-        last, n = attributes["channels_last"], frame.inputs.count
+        last: list[int] = attributes["channels_last"]
+        n: int = frame.inputs.count
         inputs = [_array(frame.inputs.items[i], last[i]) for i in range(n)]
         outputs = [_array(frame.outputs.items[i], last[n + i]) for i in range(frame.outputs.count)]
         with _interrupts_deferred():
@@ -237,7 +239,7 @@ def _answered_version(extension: int) -> bool:
 
 def _array(pointer: Any, channels_last: int) -> np.ndarray:
     buffer = pointer.contents
-    shape = buffer.dims[: buffer.rank]
+    shape: list[int] = buffer.dims[: buffer.rank]
     dtype = _DTYPES[buffer.dtype]
     size = math.prod(shape) * dtype.itemsize
     if not size:

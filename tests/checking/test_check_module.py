@@ -1,6 +1,7 @@
 """`jaxsr.check(module, *inputs)`: right, wrong, refused and ill-conditioned modules."""
 
 import collections
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,7 +80,7 @@ def wrong(act, x):
 def test_a_network_with_batch_norm_and_dropout_is_the_same():
     net = network()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    result = jaxsr.check(net, image(), modules=True, speed_s=0.01)
+    result: Any = jaxsr.check(net, image(), modules=True, speed_s=0.01)
     assert result.ok, result
     assert result.exit_status == 0
     names = [row.name for row in result.rows]
@@ -102,7 +103,9 @@ def test_the_page_fits_one_screen():
 
 def test_dictionaries_tuples_and_keyword_arguments():
     x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
-    result = jaxsr.check(Several(), x, kwargs={"shift": np.float32([1, 2, 3, 4])}, speed_s=0)
+    result: Any = jaxsr.check(
+        Several(), x, kwargs={"shift": np.array([1, 2, 3, 4], np.float32)}, speed_s=0
+    )
     assert result.ok, result
     outputs = {one.name for one in result.row("forward").arrays}
     assert outputs == {"out", "pair[0]", "pair[1][0]"}
@@ -112,14 +115,14 @@ def test_dictionaries_tuples_and_keyword_arguments():
 
 
 def test_an_odd_batch_is_doubled_for_the_mesh():
-    result = jaxsr.check(nn.Linear(4, 2), torch.ones(1, 4), speed_s=0)
+    result: Any = jaxsr.check(nn.Linear(4, 2), torch.ones(1, 4), speed_s=0)
     assert result.row("mesh of 2").arrays[0].shape == (2, 2)
     assert result.ok
 
 
 def test_a_wrong_lowering_differs_and_is_found():
     lowering("aten::special_erfcx.default")(lambda x: jnp.exp(x * x) * (1 - jnp.tanh(x)))
-    result = wrong(WrongScale(), torch.rand(4, 6))
+    result: Any = wrong(WrongScale(), torch.rand(4, 6))
     assert result.status == "differs"
     assert result.exit_status == 1
     assert result.fault.path == "1.act"
@@ -138,7 +141,7 @@ def test_a_wrong_gradient_differs_and_is_found():
 
     i1e.defjvp(lambda x, dx: (i1e(*x), 1.001 * jax.jvp(jax.scipy.special.i1e, x, dx)[1]))
     lowering("aten::special_i1e.default")(i1e)
-    result = wrong(WrongGradient(), torch.rand(4, 6))
+    result: Any = wrong(WrongGradient(), torch.rand(4, 6))
     assert result.row("forward").status == "ok"
     assert result.row("gradient").status == "differs"
     assert result.fault.path == "1.act"
@@ -146,7 +149,7 @@ def test_a_wrong_gradient_differs_and_is_found():
 
 
 def test_a_branch_on_a_value_is_refused():
-    result = jaxsr.check(Branch(), torch.ones(2, 3))
+    result: Any = jaxsr.check(Branch(), torch.ones(2, 3))
     assert (result.status, result.exit_status) == ("refused", 2)
     assert "traced" in result.reason
     assert not result.ok
@@ -154,7 +157,7 @@ def test_a_branch_on_a_value_is_refused():
 
 def test_an_ill_conditioned_operation_is_named():
     net = nn.Sequential(nn.Linear(6, 6), Cancels())
-    result = jaxsr.check(net, torch.rand(4, 6), speed_s=0, vmap=False, mesh=1)
+    result: Any = jaxsr.check(net, torch.rand(4, 6), speed_s=0, vmap=False, mesh=1)
     assert result.ok, result
     assert any(
         note.startswith("ill-conditioned") and "1 (Cancels)" in note for note in result.notes
@@ -163,19 +166,19 @@ def test_an_ill_conditioned_operation_is_named():
 
 def test_training_that_torch_refuses_is_skipped():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    result = jaxsr.check(net, torch.ones(1, 3), speed_s=0)
+    result: Any = jaxsr.check(net, torch.ones(1, 3), speed_s=0)
     assert result.ok
     assert "more than 1 value per channel" in result.row("train").detail
 
 
 def test_a_module_without_gradients_is_checked_forward():
-    result = jaxsr.check(nn.Embedding(5, 3).requires_grad_(False), torch.tensor([[1, 2]]))
+    result: Any = jaxsr.check(nn.Embedding(5, 3).requires_grad_(False), torch.tensor([[1, 2]]))
     assert result.ok
     assert result.row("gradient").status == "skipped"
 
 
 def test_half_precision_is_held_against_float64():
-    result = jaxsr.check(nn.Linear(8, 8).bfloat16(), torch.ones(2, 8).bfloat16(), speed_s=0)
+    result: Any = jaxsr.check(nn.Linear(8, 8).bfloat16(), torch.ones(2, 8).bfloat16(), speed_s=0)
     assert result.ok, result
     assert result.row("forward").worst.torch_error > 1e-4
 
@@ -191,18 +194,23 @@ def test_wrong_inputs_are_errors():
 
 def test_the_bound_follows_from_torch_and_has_a_floor():
     exact = {"a": np.array([1.0, 2.0])}
-    torch_arrays = {"a": np.float32([1.0, 2.0 + 1e-5])}
-    (one,) = compare_arrays({"a": np.float32([1.0, 2.00007])}, torch_arrays, exact)
+    torch_arrays = {"a": np.array([1.0, 2.0 + 1e-5], np.float32)}
+    (one,) = compare_arrays({"a": np.array([1.0, 2.00007], np.float32)}, torch_arrays, exact)
     assert one.ok
     assert one.bound == pytest.approx(8 * 0.5e-5, rel=0.05)
-    (one,) = compare_arrays({"a": np.float32([1.0, 2.0001])}, torch_arrays, exact)
+    (one,) = compare_arrays({"a": np.array([1.0, 2.0001], np.float32)}, torch_arrays, exact)
     assert not one.ok
     (one,) = compare_arrays(exact, exact, exact)
     assert one.bound == FLOOR_ULPS * ULP
 
 
 @pytest.mark.parametrize(
-    "wrong_array", [np.float32([np.nan, 2]), np.float32([1, 2, 3]), np.float32([1, np.inf])]
+    "wrong_array",
+    [
+        np.array([np.nan, 2], np.float32),
+        np.array([1, 2, 3], np.float32),
+        np.array([1, np.inf], np.float32),
+    ],
 )
 def test_shapes_and_special_values_count(wrong_array):
     exact = {"a": np.array([1.0, 2.0])}

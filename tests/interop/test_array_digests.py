@@ -44,7 +44,7 @@ def test_scalars_empty_arrays_and_64_bits():
         "a": crc(np.asarray(7)),
         "b/0": "00000000",
         "b/1": crc(np.asarray(0.1)),
-        "c": crc(np.float32(2)),
+        "c": crc(np.asarray(2, np.float32)),
     }
 
 

@@ -18,6 +18,7 @@ class Attention(nn.Module):
     def __init__(self):
         super().__init__()
         self.biases = nn.Parameter(torch.randn(2, 5))
+        self.index: torch.Tensor
         self.register_buffer("index", torch.tensor([[0, 1, 2], [1, 0, 3], [4, 2, 1]]))
         self.table = {}
 

@@ -89,6 +89,7 @@ def test_checks_and_scans_of_compiled_code():
     for actual, expected in zip(outputs, (sums, products), strict=True):
         np.testing.assert_allclose(actual, expected.detach(), atol=1e-6)
     loss = jax.jit(lambda x: sum(y.sum() for y in jm.apply({}, {}, x)[0]))
+    assert x.grad is not None
     np.testing.assert_allclose(jax.grad(loss)(X), x.grad, atol=1e-5)
 
 

@@ -150,6 +150,7 @@ def test_inputs_under_jit_and_grad(net, make):
     net.read(make(x)).backward()
     container = grad(make(jnp.asarray(X)))
     actual = container.x if hasattr(container, "x") else container.y
+    assert x.grad is not None
     np.testing.assert_allclose(actual, x.grad, atol=1e-6)
 
 
@@ -166,6 +167,7 @@ def test_a_cache_goes_in_and_out(net):
         expected, reference = net.cached(torch.from_numpy(X), reference)
     np.testing.assert_allclose(total, expected.detach(), rtol=1e-5)
     for layer, expected_layer in zip(cache.layers, reference.layers, strict=True):
+        assert expected_layer.keys is not None
         np.testing.assert_allclose(layer.keys, expected_layer.keys.detach(), atol=1e-6)
         assert layer.count == expected_layer.count == 2
 

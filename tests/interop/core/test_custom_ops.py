@@ -88,6 +88,7 @@ def test_python_code_is_traced():
     gradient = jax.grad(lambda x: _apply(lambda x: swish(x, 1.0))(x).sum())(jnp.asarray(X))
     x = torch.from_numpy(X).requires_grad_()
     (x * torch.sigmoid(x)).sum().backward()
+    assert x.grad is not None
     np.testing.assert_allclose(gradient, x.grad, atol=1e-6)
 
 
@@ -101,6 +102,7 @@ def test_the_registered_backward_is_the_derivative(call):
     apply = _apply(call)
     np.testing.assert_allclose(apply(X), expected.detach(), atol=1e-6)
     gradient = jax.grad(lambda x: (apply(x) ** 2).sum())(jnp.asarray(X))
+    assert x.grad is not None
     np.testing.assert_allclose(gradient, x.grad, atol=1e-5)
 
 

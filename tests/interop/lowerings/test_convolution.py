@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ class Case:
     extra: int | None = None
     """Output padding of a transposed convolution."""
 
-    def arrays(self):
+    def arrays(self) -> tuple[Any, Any, Any]:
         """Images, weight, and the arguments after them that torch takes."""
         rng = np.random.default_rng(0)
         n = len(self.kernel)
@@ -242,6 +243,7 @@ def test_dtypes(kernels, dtype):
     out.sum().backward()
     tolerance = {"float64": 1e-12, "float16": 5e-3, "bfloat16": 2e-2}[dtype]
     for result, expected in zip(results, (out, *(t.grad for t in tensors)), strict=True):
+        assert expected is not None
         assert result.dtype == dtype
         scale = float(expected.detach().abs().max())
         np.testing.assert_allclose(
@@ -267,7 +269,7 @@ def test_each_device_convolves_its_rows(devices):
         return (convolution(hidden, weight, *options) ** 2).mean()
 
     step = jax.jit(jax.value_and_grad(loss))
-    program = step.lower(placed, sharded).compile().as_text()
+    program = str(step.lower(placed, sharded).compile().as_text())
     assert program.count('custom_call_target="jaxsr_convolution') == 5
     assert set(re.findall(COLLECTIVE, program)) == {"all-reduce"}
     value, gradient = step(placed, sharded)

@@ -55,7 +55,9 @@ def test_grouped_mm(case):
     expected = _loop(ta, tb, None if ends is None else ends.tolist())
     (expected**2).sum().backward()
     np.testing.assert_allclose(actual, expected.detach(), atol=1e-5)
+    assert ta.grad is not None
     np.testing.assert_allclose(gradients[0], ta.grad, atol=1e-4)
+    assert tb.grad is not None
     np.testing.assert_allclose(gradients[1], tb.grad, atol=1e-4)
 
 
