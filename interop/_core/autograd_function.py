@@ -8,7 +8,7 @@ leave it as additional results.
 import functools
 import importlib
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -163,10 +163,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         return forward(*arrays)[0]
 
     # Both passes may be traced later, when apply has long returned.
-    from jaxsr.interop._core.trace_context import session
+    from jaxsr.interop._core.trace_context import is_running, session
 
     def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], Any]:
-        with session(trace):
+        with nullcontext() if is_running(trace) else session(trace):
             results, ctx = forward(*arrays)
         state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
         leaves, traced["tree"] = pytree.tree_flatten(state)

@@ -19,6 +19,11 @@ def running_trace() -> Trace:
     return _STACK[-1]
 
 
+def is_running(trace: Trace) -> bool:
+    """Whether the calling code runs in this trace."""
+    return bool(_STACK) and _STACK[-1] is trace and trace.is_tracing_thread()
+
+
 @contextmanager
 def session(trace: Trace) -> Generator[None]:
     """Makes torch code in this block run on JAX; the host's torch settings do not matter in it."""
