@@ -79,11 +79,12 @@ def sharing(
     @run.defjvp
     def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         (x,), (dx,) = primals, tangents
+        x = stored(x)
         extremes = run(x)
         ties = equal(x, spread(extremes)).astype(x.dtype)
         return extremes, (total(ties * dx) / total(ties)).astype(x.dtype)
 
-    return run(stored(array))
+    return run(array)
 
 
 def extreme(

@@ -14,6 +14,7 @@ from jaxsr.checking.html_report import page
 from jaxsr.checking.measures import FLOOR_ULPS, ULP, compare_arrays
 from jaxsr.errors import InputError, InputTypeError
 from jaxsr.interop import lowering
+from jaxsr.interop._core import registry
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -120,7 +121,15 @@ def test_an_odd_batch_is_doubled_for_the_mesh():
     assert result.ok
 
 
-def test_a_wrong_lowering_differs_and_is_found():
+@pytest.fixture
+def lowerings(monkeypatch):
+    """Lowerings that a test registers are gone after it."""
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    yield
+    registry.resolve.cache_clear()
+
+
+def test_a_wrong_lowering_differs_and_is_found(lowerings):
     lowering("aten::special_erfcx.default")(lambda x: jnp.exp(x * x) * (1 - jnp.tanh(x)))
     result: Any = wrong(WrongScale(), torch.rand(4, 6))
     assert result.status == "differs"
@@ -132,7 +141,7 @@ def test_a_wrong_lowering_differs_and_is_found():
     assert "wrong by itself" in page(result)
 
 
-def test_a_wrong_gradient_differs_and_is_found():
+def test_a_wrong_gradient_differs_and_is_found(lowerings):
     import jax
 
     @jax.custom_jvp
