@@ -7,11 +7,17 @@ import pytest
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxsr.interop.cpu_kernels import choice
 from jaxsr.interop.lowerings.channel_sums import channel_sums, scaled, spread, stored
 from jaxsr.interop.mesh import make_mesh
 
 SHAPES = {1: (4, 16, 24, 32), 3: (4, 24, 32, 16)}
 """By the axis of the channels; large enough for torch's kernel."""
+
+
+@pytest.fixture(autouse=True)
+def sums_by_torch(monkeypatch):
+    monkeypatch.setattr(choice, "_LEAST_SUMMED", 1 << 15)
 
 
 @pytest.fixture(params=["native", "xla"])
