@@ -20,7 +20,7 @@ class RowsCall:
     """A call of a torch kernel; all that it depends on besides its arrays.
 
     Axis 0 of some arrays counts rows of the batch. What a kernel makes of each row it makes by
-    itself; a result without rows is a sum over them.
+    itself; a result without rows is made of all of them.
     """
 
     kernel: str
@@ -33,6 +33,10 @@ class RowsCall:
     """Of each operand and the result: whether axis 1 is the last one in memory."""
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
+    in_place: bool = False
+    """The result takes the memory of the first operand; XLA copies what others still read."""
+    combine: Callable[[jax.Array, Any], jax.Array] = lax.psum
+    """Makes a result without rows of those of each device's rows, over mesh axes."""
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
         """The result, by one call on each device."""
@@ -48,7 +52,12 @@ class RowsCall:
         result = jax.ShapeDtypeStruct(shape, operands[0].dtype)
         options = dict(self.options)
         return torch_call(
-            self.kernel, result, *operands, channels_last=self.channels_last, **options
+            self.kernel,
+            result,
+            *operands,
+            channels_last=self.channels_last,
+            in_place=self.in_place,
+            **options,
         )
 
 
@@ -69,7 +78,7 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
                 )
                 return call.run(*operands, rows=rows)
             out = call.run(*operands)
-            return out if axis is None else lax.psum(out, axis)
+            return out if axis is None else call.combine(out, axis)
 
         placed = [split if rows else whole for rows in call.has_rows]
         return mesh, shard, placed[-1], (*placed[:-1], whole)

@@ -31,8 +31,9 @@ def _options(options: Attributes) -> tuple[Any, ...]:
 
 @torch_kernel("jaxsr_convolution")
 def _out(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
-    (x, w), out = inputs, outputs[0]
-    _images(out, options).copy_(aten.convolution(_images(x, options), w, None, *_options(options)))
+    (x, w, *bias), out = inputs, outputs[0]
+    result = aten.convolution(_images(x, options), w, *(bias or [None]), *_options(options))
+    _images(out, options).copy_(result)
 
 
 @torch_kernel("jaxsr_convolution_input")
@@ -59,7 +60,7 @@ _KERNELS = {"out": (_out, "xwg"), "input": (_input, "wgx"), "weight": (_weight, 
 def convolution_by_torch(
     a: jax.Array,
     b: jax.Array,
-    *,
+    *bias: jax.Array,
     wrt: str,
     shape: Sequence[int],
     groups: int,
@@ -71,6 +72,7 @@ def convolution_by_torch(
     Args:
       a: the first operand.
       b: the second one.
+      *bias: of each output, or nothing.
       wrt: which of the three arrays of a convolution is the result.
       shape: of the result.
       groups: of channels.
@@ -78,7 +80,8 @@ def convolution_by_torch(
       **options: `stride`, `padding` and `dilation` for each spatial axis.
     """
     kernel, roles = _KERNELS[wrt]
-    images = tuple(role != "w" for role in roles)
+    *operands, result = (role != "w" for role in roles)
+    images = (*operands, *(False for _ in bias), result)
     call = RowsCall(
         kernel=kernel,
         shape=tuple(shape),
@@ -86,4 +89,4 @@ def convolution_by_torch(
         channels_last=tuple(image and not channels_last for image in images),
         options=(*options.items(), ("groups", (groups,)), ("last", (channels_last,))),
     )
-    return call(a, b)
+    return call(a, b, *bias)

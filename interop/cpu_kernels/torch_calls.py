@@ -35,6 +35,7 @@ def torch_call(
     result: jax.ShapeDtypeStruct,
     *operands: jax.Array,
     channels_last: Sequence[bool] | None = None,
+    in_place: bool = False,
     **attributes: Sequence[int],
 ) -> jax.Array:
     """As `cpu_calls.call`; the kernel computes with this device's share of torch's threads."""
@@ -43,6 +44,7 @@ def torch_call(
         result,
         *operands,
         channels_last=channels_last,
+        in_place=in_place,
         threads=[threads_per_call()],
         **attributes,
     )
