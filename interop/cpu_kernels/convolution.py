@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import torch
 
-from jaxsr.interop.cpu_kernels.by_rows import RowsCall
-from jaxsr.interop.cpu_kernels.torch_calls import torch_kernel
+from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
 aten = torch.ops.aten
@@ -79,11 +78,12 @@ def convolution_by_torch(
     """
     kernel, roles = _KERNELS[wrt]
     images = tuple(role != "w" for role in roles)
-    call = RowsCall(
-        kernel=kernel,
+    return torch_call(
+        kernel,
+        a,
+        b,
         shape=tuple(shape),
         has_rows=images,
         channels_last=tuple(image and not channels_last for image in images),
         options=(*options.items(), ("groups", (groups,)), ("last", (channels_last,))),
     )
-    return call(a, b)

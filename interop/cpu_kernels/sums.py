@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import jax
 import torch
 
-from jaxsr.interop.cpu_kernels.by_rows import RowsCall
-from jaxsr.interop.cpu_kernels.torch_calls import torch_kernel
+from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
 
@@ -22,14 +21,14 @@ def _sums(
 def channel_sums_by_torch(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
     """`channel_sums_p` by torch's kernel."""
     channels = x.shape[axis]
-    call = RowsCall(
-        kernel=_sums,
+    return torch_call(
+        _sums,
+        x,
         shape=(x.shape[0], channels) if by_row else (channels,),
         has_rows=(True, by_row),
         channels_last=(axis == 1, False),
         options=(("axis", (axis,)),),
     )
-    return call(x)
 
 
 @torch_kernel("jaxsr_stored")
@@ -41,6 +40,6 @@ def _stored(
 
 def stored_by_torch(x: jax.Array) -> jax.Array:
     """`stored_p` by a copy that XLA does not see through; also where kernels are XLA's."""
-    return RowsCall(
-        kernel=_stored, shape=x.shape, has_rows=(True, True), channels_last=(False, False)
-    )(x)
+    return torch_call(
+        _stored, x, shape=x.shape, has_rows=(True, True), channels_last=(False, False)
+    )
