@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from jaxsr.interop.cpu_kernels.by_rows import RowsCall
-from jaxsr.interop.cpu_kernels.torch_calls import torch_kernel
+from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
 aten = torch.ops.aten
@@ -113,12 +112,13 @@ def _call(
     **kwargs: Any,
 ) -> jax.Array:
     others = (False,) * (len(of_channels) + 1)
-    call = RowsCall(
-        kernel=kernel,
+    return torch_call(
+        kernel,
+        *images,
+        *of_channels,
         shape=(images[0].shape[0], *shape) if by_row else shape,
         has_rows=(*(True for _ in images), *(by_row for _ in others)),
         channels_last=(*(axis == 1 for _ in images), *others),
         options=(("axis", (axis,)), ("by_row", (by_row,))),
         **kwargs,
     )
-    return call(*images, *of_channels)

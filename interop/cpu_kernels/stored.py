@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import jax
 import torch
 
-from jaxsr.interop.cpu_kernels.by_rows import RowsCall
-from jaxsr.interop.cpu_kernels.torch_calls import torch_kernel
+from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
 
@@ -23,11 +22,11 @@ def stored_by_torch(x: jax.Array) -> jax.Array:
     """The array itself, written once; also where `JAXSR_CPU_KERNELS=xla`."""
     if not x.size or not x.ndim:
         return x
-    call = RowsCall(
-        kernel=_stored,
+    return torch_call(
+        _stored,
+        x,
         shape=x.shape,
         has_rows=(True, True),
         channels_last=(False, False),
         in_place=True,
     )
-    return call(x)

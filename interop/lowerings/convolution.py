@@ -253,7 +253,7 @@ def _biased_on_cpu(x: jax.Array, w: jax.Array, bias: jax.Array, **options: Any) 
     if not convolves_by_torch(x, w, options["shape"]):
         return _by_parts(x, w, bias, **options)
     del options["precision"]
-    return convolution_by_torch(x, w, bias, wrt="out", **options)
+    return convolution_by_torch(x, w, bias, wrt="out", has_bias=True, **options)
 
 
 def _biased_jvp(primals: Any, tangents: Any, **options: Any) -> Any:

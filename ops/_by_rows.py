@@ -1,4 +1,6 @@
-"""A torch kernel in a program for CPUs, each simulated device on its own rows of the batch."""
+# pyright: basic
+# JAX gives primitives and partitioners no types.
+"""A custom call in a program for CPUs, each simulated device on its own rows of the batch."""
 
 import dataclasses
 import functools
@@ -12,19 +14,19 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsr.interop.cpu_kernels.torch_calls import torch_call
+from jaxsr.ops import _cpu_calls as cpu_calls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowsCall:
-    """A call of a torch kernel; all that it depends on besides its arrays.
+    """A call of a kernel; all that it depends on besides its arrays.
 
     Axis 0 of some arrays counts rows of the batch. What a kernel makes of each row it makes by
     itself; a result without rows is made of all of them.
     """
 
     kernel: str
-    """Name that `torch_kernel` gave."""
+    """Name of a registered kernel."""
     shape: tuple[int, ...]
     """Of the result; its dtype is that of the first operand."""
     has_rows: tuple[bool, ...]
@@ -51,7 +53,7 @@ class RowsCall:
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         result = jax.ShapeDtypeStruct(shape, operands[0].dtype)
         options = dict(self.options)
-        return torch_call(
+        return cpu_calls.call(
             self.kernel,
             result,
             *operands,
