@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import ad
@@ -119,7 +118,10 @@ def _fits(eqn: Any, out: Any, other: Any) -> bool:
 
 def _same_program(eqn: Any) -> bool:
     """Other functions may have the same name."""
-    operands = [v.val if isinstance(v, Literal) else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    operands = [
+        v.val if isinstance(v, Literal) else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
+        for v in eqn.invars
+    ]
     reference = jax.make_jaxpr(FOLLOWERS[_name(eqn)])(*operands).eqns[0]
     return str(reference.params["jaxpr"]) == str(eqn.params["jaxpr"])
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 from torch import nn
 
 from jaxsr.interop import to_jax
+from jaxsr.interop.aot.chips import load_topology
 from jaxsr.interop.lowerings.fused_convolution import fused
 
 ACTIVATIONS = {
@@ -157,7 +157,7 @@ def test_switched_off(monkeypatch):
 
 
 def test_programs_for_a_tpu_have_no_such_calls():
-    topology = topologies.get_topology_desc("v5e:1x1", platform="tpu")
+    topology = load_topology("v5e:1x1")
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     x = jax.ShapeDtypeStruct((2, 4, 9, 9), jnp.float32, sharding=device)
     text = program(fused(function(Residual())), x)
