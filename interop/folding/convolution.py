@@ -58,7 +58,7 @@ def convolve_folded(
     """
     if x.fold == 1:
         # Groups of one column are pixels with their channels last: an ordinary convolution.
-        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        options: Any = {"stride": stride, "padding": padding, "dilation": dilation}
         array = convolve(x.array, weight, bias, channels_last=True, **options)
         return Folded(array, (weight.shape[0],), array.shape[2], 1)
     if x.offset and x.maker is not None:

@@ -72,7 +72,7 @@ def _rewritten(closed: ClosedJaxpr) -> ClosedJaxpr:
                 break  # a result, or part of another fusion
             eqn = jaxpr.eqns[j]
             others = [var for var in eqn.invars if var is not out]
-            other = others[0] if others else None
+            other: Any = others[0] if others else None
             if eqn.primitive is lax.mul_p and isinstance(other, Literal) and other.val == 1:
                 pass  # the factor of torch's sums
             elif _name(eqn) in FOLLOWERS and _fits(eqn, out, other):
