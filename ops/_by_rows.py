@@ -35,6 +35,8 @@ class RowsCall:
     """Of each operand and the result: whether axis 1 is the last one in memory."""
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
+    in_place: bool = False
+    """Whether the result takes the first operand's memory, and begins with its values."""
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
         """The result, by one call on each device."""
@@ -50,7 +52,12 @@ class RowsCall:
         result = jax.ShapeDtypeStruct(shape, operands[0].dtype)
         options = dict(self.options)
         return cpu_calls.call(
-            self.kernel, result, *operands, channels_last=self.channels_last, **options
+            self.kernel,
+            result,
+            *operands,
+            channels_last=self.channels_last,
+            in_place=self.in_place,
+            **options,
         )
 
 

@@ -82,6 +82,7 @@ def call(
     result: jax.ShapeDtypeStruct,
     *operands: jax.Array,
     channels_last: Sequence[bool] | None = None,
+    in_place: bool = False,
     **attributes: Sequence[int],
 ) -> jax.Array:
     """The custom call, for use where a program is lowered for CPUs.
@@ -92,6 +93,8 @@ def call(
       *operands: of the kernel.
       channels_last: for each operand and the result, whether axis 1 is the last one in memory. The
         order of the array's axes stays. Default: none of them.
+      in_place: whether the result takes the first operand's memory, and begins with its values.
+        XLA copies it before, where it is read later.
       **attributes: all integers that the kernel depends on, so that a compiled program can be
         kept and used by another process.
     """
@@ -100,7 +103,11 @@ def call(
     layouts = [_layout(len(shape), flag) for shape, flag in zip(shapes, last, strict=True)]
     values = {key: np.array(value, _INT64) for key, value in attributes.items()}
     function = jax.ffi.ffi_call(
-        name, result, input_layouts=layouts[:-1], output_layouts=layouts[-1]
+        name,
+        result,
+        input_layouts=layouts[:-1],
+        output_layouts=layouts[-1],
+        input_output_aliases={0: 0} if in_place else None,
     )
     return function(*operands, **values, channels_last=np.array(last, _INT64))
 

@@ -6,7 +6,8 @@ import jax
 import torch
 
 from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
-from jaxsr.ops._cpu_calls import Attributes
+from jaxsr.ops._by_rows import RowsCall
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 
 
 @torch_kernel("jaxsr_channel_sums")
@@ -31,15 +32,14 @@ def channel_sums_by_torch(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array
     )
 
 
-@torch_kernel("jaxsr_stored")
-def _stored(
-    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], options: Attributes
-) -> None:
-    outputs[0].copy_(inputs[0])
+@kernel("jaxsr_stored")
+def _stored(inputs: Arrays, outputs: Arrays, options: Attributes) -> None:
+    """The result lies where the operand lay."""
 
 
 def stored_by_torch(x: jax.Array) -> jax.Array:
-    """`stored_p` by a copy that XLA does not see through; also where kernels are XLA's."""
-    return torch_call(
-        _stored, x, shape=x.shape, has_rows=(True, True), channels_last=(False, False)
-    )
+    """`stored_p` by a call that XLA does not see through; also where kernels are XLA's."""
+    return RowsCall(
+        kernel=_stored, shape=x.shape, has_rows=(True, True), channels_last=(False, False),
+        in_place=True,
+    )(x)  # fmt: skip

@@ -54,7 +54,8 @@ def stored(x: jax.Array) -> jax.Array:
 
     XLA makes an array anew in each fusion that reads it. On CPUs one fusion rounds a product and a
     sum, another one makes a multiply-add of them: a maximum is then equal to none of the elements
-    that it was found among, and its gradient is lost. What a custom call writes is made once.
+    that it was found among, and its gradient is lost. What a custom call writes is made once. Its
+    cotangent is stored, too.
     """
     return stored_p.bind(x)
 
@@ -116,7 +117,7 @@ _define(channel_sums_p, _plain_sums, _sums_on_cpu)
 _define(spread_p, _plain_spread)
 _define(scaled_p, _plain_scaled)
 _define(stored_p, lambda x: x, lambda x: stored_by_torch(x) if x.size and x.ndim else x)
-ad.deflinear2(stored_p, lambda ct, _: [ct])
+ad.deflinear2(stored_p, lambda ct, _: [stored(ct)])
 ad.deflinear2(channel_sums_p, _sums_transposed)
 ad.deflinear2(spread_p, _spread_transposed)
 ad.defbilinear(

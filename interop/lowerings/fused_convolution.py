@@ -78,8 +78,8 @@ def _rewritten(closed: ClosedJaxpr) -> ClosedJaxpr:
                 break  # a result, or part of another fusion
             eqn = jaxpr.eqns[j]
             others = [var for var in eqn.invars if var is not out]
-            other = others[0] if others else None
-            spread_eqn = None if isinstance(other, Literal) else spreads.get(other)
+            other: Any = others[0] if others else None
+            spread_eqn: Any = None if isinstance(other, Literal) else spreads.get(other)
             if eqn.primitive is lax.mul_p and isinstance(other, Literal) and other.val == 1:
                 pass  # the factor of torch's sums
             elif eqn.primitive is lax.add_p and not bias and _is_bias(spread_eqn, out, channels):
