@@ -28,15 +28,20 @@ def layer_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """By torchax; whoever reads the input later reads the stored array, too."""
     x: JaxTensor = args[0] if args else kwargs["input"]
     cell = x.cell
-    if x.const is None and cell.deferred is None and _is_stored(cell, x.numel()):
+    if x.const is None and cell.deferred is None and _is_stored(cell, x):
         cell.value = stored(cell.value)
-        cell.version += 1  # views read it anew
+        if x.view_of is not None:
+            cell.version += 1  # views read it anew
     entry = Entry(Kind.TORCHAX, torchax.lowering(func))
     return trace.functional(func, entry, args, kwargs, trace.meta_result(func, args, kwargs))
 
 
-def _is_stored(cell: Cell, size: int) -> bool:
-    array = cell.value
-    is_of_this_trace = cell.region is Region.current() and not cell.owner
-    is_large = array.size == size >= _LEAST_STORED
-    return is_of_this_trace and is_large and jnp.issubdtype(array.dtype, jnp.floating)
+def _is_stored(cell: Cell, x: JaxTensor) -> bool:
+    array, region = cell.value, Region.current()
+    # Inside of a region a new version of an argument would count as a write.
+    is_of_this_trace = cell.region is region and not cell.owner
+    is_readable = x.view_of is None or region is None
+    is_large = array.size == x.numel() >= _LEAST_STORED
+    return (
+        is_of_this_trace and is_readable and is_large and jnp.issubdtype(array.dtype, jnp.floating)
+    )

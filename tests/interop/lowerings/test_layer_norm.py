@@ -38,9 +38,9 @@ class Views(nn.Module):
 
     def forward(self, x):
         y = x + 1
-        normalised = self.norm(y.reshape(2, -1, WIDTH))
-        y[:, 0] = 7
-        return y.flatten() * normalised.flatten()
+        y[:, 0] *= 3
+        view = y.reshape(2, -1, WIDTH)
+        return self.norm(view).flatten() * y.flatten() * view.flatten()
 
 
 def torch_gradient(module, x):
