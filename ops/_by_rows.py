@@ -36,7 +36,7 @@ class RowsCall:
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
     in_place: bool = False
-    """The result takes the memory of the first operand; XLA copies what others still read."""
+    """Whether the result takes the first operand's memory, and begins with its values."""
     combine: Callable[[jax.Array, Any], jax.Array] = lax.psum
     """Makes a result without rows of those of each device's rows, over mesh axes."""
 

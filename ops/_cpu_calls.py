@@ -93,7 +93,8 @@ def call(
       *operands: of the kernel.
       channels_last: for each operand and the result, whether axis 1 is the last one in memory. The
         order of the array's axes stays. Default: none of them.
-      in_place: the result takes the memory of the first operand, which nobody reads afterwards.
+      in_place: whether the result takes the first operand's memory, and begins with its values.
+        XLA copies it before, where it is read later.
       **attributes: all integers that the kernel depends on, so that a compiled program can be
         kept and used by another process.
     """

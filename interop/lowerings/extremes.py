@@ -13,14 +13,12 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
-from jax.interpreters import ad
 
 from jaxsr.interop._core.dtypes import is_nan, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
-from jaxsr.interop.cpu_kernels.primitives import cpu_primitive
-from jaxsr.interop.cpu_kernels.stored import stored_by_torch
 from jaxsr.interop.lowerings.elementwise import common_dtype, with_partials
+from jaxsr.interop.lowerings.stored import stored
 
 aten = torch.ops.aten
 
@@ -46,20 +44,6 @@ def rounded(x: jax.Array) -> jax.Array:
         return x
     kind = jnp.finfo(x.dtype)
     return lax.reduce_precision(x.astype(jnp.float32), kind.nexp, kind.nmant)
-
-
-def stored(x: jax.Array) -> jax.Array:
-    """The array itself; all that read it read the same numbers.
-
-    XLA makes an array anew in each fusion that reads it. On CPUs one fusion rounds a product and a
-    sum, another one makes a multiply-add of them: a maximum is then equal to none of the elements
-    that it was found among, and its gradient is lost. What a custom call writes is made once.
-    """
-    return stored_p.bind(x)
-
-
-stored_p = cpu_primitive("jaxsr_stored", lambda x: x, stored_by_torch)
-ad.deflinear2(stored_p, lambda ct, _: [ct])
 
 
 def lowest(dtype: Any) -> Any:

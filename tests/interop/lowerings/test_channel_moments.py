@@ -8,7 +8,7 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsr.interop.lowerings.channel_moments import affine, channel_sums, moments, spread
-from jaxsr.interop.lowerings.extremes import stored
+from jaxsr.interop.lowerings.stored import stored
 from jaxsr.interop.mesh import make_mesh
 
 SHAPES = {1: (4, 16, 24, 32), 3: (4, 24, 32, 16)}
