@@ -2,8 +2,9 @@
 
 For each network its forward pass, and the gradient of a training step (batch statistics and random
 numbers included), in a process of its own without a compile cache: seconds until JAX has traced and
-lowered the program, which is Python, and until XLA has compiled it. Once with torch's kernels, once
-with XLA's alone (`JAXSR_CPU_KERNELS`).
+lowered the program, which is Python, and until XLA has compiled it; and the processor time of the
+latter over all threads, which other work on the machine disturbs less. Once with torch's kernels,
+once with XLA's alone (`JAXSR_CPU_KERNELS`).
 """
 
 import json
@@ -62,11 +63,12 @@ def compile_model(name: str, program: str, side_px: int) -> Row:
 
     function = forward if program == "forward" else jax.grad(loss, has_aux=True)
     lowered = jax.jit(function).lower(model.params, images)
-    traced = time.perf_counter()
+    traced, traced_cpu = time.perf_counter(), time.process_time()
     lowered.compile()
     return {
         "trace_s": round(traced - start, 2),
         "compile_s": round(time.perf_counter() - traced, 2),
+        "compile_cpu_s": round(time.process_time() - traced_cpu, 2),
         "lines": lowered.as_text().count("\n"),
     }
 
@@ -90,7 +92,8 @@ def measure(options: Options) -> None:
                 report.add(row)
                 print(
                     f"{name:32s}{program:10s}{kernels:8s} trace {row['trace_s']:6.1f} s"
-                    f"   compile {row['compile_s']:6.1f} s   {row['lines']:7d} lines",
+                    f"   compile {row['compile_s']:6.1f} s, of processors {row['compile_cpu_s']:6.1f} s"
+                    f"   {row['lines']:7d} lines",
                     flush=True,
                 )
 

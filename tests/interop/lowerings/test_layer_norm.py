@@ -47,6 +47,7 @@ def torch_gradient(module, x):
     tensor = torch.from_numpy(x).requires_grad_()
     out = module(tensor)
     (out**2).sum().backward()
+    assert tensor.grad is not None
     return out.detach().numpy(), tensor.grad.numpy()
 
 
