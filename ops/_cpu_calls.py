@@ -11,7 +11,6 @@ without a compiler on the user's machine. XLA passes a call frame (`xla/ffi/api/
 jaxlib ships): pointers to the buffers and the attributes of the call. A call costs about 20 µs.
 """
 
-import _thread
 import contextlib
 import ctypes
 import functools
@@ -242,7 +241,8 @@ def _interrupts_deferred() -> Generator[None]:
 
 def _interrupt_later() -> None:
     """Ctrl-C once more, when the main thread has left the kernel."""
-    threading.Timer(0.05, _thread.interrupt_main).start()
+    main: Any = threading.main_thread().ident
+    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 def _answered_version(extension: int) -> bool:
