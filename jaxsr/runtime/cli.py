@@ -14,16 +14,18 @@ from typing import Any, NoReturn
 from jaxsr.errors import InputError, UserError
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
 
 def run_program(main: Callable[[], int], command: str) -> NoReturn:
-    """Runs `main` as the process's own program: its allocator is set up first.
+    """Runs `main` as the process's own program: allocator and signal handlers are set up first.
 
     Args:
       main: reads `sys.argv`; returns the exit status.
       command: the name of what it runs.
     """
     keep_freed_memory(command)
+    end_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
@@ -35,6 +37,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     except Exception:
         traceback.print_exc()
         status = ExitStatus.FAILED
+    ignore_signals()
     if status == ExitStatus.INTERRUPTED or (status != ExitStatus.OK and _others_wait()):
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -78,8 +81,8 @@ def run_command(
     except BrokenPipeError:
         _discard_output()
         return ExitStatus.CLOSED_PIPE
-    except KeyboardInterrupt:
-        print("jaxsr: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return ExitStatus.INTERRUPTED
     except (UserError, OSError) as error:
         if not isinstance(error, UserError) and error.errno is None:
