@@ -99,16 +99,20 @@ def newest_run(family: str | None) -> Path:
     return newest
 
 
-def read_run(out: Path) -> ConfigFile | None:
+def read_run(out: Path, *, sealed: bool = True) -> ConfigFile | None:
     """The configuration of the run in a folder; None where there is no run.
 
     Where `config.json` is damaged or missing, that in the newest checkpoint stands in.
 
+    Args:
+      out: the run's folder.
+      sealed: refuse a file without digest, as jaxsr 0.2.0 wrote it.
+
     Raises:
-      DamagedFileError: the file is damaged, and no checkpoint has a copy.
+      InputError: the file cannot be used, and no checkpoint has a copy.
     """
     try:
-        return read_config(out / "config.json", sealed=True)
+        return read_config(out / "config.json", sealed=sealed)
     except (InputError, MissingFileError) as error:
         notes = read_notes(out / "checkpoints")
         if notes:
