@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, one_line
 from jaxsr.interop.weights import read_metadata
 from jaxsr.models.libraries import is_of_library, library_network
 from jaxsr.models.registry import (
@@ -214,6 +214,11 @@ def _by_spandrel(path: Path, weights: Weights, kind: Kind | None) -> nn.Module:
         descriptor = ModelLoader("cpu").load_from_state_dict(dict(weights))
     except UnsupportedModelError:
         raise InputError(f"{unknown}, nor one that spandrel knows; {workaround}") from None
+    except Exception as error:  # whatever a network's constructor raises at sizes that do not fit
+        raise InputError(
+            f"{path} cannot be loaded by spandrel ({type(error).__name__}: {one_line(error)}); "
+            "get the file again"
+        ) from error
     if not isinstance(descriptor, ImageModelDescriptor):
         raise InputError(f"{path} is a {type(descriptor).__name__}; restoring needs one picture in")
     return descriptor.model

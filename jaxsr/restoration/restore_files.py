@@ -4,7 +4,6 @@ import contextlib
 import logging
 import sys
 import time
-import warnings
 
 from PIL import Image
 
@@ -50,7 +49,6 @@ def run(config: RestoreConfig) -> int:
     # The size limit is --max-pixels, checked from the header; Pillow's would stop at its own.
     Image.MAX_IMAGE_PIXELS = None
     limit_opencv(config.max_pixels)
-    warnings.filterwarnings("ignore", module="PIL")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
     model = configured_model(config)
     colours = "RGB" if model.channels == 3 else "luma"

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     """
     keep_freed_memory(command)
     end_on_signals()
+    warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.runtime.cli import run_command
@@ -121,3 +122,18 @@ def test_the_table_in_the_docs_has_every_status():
     table = (Path(__file__).resolve().parents[2] / "docs" / "exit-status.md").read_text()
     for status in ExitStatus:
         assert f"| {status.value} |" in table
+
+
+def test_a_large_picture_within_the_limit_raises_no_warning(tmp_path):
+    Image.new("1", (10_000, 9_500)).save(tmp_path / "large.png")  # Pillow warns from 89 MP on
+    code = (
+        "from pathlib import Path\n"
+        "from jaxsr.data.decode import picture_size\n"
+        "from jaxsr.runtime.cli import run_command, run_program\n"
+        "path = Path('large.png')\n"
+        "run_program(lambda: run_command(lambda _: print(picture_size(path)), []), 'train')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(9500, 10000)\n", "")
