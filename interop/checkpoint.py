@@ -110,11 +110,16 @@ class Checkpoints:
             ) from error
 
     def __enter__(self) -> "Checkpoints":
+        self._loops = _lenient_loops()  # those of Orbax's writers
+        self._loops.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._loops.__exit__(None, None, None)
 
     @property
     def steps(self) -> list[int]:
@@ -436,10 +441,8 @@ def _without_late_tracebacks() -> Generator[None]:
     """
     asyncio_log, hook, text = logging.getLogger("asyncio"), sys.unraisablehook, ""
     asyncio_log.disabled, sys.unraisablehook = True, lambda _: None
-    policy = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(_LenientLoops())
     try:
-        with warnings.catch_warnings():
+        with _lenient_loops(), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine was never awaited
             try:
                 yield
@@ -450,7 +453,6 @@ def _without_late_tracebacks() -> Generator[None]:
                 gc.collect()
     finally:
         asyncio_log.disabled, sys.unraisablehook = False, hook
-        asyncio.set_event_loop_policy(policy)
     if text:
         raise DamagedFileError(text)
 
@@ -462,6 +464,17 @@ class _LenientLoop(asyncio.SelectorEventLoop):
         if not self.is_closed():
             return super().call_soon_threadsafe(callback, *args, context=context)
         return None
+
+
+@contextmanager
+def _lenient_loops() -> Generator[None]:
+    """Event loops that are made in the block, in any thread, are lenient."""
+    policy = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(_LenientLoops())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(policy)
 
 
 class _LenientLoops(asyncio.DefaultEventLoopPolicy):

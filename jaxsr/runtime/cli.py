@@ -25,6 +25,7 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
       main: reads `sys.argv`; returns the exit status.
       command: the name of what it runs.
     """
+    _open_closed_streams()
     keep_freed_memory(command)
     end_on_signals()
     warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
@@ -45,6 +46,16 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Opens the standard streams that the caller closed: files would get their numbers."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _others_wait() -> bool:
