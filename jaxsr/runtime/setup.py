@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxsr.errors import DeviceError
+from jaxsr.errors import DeviceError, check_utf8_path
 from jaxsr.runtime.options import ComputeOptions
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     Args:
       compile_cache: folder of compiled programs; None keeps none.
       least_compile_s: programs that compile faster are not kept.
+
+    Raises:
+      InputError: the folder's path is not UTF-8.
     """
     import jax
 
@@ -90,6 +93,7 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
         return
     from jaxsr.runtime.compile_cache import use_sealed_cache
 
+    check_utf8_path(compile_cache)
     use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     # An address in this process: with it no second process would find a program for a mesh. Ours

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, check_utf8_path
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import read_notes
 from jaxsr.interop.sealed_json import seal
@@ -74,8 +74,9 @@ def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
     """The folder that a run's options name, or a new one.
 
     Raises:
-      InputError: several processes would each choose their own.
+      InputError: several processes would each choose their own, or its path is not UTF-8.
     """
+    check_utf8_path(config.out or RUNS)
     if config.out is not None:
         return config.out
     if processes > 1:
