@@ -12,6 +12,8 @@ from jaxsr.runtime.options import ComputeOptions
 if TYPE_CHECKING:
     from jaxsr.interop.agreement import Facts
 
+log = logging.getLogger(__name__)
+
 _LEAST_COMPILE_S = 0.2
 """Programs that compile faster are not kept: reading them back would save nothing."""
 
@@ -94,6 +96,11 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     from jaxsr.runtime.compile_cache import use_sealed_cache
 
     check_utf8_path(compile_cache)
+    try:
+        compile_cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled programs are not kept: %s: %s", compile_cache, error.strerror)
+        return
     use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     # An address in this process: with it no second process would find a program for a mesh. Ours
