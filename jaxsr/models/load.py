@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.weights import read_metadata
 from jaxsr.models.libraries import is_of_library, library_network
 from jaxsr.models.registry import (
@@ -147,7 +148,7 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
         return path.suffix not in READERS
     config = path / "config.json"
     # A run of `jaxsr.train` has a config.json as well.
-    return config.is_file() and "model_type" in config.read_text("utf-8", errors="replace")
+    return config.is_file() and b"model_type" in read_bounded(config)
 
 
 def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedModel:

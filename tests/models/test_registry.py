@@ -1,5 +1,6 @@
 """A family is one folder and one line: every command then knows it."""
 
+import os
 import sys
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.models import registry
+from jaxsr.models.libraries import is_of_library
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import FAMILIES, Family, find_family, random_network, trainable_families
 
@@ -143,3 +145,8 @@ def test_weights_that_spandrel_cannot_build_are_refused_in_one_line(tmp_path, mo
         InputError, match=r"cannot be loaded by spandrel \(KeyError: .*get the file"
     ):
         load_model(tmp_path / "x4.safetensors")
+
+
+def test_a_fifo_is_no_configuration(tmp_path):
+    os.mkfifo(tmp_path / "model.json")
+    assert not is_of_library(str(tmp_path / "model.json"))

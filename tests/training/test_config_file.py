@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxsr.errors import InputError
+from jaxsr.interop.bounded_read import MOST_BYTES
 from jaxsr.training import fast_srgan, segmentation, span
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
@@ -36,6 +37,9 @@ def test_every_preset_comes_back_equal(preset, tmp_path):
         ("[]", "is not the config.json of a run"),
         ('{"family": "span"}', "KeyError: 'options'"),
         ('{"family": "span", "options": 3}', "is not the config.json of a run"),
+        (f'{{"family": "span", "options": {"1" * 5000}}}', "is not the config.json of a run"),
+        ("[" * 100_000, "is not the config.json of a run"),
+        (" " * (MOST_BYTES + 1), "has more than"),
     ],
 )
 def test_other_files_are_refused(content, message, tmp_path):
