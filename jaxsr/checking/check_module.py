@@ -1,6 +1,7 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -55,7 +56,8 @@ def check(
       gradients: also check gradients of parameters and inputs.
       vmap: also check `jax.vmap` over the batch.
       mesh: also check a mesh of so many devices; 1 checks none.
-      speed_s: seconds of timing for each program and engine; 0 times nothing.
+      speed_s: seconds of timing for each program and engine. 0 times nothing, and compares the
+        outputs of the gradient's program.
       modules: record the error of every submodule.
 
     Returns:
@@ -116,22 +118,21 @@ class _Check:
         if converted.status != "ok":
             rows.append(converted)
             return
-        mode = compare_mode(self.jax, self.evaluated)
+        mode = compare_mode(self.jax, self.evaluated, separate=speed_s > 0)
         rows += mode.rows
-        if mode.forward is None:
+        if not mode.computed:
             return
         rows.append(attempt("jit of apply", self._jit))
         if train:
-            rows += self._train()
+            rows += self._train(separate=speed_s > 0)
         if vmap:
             rows.append(attempt("vmap", self._vmap, required=False))
         if mesh > 1:
             rows.append(attempt(f"mesh of {mesh}", lambda: self._mesh(mesh), required=False))
-        if speed_s:
-            self._time(mode, speed_s)
+        self._time(mode, speed_s)
         self._explain(modules)
 
-    def _train(self) -> list[Row]:
+    def _train(self, *, separate: bool) -> list[Row]:
         try:
             trained = TorchRuns.of(
                 self.module, self.arguments, train=True, key=self.key,
@@ -143,14 +144,17 @@ class _Check:
         if equal_runs(trained.single, self.evaluated.single):
             detail = "torch computes the same bits as in evaluation"
             return [Row(name="train", status="skipped", detail=detail, required=False)]
-        mode = compare_mode(self.jax, trained, prefix="train ")
-        if trained.single.draws and mode.forward is not None:
-            program, draws = mode.forward, trained.single.draws
-            mode.rows.append(attempt("random key", lambda: self._random_key(program, draws)))
+        mode = compare_mode(self.jax, trained, prefix="train ", separate=separate)
+        draws = trained.single.draws
+        if draws and mode.computed:
+            mode.rows.append(attempt("random key", lambda: self._random_key(mode.forward, draws)))
         return mode.rows
 
-    def _random_key(self, program: Program, draws: int) -> Row:
+    def _random_key(self, program: Program | None, draws: int) -> Row:
         inputs = self.jax.inputs()
+        program = program or Program(
+            self.jax.forward(train=True), (self.jax.state, inputs, self.key)
+        )
         first, repeated = to_host(program()), to_host(program())
         other = to_host(program(self.jax.state, inputs, jax.random.key(1)))
         same = jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), first, repeated))
@@ -216,16 +220,15 @@ class _Check:
             differentiate = name == "gradient"
             if program is None or (differentiate and not self.jax.converted.params):
                 continue
-            step = torch_step(self.module, self.arguments, differentiate=differentiate)
-            self.result.speeds.append(
-                Speed(
-                    program=name,
-                    trace_s=program.trace_s,
-                    compile_s=program.compile_s,
+            speed = Speed(program=name, trace_s=program.trace_s, compile_s=program.compile_s)
+            if budget_s > 0:
+                step = torch_step(self.module, self.arguments, differentiate=differentiate)
+                speed = replace(
+                    speed,
                     steps_per_s=steps_per_second(program, budget_s=budget_s),
                     torch_steps_per_s=steps_per_second(step, budget_s=budget_s),
                 )
-            )
+            self.result.speeds.append(speed)
 
     def _explain(self, modules: bool) -> None:
         """The first wrong submodule, and those that amplify rounding."""

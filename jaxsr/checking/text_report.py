@@ -54,10 +54,10 @@ def print_page(result: CheckResult, *, file: io.TextIOBase | None = None) -> Non
         if row.detail:
             say(f"{row.name}: {row.detail[:_LONGEST]}")
     for speed in result.speeds:
-        say(
-            f"{speed.program}: traced in {speed.trace_s:.2f} s, compiled in {speed.compile_s:.2f} "
-            f"s; {speed.steps_per_s:.3g} steps a second, torch {speed.torch_steps_per_s:.3g}"
-        )
+        line = f"{speed.program}: traced in {speed.trace_s:.2f} s, compiled in {speed.compile_s:.2f} s"
+        if speed.steps_per_s is not None:
+            line += f"; {speed.steps_per_s:.3g} steps a second, torch {speed.torch_steps_per_s:.3g}"
+        say(line)
     for note in result.notes:
         say(f"note: {note}")
 
