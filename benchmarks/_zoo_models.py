@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Group = Literal[
-    "torch.nn", "timm", "transformers", "torchvision", "spandrel", "smp", "diffusers"
-]
+Group = Literal["torch.nn", "timm", "transformers", "torchvision", "spandrel", "smp", "diffusers"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 
@@ -99,7 +97,8 @@ _TORCHVISION = (
     "fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large",
     "r3d_18", "s3d", "mvit_v1_b", "swin3d_t", "raft_small",
     "fasterrcnn_mobilenet_v3_large_320_fpn", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn",
-    "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large",
+    "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16",
+    "ssdlite320_mobilenet_v3_large",
 )  # fmt: skip
 _VIDEOS = (("1,3,8,64,64",), ("1,3,16,112,112",), ("1,3,16,224,224",))
 _FRAME_PAIRS = (("1,3,128,128", "1,3,128,128"),)
@@ -122,21 +121,22 @@ def _torchvision(folder: Path) -> Iterator[Entry]:
 _SPANDREL: dict[str, dict[str, Any]] = {
     "Compact:Compact": {"num_feat": 16, "num_conv": 2},
     "SwiftSRGAN:SwiftSRGAN": {"num_channels": 16, "num_blocks": 2},
-    "HAT:HAT": {"depths": [2], "num_heads": [2], "embed_dim": 16, "window_size": 8},
+    "HAT:HAT": {"depths": [2], "num_heads": [2], "embed_dim": 32, "window_size": 8,
+                "compress_ratio": 4, "squeeze_factor": 8},
     "GRL:GRL": {"embed_dim": 16, "depths": [2], "num_heads_window": [2], "num_heads_stripe": [2],
                 "img_size": 32, "window_size": 8},
-    "Swin2SR:Swin2SR": {"depths": [2], "num_heads": [2], "embed_dim": 16, "upscale": 2,
+    "Swin2SR:Swin2SR": {"window_size": 8, "depths": [2], "num_heads": [2], "embed_dim": 16,
+                        "upscale": 2,
                         "upsampler": "pixelshuffle"},
-    "SwinIR:SwinIR": {"depths": [2], "num_heads": [2], "embed_dim": 16, "upscale": 2,
+    "SwinIR:SwinIR": {"window_size": 8, "depths": [2], "num_heads": [2], "embed_dim": 16,
+                        "upscale": 2,
                       "upsampler": "pixelshuffle"},
-    "GFPGAN:GFPGAN": {"out_size": 32, "num_style_feat": 16, "channel_multiplier": 1,
-                      "narrow": 0.1, "input_is_latent": True, "different_w": True},
     "RestoreFormer:RestoreFormer": {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1,
                                     "attn_resolutions": [16], "resolution": 32,
                                     "head_size": 2},
     "OmniSR:OmniSR": {"num_feat": 16, "res_num": 1, "block_num": 1},
-    "SCUNet:SCUNet": {"config": [1, 1, 1, 1, 1, 1, 1], "dim": 16},
-    "FBCNN:FBCNN": {"nc": [8, 8, 8, 8], "nb": 1},
+    "SCUNet:SCUNet": {"config": [1, 1, 1, 1, 1, 1, 1], "dim": 64},
+    "FBCNN:FBCNN": {"nc": [8, 8, 8, 512], "nb": 1},
     "Uformer:Uformer": {"img_size": 128, "embed_dim": 8, "depths": [1] * 9,
                         "num_heads": [1] * 9},
     "RGT:RGT": {"depth": [2], "num_heads": [2], "embed_dim": 16, "split_size": [8, 8]},
@@ -144,14 +144,14 @@ _SPANDREL: dict[str, dict[str, Any]] = {
     "CRAFT:CRAFT": {"depths": [2], "num_heads": [2], "embed_dim": 16},
     "KBNet:KBNet_s": {"width": 8, "middle_blk_num": 1, "enc_blk_nums": [1, 1],
                       "dec_blk_nums": [1, 1]},
-    "KBNet:KBNet_l": {"dim": 8, "num_blocks": [1, 1, 1, 1], "num_refinement_blocks": 1},
     "DITN:DITN": {"dim": 12, "UFONE_blocks": 1, "ITL_blocks": 1, "SAL_blocks": 1},
-    "MMRealSR:MMRealSR": {"num_feat": 16, "num_block": 1, "num_grow_ch": 8},
+    "MMRealSR:MMRealSR": {"num_in_ch": 3, "num_out_ch": 3, "num_feat": 16, "num_block": 1,
+                          "num_grow_ch": 8},
     "SPAN:SPAN": {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 12},
     "RealCUGAN:UpCunet2x": {},
     "SAFMN:SAFMN": {"dim": 16, "n_blocks": 2},
     "SAFMNBCIE:SAFMNBCIE": {"dim": 16, "n_blocks": 2, "num_layers": 2},
-    "DCTLSA:DCTLSA": {"in_nc": 3, "nf": 16, "num_modules": 2},
+    "DCTLSA:DCTLSA": {"in_nc": 3, "nf": 15, "num_modules": 6},
     "FFTformer:FFTformer": {"dim": 8, "num_blocks": [1, 1, 1], "num_refinement_blocks": 1},
     "NAFNet:NAFNet": {"width": 8, "middle_blk_num": 1, "enc_blk_nums": [1, 1],
                       "dec_blk_nums": [1, 1]},
@@ -171,12 +171,16 @@ _SPANDREL: dict[str, dict[str, Any]] = {
     "MoESR:MoESR": {"dim": 16, "n_blocks": 2, "n_block": 1},
     "RCAN:RCAN": {"n_resgroups": 1, "n_resblocks": 2, "n_feats": 16, "reduction": 4},
     "FDAT:FDAT": {"embed_dim": 16, "num_groups": 1, "depth_per_group": 2, "num_heads": 2},
-    "LaMa:LaMa": {},
-    "AuraSR:AuraSR": {"dim": 8, "image_size": 64, "input_image_size": 32},
-    "IPT:IPT": {},
+    "LaMa:LaMa": {"in_nc": 4},
+    "AuraSR:AuraSR": {"dim": 8, "image_size": 64, "input_image_size": 16, "unconditional": True,
+                      "style_network": {"dim_in": 8, "dim_out": 8, "depth": 1},
+                      "up_dim_mults": [1, 2, 2], "down_dim_mults": [2],
+                      "full_attn": [False, False, True], "attn_depths": [1, 1, 1],
+                      "mid_attn_depth": 1},
+    "IPT:IPT": {"n_feats": 8, "num_heads": 2, "num_layers": 1},
 }  # fmt: skip
 _RESTORER_INPUTS = (("1,3,32,32",), ("1,1,32,32",), ("1,3,64,64",), ("1,3,128,128",),
-                    ("1,4,32,32",), ("1,3,32,32", "1,1,32,32"))  # fmt: skip
+                    ("1,3,48,48",), ("1,4,32,32",), ("1,3,32,32", "1,1,32,32"))  # fmt: skip
 
 
 def _spandrel(folder: Path) -> Iterator[Entry]:
@@ -189,7 +193,7 @@ def _spandrel(folder: Path) -> Iterator[Entry]:
 
 def _smp(folder: Path) -> Iterator[Entry]:
     library = importlib.import_module("segmentation_models_pytorch")
-    for model in library.MODEL_ARCHITECTURES:
+    for model in library._MODEL_ARCHITECTURES:
         encoder = {"Segformer": "mit_b0", "DPT": "tu-vit_tiny_patch16_224"}.get(
             model.__name__, "resnet18"
         )
@@ -208,8 +212,8 @@ _DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "sam
         "patch_size": 2}  # fmt: skip
 _TIME = "timestep=int64:2:1000"
 _DIFFUSERS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
-    ("UNet1DModel", {"block_out_channels": [8, 16], "sample_size": 16, "in_channels": 4,
-                     "out_channels": 4, "extra_in_channels": 0,
+    ("UNet1DModel", {"block_out_channels": [32, 64], "sample_size": 16, "in_channels": 4,
+                     "out_channels": 4, "extra_in_channels": 16,
                      "down_block_types": ["DownBlock1DNoSkip", "DownBlock1D"],
                      "up_block_types": ["UpBlock1D", "UpBlock1DNoSkip"]},
      ("1,4,16", "timestep=int64:1:1000")),
@@ -231,7 +235,7 @@ _DIFFUSERS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("ControlNetModel", {k: v for k, v in _CROSS.items()
                          if k not in ("sample_size", "up_block_types")}
      | {"conditioning_embedding_out_channels": [8, 16]},
-     ("2,4,16,16", _TIME, "encoder_hidden_states=2,5,8", "controlnet_cond=2,3,128,128")),
+     ("2,4,16,16", _TIME, "encoder_hidden_states=2,5,8", "controlnet_cond=2,3,32,32")),
     ("DiTTransformer2DModel", {**_DIT, "norm_num_groups": 4, "in_channels": 4},
      ("2,4,8,8", _TIME, "class_labels=int64:2:1000")),
     ("Transformer2DModel", {**_DIT, "in_channels": 4, "norm_num_groups": 4,
@@ -250,7 +254,7 @@ _DIFFUSERS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
                                 "num_attention_heads": 2, "joint_attention_dim": 8,
                                 "pooled_projection_dim": 8, "axes_dims_rope": [4, 4, 8]},
      ("2,16,4", "encoder_hidden_states=2,5,8", "pooled_projections=2,8", "timestep=2",
-      "img_ids=16,3", "txt_ids=5,3", "guidance=2")),
+      "img_ids=16,3", "txt_ids=5,3")),
     ("SanaTransformer2DModel", {"in_channels": 4, "out_channels": 4, "num_layers": 1,
                                 "num_attention_heads": 2, "attention_head_dim": 8,
                                 "num_cross_attention_heads": 2, "cross_attention_head_dim": 8,
@@ -369,10 +373,10 @@ _SIZES = {
 _DEPTHS = ("depths", "num_layers", "num_hidden_layers", "encoder_layers", "layers_per_stage")
 """Lists with a number of layers for each stage."""
 _OF_KIND: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm_image_text",
-                     "glm_ocr_text", "paddleocr_vl_text", "qwen2_5_omni_text", "glmga_text"),
-                    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
-                                         "mrope_section": [2, 1, 1]}}),
+    **{kind: {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                  "mrope_section": [2, 1, 1]}}
+       for kind in ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm_image_text",
+                    "glm_ocr_text", "paddleocr_vl_text", "qwen2_5_omni_text", "glmga_text")},
     "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
                                            "partial_rotary_factor": 0.5,
                                            "mrope_section": [1, 1, 0]}},
@@ -421,8 +425,8 @@ _OF_KIND: dict[str, dict[str, Any]] = {
                  "lsh_attn_chunk_length": 4, "feed_forward_size": 32, "num_buckets": 2,
                  "attn_layers": ["local", "lsh"]},
     "sam2_hiera_det_model": {"embed_dim_per_stage": [16, 32, 64, 128], "hidden_size": 16,
-                             "num_attention_heads_per_stage": [1, 2, 4, 8], "num_attention_heads": 1,
-                             "blocks_per_stage": [1, 1, 1, 1], "image_size": [64, 64]},
+                             "num_attention_heads_per_stage": [1, 2, 4, 8],
+                             "num_attention_heads": 1, "blocks_per_stage": [1, 1, 1, 1], "image_size": [64, 64]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 8,
                "mamba_headdim": 8, "mamba_ngroups": 1, "hidden_size": 32, "mamba_d_state": 8,
                "num_key_value_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16,
@@ -461,7 +465,11 @@ def _reduced(config: dict[str, Any], *, nested: bool = False) -> dict[str, Any]:
             values[name] = _reduced(value, nested=True)
         elif name in _DEPTHS and isinstance(value, list):
             values[name] = [1 for _ in value]
-        elif isinstance(value, int) and not isinstance(value, bool) and value > _SIZES.get(name, value):
+        elif (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and value > _SIZES.get(name, value)
+        ):
             values[name] = _SIZES[name]
         elif nested and isinstance(value, (str, bool, int, float)):
             values[name] = value

@@ -74,7 +74,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
                 loaded.network(*args, **kwargs)
             break
         except Exception as error:
-            failure = error
+            failure = failure or error
     else:
         return row | {"status": "not built", "reason": one_line(failure)[:300]}
     options: dict[str, Any] = {} if full else {"mesh": 1, "speed_s": 0.0}
@@ -146,20 +146,13 @@ def _import_libraries() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
     warnings.simplefilter("ignore")
-    import torch
 
     import jaxsr.checking.check_module  # noqa: F401
 
     try:
         import torchvision  # type: ignore[import-not-found]  # noqa: F401
     except RuntimeError:
-        # Beside another build of torch its operators are missing; two are needed to import it.
-        for schema in (
-            "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        ):
-            _FRAGMENT.append(torch.library.Library("torchvision", "FRAGMENT"))
-            _FRAGMENT[-1].define(schema)
+        _define_torchvision_operators()
     except ImportError:
         pass
     for name in ("transformers.modeling_utils", "timm", "diffusers.models.modeling_utils"):
@@ -169,6 +162,29 @@ def _import_libraries() -> None:
 
 _FRAGMENT: list[Any] = []
 """torch.library forgets what a freed fragment defined."""
+
+
+def _define_torchvision_operators() -> None:
+    """Those without which torchvision does not import beside another build of torch."""
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    _FRAGMENT.append(library)
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    def nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+        overlaps = torchvision.ops.box_iou(boxes, boxes)
+        selected: list[int] = []
+        for index in scores.argsort(descending=True).tolist():
+            if not selected or overlaps[index, selected].max() <= threshold:
+                selected.append(index)
+        return torch.tensor(selected, dtype=torch.int64)
+
+    library.impl("nms", nms, "CPU")
+    import torchvision  # type: ignore[import-not-found]
+
+    torchvision.ops.boxes._assert_has_ops = lambda: None
 
 
 def _listed(options: Options, folder: Path) -> Iterator[Entry]:

@@ -31,6 +31,8 @@ class TorchRuns:
     single: Run
     exact: Run
     referee: str
+    undifferentiable: str = ""
+    """Why torch cannot compute gradients, though it can run forward."""
     _noise: dict[str, dict[str, float]] | None = None
 
     @classmethod
@@ -44,7 +46,15 @@ class TorchRuns:
           the referee, and the noise bounds JAX's error.
         """
         options = {"train": train, "key": key, "differentiate": differentiate}
-        single = run_torch(module, arguments, **options)
+        undifferentiable = ""
+        try:
+            single = run_torch(module, arguments, **options)
+        except Exception as error:
+            if not differentiate:
+                raise
+            options["differentiate"] = False
+            single = run_torch(module, arguments, **options)
+            undifferentiable = f"{type(error).__name__}: {one_line(error)}"
         exact, referee = single, "float32: the module fails in float64"
         try:
             exact, referee = run_torch(module, arguments, double=True, **options), "float64"
@@ -53,8 +63,9 @@ class TorchRuns:
         except Exception as error:
             referee = f"float32: float64 fails with {type(error).__name__}"
         return cls(
-            module=module, arguments=arguments, train=train, differentiate=differentiate, key=key,
-            single=single, exact=exact, referee=referee,
+            module=module, arguments=arguments, train=train, key=key, single=single, exact=exact,
+            differentiate=options["differentiate"], undifferentiable=undifferentiable,
+            referee=referee,
         )  # fmt: skip
 
     @property
@@ -182,8 +193,14 @@ def compare_mode(
     has_outputs = forward_rows[0].status in ("ok", "differs")
     if differentiable and separate and has_outputs:
         gradient_rows.append(attempt(f"{prefix}gradient", gradient))
-    elif torch_runs.differentiate and not differentiable and has_outputs:
+    elif (
+        not differentiable
+        and has_outputs
+        and (torch_runs.differentiate or torch_runs.undifferentiable)
+    ):
         detail = "no output depends on a floating parameter or input in torch"
+        if torch_runs.undifferentiable:
+            detail = f"torch cannot differentiate it: {torch_runs.undifferentiable}"
         gradient_rows.append(Row(name=f"{prefix}gradient", status="skipped", detail=detail))
     result.rows = forward_rows + (gradient_rows if has_outputs else []) + buffer_rows
     return result

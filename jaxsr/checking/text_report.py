@@ -54,7 +54,9 @@ def print_page(result: CheckResult, *, file: io.TextIOBase | None = None) -> Non
         if row.detail:
             say(f"{row.name}: {row.detail[:_LONGEST]}")
     for speed in result.speeds:
-        line = f"{speed.program}: traced in {speed.trace_s:.2f} s, compiled in {speed.compile_s:.2f} s"
+        line = (
+            f"{speed.program}: traced in {speed.trace_s:.2f} s, compiled in {speed.compile_s:.2f} s"
+        )
         if speed.steps_per_s is not None:
             line += f"; {speed.steps_per_s:.3g} steps a second, torch {speed.torch_steps_per_s:.3g}"
         say(line)

@@ -47,8 +47,27 @@ class _Float64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
+        elif func in (torch.nn.functional.grouped_mm, torch._grouped_mm):  # not in float64
+            func = _grouped_matmul
         args, kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _grouped_matmul(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) -> torch.Tensor:
+    """torch.nn.functional.grouped_mm, group by group."""
+    offs = options.pop("offs", None)
+    if any(value is not None for value in options.values()):
+        raise NotImplementedError(f"grouped_mm with {', '.join(options)}")
+    if offs is None:
+        return mat_a @ mat_b
+    ends = [int(end) for end in offs]
+    groups = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    if mat_a.ndim == mat_b.ndim == 2:
+        return torch.stack([mat_a[:, rows] @ mat_b[rows] for rows in groups])
+    if mat_a.ndim == 3:
+        return torch.cat([a @ mat_b[:, cols] for a, cols in zip(mat_a, groups, strict=True)], 1)
+    products = torch.cat([mat_a[rows] @ b for b, rows in zip(mat_b, groups, strict=True)])
+    return nn.functional.pad(products, (0, 0, 0, mat_a.shape[0] - products.shape[0]))
 
 
 def _wide(value: Any) -> Any:
