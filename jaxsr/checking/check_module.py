@@ -24,6 +24,7 @@ from jaxsr.checking.module_errors import module_errors
 from jaxsr.checking.result import CheckResult, Row, Speed
 from jaxsr.checking.torch_runs import run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
+from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import platform_name
 
 _MOST_ROWS = 4
@@ -41,6 +42,7 @@ def check(
     mesh: int = 2,
     speed_s: float = 0.5,
     modules: bool = False,
+    lane_folding: LaneFolding | None = None,
 ) -> CheckResult:
     """Compares a torch module with its conversion to JAX, with float64 torch as the referee.
 
@@ -59,6 +61,7 @@ def check(
       speed_s: seconds of timing for each program and engine. 0 times nothing, and compares the
         outputs of the gradient's program.
       modules: record the error of every submodule.
+      lane_folding: check the program that `to_jax` makes with it.
 
     Returns:
       The result: `ok`, its rows, costs, and the first wrong submodule where one differs.
@@ -89,7 +92,7 @@ def check(
         ) from error
     result.referee = evaluated.referee
     with jax.default_matmul_precision("highest"):
-        _Check(result, module, arguments, evaluated).run(
+        _Check(result, module, arguments, evaluated, lane_folding).run(
             train=train, vmap=vmap, mesh=mesh, speed_s=speed_s, modules=modules
         )
     return result
@@ -99,11 +102,17 @@ class _Check:
     """One run of `check`, which fills a result."""
 
     def __init__(
-        self, result: CheckResult, module: nn.Module, arguments: Arguments, evaluated: TorchRuns
+        self,
+        result: CheckResult,
+        module: nn.Module,
+        arguments: Arguments,
+        evaluated: TorchRuns,
+        lane_folding: LaneFolding | None,
     ) -> None:
         self.result, self.module, self.arguments = result, module, arguments
         self.evaluated = evaluated
         self.key = evaluated.key
+        self.lane_folding = lane_folding
         self.jax: JaxRuns
 
     def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
@@ -111,7 +120,7 @@ class _Check:
         rows = self.result.rows
 
         def convert() -> Row:
-            self.jax = JaxRuns(self.module, self.arguments)
+            self.jax = self._converted(self.module, self.arguments)
             return Row(name="convert", status="ok")
 
         converted = attempt("convert", convert)
@@ -131,6 +140,9 @@ class _Check:
             rows.append(attempt(f"mesh of {mesh}", lambda: self._mesh(mesh), required=False))
         self._time(mode, speed_s)
         self._explain(modules)
+
+    def _converted(self, module: nn.Module, arguments: Arguments) -> JaxRuns:
+        return JaxRuns(module, arguments, lane_folding=self.lane_folding)
 
     def _train(self, *, separate: bool) -> list[Row]:
         try:
@@ -238,7 +250,7 @@ class _Check:
         if blamed is not None:
             train = blamed.name.startswith("train")
             result.fault = find_fault(
-                self.module, self.arguments, blamed, train=train, key=self.key
+                self.module, self.arguments, blamed, self._converted, train=train, key=self.key
             )
         worst = max(
             (one for row in result.rows for one in row.arrays if row.name == "forward"),
