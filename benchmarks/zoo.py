@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import resource
 import tempfile
 import warnings
@@ -76,7 +77,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
         except Exception as error:
             failure = failure or error
     else:
-        return row | {"status": "not built", "reason": one_line(failure)[:300]}
+        return row | {"status": "not built", "reason": one_line(failure)}
     options: dict[str, Any] = {} if full else {"mesh": 1, "speed_s": 0.0}
     with jax.default_matmul_precision("highest"):
         result = check(
@@ -85,7 +86,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
     content = result.as_json()
     return {
         "status": result.status,
-        "reason": result.reason[:300],
+        "reason": result.reason,
         "parameters": result.parameters,
         "inputs": result.inputs,
         "referee": result.referee,
@@ -112,7 +113,12 @@ def run_entry(entry: Entry, options: Options) -> Row:
     if result["status"] == "differs" and not options.full:
         # Sums of programs that are not optimised run in order, and round more.
         result = _in_child(entry, options, optimise=True)
-    return row | result
+    return row | result | {"reason": _without_folders(result["reason"])[:400]}
+
+
+def _without_folders(text: str) -> str:
+    """Messages name files; results say nothing of the machine's folders."""
+    return re.sub(r"/\S*/(?:site-packages/|tmp\w+/(?=[\w.-]+/config\.json))", "", text)
 
 
 def _in_child(entry: Entry, options: Options, *, optimise: bool) -> Row:
@@ -146,7 +152,7 @@ def _child(sender: Connection, entry: Entry, options: Options, optimise: bool) -
         try:
             row = check_entry(entry, full=options.full) | {"optimised": optimise}
         except Exception as error:
-            row = {"status": "failed", "reason": f"{type(error).__name__}: {one_line(error)}"[:300]}
+            row = {"status": "failed", "reason": f"{type(error).__name__}: {one_line(error)}"}
         sender.send(row)
 
 
@@ -235,9 +241,88 @@ def measure(options: Options) -> None:
         atomic_write(TABLE, render(read_rows(RECORD)).encode())
 
 
+_CAUSES = (
+    (r"is needed in Python|\.tolist\(\)|\.item\(\)", "branches on a value"),
+    (r"shape depends on", "a shape that depends on values"),
+    (r"has no JAX lowering|no JAX counterpart", "an operator without a lowering"),
+    (r"keeps a tensor in|writes into", "state outside buffers"),
+    (r"more than \d+ s", "time"),
+    (r"cannot differentiate", "torch cannot differentiate it"),
+)
+"""What refusals and failures say, and the cause that the page names."""
+
+
+def cause(row: Row) -> str:
+    """Why a row is not ok, in a few words; its `reason` has the message."""
+    for pattern, name in _CAUSES:
+        if re.search(pattern, row["reason"]):
+            return name
+    return row["reason"][:120]
+
+
+def _passed(row: Row, check: str) -> bool:
+    return row.get("checks", {}).get(check) == "ok"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{float(value):.1e}"
+
+
 def render(rows: Sequence[Row]) -> str:
     """docs/zoo.md."""
-    return ""
+    lines = [
+        "# Zoo", "",
+        "Models of seven libraries, with random weights and in small sizes, as `jaxsr.check` finds "
+        "them: forward", "and gradients of all parameters and inputs in evaluation mode, against "
+        "float64 torch ([check](check.md)", "states the bounds). `python -m benchmarks.zoo --out "
+        "benchmarks/results/zoo.json` makes this page.", "",
+        "| library | models | forward | gradient | refused | fails or differs | torch cannot run |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    ran = [row for row in rows if row["status"] != "not built"]
+    for group in GROUPS:
+        of_group = [row for row in ran if row["group"] == group]
+        if not of_group:
+            continue
+        statuses = Counter(row["status"] for row in of_group)
+        numbers = (
+            len(of_group),
+            sum(_passed(row, "forward") for row in of_group),
+            sum(_passed(row, "gradient") for row in of_group),
+            statuses["refused"],
+            len(of_group) - statuses["refused"] - statuses["ok"],
+            sum(row["group"] == group for row in rows) - len(of_group),
+        )
+        lines.append(f"| {group} | " + " | ".join(map(str, numbers)) + " |")
+    lines += [
+        "", "A model that torch cannot run here lacks inputs, a tiny configuration, or a package; it "
+        "says nothing", "of jaxsr, and counts nowhere else. Compiling is timed without XLA's "
+        "optimisations, on a busy", "machine.", "", "## What is not the same", "",
+        "| model | status | cause | message |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for row in ran:
+        gradient = row.get("checks", {}).get("gradient", "ok")
+        if row["status"] == "ok" and gradient == "ok":
+            continue
+        status, reason = row["status"], row["reason"]
+        if status == "ok":
+            status, reason = "ok, no gradient", "torch cannot differentiate it"
+        message = reason.replace("|", "\\|").replace("\n", " ")
+        why = cause({"reason": reason}).replace("|", "\\|")
+        lines.append(f"| {row['group']} {row['model']} | {status} | {why} | {message} |")
+    lines += [
+        "", "## All", "",
+        "Errors are relative to the array's largest value.", "",
+        "| model | parameters | forward error | gradient error | compiled in | status |",
+        "|---|---:|---:|---:|---:|---|",
+    ]  # fmt: skip
+    for row in sorted(ran, key=lambda row: (GROUPS.index(row["group"]), row["model"])):
+        errors = (_number(row.get("forward_error")), _number(row.get("gradient_error")))
+        lines.append(
+            f"| {row['group']} {row['model']} | {row.get('parameters', 0):,} | {errors[0]} | "
+            f"{errors[1]} | {row.get('compile_s', 0):.1f} s | {row['status']} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
