@@ -295,8 +295,8 @@ def render(rows: Sequence[Row]) -> str:
         )
         lines.append(f"| {group} | " + " | ".join(map(str, numbers)) + " |")
     lines += [
-        "", "A model that torch cannot run here lacks inputs, a tiny configuration, or a package; it "
-        "says nothing", "of jaxsr, and counts nowhere else. Compiling is timed without XLA's "
+        "", "A model that torch cannot run here lacks inputs, a tiny configuration, or a package; "
+        "it says nothing", "of jaxsr, and counts nowhere else. Compiling is timed without XLA's "
         "optimisations, on a busy", "machine.", "", "## What is not the same", "",
         "| model | status | cause | message |", "|---|---|---|---|",
     ]  # fmt: skip

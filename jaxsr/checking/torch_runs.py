@@ -74,6 +74,22 @@ def _wide(value: Any) -> Any:
     return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
+class _ContiguousGradients(TorchFunctionMode):
+    """Keeps a fault of torch 2.13 out of the referee.
+
+    In evaluation mode batch_norm's gradient is wrong for one image and a permuted cotangent, as
+    behind `bn(x).permute(2, 3, 0, 1)`.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is nn.functional.batch_norm and result.requires_grad:
+            result.register_hook(lambda gradient: gradient.clone(
+                memory_format=torch.contiguous_format
+            ))  # fmt: skip
+        return result
+
+
 @contextlib.contextmanager
 def _in_float64() -> Iterator[None]:
     default = torch.get_default_dtype()
@@ -146,6 +162,8 @@ def run_torch(
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(differentiate))
+        if differentiate:
+            stack.enter_context(_ContiguousGradients())
         if double:
             stack.enter_context(_in_float64())
         if draws is not None:
