@@ -51,7 +51,7 @@ def print_page(result: CheckResult, *, file: io.TextIOBase | None = None) -> Non
     if result.fault is not None:
         say(fault_line(result), "bold red")
     for row in result.rows:
-        if row.detail:
+        if row.detail and row.detail not in result.reason[:_LONGEST]:
             say(f"{row.name}: {row.detail[:_LONGEST]}")
     for speed in result.speeds:
         line = (
