@@ -6,6 +6,7 @@ interrupted run continues. `docs/zoo.md` is made from `benchmarks/results/zoo.js
 """
 
 import contextlib
+import copy
 import json
 import multiprocessing
 import os
@@ -71,8 +72,8 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
         config = CheckConfig(model=entry.model, args=json.dumps(entry.args), input=inputs)
         try:
             loaded, (args, kwargs) = load(config)
-            with torch.no_grad():
-                loaded.network(*args, **kwargs)
+            with torch.no_grad():  # in a copy: some modules fill caches
+                copy.deepcopy(loaded.network)(*args, **kwargs)
             break
         except Exception as error:
             failure = failure or error

@@ -1,5 +1,6 @@
 """Inputs of a check: as `--input` states them, or from what the model says of itself."""
 
+import copy
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -70,8 +71,8 @@ def example_inputs(loaded: LoadedModel) -> Example:
     failures: list[str] = []
     for args, kwargs in _candidates(loaded):
         try:
-            with torch.no_grad():
-                loaded.network(*args, **kwargs)
+            with torch.no_grad():  # in a copy: some modules fill caches
+                copy.deepcopy(loaded.network)(*args, **kwargs)
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}"[:160])
             continue
