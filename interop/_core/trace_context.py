@@ -25,8 +25,13 @@ def is_running(trace: Trace) -> bool:
 
 
 @contextmanager
-def session(trace: Trace) -> Generator[None]:
-    """Makes torch code in this block run on JAX; the host's torch settings do not matter in it."""
+def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
+    """Makes torch code in this block run on JAX; the host's torch settings do not matter in it.
+
+    Args:
+      trace: where its operators go.
+      compiling: what `torch.compiler.is_compiling()` answers.
+    """
     with _LOCK, ExitStack() as stack:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(
@@ -34,7 +39,7 @@ def session(trace: Trace) -> Generator[None]:
         )
         # Libraries skip their checks of values, as that a mask is all ones, while torch compiles.
         stack.callback(setattr, torch.compiler, "_is_compiling_flag", torch.compiler.is_compiling())
-        torch.compiler._is_compiling_flag = True  # pyright: ignore[reportPrivateUsage]
+        torch.compiler._is_compiling_flag = compiling  # pyright: ignore[reportPrivateUsage]
         torch.set_default_dtype(torch.float32)
         # Fused CPU kernels that torch would pick from Python or C++ have no aten lowering.
         torch.backends.mha.set_fastpath_enabled(False)

@@ -219,6 +219,9 @@ def test_distributions():
                 "bernoulli": torch.full((40000,), 0.2).bernoulli(),
                 "randint": torch.randint(3, 7, (40000,)),
                 "randperm": torch.randperm(100),
+                "generator": torch.randn((40000,), generator=None),
+                "chosen": torch.multinomial(torch.tensor([0.0, 1, 2, 3]), 3),
+                "repeated": torch.multinomial(torch.tensor([[0.0, 1], [1, 1]]), 40000, True),
                 "exponential": torch.empty(40000).exponential_(2.0),
             }
 
@@ -227,6 +230,7 @@ def test_distributions():
     for name, mean, std in (
         ("rand", 0.5, 12**-0.5),
         ("randn", 0, 1),
+        ("generator", 0, 1),
         ("uniform", 1, 4 / 12**0.5),
         ("normal", 2, 0.5),
         ("bernoulli", 0.2, 0.4),
@@ -236,6 +240,8 @@ def test_distributions():
         assert abs(float(out[name].mean()) - mean) < 5 * std / 200, name
         assert abs(float(out[name].std()) - std) < 0.03 * std + 0.01, name
     assert sorted(out["randperm"].tolist()) == list(range(100))
+    assert sorted(out["chosen"].tolist()) == [1, 2, 3]
+    assert out["repeated"][0].min() == 1
     assert set(np.unique(out["randint"])) == {3, 4, 5, 6}
 
 
