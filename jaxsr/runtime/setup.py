@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxsr.errors import DeviceError
-from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.errors import DeviceError, check_utf8_path
+from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.runtime.options import ComputeOptions
 
 if TYPE_CHECKING:
