@@ -93,7 +93,7 @@ def measure(options: Options) -> None:
                 report.add(row)
                 print(
                     f"{name:32s}{program:10s}{kernels:8s} trace {row['trace_s']:6.1f} s"
-                    f"  compile {row['compile_s']:6.1f} s, processors {row['compile_cpu_s']:5.1f} s"
+                    f"   compile {row['compile_s']:6.1f} s, CPU {row['compile_cpu_s']:6.1f} s"
                     f"   {row['lines']:7d} lines",
                     flush=True,
                 )

@@ -22,7 +22,7 @@ class RowsCall:
     """A call of a kernel; all that it depends on besides its arrays.
 
     Axis 0 of some arrays counts rows of the batch. What a kernel makes of each row it makes by
-    itself; a result without rows is a sum over them.
+    itself; a result without rows is made of all of them.
     """
 
     kernel: str
@@ -37,6 +37,8 @@ class RowsCall:
     """Attributes of the call."""
     in_place: bool = False
     """Whether the result takes the first operand's memory, and begins with its values."""
+    combine: Callable[[jax.Array, Any], jax.Array] = lax.psum
+    """Makes a result without rows of those of each device's rows, over mesh axes."""
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
         """The result, by one call on each device."""
@@ -78,7 +80,7 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
                 )
                 return call.run(*operands, rows=rows)
             out = call.run(*operands)
-            return out if axis is None else lax.psum(out, axis)
+            return out if axis is None else call.combine(out, axis)
 
         placed = [split if rows else whole for rows in call.has_rows]
         return mesh, shard, placed[-1], (*placed[:-1], whole)

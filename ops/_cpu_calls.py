@@ -11,7 +11,6 @@ without a compiler on the user's machine. XLA passes a call frame (`xla/ffi/api/
 jaxlib ships): pointers to the buffers and the attributes of the call. A call costs about 20 µs.
 """
 
-import _thread
 import contextlib
 import ctypes
 import functools
@@ -198,14 +197,22 @@ def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
     if frame.extension and _answered_version(frame.extension):
         return None
     inputs: list[np.ndarray] = []
-    try:
+
+    def run() -> None:
         attributes = _attributes(frame.attributes)
         last: list[int] = attributes["channels_last"]
         n: int = frame.inputs.count
-        inputs = [_array(frame.inputs.items[i], last[i]) for i in range(n)]
+        inputs[:] = [_array(frame.inputs.items[i], last[i]) for i in range(n)]
         outputs = [_array(frame.outputs.items[i], last[n + i]) for i in range(frame.outputs.count)]
         with _interrupts_deferred():
             function(inputs, outputs, attributes)
+
+    try:
+        try:
+            run()
+        except KeyboardInterrupt:  # it came just before the kernel, or after it
+            _interrupt_later()
+            run()
     except BaseException as error:  # an exception must not leave a C function
         return _error(frame, name, inputs, error)
     return None
@@ -229,7 +236,13 @@ def _interrupts_deferred() -> Generator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if interrupts:
-            threading.Timer(1e-3, _thread.interrupt_main).start()
+            _interrupt_later()
+
+
+def _interrupt_later() -> None:
+    """Ctrl-C once more, when the main thread has left the kernel."""
+    main: Any = threading.main_thread().ident
+    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 def _answered_version(extension: int) -> bool:

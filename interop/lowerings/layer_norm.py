@@ -15,7 +15,7 @@ from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.registry import Entry, Kind, handles
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region
-from jaxsr.interop.lowerings.channel_sums import stored
+from jaxsr.interop.lowerings.stored import stored
 
 aten = torch.ops.aten
 

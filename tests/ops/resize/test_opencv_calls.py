@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxsr.interop.aot.chips import load_topology
 from jaxsr.ops import resize
 from jaxsr.ops._resize import opencv_calls
 
@@ -219,7 +219,7 @@ def test_an_error_of_opencv_is_one_line(monkeypatch):
 
 
 def test_the_same_traced_program_lowers_for_a_tpu():
-    topology = topologies.get_topology_desc("v5e:1x1", platform="tpu")
+    topology = load_topology("v5e:1x1")
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     image = jax.ShapeDtypeStruct((9, 11, 3), jnp.uint8, sharding=device)
     lowered = jax.jit(lambda x: resize(x, (20, 14), convention="opencv")).lower(image)
