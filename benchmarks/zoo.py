@@ -1,187 +1,214 @@
-"""Runs `jaxsr.check` over the models of timm and transformers, and torch.nn's larger modules.
+"""Runs `jaxsr.check` over the models of seven libraries.
 
-Each model runs in a process with bounds on time and memory. With `--out`, models whose rows are in
-the file already are left out, so that an interrupted run continues.
+Each model runs in a process with bounds on time and memory, forked from one that has imported the
+libraries. With `--out`, models whose rows are in the file already are left out, so that an
+interrupted run continues. `docs/zoo.md` is made from `benchmarks/results/zoo.json`.
 """
 
+import contextlib
+import copy
 import json
+import multiprocessing
+import os
+import re
 import resource
-import subprocess
-import sys
 import tempfile
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks._results import Report, ReportOptions, Row, read_rows, run_benchmark
-from jaxsr.errors import InputError
+from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks._zoo_models import GROUPS, Entry, Group, entries, write_configuration
+from jaxsr.errors import InputError, one_line
+from jaxsr.interop.atomic_write import atomic_write
 
-Group = Literal["timm", "transformers", "torch.nn"]
-
-TORCH_NN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "torch.nn:Transformer": ({"d_model": 16, "nhead": 2, "num_encoder_layers": 1,
-                              "num_decoder_layers": 1, "dim_feedforward": 32,
-                              "batch_first": True}, ("2,5,16", "2,4,16")),
-    "torch.nn:TransformerEncoderLayer": ({"d_model": 16, "nhead": 2, "batch_first": True},
-                                         ("2,5,16",)),
-    "torch.nn:TransformerDecoderLayer": ({"d_model": 16, "nhead": 2, "batch_first": True},
-                                         ("2,5,16", "2,4,16")),
-    "torch.nn:MultiheadAttention": ({"embed_dim": 16, "num_heads": 2, "batch_first": True},
-                                    ("2,5,16", "2,5,16", "2,5,16")),
-    "torch.nn:LSTM": ({"input_size": 4, "hidden_size": 6, "num_layers": 2, "bidirectional": True,
-                       "batch_first": True}, ("2,7,4",)),
-    "torch.nn:GRU": ({"input_size": 4, "hidden_size": 6, "num_layers": 2, "batch_first": True},
-                     ("2,7,4",)),
-    "torch.nn:RNN": ({"input_size": 4, "hidden_size": 6, "batch_first": True}, ("2,7,4",)),
-    "torch.nn:LSTMCell": ({"input_size": 4, "hidden_size": 6}, ("2,4",)),
-    "torch.nn:AdaptiveLogSoftmaxWithLoss": ({"in_features": 8, "n_classes": 12, "cutoffs": [4]},
-                                            ("6,8", "int64:6:12")),
-}  # fmt: skip
-
-SMALL_SIZES = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim"), 32),
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers",
-                     "decoder_layers", "depth"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads",
-                     "encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff",
-                     "n_inner", "moe_intermediate_size"), 64),
-    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "max_position_embeddings": 64,
-    "n_positions": 64, "image_size": 32, "patch_size": 8, "num_local_experts": 4,
-    "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "d_kv": 8,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-"""Of tiny transformers, wherever a configuration has such a whole number."""
+TABLE = RESULTS.parents[1] / "docs" / "zoo.md"
+RECORD = RESULTS / "zoo.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ReportOptions):
     """Options of the run."""
 
-    group: Group | None = None
-    """Run only one library. Default: all that can be imported."""
+    group: tuple[Group, ...] = GROUPS
+    """Libraries to run."""
     only: str = ""
     """Run only models whose name contains this."""
     shard: str = "1/1"
     """Part of the models to run: 2/4 is the second of four."""
+    again: tuple[str, ...] = ()
+    """Statuses of rows in --out to run again, such as failed timeout."""
+    full: bool = False
+    """Also check training mode, vmap, a mesh of two, and time steps."""
     timeout_s: int = 300
     """Of one model."""
     memory_gib: int = 24
     """Address space of one model's process."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A model of the zoo, and how the command is called for it."""
+def check_entry(entry: Entry, *, full: bool) -> Row:
+    """The row of one model, computed in this process."""
+    import jax
+    import torch
 
-    group: Group
-    name: str
-    arguments: tuple[str, ...]
+    from jaxsr.checking.check_model import load
+    from jaxsr.checking.check_module import check
+    from jaxsr.checking.config import CheckConfig
+    from jaxsr.interop.mesh import select_platform
+    from jaxsr.runtime.setup import configure_jax
 
-
-def entries(folder: Path, group: Group | None) -> Iterator[Entry]:
-    """Models of the libraries that can be imported; configurations are written to `folder`."""
-    if group in (None, "torch.nn"):
-        for name, (args, inputs) in TORCH_NN.items():
-            words = (name, "--args", json.dumps(args), "--input", *inputs)
-            yield Entry("torch.nn", name, words)
-    if group in (None, "timm"):
-        yield from _timm()
-    if group in (None, "transformers"):
-        yield from _transformers(folder)
-
-
-def _timm() -> Iterator[Entry]:
-    try:
-        import timm  # type: ignore[import-not-found]
-    except Exception as error:
-        print(f"timm is left out: {type(error).__name__}: {error}")
-        return
-    for family in timm.list_modules():
-        names = timm.list_models(module=family)
-        if names:
-            yield Entry("timm", f"timm:{_smallest(names)}", (f"timm:{_smallest(names)}",))
-
-
-def _smallest(names: list[str]) -> str:
-    """By what names say of sizes; counting parameters would build them all."""
-    words = ("test_", "atto", "femto", "pico", "nano", "tiny", "small", "_s", "_xs", "_0", "18")
-    ranks = [
-        next((i for i, word in enumerate(words) if word in name), len(words)) for name in names
-    ]
-    return names[ranks.index(min(ranks))]
-
-
-def _transformers(folder: Path) -> Iterator[Entry]:
-    try:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-    except Exception as error:
-        print(f"transformers is left out: {type(error).__name__}: {error}")
-        return
-    for model_type in sorted(set(MODEL_MAPPING_NAMES) & set(CONFIG_MAPPING.keys())):
+    torch.set_num_threads(1)
+    configure_jax(None)
+    select_platform("cpu", simulated_devices=2 if full else 1)
+    row: Row = {"parameters": 0, "reason": ""}
+    if entry.group == "transformers":
+        write_configuration(Path(entry.model))
+    failure: Exception | None = None
+    for inputs in entry.inputs or ((),):
+        config = CheckConfig(model=entry.model, args=json.dumps(entry.args), input=inputs)
         try:
-            config = _reduced(CONFIG_MAPPING[model_type]().to_dict())
-            path = folder / model_type / "config.json"
-            path.parent.mkdir(parents=True)
-            path.write_text(json.dumps({**config, "model_type": model_type}, default=str))
-        except Exception as error:  # a configuration without defaults
-            print(f"transformers:{model_type} has no tiny configuration: {error}"[:160])
-            continue
-        yield Entry("transformers", f"transformers:{model_type}", (str(path),))
-
-
-def _reduced(config: dict[str, Any]) -> dict[str, Any]:
-    def one(name: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return _reduced(value)
-        is_size = isinstance(value, int) and not isinstance(value, bool)
-        return min(value, SMALL_SIZES[name]) if is_size and name in SMALL_SIZES else value
-
-    return {name: one(name, value) for name, value in config.items()}
-
-
-def run_entry(entry: Entry, options: Options) -> Row:
-    """One model in a process of its own."""
-    command = [sys.executable, "-m", "jaxsr.check", *entry.arguments, "--json", "--platform", "cpu"]
-    size = options.memory_gib * 2**30
-    row: Row = {"model": entry.name, "group": entry.group}
-    try:
-        process = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=options.timeout_s,
-            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_AS, (size, size)),
+            loaded, (args, kwargs) = load(config)
+            with torch.no_grad():  # in a copy: some modules fill caches
+                copy.deepcopy(loaded.network)(*args, **kwargs)
+            break
+        except Exception as error:
+            failure = failure or error
+    else:
+        return row | {"status": "not built", "reason": one_line(failure)}
+    options: dict[str, Any] = {} if full else {"mesh": 1, "speed_s": 0.0}
+    with jax.default_matmul_precision("highest"):
+        result = check(
+            loaded.network, *args, kwargs=kwargs, name=entry.name, train=full, vmap=full, **options
         )
-    except subprocess.TimeoutExpired:
-        return row | {"status": "timeout", "reason": f"more than {options.timeout_s} s"}
-    try:
-        result = json.loads(process.stdout)
-    except ValueError:
-        last = (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
-        status = "not built" if process.returncode == 2 else "failed"
-        return row | {"status": status, "reason": last[:300]}
-    checks = {one["name"]: one["status"] for one in result["rows"]}
-    return row | {
-        "status": result["status"],
-        "reason": result["reason"][:300],
-        "parameters": result["parameters"],
-        "referee": result["referee"],
-        "checks": checks,
-        "forward_error": _worst(result, "forward"),
-        "gradient_error": _worst(result, "gradient"),
-        "compile_s": sum(one["compile_s"] for one in result["speeds"]),
+    content = result.as_json()
+    return {
+        "status": result.status,
+        "reason": result.reason,
+        "parameters": result.parameters,
+        "inputs": result.inputs,
+        "referee": result.referee,
+        "checks": {one.name: one.status for one in result.rows},
+        "forward_error": _largest_error(content, "forward"),
+        "gradient_error": _largest_error(content, "gradient"),
+        "compile_s": round(sum(one.compile_s for one in result.speeds), 2),
+        "fault": content["fault"],
+        "notes": result.notes,
     }
 
 
-def _worst(result: dict[str, Any], name: str) -> float | str | None:
-    arrays = [a for row in result["rows"] if row["name"] == name for a in row["arrays"]]
-    return max((a["error"] for a in arrays), key=float, default=None)
+def _largest_error(content: dict[str, Any], name: str) -> float | None:
+    arrays = [a for row in content["rows"] if row["name"] == name for a in row["arrays"]]
+    return max((a["error"] for a in arrays), default=None)
+
+
+def run_entry(entry: Entry, options: Options) -> Row:
+    """One model in a process of its own, with bounds on its time and memory."""
+    row: Row = {"model": entry.name, "group": entry.group, "name": entry.model}
+    if entry.group == "transformers":
+        row["name"] = f"config.json of {entry.name}"
+    result = _in_child(entry, options, optimise=options.full)
+    if result["status"] == "differs" and not options.full:
+        # Sums of programs that are not optimised run in order, and round more.
+        result = _in_child(entry, options, optimise=True)
+    return row | result | {"reason": _without_folders(result["reason"])[:400]}
+
+
+def _without_folders(text: str) -> str:
+    """Messages name files; results say nothing of the machine's folders."""
+    return re.sub(r"/\S*/(?:site-packages/|tmp\w+/(?=[\w.-]+/config\.json))", "", text)
+
+
+def _in_child(entry: Entry, options: Options, *, optimise: bool) -> Row:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sender, entry, options, optimise))
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(options.timeout_s):
+            return receiver.recv()
+        return {"status": "timeout", "reason": f"more than {options.timeout_s} s"}
+    except EOFError:
+        process.join(10)
+        return {"status": "crashed", "reason": f"the process ended with {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _child(sender: Connection, entry: Entry, options: Options, optimise: bool) -> None:
+    # Programs are tiny: what takes time is optimising them.
+    if not optimise:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
+    size = options.memory_gib * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    with open(os.devnull, "w") as null:  # of the libraries
+        os.dup2(null.fileno(), 1)
+        os.dup2(null.fileno(), 2)
+        try:
+            row = check_entry(entry, full=options.full) | {"optimised": optimise}
+        except Exception as error:
+            row = {"status": "failed", "reason": f"{type(error).__name__}: {one_line(error)}"}
+        sender.send(row)
+
+
+def _import_libraries() -> None:
+    """Imports what models share, without starting JAX: children are forked from this process."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    warnings.simplefilter("ignore")
+
+    import jaxsr.checking.check_module  # noqa: F401
+
+    try:
+        import torchvision  # type: ignore[import-not-found]  # noqa: F401
+    except RuntimeError:
+        _define_torchvision_operators()
+    except ImportError:
+        pass
+    for name in ("transformers.modeling_utils", "timm", "diffusers.models.modeling_utils"):
+        with contextlib.suppress(Exception):
+            __import__(name)
+
+
+_FRAGMENT: list[Any] = []
+"""torch.library forgets what a freed fragment defined."""
+
+
+def _define_torchvision_operators() -> None:
+    """Those without which torchvision does not import beside another build of torch."""
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    _FRAGMENT.append(library)
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    def nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+        overlaps = torchvision.ops.box_iou(boxes, boxes)
+        selected: list[int] = []
+        for index in scores.argsort(descending=True).tolist():
+            if not selected or overlaps[index, selected].max() <= threshold:
+                selected.append(index)
+        return torch.tensor(selected, dtype=torch.int64)
+
+    library.impl("nms", nms, "CPU")
+    import torchvision  # type: ignore[import-not-found]
+
+    torchvision.ops.boxes._assert_has_ops = lambda: None
+
+
+def _listed(options: Options, folder: Path) -> Iterator[Entry]:
+    for group in options.group:
+        try:
+            yield from (e for e in entries(group, folder) if options.only in e.name)
+        except ImportError as error:
+            print(f"{group} is left out: {error}")
 
 
 def measure(options: Options) -> None:
@@ -189,21 +216,114 @@ def measure(options: Options) -> None:
     part, _, parts = options.shard.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise InputError(f"shard must be such as 2/4, got {options.shard!r}")
-    done = {row["model"] for row in read_rows(options.out)}
-    report = Report("zoo", options, key=("model",))
+    done = {
+        (row["group"], row["model"])
+        for row in read_rows(options.out)
+        if row["status"] not in options.again
+    }
+    report = Report("zoo", options, key=("group", "model"))
     counts: dict[str, Counter[str]] = {}
+    _import_libraries()
     with tempfile.TemporaryDirectory() as folder:
-        listed = [e for e in entries(Path(folder), options.group) if options.only in e.name]
+        listed = list(_listed(options, Path(folder)))
         for entry in listed[int(part) - 1 :: int(parts)]:
-            if entry.name in done:
+            if (entry.group, entry.name) in done:
                 continue
             row = run_entry(entry, options)
             report.add(row)
             counts.setdefault(entry.group, Counter())[row["status"]] += 1
-            print(f"{row['status']:10} {entry.name}  {row['reason']}"[:180], flush=True)
+            print(
+                f"{row['status']:10} {entry.group}:{entry.name}  {row['reason']}"[:180], flush=True
+            )
     for group, statuses in counts.items():
         listed_counts = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
         print(f"{group}: {listed_counts}")
+    if options.out == RECORD:
+        atomic_write(TABLE, render(read_rows(RECORD)).encode())
+
+
+_CAUSES = (
+    (r"is needed in Python|\.tolist\(\)|\.item\(\)", "branches on a value"),
+    (r"shape depends on", "a shape that depends on values"),
+    (r"has no JAX lowering|no JAX counterpart", "an operator without a lowering"),
+    (r"keeps a tensor in|writes into", "state outside buffers"),
+    (r"more than \d+ s", "time"),
+    (r"cannot differentiate", "torch cannot differentiate it"),
+)
+"""What refusals and failures say, and the cause that the page names."""
+
+
+def cause(row: Row) -> str:
+    """Why a row is not ok, in a few words; its `reason` has the message."""
+    for pattern, name in _CAUSES:
+        if re.search(pattern, row["reason"]):
+            return name
+    return row["reason"][:120]
+
+
+def _passed(row: Row, check: str) -> bool:
+    return row.get("checks", {}).get(check) == "ok"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{float(value):.1e}"
+
+
+def render(rows: Sequence[Row]) -> str:
+    """docs/zoo.md."""
+    lines = [
+        "# Zoo", "",
+        "Models of seven libraries, with random weights and in small sizes, as `jaxsr.check` finds "
+        "them: forward", "and gradients of all parameters and inputs in evaluation mode, against "
+        "float64 torch ([check](check.md)", "states the bounds). `python -m benchmarks.zoo --out "
+        "benchmarks/results/zoo.json` makes this page.", "",
+        "| library | models | forward | gradient | refused | fails or differs | torch cannot run |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    ran = [row for row in rows if row["status"] != "not built"]
+    for group in GROUPS:
+        of_group = [row for row in ran if row["group"] == group]
+        if not of_group:
+            continue
+        statuses = Counter(row["status"] for row in of_group)
+        numbers = (
+            len(of_group),
+            sum(_passed(row, "forward") for row in of_group),
+            sum(_passed(row, "gradient") for row in of_group),
+            statuses["refused"],
+            len(of_group) - statuses["refused"] - statuses["ok"],
+            sum(row["group"] == group for row in rows) - len(of_group),
+        )
+        lines.append(f"| {group} | " + " | ".join(map(str, numbers)) + " |")
+    lines += [
+        "", "A model that torch cannot run here lacks inputs, a tiny configuration, or a package; "
+        "it says nothing", "of jaxsr, and counts nowhere else. Compiling is timed without XLA's "
+        "optimisations, on a busy", "machine.", "", "## What is not the same", "",
+        "| model | status | cause | message |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for row in ran:
+        gradient = row.get("checks", {}).get("gradient", "ok")
+        if row["status"] == "ok" and gradient == "ok":
+            continue
+        status, reason = row["status"], row["reason"]
+        if status == "ok":
+            status, reason = "ok, no gradient", "torch cannot differentiate it"
+        message = reason.replace("|", "\\|").replace("\n", " ")
+        why = cause({"reason": reason}).replace("|", "\\|")
+        lines.append(f"| {row['group']} {row['model']} | {status} | {why} | {message} |")
+    lines += [
+        "", "## All", "",
+        "Errors are relative to the array's largest value.", "",
+        "| model | parameters | forward error | gradient error | compiled in | status |",
+        "|---|---:|---:|---:|---:|---|",
+    ]  # fmt: skip
+    for row in sorted(ran, key=lambda row: (GROUPS.index(row["group"]), row["model"])):
+        errors = (_number(row.get("forward_error")), _number(row.get("gradient_error")))
+        lines.append(
+            f"| {row['group']} {row['model']} | {row.get('parameters', 0):,} | {errors[0]} | "
+            f"{errors[1]} | {row.get('compile_s', 0):.1f} s | {row['status']} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

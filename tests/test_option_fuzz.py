@@ -33,6 +33,10 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "jaxsr.generation.config:GenerateConfig", "jaxsr.generation.generate_prompts:run",
         "jaxsr.generation.aot:run", ("prompt", "--model", "m"),
     ),
+    "check": (
+        "jaxsr.checking.config:CheckConfig", "jaxsr.checking.check_model:run",
+        "jaxsr.checking.aot:run", ("torch.nn:ReLU",),
+    ),
     "doctor": (
         "jaxsr.doctor.diagnose:DoctorConfig", "jaxsr.doctor.diagnose:diagnose",
         "jaxsr.doctor.diagnose:diagnose", (),

@@ -23,6 +23,7 @@ from jaxsr.interop._core.dispatch import Trace, cast, is_differentiable
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop._core.vmap import vmapped
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -291,6 +292,22 @@ def patched(trace: Trace) -> Generator[None]:
             return apply.__func__(cls, *args, **kwargs)
         return apply_function(trace, cls, args, kwargs)
 
+    apis = importlib.import_module("torch._functorch.apis")
+    mapped = apis.vmap_impl
+
+    def traced_vmap(
+        function: Any,
+        in_dims: Any,
+        out_dims: Any,
+        randomness: Any,
+        chunk: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if not trace.is_tracing_thread():
+            return mapped(function, in_dims, out_dims, randomness, chunk, *args, **kwargs)
+        return vmapped(trace, function, in_dims, out_dims, args, kwargs)
+
     scans = importlib.import_module("torch._higher_order_ops.associative_scan")
     scan, check = scans.associative_scan, torch._check_tensor_all_with
 
@@ -313,11 +330,13 @@ def patched(trace: Trace) -> Generator[None]:
         torch.utils.checkpoint.checkpoint = traced_checkpoint
     Function.apply = classmethod(traced_apply)  # type: ignore[method-assign]
     scans.associative_scan = traced_scan
+    apis.vmap_impl = traced_vmap
     torch._check_tensor_all_with = traced_check
     try:
         yield
     finally:
         scans.associative_scan = scan
+        apis.vmap_impl = mapped
         torch._check_tensor_all_with = check
         Function.apply = apply  # type: ignore[method-assign]
         torch.utils.checkpoint.checkpoint = checkpoint

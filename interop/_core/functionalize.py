@@ -37,6 +37,8 @@ from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchErr
 from jaxsr.interop.hooks import watching
 
 _TABLES = ("_parameters", "_buffers", "_modules")
+_ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
+"""What code raises that takes a branch which it was not written for."""
 """Attributes of a module under which torch registers its parts."""
 
 
@@ -220,8 +222,33 @@ class FunctionalModule:
     ) -> tuple[Any, dict[str, jax.Array]]:
         """What `JaxModule.apply` does: the method's result, and the buffers after it."""
         self._check_names(params, buffers)
+        arguments = (params, buffers, inputs, kwargs, rng, train, method, compute_dtype, rewriter)
+        try:
+            return self._trace(*arguments, compiling=True)
+        except _ERRORS_OF_CODE as error:
+            # Some code fails only while torch compiles: T5's kin expect a mask then.
+            try:
+                return self._trace(*arguments, compiling=False)
+            except Exception:
+                raise error from None
+
+    def _trace(
+        self,
+        params: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rng: jax.Array | None,
+        train: bool | None,
+        method: str,
+        compute_dtype: Any,
+        rewriter: Rewriter | None,
+        *,
+        compiling: bool,
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """`run`, with the answer that the module's code gets to `torch.compiler.is_compiling()`."""
         trace = Trace(rng, rewriter)
-        with session(trace):
+        with session(trace, compiling=compiling):
             tensors = {
                 name: self._wrap(
                     trace, name, slot, params if slot.trainable else buffers, compute_dtype

@@ -21,6 +21,7 @@ _PACKAGES = (
     Path(torch.__file__).parent,
     Path(jax.__file__).parent,
     Path(torch.__file__).parents[1] / "torchax",
+    Path(torch.__file__).parents[1] / "opt_einsum",
 )
 # As imported and without links: `jaxsr/interop` is a link in the repository.
 _FRAMEWORKS = tuple(f"{p}/" for folder in _PACKAGES for p in (folder, folder.resolve()))

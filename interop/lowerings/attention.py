@@ -36,8 +36,9 @@ def attention(
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = (jnp.repeat(t, groups, axis=-3) for t in (key, value))
+        # Keys and values may have different numbers of heads.
+        heads = query.shape[-3]
+        key, value = (jnp.repeat(t, heads // t.shape[-3], axis=-3) for t in (key, value))
     scores = jnp.einsum("...ld,...sd->...ls", query * scale, key)
     scores = widened(scores)
     allowed = None

@@ -57,7 +57,8 @@ def _draw(func: Any, key: jax.Array, shape: tuple, dtype: Any, args: tuple, kw: 
 
 _FRESH = [
     aten.rand.default, aten.rand_like.default, aten.randn.default, aten.randn_like.default,
-    aten.bernoulli.default, aten.bernoulli.p, aten.normal.float_float,
+    aten.bernoulli.default, aten.bernoulli.p, aten.normal.float_float, aten.rand.generator,
+    aten.randn.generator,
 ]  # fmt: skip
 
 
@@ -113,6 +114,22 @@ def _randperm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return trace.wrap_like(cast(value, to_jax_dtype(meta.dtype)), meta, False)
 
 
+@handles(aten.multinomial.default)
+def _multinomial(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    names = ("self", "num_samples", "replacement")
+    call = {**dict(zip(names, args, strict=False)), **kwargs}
+    weights, count = call["self"], call["num_samples"]
+    logits = jnp.log(weights.array())
+    key = trace.next_key()
+    if call.get("replacement", False):
+        draws = jax.random.categorical(key, logits, axis=-1, shape=(count, *logits.shape[:-1]))
+        value = jnp.moveaxis(draws, 0, -1)
+    else:
+        # The largest of the logits with Gumbel noise are draws without replacement.
+        value = jax.lax.top_k(logits + jax.random.gumbel(key, logits.shape), count)[1]
+    return trace.wrap(cast(value, to_jax_dtype(torch.int64)), torch.int64)
+
+
 @handles(aten.native_dropout.default)
 def _native_dropout(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     x, p, train = args
@@ -132,6 +149,7 @@ DRAWS: dict[Any, Any] = {
     **dict.fromkeys(_IN_PLACE, _random_in_place),
     **dict.fromkeys(_RANDINT, _randint),
     aten.randperm.default: _randperm,
+    aten.multinomial.default: _multinomial,
     aten.native_dropout.default: _native_dropout,
 }
 """Every operator that draws, and its handler."""

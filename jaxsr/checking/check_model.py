@@ -21,6 +21,7 @@ def run(config: CheckConfig) -> int:
     from jaxsr.checking.check_module import check
     from jaxsr.checking.html_report import page
     from jaxsr.checking.text_report import print_page
+    from jaxsr.interop.folding.policy import choose_folding
     from jaxsr.interop.mesh import select_platform
     from jaxsr.runtime.setup import configure_jax
 
@@ -38,6 +39,9 @@ def run(config: CheckConfig) -> int:
             gradients=not config.forward_only,
             mesh=config.devices,
             modules=config.html is not None,
+            lane_folding=(
+                choose_folding("on", jax.devices()[0]) if config.lane_folding == "on" else None
+            ),
         )
     if config.html is not None:
         atomic_write(config.html, page(result).encode())

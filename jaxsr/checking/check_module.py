@@ -1,6 +1,7 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jaxsr.checking.module_errors import module_errors
 from jaxsr.checking.result import CheckResult, Row, Speed
 from jaxsr.checking.torch_runs import run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
+from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import platform_name
 
 _MOST_ROWS = 4
@@ -40,6 +42,7 @@ def check(
     mesh: int = 2,
     speed_s: float = 0.5,
     modules: bool = False,
+    lane_folding: LaneFolding | None = None,
 ) -> CheckResult:
     """Compares a torch module with its conversion to JAX, with float64 torch as the referee.
 
@@ -55,8 +58,10 @@ def check(
       gradients: also check gradients of parameters and inputs.
       vmap: also check `jax.vmap` over the batch.
       mesh: also check a mesh of so many devices; 1 checks none.
-      speed_s: seconds of timing for each program and engine; 0 times nothing.
+      speed_s: seconds of timing for each program and engine. 0 times nothing, and compares the
+        outputs of the gradient's program.
       modules: record the error of every submodule.
+      lane_folding: check the program that `to_jax` makes with it.
 
     Returns:
       The result: `ok`, its rows, costs, and the first wrong submodule where one differs.
@@ -87,7 +92,7 @@ def check(
         ) from error
     result.referee = evaluated.referee
     with jax.default_matmul_precision("highest"):
-        _Check(result, module, arguments, evaluated).run(
+        _Check(result, module, arguments, evaluated, lane_folding).run(
             train=train, vmap=vmap, mesh=mesh, speed_s=speed_s, modules=modules
         )
     return result
@@ -97,11 +102,17 @@ class _Check:
     """One run of `check`, which fills a result."""
 
     def __init__(
-        self, result: CheckResult, module: nn.Module, arguments: Arguments, evaluated: TorchRuns
+        self,
+        result: CheckResult,
+        module: nn.Module,
+        arguments: Arguments,
+        evaluated: TorchRuns,
+        lane_folding: LaneFolding | None,
     ) -> None:
         self.result, self.module, self.arguments = result, module, arguments
         self.evaluated = evaluated
         self.key = evaluated.key
+        self.lane_folding = lane_folding
         self.jax: JaxRuns
 
     def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
@@ -109,29 +120,31 @@ class _Check:
         rows = self.result.rows
 
         def convert() -> Row:
-            self.jax = JaxRuns(self.module, self.arguments)
+            self.jax = self._converted(self.module, self.arguments)
             return Row(name="convert", status="ok")
 
         converted = attempt("convert", convert)
         if converted.status != "ok":
             rows.append(converted)
             return
-        mode = compare_mode(self.jax, self.evaluated)
+        mode = compare_mode(self.jax, self.evaluated, separate=speed_s > 0)
         rows += mode.rows
-        if mode.forward is None:
+        if not mode.computed:
             return
         rows.append(attempt("jit of apply", self._jit))
         if train:
-            rows += self._train()
+            rows += self._train(separate=speed_s > 0)
         if vmap:
             rows.append(attempt("vmap", self._vmap, required=False))
         if mesh > 1:
             rows.append(attempt(f"mesh of {mesh}", lambda: self._mesh(mesh), required=False))
-        if speed_s:
-            self._time(mode, speed_s)
+        self._time(mode, speed_s)
         self._explain(modules)
 
-    def _train(self) -> list[Row]:
+    def _converted(self, module: nn.Module, arguments: Arguments) -> JaxRuns:
+        return JaxRuns(module, arguments, lane_folding=self.lane_folding)
+
+    def _train(self, *, separate: bool) -> list[Row]:
         try:
             trained = TorchRuns.of(
                 self.module, self.arguments, train=True, key=self.key,
@@ -143,14 +156,17 @@ class _Check:
         if equal_runs(trained.single, self.evaluated.single):
             detail = "torch computes the same bits as in evaluation"
             return [Row(name="train", status="skipped", detail=detail, required=False)]
-        mode = compare_mode(self.jax, trained, prefix="train ")
-        if trained.single.draws and mode.forward is not None:
-            program, draws = mode.forward, trained.single.draws
-            mode.rows.append(attempt("random key", lambda: self._random_key(program, draws)))
+        mode = compare_mode(self.jax, trained, prefix="train ", separate=separate)
+        draws = trained.single.draws
+        if draws and mode.computed:
+            mode.rows.append(attempt("random key", lambda: self._random_key(mode.forward, draws)))
         return mode.rows
 
-    def _random_key(self, program: Program, draws: int) -> Row:
+    def _random_key(self, program: Program | None, draws: int) -> Row:
         inputs = self.jax.inputs()
+        program = program or Program(
+            self.jax.forward(train=True), (self.jax.state, inputs, self.key)
+        )
         first, repeated = to_host(program()), to_host(program())
         other = to_host(program(self.jax.state, inputs, jax.random.key(1)))
         same = jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), first, repeated))
@@ -216,16 +232,15 @@ class _Check:
             differentiate = name == "gradient"
             if program is None or (differentiate and not self.jax.converted.params):
                 continue
-            step = torch_step(self.module, self.arguments, differentiate=differentiate)
-            self.result.speeds.append(
-                Speed(
-                    program=name,
-                    trace_s=program.trace_s,
-                    compile_s=program.compile_s,
+            speed = Speed(program=name, trace_s=program.trace_s, compile_s=program.compile_s)
+            if budget_s > 0:
+                step = torch_step(self.module, self.arguments, differentiate=differentiate)
+                speed = replace(
+                    speed,
                     steps_per_s=steps_per_second(program, budget_s=budget_s),
                     torch_steps_per_s=steps_per_second(step, budget_s=budget_s),
                 )
-            )
+            self.result.speeds.append(speed)
 
     def _explain(self, modules: bool) -> None:
         """The first wrong submodule, and those that amplify rounding."""
@@ -235,7 +250,7 @@ class _Check:
         if blamed is not None:
             train = blamed.name.startswith("train")
             result.fault = find_fault(
-                self.module, self.arguments, blamed, train=train, key=self.key
+                self.module, self.arguments, blamed, self._converted, train=train, key=self.key
             )
         worst = max(
             (one for row in result.rows for one in row.arrays if row.name == "forward"),

@@ -31,6 +31,8 @@ class TorchRuns:
     single: Run
     exact: Run
     referee: str
+    undifferentiable: str = ""
+    """Why torch cannot compute gradients, though it can run forward."""
     _noise: dict[str, dict[str, float]] | None = None
 
     @classmethod
@@ -44,7 +46,15 @@ class TorchRuns:
           the referee, and the noise bounds JAX's error.
         """
         options = {"train": train, "key": key, "differentiate": differentiate}
-        single = run_torch(module, arguments, **options)
+        undifferentiable = ""
+        try:
+            single = run_torch(module, arguments, **options)
+        except Exception as error:
+            if not differentiate:
+                raise
+            options["differentiate"] = False
+            single = run_torch(module, arguments, **options)
+            undifferentiable = f"{type(error).__name__}: {one_line(error)}"
         exact, referee = single, "float32: the module fails in float64"
         try:
             exact, referee = run_torch(module, arguments, double=True, **options), "float64"
@@ -53,8 +63,9 @@ class TorchRuns:
         except Exception as error:
             referee = f"float32: float64 fails with {type(error).__name__}"
         return cls(
-            module=module, arguments=arguments, train=train, differentiate=differentiate, key=key,
-            single=single, exact=exact, referee=referee,
+            module=module, arguments=arguments, train=train, key=key, single=single, exact=exact,
+            differentiate=options["differentiate"], undifferentiable=undifferentiable,
+            referee=referee,
         )  # fmt: skip
 
     @property
@@ -121,50 +132,77 @@ class ModeRows:
 
     rows: list[Row]
     forward: Program | None = None
+    """None where the gradient's program computed the outputs too."""
     gradient: Program | None = None
 
+    @property
+    def computed(self) -> bool:
+        """Whether JAX computed the outputs."""
+        return self.forward is not None or self.gradient is not None
 
-def compare_mode(jax_runs: JaxRuns, torch_runs: TorchRuns, *, prefix: str = "") -> ModeRows:
+
+def compare_mode(
+    jax_runs: JaxRuns, torch_runs: TorchRuns, *, prefix: str = "", separate: bool = True
+) -> ModeRows:
     """Forward, gradient and buffers of one mode.
 
     Args:
       jax_runs: the converted module.
       torch_runs: the same mode in torch.
       prefix: of the rows' names.
+      separate: compile forward alone too. Otherwise outputs and buffers are those of the gradient's
+        program where there is one.
     """
     train = torch_runs.train
     result = ModeRows(rows=[])
-    inputs = jax_runs.inputs()
+    arguments = (jax_runs.state, jax_runs.inputs(), jax_runs.key)
+    forward_rows: list[Row] = []
+    gradient_rows: list[Row] = []
+    buffer_rows: list[Row] = []
+
+    def compare_forward(outputs: Any, buffers: Any) -> Row:
+        run = as_run(outputs, buffers)
+        errors = torch_runs.errors("buffers", run.buffers)
+        if errors:
+            buffer_rows.append(judged(f"{prefix}buffers", errors))
+        return judged(f"{prefix}forward", torch_runs.errors("outputs", run.outputs))
 
     def forward() -> Row:
-        result.forward = Program(
-            jax_runs.forward(train=train), (jax_runs.state, inputs, jax_runs.key)
-        )
-        run = as_run(*result.forward())
-        result.rows += [judged(f"{prefix}buffers", torch_runs.errors("buffers", run.buffers))]
-        return judged(f"{prefix}forward", torch_runs.errors("outputs", run.outputs))
+        program = Program(jax_runs.forward(train=train), arguments)
+        row = compare_forward(*program())
+        result.forward = program
+        return row
 
     def gradient() -> Row:
         single = torch_runs.single
         cotangents = {
             n: jnp.asarray(cotangent(n, single.outputs[n].shape)) for n in single.differentiable
         }
-        result.gradient = Program(
-            jax_runs.gradient(train=train), (jax_runs.state, inputs, jax_runs.key, cotangents)
-        )
-        gradients = to_host(result.gradient()[-1])
+        program = Program(jax_runs.gradient(train=train), (*arguments, cotangents))
+        outputs, buffers, gradients = to_host(program())
+        if not forward_rows:
+            forward_rows.append(compare_forward(outputs, buffers))
+        result.gradient = program
         return judged(f"{prefix}gradient", torch_runs.errors("gradients", gradients))
 
-    row = attempt(f"{prefix}forward", forward)
-    buffers = [r for r in result.rows if r.arrays]
-    result.rows = [row]
-    if row.status in ("ok", "differs") and torch_runs.differentiate:
-        if torch_runs.single.differentiable:
-            result.rows.append(attempt(f"{prefix}gradient", gradient))
-        else:
-            detail = "no output depends on a floating parameter or input in torch"
-            result.rows.append(Row(name=f"{prefix}gradient", status="skipped", detail=detail))
-    result.rows += buffers
+    differentiable = torch_runs.differentiate and bool(torch_runs.single.differentiable)
+    if differentiable and not separate:
+        gradient_rows.append(attempt(f"{prefix}gradient", gradient))
+    if not forward_rows:
+        forward_rows.append(attempt(f"{prefix}forward", forward))
+    has_outputs = forward_rows[0].status in ("ok", "differs")
+    if differentiable and separate and has_outputs:
+        gradient_rows.append(attempt(f"{prefix}gradient", gradient))
+    elif (
+        not differentiable
+        and has_outputs
+        and (torch_runs.differentiate or torch_runs.undifferentiable)
+    ):
+        detail = "no output depends on a floating parameter or input in torch"
+        if torch_runs.undifferentiable:
+            detail = f"torch cannot differentiate it: {torch_runs.undifferentiable}"
+        gradient_rows.append(Row(name=f"{prefix}gradient", status="skipped", detail=detail))
+    result.rows = forward_rows + (gradient_rows if has_outputs else []) + buffer_rows
     return result
 
 

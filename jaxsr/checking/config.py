@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
+from jaxsr.runtime.options import AotOptions, LaneFolding, LaneFoldingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,26 @@ class CheckConfig(LaneFoldingOptions, AotOptions):
     """Also write a page with every submodule, coloured by its error, to this file."""
     mesh: str = "2"
     """Devices of the mesh that is checked, simulated on a CPU; 1 checks none."""
+    lane_folding: LaneFolding = "auto"
+    """on: check the program whose narrow images are folded into a TPU's lanes. auto, off: the plain
+    program; with aot, auto folds where that chip gains from it."""
 
     def __post_init__(self) -> None:
         if self.engine == "torch":
             raise InputError("check compares both engines; leave --engine out")
         super().__post_init__()
         self.model_options()
+        if self.aot is None and self.dtype != "float32":
+            raise InputError(
+                f"check compares float32 programs, got dtype={self.dtype}; leave --dtype out, or "
+                "compile ahead of time with --aot v5e:1x1"
+            )
+        if self.aot is None and self.matmul_precision not in ("default", "highest"):
+            raise InputError(
+                "check computes float32 products in full, got "
+                f"matmul_precision={self.matmul_precision}; leave it out, or compile ahead of time "
+                "with --aot v5e:1x1"
+            )
 
     def model_options(self) -> dict[str, Any]:
         """`args` as a dictionary."""

@@ -1,5 +1,7 @@
 """Inputs of a check: as `--input` states them, or from what the model says of itself."""
 
+import copy
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -69,8 +71,8 @@ def example_inputs(loaded: LoadedModel) -> Example:
     failures: list[str] = []
     for args, kwargs in _candidates(loaded):
         try:
-            with torch.no_grad():
-                loaded.network(*args, **kwargs)
+            with torch.no_grad():  # in a copy: some modules fill caches
+                copy.deepcopy(loaded.network)(*args, **kwargs)
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}"[:160])
             continue
@@ -95,7 +97,9 @@ def _candidates(loaded: LoadedModel) -> Iterator[Example]:
             yield (_normal(_BATCH, *size),), {}
     if hasattr(network, "config") and hasattr(network, "main_input_name"):
         yield from _of_transformers(network)
-    if type(network).__module__.startswith("torchvision."):
+    if type(network).__module__.startswith("torchvision.models.detection"):
+        yield ([_normal(3, 128, 128).sigmoid(), _normal(3, 96, 128).sigmoid()],), {}
+    elif type(network).__module__.startswith("torchvision."):
         sizes = ((3, 224, 224), (3, 299, 299), (3, 8, 112, 112), (3, 16, 224, 224))
         for size in sizes:
             yield (_normal(_BATCH, *size),), {}
@@ -114,9 +118,10 @@ def _of_transformers(network: Any) -> Iterator[Example]:
     ids = ids.clamp(max=vocabulary - 1)
     vision = getattr(config, "vision_config", config)
     side = _number(vision, ("image_size",), 32)
-    pixels = _normal(
-        _BATCH, _number(vision, ("num_channels", "in_channels", "in_chans"), 3), side, side
-    )
+    channels = _number(vision, ("num_channels", "in_channels", "in_chans"), 3)
+    pixels = _normal(_BATCH, channels, side, side)
+    frames_of_video = _number(vision, ("num_frames", "frames_per_clip"), 8)
+    series = (_number(config, ("context_length",), 32), _number(config, ("num_input_channels",), 1))
     bins = _number(config, ("num_mel_bins", "feature_size", "input_feat_per_channel"), 80)
     frames = 2 * _number(config, ("max_source_positions",), 50)
     named: dict[str, Any] = {
@@ -125,6 +130,10 @@ def _of_transformers(network: Any) -> Iterator[Example]:
         "input_values": _normal(_BATCH, 1600) if not hasattr(config, "num_mel_bins")
         else _normal(_BATCH, _number(config, ("max_length",), 64), bins),
         "input_features": _normal(_BATCH, bins, frames),
+        "inputs": ids,
+        "bbox": torch.tensor([1, 2, 5, 7]).expand(_BATCH, _TOKENS, 4).contiguous(),
+        "pixel_values_videos": _normal(_BATCH, frames_of_video, channels, side, side),
+        "past_values": _normal(_BATCH, *series),
     }  # fmt: skip
     decoder = (
         {"decoder_input_ids": ids.clone()} if getattr(config, "is_encoder_decoder", False) else {}
@@ -136,9 +145,19 @@ def _of_transformers(network: Any) -> Iterator[Example]:
         yield (), {main: _normal(_BATCH, 64, bins), **decoder}
     if main == "input_values":
         yield (), {main: pixels}
+        yield (), {main: _normal(_BATCH, 1, 1600)}
     if main == "pixel_values":
-        yield (), {main: _normal(_BATCH, 8, 3, side, side)}
+        yield (), {main: named["pixel_values_videos"]}
+        yield (), {main: _normal(_BATCH, channels, 64, 64)}
     yield (), {"input_ids": ids, "pixel_values": pixels}
+    yield (), {"input_ids": ids, "bbox": named["bbox"], **decoder}
+    required = [
+        name
+        for name, parameter in inspect.signature(network.forward).parameters.items()
+        if parameter.default is parameter.empty and name in named
+    ]
+    yield (), {name: named[name] for name in required}
+    yield (), {main: named.get(main, ids), **{name: named[name] for name in required}}
     dummy = getattr(network, "dummy_inputs", None)
     if isinstance(dummy, dict):
         yield (), {k: v for k, v in dummy.items() if isinstance(v, torch.Tensor)}

@@ -1,6 +1,7 @@
 """Bisection: the first submodule that is wrong by itself, on the inputs that torch gave it."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +70,13 @@ def _copied(value: Any) -> Any:
 
 
 def find_fault(
-    module: nn.Module, arguments: Arguments, row: Row, *, train: bool, key: Any
+    module: nn.Module,
+    arguments: Arguments,
+    row: Row,
+    convert: Callable[[nn.Module, Arguments], JaxRuns],
+    *,
+    train: bool,
+    key: Any,
 ) -> Fault | None:
     """Descends from the module into the first call that is wrong by itself.
 
@@ -77,6 +84,7 @@ def find_fault(
       module: the whole.
       arguments: of its forward.
       row: what differs: its name ends in `forward`, `gradient` or `buffers`.
+      convert: makes the JAX side of a module.
       train: the mode.
       key: for random draws.
 
@@ -97,7 +105,7 @@ def find_fault(
     inner = call.inner
     while inner:
         for call in inner:
-            inner_fault = _wrong(call, quantity, train, key)
+            inner_fault = _wrong(call, quantity, convert, train, key)
             if inner_fault is not None:
                 fault, inner = inner_fault, call.inner
                 break
@@ -110,14 +118,20 @@ def _quantity(group: str, name: str) -> str:
     return name if group == "forward" else f"{_QUANTITIES[group]} {name}"
 
 
-def _wrong(call: Call, quantity: str, train: bool, key: Any) -> Fault | None:
+def _wrong(
+    call: Call,
+    quantity: str,
+    convert: Callable[[nn.Module, Arguments], JaxRuns],
+    train: bool,
+    key: Any,
+) -> Fault | None:
     """The fault of one call alone; None where it is right or cannot run alone."""
     arguments = Arguments.of(call.args, call.kwargs)
     try:
         torch_runs = TorchRuns.of(
             call.module, arguments, train=train, key=key, differentiate=quantity == "gradient"
         )
-        rows = compare_mode(JaxRuns(call.module, arguments), torch_runs).rows
+        rows = compare_mode(convert(call.module, arguments), torch_runs).rows
     except Exception:
         return None
     for row in rows:

@@ -11,6 +11,7 @@ from torch import nn
 
 from jaxsr.checking.arguments import Arguments, named_leaves
 from jaxsr.checking.torch_runs import Run
+from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.hooks import value_of, watched
 from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
 from jaxsr.interop.module import JaxModule, to_jax
@@ -54,13 +55,16 @@ class JaxRuns:
     Args:
       module: unchanged.
       arguments: of its forward.
+      lane_folding: as for `to_jax`.
 
     Raises:
       UnsupportedTorchError: it cannot be converted.
     """
 
-    def __init__(self, module: nn.Module, arguments: Arguments) -> None:
-        self.converted: JaxModule = to_jax(module)
+    def __init__(
+        self, module: nn.Module, arguments: Arguments, *, lane_folding: LaneFolding | None = None
+    ) -> None:
+        self.converted: JaxModule = to_jax(module, lane_folding=lane_folding)
         self.arguments = arguments
         self.state = (self.converted.params, self.converted.buffers)
         self.key = jax.random.key(0)

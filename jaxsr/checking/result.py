@@ -31,13 +31,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Seconds to build a program, and steps a second, beside eager torch on the CPU."""
+    """Seconds to build a program; steps a second of it and of eager torch on the CPU, if timed."""
 
     program: str
     trace_s: float
     compile_s: float
-    steps_per_s: float
-    torch_steps_per_s: float
+    steps_per_s: float | None = None
+    torch_steps_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,13 +51,15 @@ def print_page(result: CheckResult, *, file: io.TextIOBase | None = None) -> Non
     if result.fault is not None:
         say(fault_line(result), "bold red")
     for row in result.rows:
-        if row.detail:
+        if row.detail and row.detail not in result.reason[:_LONGEST]:
             say(f"{row.name}: {row.detail[:_LONGEST]}")
     for speed in result.speeds:
-        say(
-            f"{speed.program}: traced in {speed.trace_s:.2f} s, compiled in {speed.compile_s:.2f} "
-            f"s; {speed.steps_per_s:.3g} steps a second, torch {speed.torch_steps_per_s:.3g}"
+        line = (
+            f"{speed.program}: traced in {speed.trace_s:.2f} s, compiled in {speed.compile_s:.2f} s"
         )
+        if speed.steps_per_s is not None:
+            line += f"; {speed.steps_per_s:.3g} steps a second, torch {speed.torch_steps_per_s:.3g}"
+        say(line)
     for note in result.notes:
         say(f"note: {note}")
 

@@ -47,12 +47,47 @@ class _Float64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
+        elif func in (torch.nn.functional.grouped_mm, torch._grouped_mm):  # not in float64
+            func = _grouped_matmul
         args, kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
+def _grouped_matmul(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) -> torch.Tensor:
+    """torch.nn.functional.grouped_mm, group by group."""
+    offs = options.pop("offs", None)
+    if any(value is not None for value in options.values()):
+        raise NotImplementedError(f"grouped_mm with {', '.join(options)}")
+    if offs is None:
+        return mat_a @ mat_b
+    ends = [int(end) for end in offs]
+    groups = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    if mat_a.ndim == mat_b.ndim == 2:
+        return torch.stack([mat_a[:, rows] @ mat_b[rows] for rows in groups])
+    if mat_a.ndim == 3:
+        return torch.cat([a @ mat_b[:, cols] for a, cols in zip(mat_a, groups, strict=True)], 1)
+    products = torch.cat([mat_a[rows] @ b for b, rows in zip(mat_b, groups, strict=True)])
+    return nn.functional.pad(products, (0, 0, 0, mat_a.shape[0] - products.shape[0]))
+
+
 def _wide(value: Any) -> Any:
     return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+class _ContiguousGradients(TorchFunctionMode):
+    """Keeps a fault of torch 2.13 out of the referee.
+
+    In evaluation mode batch_norm's gradient is wrong for one image and a permuted cotangent, as
+    behind `bn(x).permute(2, 3, 0, 1)`.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is nn.functional.batch_norm and result.requires_grad:
+            result.register_hook(lambda gradient: gradient.clone(
+                memory_format=torch.contiguous_format
+            ))  # fmt: skip
+        return result
 
 
 @contextlib.contextmanager
@@ -127,6 +162,8 @@ def run_torch(
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(differentiate))
+        if differentiate:
+            stack.enter_context(_ContiguousGradients())
         if double:
             stack.enter_context(_in_float64())
         if draws is not None:

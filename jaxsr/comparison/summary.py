@@ -12,6 +12,7 @@ from jaxsr.comparison.statistics import SAMPLE
 from jaxsr.comparison.tokens import Step, in_words
 
 _AROUND = 4  # operations shown before and after a finding
+_MOST_NOTES = 3  # of one kind
 _TOKENS = 200  # steps shown of a language model
 
 Word = Callable[[int], str]
@@ -54,6 +55,10 @@ _DEFAULT_PRECISION_NOTE = (
 _BFLOAT16_NOTE = (
     "{name}: operands of float32 products are rounded to bfloat16, as a TPU does by default"
 )
+_ILL_CONDITIONED_NOTE = (
+    "ill-conditioned: {place} makes a total error of {total} out of inputs that differ by "
+    "{inherited} (condition {condition:.0f}): large terms cancel, on either side"
+)
 _FUSION_NOTE = (
     "the results differ by more than the runs' rounding should add up to, and no operation by "
     "itself does: look for what the compiler fuses, or for an ill-conditioned model"
@@ -74,6 +79,14 @@ def notes(comparison: Comparison) -> list[str]:
             lines.append(_BFLOAT16_NOTE.format(name=name))
     if comparison.local_checked and comparison.outputs_above and not comparison.findings:
         lines.append(_FUSION_NOTE)
+    for row in ill_conditioned(comparison)[:_MOST_NOTES]:
+        assert row.total is not None
+        lines.append(
+            _ILL_CONDITIONED_NOTE.format(
+                place=row.call.place, total=number(row.total.relative),
+                inherited=number(row.inherited), condition=condition(row),
+            )
+        )  # fmt: skip
     missing = [row for row in comparison.rows if row.first is None or row.second is None]
     if missing:
         only = sum(row.second is None for row in missing)
@@ -88,6 +101,27 @@ def notes(comparison: Comparison) -> list[str]:
             + (f" and {more} more" if more > 0 else "")
         )
     return lines
+
+
+def condition(row: Row) -> float:
+    """By what factor an operation amplifies the error of its inputs."""
+    return row.total.relative / row.inherited if row.total is not None and row.inherited else 0.0
+
+
+def ill_conditioned(comparison: Comparison) -> list[Row]:
+    """Operations that are no findings, and amplify what rounding explains beyond it.
+
+    The largest condition comes first.
+    """
+    finding_numbers = {finding.row.number for finding in comparison.findings}
+    rows = [
+        row
+        for row in comparison.rows
+        if row.total_above
+        and row.number not in finding_numbers
+        and row.inherited <= row.total_threshold
+    ]
+    return sorted(rows, key=condition, reverse=True)
 
 
 def token_lines(comparison: Comparison, word: Word = str) -> list[str]:

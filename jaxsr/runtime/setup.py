@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxsr.errors import DeviceError, check_utf8_path
+from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.runtime.options import ComputeOptions
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def setup_compute(
 
 
 def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST_COMPILE_S) -> None:
-    """Log level and compile cache.
+    """Log level, compile cache, and the compiler's memory.
 
     Args:
       compile_cache: folder of compiled programs; None keeps none.
@@ -89,6 +90,7 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
     """
     import jax
 
+    release_memory_of_compilers()
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     logging.getLogger("absl").addFilter(_is_no_failed_save)
     if compile_cache is None:

@@ -78,6 +78,8 @@ def test_a_hugging_face_configuration(tmp_path, capsys):
         ([*LINEAR, "--input", "float99:2,4"], "input must be"),
         ([*LINEAR, "--input", "0,4"], "must have from 1 to"),
         ([*LINEAR, "--engine", "torch"], "check compares both engines"),
+        ([*LINEAR, "--dtype", "bfloat16"], "check compares float32 programs"),
+        ([*LINEAR, "--matmul-precision", "high"], "check computes float32 products in full"),
         ([*LINEAR, "--input", "2,4", "--mesh", "0"], "mesh"),
         (["torch.nn:Conv2d", "--args", '{"in_channels":1,"out_channels":1,"kernel_size":-1}'],
          "torch.nn:Conv2d"),

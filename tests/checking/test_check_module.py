@@ -3,6 +3,7 @@
 import collections
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from jaxsr.checking.html_report import page
 from jaxsr.checking.measures import FLOOR_ULPS, ULP, compare_arrays
 from jaxsr.errors import InputError, InputTypeError
 from jaxsr.interop import lowering
+from jaxsr.interop.folding.policy import choose_folding
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -218,3 +220,72 @@ def test_shapes_and_special_values_count(wrong_array):
     assert not one.ok
     (one,) = compare_arrays({}, exact, exact)
     assert not one.ok
+
+
+class PartlyInPlace(nn.Module):
+    """torch can run it, and cannot differentiate it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        y = (x * self.scale).exp()
+        y.mul_(2)
+        return y
+
+
+def test_what_torch_cannot_differentiate_is_compared_forward():
+    result = jaxsr.check(PartlyInPlace(), torch.randn(2, 3), speed_s=0)
+    assert result.ok
+    row = result.row("gradient")
+    assert row is not None and row.status == "skipped"
+    assert "torch cannot differentiate it" in row.detail
+
+
+@pytest.mark.parametrize("speed_s", [0.0, 0.01])
+def test_outputs_of_the_gradients_program(speed_s):
+    result = jaxsr.check(nn.Linear(4, 2), torch.randn(3, 4), speed_s=speed_s, mesh=1)
+    assert result.ok
+    assert [speed.program for speed in result.speeds][-1] == "gradient"
+    assert len(result.speeds) == (2 if speed_s else 1)
+    assert all((speed.steps_per_s is not None) == bool(speed_s) for speed in result.speeds)
+    assert str(result)  # the page shows what was timed
+
+
+def test_the_folded_program():
+    narrow = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1))
+    folding = choose_folding("on", jax.devices()[0])
+    result = jaxsr.check(narrow, torch.randn(2, 3, 16, 16), lane_folding=folding, speed_s=0)
+    assert result.ok, result
+
+
+def test_experts_in_float64():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4, 8))
+
+        def forward(self, x):
+            ends = torch.tensor([2, 2, 6], dtype=torch.int32)
+            return torch.nn.functional.grouped_mm(x, self.weight, offs=ends)
+
+    result = jaxsr.check(Experts(), torch.randn(6, 4), vmap=False, mesh=1, speed_s=0)
+    assert result.ok, result
+    assert result.referee == "float64"
+
+
+class PermutedNorm(nn.Module):
+    """torch 2.13 computes a wrong gradient of it, in float64 too."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.norm(x).permute(2, 3, 0, 1)
+
+
+def test_jax_is_not_blamed_for_torchs_gradient_of_batch_norm():
+    result = jaxsr.check(PermutedNorm(), torch.randn(1, 8, 16, 16), train=False, speed_s=0)
+    assert result.ok, result

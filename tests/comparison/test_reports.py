@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -135,3 +136,16 @@ def test_terminal(wrong, capsys):
 )
 def test_blocks(path, block):
     assert block_of(path) == block
+
+
+def test_an_ill_conditioned_operation_is_named_with_its_condition(subject):
+    comparison, *_ = compare_engines(subject("span"), TORCH, TORCH)
+    assert not any("ill-conditioned" in note for note in notes(comparison))
+    row = next(row for row in comparison.rows if row.total is not None and row.total_threshold)
+    row.total = replace(row.total, relative=1.0)
+    row.total_threshold, row.inherited = 0.25, 4e-3
+    (note,) = [note for note in notes(comparison) if "ill-conditioned" in note]
+    assert row.call.place in note and "(condition 250)" in note
+    assert headline(comparison).startswith("AGREE")
+    row.inherited = 0.5  # its inputs were off already
+    assert not any("ill-conditioned" in note for note in notes(comparison))

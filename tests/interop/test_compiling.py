@@ -104,3 +104,24 @@ def test_a_module_cast_to_its_own_dtype_in_forward():
     jm = to_jax(module)
     actual = jm.apply(jm.params, {}, X)[0]
     np.testing.assert_allclose(actual, module(torch.from_numpy(X)).detach(), atol=1e-6)
+
+
+def test_code_that_fails_only_while_compiling_is_traced_as_torch_runs_it():
+    class NeedsMask(nn.Module):
+        """T5's kin make their mask only where torch does not compile, and then need it."""
+
+        def forward(self, x, mask=None):
+            if mask is None and not is_compiling():
+                mask = torch.ones(x.shape[0])
+            return x * mask[:, None]
+
+    jm = to_jax(NeedsMask())
+    np.testing.assert_array_equal(jax.jit(lambda x: jm.apply({}, {}, x)[0])(X), X)
+    with pytest.raises(TypeError, match="not subscriptable"):  # the first error, where both fail
+        to_jax(Always()).apply({}, {}, X)
+
+
+class Always(nn.Module):
+    def forward(self, x):
+        mask = None if is_compiling() else 3
+        return x * mask[:, None]

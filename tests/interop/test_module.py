@@ -131,7 +131,18 @@ def test_the_hosts_torch_state_neither_matters_nor_changes(net, change):
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value)
     assert torch.backends.mha.get_fastpath_enabled()
-    assert torch.backends.mkldnn.enabled
+
+
+def test_torch_computes_as_before_while_a_module_is_traced():
+    class Net(nn.Module):
+        def forward(self, x):
+            settings.append((torch.backends.mkldnn.enabled, torch.get_num_threads()))
+            return 2 * x
+
+    # Programs that run at that moment call torch's kernels.
+    settings: list[tuple[bool, int]] = [(torch.backends.mkldnn.enabled, torch.get_num_threads())]
+    to_jax(Net())({}, {}, np.ones(3, np.float32))
+    assert settings[0] == settings[1]
 
 
 def test_transformations_agree(net):
@@ -208,6 +219,9 @@ def test_distributions():
                 "bernoulli": torch.full((40000,), 0.2).bernoulli(),
                 "randint": torch.randint(3, 7, (40000,)),
                 "randperm": torch.randperm(100),
+                "generator": torch.randn((40000,), generator=None),
+                "chosen": torch.multinomial(torch.tensor([0.0, 1, 2, 3]), 3),
+                "repeated": torch.multinomial(torch.tensor([[0.0, 1], [1, 1]]), 40000, True),
                 "exponential": torch.empty(40000).exponential_(2.0),
             }
 
@@ -216,6 +230,7 @@ def test_distributions():
     for name, mean, std in (
         ("rand", 0.5, 12**-0.5),
         ("randn", 0, 1),
+        ("generator", 0, 1),
         ("uniform", 1, 4 / 12**0.5),
         ("normal", 2, 0.5),
         ("bernoulli", 0.2, 0.4),
@@ -225,6 +240,8 @@ def test_distributions():
         assert abs(float(out[name].mean()) - mean) < 5 * std / 200, name
         assert abs(float(out[name].std()) - std) < 0.03 * std + 0.01, name
     assert sorted(out["randperm"].tolist()) == list(range(100))
+    assert sorted(out["chosen"].tolist()) == [1, 2, 3]
+    assert out["repeated"][0].min() == 1
     assert set(np.unique(out["randint"])) == {3, 4, 5, 6}
 
 
