@@ -67,7 +67,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
     row: Row = {"parameters": 0, "reason": ""}
     if entry.group == "transformers":
         write_configuration(Path(entry.model))
-    failure: Exception | None = None
+    failure: list[str] = []
     for inputs in entry.inputs or ((),):
         config = CheckConfig(model=entry.model, args=json.dumps(entry.args), input=inputs)
         try:
@@ -76,9 +76,9 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
                 copy.deepcopy(loaded.network)(*args, **kwargs)
             break
         except Exception as error:
-            failure = failure or error
+            failure.append(one_line(error))
     else:
-        return row | {"status": "not built", "reason": one_line(failure)}
+        return row | {"status": "not built", "reason": failure[0]}
     options: dict[str, Any] = {} if full else {"mesh": 1, "speed_s": 0.0}
     with jax.default_matmul_precision("highest"):
         result = check(

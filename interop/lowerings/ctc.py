@@ -64,6 +64,7 @@ def ctc_loss(
     targets: jax.Array,
     input_lengths: jax.Array,
     target_lengths: jax.Array,
+    *,
     blank: int,
     zero_infinity: bool,
 ) -> jax.Array:
@@ -129,6 +130,7 @@ def _ctc_loss(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         for name in _NAMES
     ]
     arrays[2:] = [jnp.atleast_1d(lengths) for lengths in arrays[2:]]  # of one sample
-    losses = trace.wrap(ctc_loss(*arrays, call["blank"], call["zero_infinity"]), log_probs.dtype)
+    values = ctc_loss(*arrays, blank=call["blank"], zero_infinity=call["zero_infinity"])
+    losses = trace.wrap(values, log_probs.dtype)
     losses.needs_grad = log_probs.needs_grad and torch.is_grad_enabled()
     return losses, trace.wrap(jnp.zeros(log_probs.shape[1]), log_probs.dtype)

@@ -1,5 +1,7 @@
 """CTC loss against torch: values and gradients of every reduction, length and kind of target."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from jaxsr.interop import to_jax
 T, N, C = 8, 4, 5
 TARGETS = torch.tensor([[1, 2, 2], [3, 1, 4], [2, 0, 0], [1, 1, 1]])
 IN, OUT = torch.tensor([8, 7, 5, 4]), torch.tensor([3, 3, 1, 3])
+LENGTHS: Any = ((8, 7, 5, 4), (3, 3, 1, 3))
 LOGITS = np.random.default_rng(0).standard_normal((T, N, C)).astype(np.float32)
 
 
@@ -26,7 +29,7 @@ class Loss(nn.Module):
 
 CASES = {
     "mean": lambda p: F.ctc_loss(p, TARGETS, IN, OUT),
-    "lengths of Python": lambda p: F.ctc_loss(p, TARGETS, (8, 7, 5, 4), (3, 3, 1, 3)),
+    "lengths of Python": lambda p: F.ctc_loss(p, TARGETS, *LENGTHS),
     "each": lambda p: F.ctc_loss(p, TARGETS, IN, OUT, reduction="none"),
     "sum": lambda p: F.ctc_loss(p, TARGETS, IN, torch.tensor([2, 3, 1, 3]), reduction="sum"),
     "blank 3": lambda p: F.ctc_loss(p, TARGETS.clamp(max=2), IN, OUT, blank=3),
@@ -53,6 +56,7 @@ def test_values_and_gradients(name):
 
     gradient, output = jax.jit(jax.grad(loss, has_aux=True))(LOGITS)
     np.testing.assert_allclose(output, expected.detach(), rtol=1e-5)
+    assert logits.grad is not None
     np.testing.assert_allclose(gradient, logits.grad, atol=1e-5)
 
 

@@ -37,4 +37,5 @@ def test_values_and_gradients(name):
 
     gradients, output = jax.jit(jax.grad(loss, has_aux=True))(converted.params)
     np.testing.assert_allclose(output, expected.detach(), atol=1e-6)
+    assert module.weight.grad is not None
     np.testing.assert_allclose(gradients["weight"], module.weight.grad, atol=1e-6)
