@@ -87,7 +87,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
     content = result.as_json()
     return {
         "status": result.status,
-        "reason": result.reason,
+        "reason": "; ".join([result.reason, *result.notes] if not result.ok else []),
         "parameters": result.parameters,
         "inputs": result.inputs,
         "referee": result.referee,
@@ -249,6 +249,8 @@ _CAUSES = (
     (r"keeps a tensor in|writes into", "state outside buffers"),
     (r"more than \d+ s", "time"),
     (r"cannot differentiate", "torch cannot differentiate it"),
+    (r"is_compiling", "the library computes otherwise while compiling, in torch as well"),
+    (r"x64 mode is off|beyond int32", "64-bit numbers"),
 )
 """What refusals and failures say, and the cause that the page names."""
 
