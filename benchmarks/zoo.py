@@ -40,8 +40,8 @@ class Options(ReportOptions):
     """Run only models whose name contains this."""
     shard: str = "1/1"
     """Part of the models to run: 2/4 is the second of four."""
-    again: tuple[str, ...] = ()
-    """Statuses of rows in --out to run again, such as failed timeout."""
+    rerun: tuple[str, ...] = ()
+    """Statuses of rows in --out whose models run once more, such as failed timeout."""
     full: bool = False
     """Also check training mode, vmap, a mesh of two, and time steps."""
     timeout_s: int = 300
@@ -219,7 +219,7 @@ def measure(options: Options) -> None:
     done = {
         (row["group"], row["model"])
         for row in read_rows(options.out)
-        if row["status"] not in options.again
+        if row["status"] not in options.rerun
     }
     report = Report("zoo", options, key=("group", "model"))
     counts: dict[str, Counter[str]] = {}
