@@ -385,6 +385,7 @@ _OF_KIND: dict[str, dict[str, Any]] = {
                         "num_key_value_heads": 2, "attention_window_size": 8},
     "xlstm": {"num_heads": 4, "hidden_size": 32, "embedding_dim": 32, "num_hidden_layers": 2,
               "num_blocks": 2, "chunk_size": 8, "autocast_kernel_dtype": "float32"},
+    "textnet": {"image_size": [64, 64]},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX", "de_DE"]},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"], "attention_hidden_size": 64,
               "attention_head_dim": 16, "num_key_value_heads": 4, "mamba_dt_rank": 4,

@@ -40,8 +40,8 @@ class Options(ReportOptions):
     """Run only models whose name contains this."""
     shard: str = "1/1"
     """Part of the models to run: 2/4 is the second of four."""
-    again: tuple[str, ...] = ()
-    """Statuses of rows in --out to run again, such as failed timeout."""
+    rerun: tuple[str, ...] = ()
+    """Statuses of rows in --out whose models run once more, such as failed timeout."""
     full: bool = False
     """Also check training mode, vmap, a mesh of two, and time steps."""
     timeout_s: int = 300
@@ -67,7 +67,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
     row: Row = {"parameters": 0, "reason": ""}
     if entry.group == "transformers":
         write_configuration(Path(entry.model))
-    failure: Exception | None = None
+    failure: list[str] = []
     for inputs in entry.inputs or ((),):
         config = CheckConfig(model=entry.model, args=json.dumps(entry.args), input=inputs)
         try:
@@ -76,9 +76,9 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
                 copy.deepcopy(loaded.network)(*args, **kwargs)
             break
         except Exception as error:
-            failure = failure or error
+            failure.append(one_line(error))
     else:
-        return row | {"status": "not built", "reason": one_line(failure)}
+        return row | {"status": "not built", "reason": failure[0]}
     options: dict[str, Any] = {} if full else {"mesh": 1, "speed_s": 0.0}
     with jax.default_matmul_precision("highest"):
         result = check(
@@ -87,7 +87,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
     content = result.as_json()
     return {
         "status": result.status,
-        "reason": result.reason,
+        "reason": "; ".join([result.reason, *result.notes] if not result.ok else []),
         "parameters": result.parameters,
         "inputs": result.inputs,
         "referee": result.referee,
@@ -219,7 +219,7 @@ def measure(options: Options) -> None:
     done = {
         (row["group"], row["model"])
         for row in read_rows(options.out)
-        if row["status"] not in options.again
+        if row["status"] not in options.rerun
     }
     report = Report("zoo", options, key=("group", "model"))
     counts: dict[str, Counter[str]] = {}
@@ -249,6 +249,8 @@ _CAUSES = (
     (r"keeps a tensor in|writes into", "state outside buffers"),
     (r"more than \d+ s", "time"),
     (r"cannot differentiate", "torch cannot differentiate it"),
+    (r"is_compiling", "the library computes otherwise while compiling, in torch as well"),
+    (r"x64 mode is off|beyond int32", "64-bit numbers"),
 )
 """What refusals and failures say, and the cause that the page names."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _results
+from benchmarks import _results, zoo
 from benchmarks._hostile_seeds import KINDS
 from benchmarks._race import Worker, take_turns, time_calls
 from benchmarks._results import RESULTS, SCHEMA, Report, ReportOptions, read_rows
@@ -271,3 +272,58 @@ def test_a_damaged_line_of_a_run_is_not_drawn(tmp_path):
     metrics.write_text("\n".join(lines))
     with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is damaged"):
         plot(PlotOptions(metrics=metrics, out=out))
+
+
+def test_the_zoo_runs_continues_and_counts(tmp_path):
+    out = tmp_path / "zoo.json"
+    command = [sys.executable, "-m", "benchmarks.zoo", "--group", "torch.nn", "--only", "RNN"]
+    first = subprocess.run([*command, "--out", out], capture_output=True, text=True, check=True)
+    assert "ok         torch.nn:RNNCell" in first.stdout
+    assert "torch.nn: 2 ok" in first.stdout
+    rows = {row["model"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["RNN"]["checks"] | {"jit of apply": "ok"} == rows["RNN"]["checks"]
+    assert rows["RNN"]["forward_error"] < 1e-5 and rows["RNN"]["gradient_error"] < 1e-5
+    again = subprocess.run([*command, "--out", out], capture_output=True, text=True, check=True)
+    assert "ok" not in again.stdout  # both rows were there
+
+
+def test_the_zoos_page_is_current():
+    rows = read_rows(zoo.RECORD)
+    assert zoo.TABLE.read_text() == zoo.render(rows), "run python -m benchmarks.zoo, commit both"
+    assert not [row for row in rows if row["status"] == "crashed"]
+    for row in rows:
+        assert not re.search(r"/tmp/|site-packages", row["reason"])
+
+
+def test_what_bounds_a_model_of_the_zoo(tmp_path):
+    (tmp_path / "zoo_faults.py").write_text(FAULTY)
+    environment = os.environ | {"PYTHONPATH": f"{RESULTS.parents[1]}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, tmp_path / "zoo_faults.py"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["timeout", "crashed", "refused"], run.stderr
+
+
+FAULTY = """
+import os, time
+from torch import nn
+
+class Sleeps(nn.Module):
+    def forward(self, x):
+        time.sleep(60)
+
+class Exits(nn.Module):
+    def forward(self, x):
+        os._exit(3)
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x if x.mean() > 0 else -x
+
+if __name__ == "__main__":
+    from benchmarks import zoo
+    from benchmarks._zoo_models import Entry
+
+    for name, timeout_s in (("Sleeps", 10), ("Exits", 60), ("Branches", 60)):
+        entry = Entry("torch.nn", name, f"zoo_faults:{name}", {}, (("2,3",),))
+        print(zoo.run_entry(entry, zoo.Options(timeout_s=timeout_s))["status"])
+"""

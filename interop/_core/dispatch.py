@@ -205,7 +205,10 @@ class Trace:
             mkwargs = {**mkwargs, "device": torch.device("meta")}
         try:
             return func(*margs, **mkwargs)
-        except (NotImplementedError, DynamicOutputShapeException) as e:
+        except RuntimeError as e:
+            unknown = isinstance(e, (NotImplementedError, DynamicOutputShapeException))
+            if not unknown and "data-dependent shape" not in str(e):  # of a custom operator
+                raise
             raise UnsupportedTorchError(
                 f"{name_of(func)}: the result's shape depends on values, or torch does not know it "
                 "beforehand; use torch.where or a fixed size instead"

@@ -405,8 +405,19 @@ def _containers(value: Any, depth: int = 3) -> list[Any]:
 
 def _refill(container: Any, content: Any) -> None:
     """Gives a list, dictionary or set the content that it had before."""
+    if len(container) == len(content) and all(
+        a is b for a, b in zip(_items(container), _items(content), strict=True)
+    ):
+        return  # it may be frozen
     container.clear()
     (container.extend if isinstance(container, list) else container.update)(content)
+
+
+def _items(container: Any) -> list[Any]:
+    """Its elements, and a dictionary's keys and values."""
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
 
 
 def _holds_traced(value: Any, registered: set[int], *, caches: bool, depth: int = 3) -> bool:

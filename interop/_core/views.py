@@ -88,7 +88,9 @@ def _strided(root: JaxTensor, meta: torch.Tensor) -> View:
         window = laid.as_strided(meta.size(), meta.stride(), meta.storage_offset())
         index = window.contiguous().numpy()
     shape, flat = tuple(meta.shape), index.reshape(-1)
-    unique = np.unique(flat).size == flat.size
+    occupied = np.zeros(root.meta.numel(), bool)
+    occupied[flat] = True
+    unique = np.count_nonzero(occupied) == flat.size
 
     def read(p: jax.Array) -> jax.Array:
         return p.reshape(-1)[flat].reshape(shape)

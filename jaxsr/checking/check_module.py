@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 from torch import nn
 
 from jaxsr.checking.arguments import Arguments
@@ -252,6 +253,11 @@ class _Check:
             result.fault = find_fault(
                 self.module, self.arguments, blamed, self._converted, train=train, key=self.key
             )
+        if blamed is not None and blamed.name == "forward" and self._differs_while_compiling():
+            result.notes.append(
+                "torch computes otherwise, too, while torch.compiler.is_compiling() is true, as it "
+                "is while JAX traces: the module's library takes another branch then"
+            )
         worst = max(
             (one for row in result.rows for one in row.arrays if row.name == "forward"),
             key=lambda one: one.condition,
@@ -277,6 +283,23 @@ class _Check:
                 f"ill-conditioned: {worst.name} of float32 torch is {worst.condition:.0f} steps of "
                 f"float32 from float64{where}"
             )
+
+    def _differs_while_compiling(self) -> bool:
+        """Whether the module's code gives other outputs where torch says that it compiles."""
+
+        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            before = torch.compiler.is_compiling()
+            torch.compiler._is_compiling_flag = True  # pyright: ignore[reportPrivateUsage]
+            try:
+                return module(*args, **kwargs)
+            finally:
+                torch.compiler._is_compiling_flag = before  # pyright: ignore[reportPrivateUsage]
+
+        try:
+            compiled = run_torch(self.module, self.arguments, key=self.key, method=run)
+        except Exception:
+            return False
+        return not all(one.ok for one in self.evaluated.errors("outputs", compiled.outputs))
 
 
 _BISECTED = ("forward", "gradient", "buffers")

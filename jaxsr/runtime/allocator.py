@@ -66,8 +66,8 @@ def release_memory_of_compilers() -> None:
 
     trim = ctypes.CDLL(None).malloc_trim
 
-    def after_compiling(event: str, seconds: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and seconds > _LONG_COMPILE_S:
+    def after_compiling(event: str, duration: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration > _LONG_COMPILE_S:
             trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(after_compiling)

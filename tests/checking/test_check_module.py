@@ -289,3 +289,14 @@ class PermutedNorm(nn.Module):
 def test_jax_is_not_blamed_for_torchs_gradient_of_batch_norm():
     result = jaxsr.check(PermutedNorm(), torch.randn(1, 8, 16, 16), train=False, speed_s=0)
     assert result.ok, result
+
+
+class OtherwiseWhileCompiling(nn.Module):
+    def forward(self, x):
+        return x * 2 if torch.compiler.is_compiling() else x
+
+
+def test_a_library_that_computes_otherwise_while_compiling_is_named():
+    result = jaxsr.check(OtherwiseWhileCompiling(), torch.randn(2, 3), speed_s=0)
+    assert result.status == "differs"
+    assert any("is_compiling() is true" in note for note in result.notes)

@@ -209,3 +209,20 @@ def test_model_outputs_of_transformers():
     np.testing.assert_allclose(actual.logits, expected.logits.detach(), atol=1e-6)
     layer, expected_layer = actual.past_key_values.layers[0], expected.past_key_values.layers[0]
     np.testing.assert_allclose(layer.keys, expected_layer.keys.detach(), atol=1e-6)
+
+
+def test_a_frozen_dictionary_stays_as_it_is():
+    class Frozen(dict):
+        def clear(self):
+            raise RuntimeError("frozen")
+
+    class Configured(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.configuration = Frozen(scale=2.0)
+
+        def forward(self, x):
+            return x * self.configuration["scale"]
+
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(to_jax(Configured()).apply({}, {}, x)[0], 2 * x)

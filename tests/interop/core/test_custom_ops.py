@@ -111,3 +111,20 @@ def test_code_that_reads_values_needs_a_lowering():
         _apply(count)(X)
     lowering("jaxsr_test::positives")(lambda x: jnp.full_like(x, (x > 0).sum()))
     np.testing.assert_array_equal(_apply(count)(X), positives(torch.from_numpy(X)))
+
+
+def test_an_operator_whose_shape_depends_on_values_is_refused_by_name():
+    library = torch.library.Library("jaxsr_picking", "FRAGMENT")
+    library.define("positive(Tensor x) -> Tensor")
+    library.impl("positive", lambda x: x[x > 0], "CPU")
+
+    @torch.library.register_fake("jaxsr_picking::positive", lib=library)
+    def _(x):
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+    class Picks(torch.nn.Module):
+        def forward(self, x):
+            return torch.ops.jaxsr_picking.positive(x)
+
+    with pytest.raises(UnsupportedTorchError, match=r"jaxsr_picking::positive.*depends on values"):
+        to_jax(Picks()).apply({}, {}, np.ones(3, np.float32))

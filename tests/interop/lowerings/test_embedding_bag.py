@@ -1,0 +1,41 @@
+"""nn.EmbeddingBag against torch."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import to_jax
+
+INDICES = torch.tensor([1, 5, 2, 2, 0, 7, 3, 5])
+OFFSETS = torch.tensor([0, 3, 3, 6])  # the second bag is empty
+CASES = {
+    "two axes": ({}, (INDICES.reshape(2, 4),)),
+    "offsets": ({}, (INDICES, OFFSETS)),
+    "sum": ({"mode": "sum"}, (INDICES, OFFSETS)),
+    "weighted": ({"mode": "sum"}, (INDICES, OFFSETS, torch.linspace(0.5, 2, 8))),
+    "max": ({"mode": "max"}, (INDICES, OFFSETS)),
+    "padding": ({"padding_idx": 5}, (INDICES, OFFSETS)),
+    "last offset": ({"include_last_offset": True}, (INDICES, torch.tensor([0, 3, 3, 8]))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(name):
+    options, inputs = CASES[name]
+    torch.manual_seed(0)
+    module = nn.EmbeddingBag(8, 3, **options)
+    expected = module(*inputs)
+    expected.sin().sum().backward()
+    converted = to_jax(module)
+    arrays = [tensor.numpy() for tensor in inputs]
+
+    def loss(params):
+        output = converted.apply(params, {}, *arrays)[0]
+        return jax.numpy.sin(output).sum(), output
+
+    gradients, output = jax.jit(jax.grad(loss, has_aux=True))(converted.params)
+    np.testing.assert_allclose(output, expected.detach(), atol=1e-6)
+    assert module.weight.grad is not None
+    np.testing.assert_allclose(gradients["weight"], module.weight.grad, atol=1e-6)
