@@ -112,9 +112,9 @@ def test_code_that_fails_only_while_compiling_is_traced_as_torch_runs_it():
         """T5's kin make their mask only where torch does not compile, and then need it."""
 
         def forward(self, x, mask: Any = None):
-            if mask is None and not is_compiling():
+            if not is_compiling() and mask is None:
                 mask = torch.ones(x.shape[0])
-            return x * mask[:, None]
+            return x * mask[:, None]  # pyright: ignore[reportOptionalSubscript]
 
     jm = to_jax(NeedsMask())
     np.testing.assert_array_equal(jax.jit(lambda x: jm.apply({}, {}, x)[0])(X), X)
