@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _results, zoo
+from benchmarks import _results, reliability, zoo
 from benchmarks._hostile_seeds import KINDS
 from benchmarks._race import Worker, take_turns, time_calls
 from benchmarks._results import RESULTS, SCHEMA, Report, ReportOptions, read_rows
@@ -274,6 +274,16 @@ def test_a_damaged_line_of_a_run_is_not_drawn(tmp_path):
         plot(PlotOptions(metrics=metrics, out=out))
 
 
+def test_reliability_repeats_what_its_page_names():
+    command = [sys.executable, "-m", "benchmarks.reliability", "--dry-run"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    tests = re.findall(r"tests/\S+", run.stdout)
+    assert "tests/test_option_fuzz.py" in tests
+    assert all((RESULTS.parents[1] / path).exists() for path in tests)
+    programs = re.findall(r"benchmarks\.(\w+)", reliability.PAGE.read_text())
+    assert set(programs) == {*reliability.PROGRAMS, "reliability"}
+
+
 def test_the_zoo_runs_continues_and_counts(tmp_path):
     out = tmp_path / "zoo.json"
     command = [sys.executable, "-m", "benchmarks.zoo", "--group", "torch.nn", "--only", "RNN"]
@@ -320,7 +330,7 @@ class Branches(nn.Module):
         return x if x.mean() > 0 else -x
 
 if __name__ == "__main__":
-    from benchmarks import zoo
+    from benchmarks import reliability, zoo
     from benchmarks._zoo_models import Entry
 
     for name, timeout_s in (("Sleeps", 10), ("Exits", 60), ("Branches", 60)):

@@ -4,6 +4,7 @@ The commands parse and check their options, and stop where their work would begi
 """
 
 import dataclasses
+import os
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -120,7 +121,7 @@ def without_work(monkeypatch: Any, *places: str) -> None:
 
 
 FUZZ = settings(
-    max_examples=150,
+    max_examples=int(os.environ.get("JAXSR_FUZZ_EXAMPLES", "150")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
