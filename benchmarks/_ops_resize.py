@@ -65,6 +65,12 @@ _WORK = [
     Resize(shape=HD, size=(540, 960), method="bicubic", antialias=True, dtype="uint8"),
     Resize(shape=HD, size=(640, 1138), method="bilinear", dtype="uint8"),
     Resize(shape=HD, size=(640, 1138), method="bilinear", dtype="uint8", convention="opencv"),
+    Resize(shape=HD, size=(640, 1138), method="bilinear", convention="opencv"),
+    *(
+        Resize(shape=shape, size=size, method=method, dtype="uint8", convention="opencv")
+        for shape, size in ((MID, (256, 256)), (SMALL, (384, 384)))
+        for method in ("bilinear", "bicubic", "area")
+    ),
     Resize(shape=HD, size=(540, 960), method="bicubic", dtype="uint8", convention="pillow"),
 ]
 

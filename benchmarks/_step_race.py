@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -145,12 +146,12 @@ def _jax_contender(
     from jaxsr.interop import mesh as meshes
     from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
     from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
+    from jaxsr.runtime.setup import configure_jax
 
     jax.config.update("jax_platforms", options.platform)
     if options.platform == "cpu":
         jax.config.update("jax_num_cpu_devices", options.mesh)
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    configure_jax(Path(cache), least_compile_s=0)
     work = workload(options)
     phase = work.objective.phase(work.phase)
     optimizers = {p.network: make_optimizer(OptimizerConfig(), 1000) for p in phase.players}

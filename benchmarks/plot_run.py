@@ -1,6 +1,5 @@
 """Draws a training run's course: losses, and the validation figures named."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import tyro
 
 from benchmarks._results import run_benchmark
+from jaxsr.interop.sealed_json import unseal
 
 _SMOOTHED_OVER = 25  # steps
 
@@ -28,8 +28,13 @@ class Options:
 
 
 def plot(options: Options) -> None:
-    """Reads the run and draws it."""
-    rows = [json.loads(line) for line in options.metrics.read_text().splitlines()]
+    """Reads the run and draws it.
+
+    Raises:
+      InputError: a line is damaged.
+    """
+    lines = enumerate(options.metrics.read_bytes().splitlines(), 1)
+    rows = [unseal(line, source=f"{options.metrics}, line {number}") for number, line in lines]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     draw(rows, options.loss, options.figures, options.out)
 

@@ -65,7 +65,7 @@ def fail_together() -> Generator[None]:
     _all_know.set()
     try:
         yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if jax.distributed.is_initialized():
             text = str(error) if isinstance(error, UserError | OSError) else repr(error)
             _publish({"host": platform.node(), "failure": " ".join(text.split())})

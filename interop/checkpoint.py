@@ -38,6 +38,10 @@ class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written, read or used for this run."""
 
 
+class NoDigestsError(CheckpointError):
+    """A checkpoint of jaxsr 0.2.0, which has no record."""
+
+
 class Checkpoints:
     """The checkpoints of one run.
 
@@ -106,11 +110,16 @@ class Checkpoints:
             ) from error
 
     def __enter__(self) -> "Checkpoints":
+        self._loops = _lenient_loops()  # those of Orbax's writers
+        self._loops.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._loops.__exit__(None, None, None)
 
     @property
     def steps(self) -> list[int]:
@@ -170,7 +179,7 @@ class Checkpoints:
           The step and the state, or None where there is no checkpoint.
 
         Raises:
-          CheckpointError: there are checkpoints, but none is sound or none fits `like`.
+          CheckpointError: there are checkpoints, but none is sound, has digests or fits `like`.
         """
 
         def rename(damaged_step: int, reason: Exception) -> None:
@@ -185,6 +194,8 @@ class Checkpoints:
 def restore_newest(folder: Path, like: Any) -> tuple[int, Any] | None:
     """`Checkpoints.restore` for another run's folder, in which nothing is changed.
 
+    Checkpoints of jaxsr 0.2.0, which have no digests, are read with a warning.
+
     Raises:
       CheckpointError: there are checkpoints, but none is sound or none fits `like`.
     """
@@ -192,7 +203,12 @@ def restore_newest(folder: Path, like: Any) -> tuple[int, Any] | None:
     def warn(step: int, reason: Exception) -> None:
         log.warning("the checkpoint of step %s in %s is damaged: %s", step, folder, reason)
 
-    return _restore_newest(folder, like, warn)
+    try:
+        return _restore_newest(folder, like, warn)
+    except NoDigestsError:
+        step = steps_of(folder)[-1]
+        log.warning("%s was saved without digests: damage cannot be noticed", folder / str(step))
+        return step, _read_state(folder / str(step), jax.tree.map(_abstract, like))
 
 
 def _restore_newest(
@@ -243,7 +259,7 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
     for step in reversed(steps_of(folder)):
         try:
             return read_record(folder / str(step))["notes"]
-        except DamagedFileError:
+        except (DamagedFileError, NoDigestsError):
             continue
     return None
 
@@ -256,11 +272,17 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises:
       DamagedFileError: the record is missing or damaged, or disagrees with the metrics' file.
+      NoDigestsError: the checkpoint was saved without a record.
     """
     file = path / _RECORD / _RECORD
     try:
         record = unseal(json.loads(file.read_bytes())["sealed"].encode(), source=file)
     except FileNotFoundError:
+        if _names_no_record(path):
+            raise NoDigestsError(
+                f"{path} was saved without digests, by jaxsr 0.2.0; start another run from it with "
+                f"--branch-from {path.parent.parent} --out NEW"
+            ) from None
         raise DamagedFileError(f"it has no {_RECORD}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"its {_RECORD} cannot be read ({_first_line(error)})") from error
@@ -279,6 +301,16 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
+def _names_no_record(path: Path) -> bool:
+    """Whether a checkpoint's list of its items is sound, and has no record in it."""
+    try:
+        return (
+            _RECORD not in json.loads((path / "_CHECKPOINT_METADATA").read_bytes())["item_handlers"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def restore_step(folder: Path, step: int, like: Any) -> Any:
     """The state of one checkpoint, compared with its digests; changes nothing in the folder.
 
@@ -293,19 +325,13 @@ def restore_step(folder: Path, step: int, like: Any) -> Any:
       DamagedFileError: the checkpoint is damaged; the message says in what.
       CheckpointError: it does not fit `like`.
     """
-    import orbax.checkpoint as ocp
-
     path, target = folder.resolve() / str(step), jax.tree.map(_abstract, like)
     record: dict[str, Any] = {}
     state, failure = None, ""
     try:
         record = read_record(path)
         _check_fits(record, target, path)
-        with (
-            _without_late_tracebacks(),
-            ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader,
-        ):
-            state = reader.restore(path / "state", args=ocp.args.StandardRestore(target))
+        state = _read_state(path, target)
     except CheckpointError:
         raise
     except DamagedFileError as error:
@@ -320,6 +346,18 @@ def restore_step(folder: Path, step: int, like: Any) -> Any:
             "among them"
         )
     return state
+
+
+def _read_state(path: Path, target: Any) -> Any:
+    """The state of a checkpoint, as it is on the disk.
+
+    Raises:
+      DamagedFileError: Orbax cannot read it.
+    """
+    import orbax.checkpoint as ocp
+
+    with _without_late_tracebacks(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        return reader.restore(path / "state", args=ocp.args.StandardRestore(target))
 
 
 def _describe(
@@ -403,10 +441,8 @@ def _without_late_tracebacks() -> Generator[None]:
     """
     asyncio_log, hook, text = logging.getLogger("asyncio"), sys.unraisablehook, ""
     asyncio_log.disabled, sys.unraisablehook = True, lambda _: None
-    policy = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(_LenientLoops())
     try:
-        with warnings.catch_warnings():
+        with _lenient_loops(), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine was never awaited
             try:
                 yield
@@ -417,7 +453,6 @@ def _without_late_tracebacks() -> Generator[None]:
                 gc.collect()
     finally:
         asyncio_log.disabled, sys.unraisablehook = False, hook
-        asyncio.set_event_loop_policy(policy)
     if text:
         raise DamagedFileError(text)
 
@@ -429,6 +464,17 @@ class _LenientLoop(asyncio.SelectorEventLoop):
         if not self.is_closed():
             return super().call_soon_threadsafe(callback, *args, context=context)
         return None
+
+
+@contextmanager
+def _lenient_loops() -> Generator[None]:
+    """Event loops that are made in the block, in any thread, are lenient."""
+    policy = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(_LenientLoops())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(policy)
 
 
 class _LenientLoops(asyncio.DefaultEventLoopPolicy):

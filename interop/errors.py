@@ -4,6 +4,8 @@ Each is also the built-in error that callers of a library expect (`ValueError`, 
 one line: the value, the rule it breaks, and a workaround.
 """
 
+from pathlib import Path
+
 
 class UserError(Exception):
     """Base of everything that a user can correct; commands print it as one line."""
@@ -39,3 +41,15 @@ class UnsupportedTorchError(UserError, NotImplementedError):
     The message names the submodule, the operation and a workaround. It is raised while the module
     is converted or traced, never at run time of the compiled program.
     """
+
+
+def check_utf8_path(path: Path) -> None:
+    """Refuses a path that libraries in C++ and Rust cannot open.
+
+    Raises:
+      InputError: its name, or that of a folder above, is not UTF-8.
+    """
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{path.absolute()} is not UTF-8; rename it or choose another") from error

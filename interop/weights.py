@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.interop.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.interop.errors import DamagedFileError, InputError, MissingFileError, check_utf8_path
 from jaxsr.interop.sealed_json import DIGITS
 
 DIGEST = "jaxsr_digest"
@@ -95,6 +95,7 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
 
     if not path.is_file():
         raise MissingFileError(f"no weights file at {path}; check the path")
+    check_utf8_path(path)
     check_digest(path)
     try:
         opened: Any = safe_open(path, framework=framework)

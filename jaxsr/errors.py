@@ -12,6 +12,7 @@ from jaxsr.interop.errors import (
     MissingFileError,
     UnsupportedTorchError,
     UserError,
+    check_utf8_path,
 )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "UnsupportedTorchError",
     "UserError",
     "check_literals",
+    "check_utf8_path",
     "first_of",
     "one_line",
 ]

@@ -11,7 +11,6 @@ without a compiler on the user's machine. XLA passes a call frame (`xla/ffi/api/
 jaxlib ships): pointers to the buffers and the attributes of the call. A call costs about 20 µs.
 """
 
-import _thread
 import contextlib
 import ctypes
 import functools
@@ -82,6 +81,7 @@ def call(
     result: jax.ShapeDtypeStruct,
     *operands: jax.Array,
     channels_last: Sequence[bool] | None = None,
+    in_place: bool = False,
     **attributes: Sequence[int],
 ) -> jax.Array:
     """The custom call, for use where a program is lowered for CPUs.
@@ -92,6 +92,8 @@ def call(
       *operands: of the kernel.
       channels_last: for each operand and the result, whether axis 1 is the last one in memory. The
         order of the array's axes stays. Default: none of them.
+      in_place: whether the result takes the first operand's memory, and begins with its values.
+        XLA copies it before, where it is read later.
       **attributes: all integers that the kernel depends on, so that a compiled program can be
         kept and used by another process.
     """
@@ -100,7 +102,11 @@ def call(
     layouts = [_layout(len(shape), flag) for shape, flag in zip(shapes, last, strict=True)]
     values = {key: np.array(value, _INT64) for key, value in attributes.items()}
     function = jax.ffi.ffi_call(
-        name, result, input_layouts=layouts[:-1], output_layouts=layouts[-1]
+        name,
+        result,
+        input_layouts=layouts[:-1],
+        output_layouts=layouts[-1],
+        input_output_aliases={0: 0} if in_place else None,
     )
     return function(*operands, **values, channels_last=np.array(last, _INT64))
 
@@ -191,14 +197,22 @@ def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
     if frame.extension and _answered_version(frame.extension):
         return None
     inputs: list[np.ndarray] = []
-    try:
+
+    def run() -> None:
         attributes = _attributes(frame.attributes)
         last: list[int] = attributes["channels_last"]
         n: int = frame.inputs.count
-        inputs = [_array(frame.inputs.items[i], last[i]) for i in range(n)]
+        inputs[:] = [_array(frame.inputs.items[i], last[i]) for i in range(n)]
         outputs = [_array(frame.outputs.items[i], last[n + i]) for i in range(frame.outputs.count)]
         with _interrupts_deferred():
             function(inputs, outputs, attributes)
+
+    try:
+        try:
+            run()
+        except KeyboardInterrupt:  # it came just before the kernel, or after it
+            _interrupt_later()
+            run()
     except BaseException as error:  # an exception must not leave a C function
         return _error(frame, name, inputs, error)
     return None
@@ -222,7 +236,13 @@ def _interrupts_deferred() -> Generator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if interrupts:
-            threading.Timer(1e-3, _thread.interrupt_main).start()
+            _interrupt_later()
+
+
+def _interrupt_later() -> None:
+    """Ctrl-C once more, when the main thread has left the kernel."""
+    main: Any = threading.main_thread().ident
+    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 def _answered_version(extension: int) -> bool:

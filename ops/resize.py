@@ -2,8 +2,9 @@
 
 Images are channels last unless `axes` says otherwise, with any number of leading axes and any
 intensity range. Sums run in float32 (float64 for float64 images); uint8 images are resized in the
-integer arithmetic of the convention's own library. Every convention is tested against the library
-it is named for; where their rules differ is written in `_resize/conventions/`.
+integer arithmetic of the convention's own library. On CPUs OpenCV's convention calls OpenCV itself.
+Every convention is tested against the library it is named for; where their rules differ is written
+in `_resize/conventions/`.
 """
 
 import math
@@ -11,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import ImageLike, image_array, is_integer, normal_axis, one_of
 from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.conventions.matlab import EDGES
-from jaxsr.ops._resize.dispatch import run_passes
+from jaxsr.ops._resize.primitive import resize_in_jax, resize_p
 from jaxsr.ops._typed_jax import jit
 
 LARGEST_EXTENT = 1 << 24
@@ -149,6 +149,7 @@ def _resize(
     convention: str,
     options: tuple[tuple[str, Any], ...],
 ) -> jax.Array:
-    make_passes = CONVENTIONS[convention].passes
-    passes = make_passes(image.shape, np.dtype(image.dtype), axes, size, **dict(options))
-    return run_passes(image, passes)
+    static: Any = {"axes": axes, "size": size, "convention": convention, "options": options}
+    if CONVENTIONS[convention].library:
+        return resize_p.bind(image, **static)
+    return resize_in_jax(image, **static)

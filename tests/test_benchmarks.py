@@ -23,7 +23,10 @@ from benchmarks.hostile_inputs import Options as HostileOptions
 from benchmarks.hostile_inputs import measure_kind
 from benchmarks.kills import Options as KillsOptions
 from benchmarks.kills import differences, measure_processes
+from benchmarks.plot_run import Options as PlotOptions
+from benchmarks.plot_run import plot
 from jaxsr.errors import InputError
+from jaxsr.interop.sealed_json import seal
 
 FILES = sorted(RESULTS.glob("*.json"))
 NAMES = sorted(p.stem for p in RESULTS.parent.glob("*.py") if not p.name.startswith("_"))
@@ -311,3 +314,16 @@ if __name__ == "__main__":
         entry = Entry("torch.nn", name, f"zoo_faults:{name}", {}, (("2,3",),))
         print(zoo.run_entry(entry, zoo.Options(timeout_s=timeout_s))["status"])
 """
+
+
+def test_a_damaged_line_of_a_run_is_not_drawn(tmp_path):
+    metrics, out = tmp_path / "metrics.jsonl", tmp_path / "run.png"
+    lines = [seal({"step": step, "network/loss": 1 / step}) for step in range(1, 30)]
+    lines.append(seal({"step": 29, "validation/iou": 0.5}))
+    metrics.write_text("\n".join(lines))
+    plot(PlotOptions(metrics=metrics, out=out))
+    assert out.read_bytes().startswith(b"\x89PNG")
+    lines[1] = lines[1].replace("0.5", "0.4")
+    metrics.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is damaged"):
+        plot(PlotOptions(metrics=metrics, out=out))

@@ -1,6 +1,7 @@
 """The training command as a user types it: what it leaves, what it refuses, how it goes on."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -316,6 +317,15 @@ def test_a_damaged_configuration_is_replaced_by_the_checkpoint_s(
     before["options"] |= {name: after["options"][name] for name in ("out", "resume")}
     assert after == before | {"digest": after["digest"]}
     assert (out / "config.json.damaged").exists() == (damage is not Path.unlink)
+
+
+def test_a_folder_or_cache_whose_name_is_not_utf8_is_refused(tmp_path, capsys):
+    name = tmp_path / os.fsdecode(b"\xff")
+    assert "is not UTF-8; rename" in refused(capsys, "span", "--out", name)
+    out = tmp_path / "run"
+    line = refused(capsys, "span", "--out", out, "--compile-cache", name)
+    assert "is not UTF-8; rename" in line
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_damaged_configuration_without_a_checkpoint_is_one_line(capsys, finished, tmp_path):

@@ -34,16 +34,14 @@ class ChannelArray(Protocol):
         """The pixels, in the layout's order."""
         ...
 
-    def channel_means(self, array: jax.Array) -> jax.Array:
-        """(C,): means over images and pixels of an array in this layout."""
+    def moments(self, array: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(C,) each: mean and variance over images and pixels of an array in this layout."""
         ...
 
-    def spread(self, channels: jax.Array) -> jax.Array:
-        """A value for each channel, (C,), in a shape that broadcasts against `array`."""
-        ...
-
-    def scaled(self, array: jax.Array, channels: jax.Array) -> jax.Array:
-        """An array in this layout times a value for each channel, (C,)."""
+    def affine(
+        self, array: jax.Array, mean: jax.Array, scale: jax.Array, shift: jax.Array
+    ) -> jax.Array:
+        """`(array - mean) * scale + shift` in this layout, with (C,) each."""
         ...
 
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> Any:

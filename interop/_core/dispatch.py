@@ -192,7 +192,7 @@ class Trace:
         if entry.kind is Kind.CUSTOM:
             with torch._C._EnableTorchFunction(), self.function_mode, self.dispatch_mode:  # pyright: ignore
                 return self.wrap_result(func, entry.call(*args, **kwargs), metas, False)
-        return self._functional(func, entry, args, kwargs, metas)
+        return self.functional(func, entry, args, kwargs, metas)
 
     def as_jax_tensor(self, tensor: torch.Tensor) -> JaxTensor:
         """A tensor as the trace sees it: a plain torch tensor becomes a constant."""
@@ -280,7 +280,7 @@ class Trace:
                 tensor.set_const(const)
         return out if isinstance(metas, (list, tuple)) else out[0]
 
-    def _functional(self, func: Any, entry: Entry, args: tuple, kwargs: dict, metas: Any) -> Any:
+    def functional(self, func: Any, entry: Entry, args: tuple, kwargs: dict, metas: Any) -> Any:
         if entry.function is None:
             raise UnsupportedTorchError(f"{func} has no JAX lowering; {registry.HOW_TO_ADD}")
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]

@@ -37,14 +37,12 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         stack.callback(
             torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
         )
-        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         # Libraries skip their checks of values, as that a mask is all ones, while torch compiles.
         stack.callback(setattr, torch.compiler, "_is_compiling_flag", torch.compiler.is_compiling())
         torch.compiler._is_compiling_flag = compiling  # pyright: ignore[reportPrivateUsage]
         torch.set_default_dtype(torch.float32)
         # Fused CPU kernels that torch would pick from Python or C++ have no aten lowering.
         torch.backends.mha.set_fastpath_enabled(False)
-        torch._C._set_mkldnn_enabled(False)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))

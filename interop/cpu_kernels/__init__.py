@@ -5,6 +5,10 @@ CPUs call them (`ops/_cpu_calls`); programs for accelerators never contain such 
 `JAXSR_CPU_KERNELS=xla` switches them off.
 
 - `torch_calls`: functions of torch tensors as XLA custom calls.
-- `convolution`: a convolution and both of its gradients, each simulated device its own rows.
+- `by_rows`: such a call, each simulated device on its own rows.
+- `primitives`: JAX primitives that have a kernel on CPUs.
+- `convolution`: a convolution and both of its gradients.
+- `channel_moments`: what batch normalisation and its gradient sum over pixels.
+- `stored`: an array that XLA does not make again.
 - `choice`: which operations are computed so, by measurement.
 """

@@ -1,6 +1,7 @@
 """Functions of torch tensors as XLA custom calls in programs for CPUs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from jaxsr.ops import _cpu_calls as cpu_calls
+from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes
 
 TorchKernel = Callable[[list[torch.Tensor], list[torch.Tensor], Attributes], None]
@@ -31,21 +33,14 @@ def torch_kernel(name: str) -> Callable[[TorchKernel], str]:
 
 
 def torch_call(
-    name: str,
-    result: jax.ShapeDtypeStruct,
+    kernel: str,
     *operands: jax.Array,
-    channels_last: Sequence[bool] | None = None,
-    **attributes: Sequence[int],
+    options: tuple[tuple[str, tuple[int, ...]], ...] = (),
+    **fields: Any,
 ) -> jax.Array:
-    """As `cpu_calls.call`; the kernel computes with this device's share of torch's threads."""
-    return cpu_calls.call(
-        name,
-        result,
-        *operands,
-        channels_last=channels_last,
-        threads=[threads_per_call()],
-        **attributes,
-    )
+    """A `RowsCall` of a torch kernel, which computes with this device's share of the threads."""
+    options = (*options, ("threads", (threads_per_call(),)))
+    return RowsCall(kernel=kernel, options=options, **fields)(*operands)
 
 
 def threads_per_call() -> int:

@@ -58,11 +58,9 @@ def convolve_folded(
     """
     if x.fold == 1:
         # Groups of one column are pixels with their channels last: an ordinary convolution.
-        array = convolve(
-            x.array, weight, stride=stride, padding=padding, dilation=dilation, channels_last=True
-        )
-        out = Folded(array, (weight.shape[0],), array.shape[2], 1)
-        return out if bias is None else out.holding(array + out.spread(bias))
+        options: Any = {"stride": stride, "padding": padding, "dilation": dilation}
+        array = convolve(x.array, weight, bias, channels_last=True, **options)
+        return Folded(array, (weight.shape[0],), array.shape[2], 1)
     if x.offset and x.maker is not None:
         x.maker.read()
     options = tuple(stride), tuple(padding), tuple(dilation)

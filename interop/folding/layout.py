@@ -28,7 +28,7 @@ import numpy as np
 from jaxsr.interop._core.deferred import DeferredArray
 from jaxsr.interop._core.dtypes import wide_dtype, widened
 from jaxsr.interop._core.trace_scope import Region
-from jaxsr.interop.lowerings.channel_sums import channel_sums, scaled, spread
+from jaxsr.interop.lowerings.channel_moments import affine, channel_sums, moments, spread
 from jaxsr.interop.lowerings.extremes import lowest, sharing
 
 LANES = 128
@@ -103,17 +103,26 @@ class Folded(DeferredArray):
         """Sums over pixels, (C,), or (N, C) for each image by itself."""
         return sum_columns(channel_sums(self.cleaned(), axis=3, by_row=by_row), self)
 
-    def channel_means(self, array: jax.Array) -> jax.Array:
-        total = self.holding(array).channel_sums()
-        return total / (self.array.shape[0] * self.array.shape[1] * self.width)
+    def moments(self, array: jax.Array, *, by_row: bool = False) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of each channel of an array in this layout, (C,) or (N, C)."""
+        if self.fold == 1:
+            return moments(array, axis=3, by_row=by_row)
+        pixels = math.prod(self.shape[2:]) * (1 if by_row else self.shape[0])
+        mean = self.holding(array).channel_sums(by_row=by_row) / pixels
+        squares = jnp.square(array - self.spread(mean))
+        return mean, self.holding(squares).channel_sums(by_row=by_row) / pixels
 
     def spread(self, channels: jax.Array) -> jax.Array:
         """A value for each channel, (C,), or for each image's channel, (N, C), at every pixel."""
         return spread(spread_channels(channels, self), self.array.shape, axis=3)
 
-    def scaled(self, array: jax.Array, channels: jax.Array) -> jax.Array:
-        """An array in this layout times a value for each channel, (C,) or (N, C)."""
-        return scaled(array, spread_channels(channels, self), axis=3)
+    def affine(
+        self, array: jax.Array, mean: jax.Array, scale: jax.Array, shift: jax.Array
+    ) -> jax.Array:
+        """`(array - mean) * scale + shift` in this layout, with (C,) or (N, C) each."""
+        if self.fold == 1:
+            return affine(array, mean, scale, shift, axis=3)
+        return (array - self.spread(mean)) * self.spread(scale) + self.spread(shift)
 
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> "Folded":
         """`array`, which is `make(self.array, *values)`, in the same layout.

@@ -333,18 +333,12 @@ def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)  # torch refuses a single pixel
     weight, bias = (None if t is None else trace.as_jax_tensor(t) for t in (weight, bias))
     wide = image.array.astype(wide_dtype(image.dtype))
-    count = image.shape[2] * image.shape[3]
-
-    def mean_of(lanes: jax.Array) -> jax.Array:
-        return image.holding(lanes).channel_sums(by_row=True) / count
-
-    centred = wide - image.spread(mean_of(wide))
-    scale = jax.lax.rsqrt(mean_of(jnp.square(centred)) + eps)
+    mean, variance = image.moments(wide, by_row=True)
+    scale = jax.lax.rsqrt(variance + eps)
     if weight is not None:
         scale = scale * weight.array().astype(wide.dtype)
-    out = image.scaled(centred, scale)
-    if bias is not None:
-        out = out + image.spread(bias.array().astype(wide.dtype))
+    shift = jnp.zeros_like(scale) if bias is None else bias.array().astype(wide.dtype)
+    out = image.affine(wide, mean, scale, jnp.broadcast_to(shift, scale.shape))
     with plain_torch():
         meta = torch.empty_like(x.meta)
     needs = any(t is not None and t.needs_grad for t in (x, weight, bias))

@@ -19,7 +19,7 @@ from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
-from jaxsr.interop.lowerings.channel_sums import channel_sums, scaled, spread
+from jaxsr.interop.lowerings.channel_moments import affine, moments
 
 aten = torch.ops.aten
 
@@ -82,17 +82,12 @@ def batch_norm(
     value = images.array
     wide = wide_dtype(value.dtype)
 
-    def average(pixels: jax.Array) -> jax.Array:
-        mean = images.channel_means(pixels)
-        return mean if axis is None else lax.pmean(mean, axis)
-
     if training or mean is None or var is None:
         check_rows(x.shape[0], axis)
-        xw = value.astype(wide)
-        mu = average(xw)
-        # Centred before squaring: E[x²] − E[x]² loses everything when the mean dwarfs the spread.
-        centred = xw - images.spread(mu)
-        sigma2 = average(jnp.square(centred))
+        mu, sigma2 = images.moments(value.astype(wide))
+        if axis is not None:
+            mean_here, mu = mu, lax.pmean(mu, axis)
+            sigma2 = lax.pmean(sigma2 + jnp.square(mean_here - mu), axis)
         if training and mean is not None and var is not None:
             n = x.numel() // x.shape[1] * (1 if axis is None else lax.axis_size(axis))
             m = momentum.array() if isinstance(momentum, JaxTensor) else momentum
@@ -101,21 +96,15 @@ def batch_norm(
                 _update_running(trace, var, lax.stop_gradient(sigma2) * (n / max(n - 1, 1)), m)
     else:
         mu, sigma2 = mean.array().astype(wide), var.array().astype(wide)
-        centred = value.astype(wide) - images.spread(mu)
     inverse = lax.rsqrt(sigma2 + eps)
     scale = inverse if weight is None else inverse * weight.array().astype(wide)
-    shift = [] if bias is None else [bias.array().astype(wide)]
+    shift = jnp.zeros_like(scale) if bias is None else bias.array().astype(wide)
 
-    def normalised(centred: jax.Array, scale: jax.Array, *shift: jax.Array) -> jax.Array:
-        out = images.scaled(centred, scale)
-        for channels in shift:
-            out = out + images.spread(channels)
-        return out.astype(value.dtype)
+    def normalised(value: jax.Array, *of_channels: jax.Array) -> jax.Array:
+        return images.affine(value.astype(wide), *of_channels).astype(value.dtype)
 
-    def make(value: jax.Array, mu: jax.Array, *rest: jax.Array) -> jax.Array:
-        return normalised(value.astype(wide) - images.spread(mu), *rest)
-
-    out = images.made_into(normalised(centred, scale, *shift), make, mu, scale, *shift)
+    of_channels = (mu, scale, shift)
+    out = images.made_into(normalised(value, *of_channels), normalised, *of_channels)
     with torch._C._DisableTorchDispatch():
         meta = torch.empty_like(x.meta)
         stats = torch.empty(mu.shape, dtype=x.meta.dtype, device="meta")
@@ -132,14 +121,13 @@ class _DenseImages:
 
     array: jax.Array
 
-    def channel_means(self, array: jax.Array) -> jax.Array:
-        return channel_sums(array, axis=1) / (array.size // array.shape[1])
+    def moments(self, array: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return moments(array, axis=1)
 
-    def spread(self, channels: jax.Array) -> jax.Array:
-        return spread(channels, self.array.shape, axis=1)
-
-    def scaled(self, array: jax.Array, channels: jax.Array) -> jax.Array:
-        return scaled(array, channels, axis=1)
+    def affine(
+        self, array: jax.Array, mean: jax.Array, scale: jax.Array, shift: jax.Array
+    ) -> jax.Array:
+        return affine(array, mean, scale, shift, axis=1)
 
     def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> Any:
         return array

@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
-from jax._src.dispatch import prim_requires_devices_during_lowering
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
-from jaxsr.interop.lowerings.channel_sums import spread
+from jaxsr.interop.cpu_kernels.primitives import alike, cpu_primitive, varying_axes
+from jaxsr.interop.lowerings.channel_moments import spread
 
 aten = torch.ops.aten
 
@@ -72,16 +71,17 @@ def convolution(
         out = _bind(
             weight, x, wrt="input", shape=(x.shape[0], weight.shape[1] * groups, *size), **geometry
         )
+        if bias is not None:
+            out = out + spread(bias.astype(out.dtype), out.shape, axis=1)
     else:
-        out = convolve(x, weight, **geometry)
-    if bias is not None:
-        out = out + spread(bias.astype(out.dtype), out.shape, axis=1)
+        out = convolve(x, weight, bias, **geometry)
     return out if batched else out[0]
 
 
 def convolve(
     x: jax.Array,
     weight: jax.Array,
+    bias: jax.Array | None = None,
     *,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -94,6 +94,7 @@ def convolve(
     Args:
       x: (N, C, ...), or (N, ..., C) where `channels_last`.
       weight: (O, C/groups, ...).
+      bias: (O,), or None.
       stride: of the window, for each spatial axis.
       padding: zeros on both sides of each spatial axis.
       dilation: distance between the taps of the kernel.
@@ -105,23 +106,22 @@ def convolve(
         (x.shape[first + i] + 2 * p - d * (weight.shape[2 + i] - 1) - 1) // s + 1
         for i, (s, p, d) in enumerate(zip(stride, padding, dilation, strict=True))
     ]
-    outputs = weight.shape[:1]
-    return _bind(
-        x,
-        weight,
-        wrt="out",
-        shape=(*x.shape[:1], *size, *outputs) if channels_last else (*x.shape[:1], *outputs, *size),
-        stride=tuple(stride),
-        padding=tuple(padding),
-        dilation=tuple(dilation),
-        groups=groups,
-        channels_last=channels_last,
-    )
+    rows, outputs = x.shape[:1], weight.shape[:1]
+    options: dict[str, Any] = {
+        "shape": (*rows, *size, *outputs) if channels_last else (*rows, *outputs, *size),
+        "stride": tuple(stride),
+        "padding": tuple(padding),
+        "dilation": tuple(dilation),
+        "groups": groups,
+        "channels_last": channels_last,
+    }
+    if bias is None:
+        return _bind(x, weight, wrt="out", **options)
+    return biased_p.bind(*alike(x, weight, bias), precision=_precision(), **options)
 
 
 # ---- the primitive
 
-convolution_p = Primitive("jaxsr_convolution")
 _OPERANDS = {"out": "xw", "input": "wg", "weight": "xg"}
 _RESULT = {"out": "g", "input": "x", "weight": "w"}
 _WRT = {"g": "out", "x": "input", "w": "weight"}
@@ -129,27 +129,14 @@ _WRT = {"g": "out", "x": "input", "w": "weight"}
 
 def _bind(a: jax.Array, b: jax.Array, *, shape: Sequence[int], **options: Any) -> jax.Array:
     """The array of `wrt` from the two others, in the order of `_OPERANDS`."""
-    dtype = jnp.result_type(a, b)
-    # Inside shard_map both operands must vary over the same mesh axes.
-    axes = _varying_axes(a) | _varying_axes(b)
-    a, b = (
-        lax.pcast(each.astype(dtype), tuple(axes - _varying_axes(each)), to="varying")
-        for each in (a, b)
-    )
-    # As for JAX's own products, the precision is what was set while the program was traced.
+    a, b = alike(a, b)
+    return convolution_p.bind(a, b, shape=tuple(shape), **{"precision": _precision()} | options)
+
+
+def _precision() -> lax.Precision | None:
+    """As for JAX's own products, what was set while the program was traced."""
     precision = jax.config.jax_default_matmul_precision
-    options["precision"] = None if precision is None else lax.Precision(precision)
-    return convolution_p.bind(a, b, shape=tuple(shape), **options)
-
-
-def _varying_axes(array: jax.Array) -> frozenset[str]:
-    aval: Any = jax.typeof(array)
-    return aval.vma if hasattr(aval, "vma") else aval.mat.varying
-
-
-@convolution_p.def_abstract_eval
-def _abstract(a: Any, b: Any, *, shape: tuple[int, ...], **_: Any) -> Any:
-    return a.update(shape=shape)
+    return None if precision is None else lax.Precision(precision)
 
 
 def _transposed(
@@ -161,9 +148,6 @@ def _transposed(
     wrt = _WRT[missing]
     operands = (arrays[role] for role in _OPERANDS[wrt])
     return _bind(*operands, wrt=wrt, shape=arrays[missing].aval.shape, **options)
-
-
-ad.defbilinear(convolution_p, functools.partial(_transposed, 0), functools.partial(_transposed, 1))
 
 
 # The index of the sum that a mapped axis joins: the axis of each array that has it.
@@ -221,14 +205,11 @@ def _merged(array: jax.Array, axis: int, outer: int) -> jax.Array:
     return merged.reshape(*shape[:axis], size * shape[axis], *shape[axis + 1 :])
 
 
-batching.primitive_batchers[convolution_p] = _batched
-
-
 def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any) -> jax.Array:
     if wrt == "out":
         return _plain(a, b, **options)
     # Varying as the operands do: otherwise the transpose would sum over the mesh.
-    example = lax.pcast(jnp.zeros(shape, b.dtype), tuple(_varying_axes(b)), to="varying")
+    example = lax.pcast(jnp.zeros(shape, b.dtype), tuple(varying_axes(b)), to="varying")
 
     def forward(result: jax.Array) -> jax.Array:
         x, w = (result, a) if wrt == "input" else (a, result)
@@ -261,17 +242,41 @@ def _on_cpu(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
     return convolution_by_torch(a, b, **options)
 
 
-mlir.register_lowering(convolution_p, mlir.lower_fun(_by_xla, multiple_results=False))
-mlir.register_lowering(
-    convolution_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu"
-)
-# The CPU's rule partitions by itself and needs the devices. JAX has no public way to ask for them.
-prim_requires_devices_during_lowering.add(convolution_p)
+# ---- with a bias, which torch's kernel adds at no cost
 
 
-@convolution_p.def_impl
-def _computed_at_once(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
-    return jax.jit(convolution_p.bind, static_argnames=tuple(options))(a, b, **options)
+def _by_parts(x: jax.Array, w: jax.Array, bias: jax.Array, **options: Any) -> jax.Array:
+    return _bind(x, w, wrt="out", **options) + _at_outputs(bias, **options)
+
+
+def _biased_on_cpu(x: jax.Array, w: jax.Array, bias: jax.Array, **options: Any) -> jax.Array:
+    if not convolves_by_torch(x, w, options["shape"]):
+        return _by_parts(x, w, bias, **options)
+    del options["precision"]
+    return convolution_by_torch(x, w, bias, wrt="out", has_bias=True, **options)
+
+
+def _biased_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
+    (x, w, bias), (dx, dw, dbias) = primals, tangents
+    terms = [
+        _bind(*operands, wrt="out", **options)
+        for operands in ((dx, w), (x, dw))
+        if not any(isinstance(each, ad.Zero) for each in operands)
+    ]
+    if not isinstance(dbias, ad.Zero):
+        terms.append(_at_outputs(dbias, **options))
+    return biased_p.bind(x, w, bias, **options), sum(terms[1:], terms[0])
+
+
+def _at_outputs(bias: jax.Array, *, shape: Any, channels_last: bool, **_: Any) -> jax.Array:
+    return spread(bias, shape, axis=len(shape) - 1 if channels_last else 1)
+
+
+convolution_p = cpu_primitive("jaxsr_convolution", _by_xla, _on_cpu)
+biased_p = cpu_primitive("jaxsr_biased_convolution", _by_parts, _biased_on_cpu)
+ad.primitive_jvps[biased_p] = _biased_jvp
+batching.primitive_batchers[convolution_p] = _batched
+ad.defbilinear(convolution_p, functools.partial(_transposed, 0), functools.partial(_transposed, 1))
 
 
 def general_convolution(

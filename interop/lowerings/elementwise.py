@@ -105,6 +105,7 @@ def hardtanh(x: jax.Array, low: Any = -1.0, high: Any = 1.0) -> jax.Array:
 
 
 @lowers(aten.hardswish.default)
+@jax.jit
 def hardswish(x: jax.Array) -> jax.Array:
     wide = widened(x)
     outside = jnp.where(wide >= 3, wide, jnp.zeros((), wide.dtype))
@@ -126,11 +127,13 @@ def hardsigmoid(x: jax.Array) -> jax.Array:
 
 
 @lowers(aten.relu.default)
+@jax.jit
 def relu(x: jax.Array) -> jax.Array:
     return jnp.where((x > 0) | is_nan(x), x, jnp.zeros((), x.dtype))
 
 
 @lowers(aten.leaky_relu.default)
+@jax.jit
 def leaky_relu(x: jax.Array, slope: Any = 0.01) -> jax.Array:
     return jnp.where(x > 0, x, x * slope)
 

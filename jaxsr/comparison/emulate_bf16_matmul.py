@@ -15,9 +15,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.core import primitives as known
 
 from jaxsr.errors import InputError
-from jaxsr.interop.lowerings.convolution import convolution_p
+from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
 
-PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p, convolution_p)
+PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p, convolution_p, biased_p)
+"""Their first two operands are multiplied."""
 _CALLS = {
     known.jit_p: "jaxpr",
     known.closed_call_p: "call_jaxpr",
@@ -68,7 +69,7 @@ def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
         inner = params[_CALLS[primitive]]
         return _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
     if primitive in PRODUCTS and _takes_one_pass(params["precision"]):
-        operands = [_rounded(x) for x in operands]
+        operands = [*map(_rounded, operands[:2]), *operands[2:]]
     for name, value in params.items():
         programs = _programs(value)
         if not any(_has_products(program) for program in programs):

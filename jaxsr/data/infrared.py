@@ -31,6 +31,7 @@ from jaxsr.data.masks import decode_mask
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.errors import InputError, MissingFileError, first_of
+from jaxsr.interop.bounded_read import read_bounded
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "gt")
@@ -309,7 +310,7 @@ def read_list(file: Path) -> list[str]:
       ValueError: the list is empty, or not text.
     """
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.strip() for line in read_bounded(file).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file of names in UTF-8") from error
     bare = (_stem(line.replace("\\", "/").split("/")[-1]) for line in lines if line)

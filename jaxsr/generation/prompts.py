@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, one_line
 
 Message = Mapping[str, str]
 
@@ -27,6 +27,12 @@ class Prompt:
     """What reports show: the text, or the last user message."""
     messages: tuple[Message, ...]
     """For the chat template."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"a prompt is not UTF-8 text: {error}") from error
 
     @classmethod
     def of(cls, text: str, *, system: str | None = None) -> "Prompt":
@@ -67,8 +73,9 @@ def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
 def _from_json(line: str, where: str, system: str | None) -> Prompt:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not JSON: {error}") from error
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {one_line(error)}") from error
     if isinstance(value, str):
         return _checked(value, where, system)
     if not isinstance(value, dict):

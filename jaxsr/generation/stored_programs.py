@@ -7,15 +7,17 @@ stored as `jax.export` writes it, StableHLO without pickles; XLA's results are i
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax import export
+
+from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.runtime.source_digest import source_digest
 
 # Code that a trace runs through: a change in any of it makes other programs.
 _SOURCES = ("jaxsr.generation", "jaxsr.models.llama", "jaxsr.interop")
@@ -72,8 +74,6 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, exported: Any) -> None:
-    from jaxsr.interop.atomic_write import atomic_write
-
     body = bytes(exported.serialize())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,14 +101,4 @@ def _where(array: Any) -> str:
 def _surroundings() -> tuple[Any, ...]:
     """Versions of what traces, and a digest of our own code."""
     versions = [(name, importlib.metadata.version(name)) for name in _PACKAGES]
-    digest = hashlib.sha256()
-    for path in _files():
-        digest.update(path.name.encode() + path.read_bytes())
-    return (versions, digest.hexdigest())
-
-
-def _files() -> Iterable[Path]:
-    for package in _SOURCES:
-        spec = importlib.util.find_spec(package)
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            yield from sorted(Path(folder).rglob("*.py"))
+    return (versions, source_digest(*_SOURCES))

@@ -5,7 +5,6 @@
 
 import importlib
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxsr.errors import InputError, one_line
+from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
 LIBRARIES = ("timm", "torchvision")
@@ -85,15 +85,15 @@ def _config_file(model: str) -> Path | None:
     if path.name != "config.json" and path.suffix != ".json":
         return None
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        content = read_json(path)
+    except UserError:
         return None
-    return path if isinstance(content, dict) and "model_type" in content else None
+    return path if "model_type" in content else None
 
 
 def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
     transformers = _module("transformers")
-    values = json.loads(path.read_text("utf-8")) | dict(options)
+    values = read_json(path) | dict(options)
     config = transformers.AutoConfig.for_model(**values)
     name = next(iter(getattr(config, "architectures", None) or []), None)
     if name is not None and hasattr(transformers, name):

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.weights import read_metadata
 from jaxsr.models.libraries import is_of_library, library_network
 from jaxsr.models.registry import (
@@ -147,7 +148,7 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
         return path.suffix not in READERS
     config = path / "config.json"
     # A run of `jaxsr.train` has a config.json as well.
-    return config.is_file() and "model_type" in config.read_text("utf-8", errors="replace")
+    return config.is_file() and b"model_type" in read_bounded(config)
 
 
 def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedModel:
@@ -214,6 +215,11 @@ def _by_spandrel(path: Path, weights: Weights, kind: Kind | None) -> nn.Module:
         descriptor = ModelLoader("cpu").load_from_state_dict(dict(weights))
     except UnsupportedModelError:
         raise InputError(f"{unknown}, nor one that spandrel knows; {workaround}") from None
+    except Exception as error:  # whatever a network's constructor raises at sizes that do not fit
+        raise InputError(
+            f"{path} cannot be loaded by spandrel ({type(error).__name__}: {one_line(error)}); "
+            "get the file again"
+        ) from error
     if not isinstance(descriptor, ImageModelDescriptor):
         raise InputError(f"{path} is a {type(descriptor).__name__}; restoring needs one picture in")
     return descriptor.model

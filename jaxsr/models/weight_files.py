@@ -4,7 +4,9 @@
 scripts wrap around a state dict (`state_dict`, `params_ema`, `module.`, `_orig_mod.`, …) goes.
 """
 
+import mmap
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -37,7 +39,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"{', '.join(READERS)} files, and jaxsr/models/weight_files.py says how to add one"
         )
     loaded = READERS[path.suffix](path)
-    return strip_prefixes(unwrap(loaded, source=str(path)), source=str(path))
+    weights = strip_prefixes(unwrap(loaded, source=str(path)), source=str(path))
+    for name, value in weights.items():  # by strides of 0 a few bytes make any shape
+        if value.nbytes > path.stat().st_size:
+            raise InputError(
+                f"{path} claims {value.nbytes:,} bytes for {name}, more than the file has; get it "
+                "again"
+            )
+    return weights
 
 
 def _read_safetensors(path: Path) -> object:
@@ -47,6 +56,7 @@ def _read_safetensors(path: Path) -> object:
 
 def _read_torch(path: Path) -> object:
     try:
+        _check_sizes(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "GLOBAL" in str(error):
@@ -57,6 +67,22 @@ def _read_torch(path: Path) -> object:
         raise _damaged(path, error) from error
     except Exception as error:  # a cut-off file raises RuntimeError, EOFError, KeyError, …
         raise _damaged(path, error) from error
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuses what asks for more memory than the file has bytes.
+
+    torch's reader of weights calls `bytearray`, whose argument is any number, and unpacks entries
+    of an archive, which torch itself stores as they are.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"\nbytearray\n") >= 0:  # how a pickle names it, in protocol 2
+            raise pickle.UnpicklingError("a bytearray, which no state dict has")
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > path.stat().st_size:
+            raise pickle.UnpicklingError(f"an archive of {unpacked:,} bytes when unpacked")
 
 
 READERS: Mapping[str, Callable[[Path], object]] = {

@@ -2,11 +2,8 @@
 
 import contextlib
 import logging
-import signal
 import sys
 import time
-import warnings
-from typing import Any
 
 from PIL import Image
 
@@ -34,9 +31,6 @@ def run(config: RestoreConfig) -> int:
       UserError: nothing could start.
     """
     began = time.perf_counter()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
-            signal.signal(number, _interrupt)
     if not config.inputs and not config.benchmark:
         raise InputError("nothing to restore: name pictures, videos, folders or globs")
     inputs = find_sources(
@@ -55,7 +49,6 @@ def run(config: RestoreConfig) -> int:
     # The size limit is --max-pixels, checked from the header; Pillow's would stop at its own.
     Image.MAX_IMAGE_PIXELS = None
     limit_opencv(config.max_pixels)
-    warnings.filterwarnings("ignore", module="PIL")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
     model = configured_model(config)
     colours = "RGB" if model.channels == 3 else "luma"
@@ -133,7 +126,3 @@ def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
             "--tiling approximate cuts them, which changes the result"
         )
     print(f"note: {cause}; {consequence}", flush=True)
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt

@@ -4,6 +4,8 @@ By default glibc returns an array of many megabytes to the system when it is fre
 comes page by page, zeroed, at a cost like that of computing it (benchmarks/ops-diary.md).
 """
 
+import ctypes
+import functools
 import os
 import sys
 import threading
@@ -50,6 +52,28 @@ def keep_freed_memory(command: str = "") -> None:
         return
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+@functools.cache
+def release_memory_of_compilers() -> None:
+    """Returns what XLA's compiler has freed to the system, from now on after each long compilation.
+
+    It takes a gigabyte for a large training step, which a heap that is kept would hold for good.
+    """
+    if not _has_glibc():
+        return
+    import jax
+
+    trim = ctypes.CDLL(None).malloc_trim
+
+    def after_compiling(event: str, seconds: float, **_: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and seconds > _LONG_COMPILE_S:
+            trim(0)
+
+    jax.monitoring.register_event_duration_secs_listener(after_compiling)
+
+
+_LONG_COMPILE_S = 1.0
 
 
 def _can_restart() -> bool:

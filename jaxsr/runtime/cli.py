@@ -8,22 +8,27 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from jaxsr.errors import InputError, UserError
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.exit_status import ExitStatus
+from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
 
 def run_program(main: Callable[[], int], command: str) -> NoReturn:
-    """Runs `main` as the process's own program: its allocator is set up first.
+    """Runs `main` as the process's own program: allocator and signal handlers are set up first.
 
     Args:
       main: reads `sys.argv`; returns the exit status.
       command: the name of what it runs.
     """
+    _open_closed_streams()
     keep_freed_memory(command)
+    end_on_signals()
+    warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
@@ -35,11 +40,22 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     except Exception:
         traceback.print_exc()
         status = ExitStatus.FAILED
+    ignore_signals()
     if status == ExitStatus.INTERRUPTED or (status != ExitStatus.OK and _others_wait()):
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Opens the standard streams that the caller closed: files would get their numbers."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _others_wait() -> bool:
@@ -78,8 +94,8 @@ def run_command(
     except BrokenPipeError:
         _discard_output()
         return ExitStatus.CLOSED_PIPE
-    except KeyboardInterrupt:
-        print("jaxsr: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return ExitStatus.INTERRUPTED
     except (UserError, OSError) as error:
         if not isinstance(error, UserError) and error.errno is None:

@@ -4,6 +4,7 @@ JAX trusts its files: a damaged entry would be run as machine code. Here an entr
 with its digest is removed, named in a line, and the program is compiled again.
 """
 
+import functools
 import hashlib
 import logging
 from pathlib import Path
@@ -41,10 +42,13 @@ class SealedCache(LRUCache):
         if path.exists():
             return
         digest = hashlib.sha256(value).digest()
-        if self.eviction_enabled:
-            super().put(key + _SUFFIX, digest + value)
-        else:
-            atomic_write(path, digest, value)
+        try:
+            if self.eviction_enabled:
+                super().put(key + _SUFFIX, digest + value)
+            else:
+                atomic_write(path, digest, value)
+        except OSError as error:
+            _warn_once(f"compiled programs are not kept in {self._path}: {error.strerror or error}")
 
     def _file(self, key: str) -> Path:
         return Path(str(self._path)) / f"{key}{_SUFFIX}-cache"
@@ -53,6 +57,11 @@ class SealedCache(LRUCache):
 def use_sealed_cache() -> None:
     """Makes JAX keep its compiled programs in a `SealedCache`; called before any is compiled."""
     compilation_cache.get_file_cache = _open_cache
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 def _open_cache(path: str) -> tuple[SealedCache, str]:

@@ -15,6 +15,6 @@ class ExitStatus(enum.IntEnum):
     """The command stopped, for a reason that it prints in one line: a wrong option, input that
     cannot be used, or an error of the operating system such as a full disk."""
     INTERRUPTED = 130
-    """Ended by Ctrl-C, or by SIGTERM where nothing was saved."""
+    """Ended by Ctrl-C, SIGTERM or SIGHUP, where no training step was saved."""
     CLOSED_PIPE = 141
     """Nobody reads the output any more, as after `| head`; what a shell shows for SIGPIPE."""

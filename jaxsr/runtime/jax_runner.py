@@ -10,6 +10,7 @@ import numpy as np
 from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.folding.policy import Choice, choose_folding
+from jaxsr.interop.lowerings.fused_convolution import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
 from jaxsr.interop.module import to_jax
 from jaxsr.runtime.options import ComputeOptions
@@ -55,7 +56,7 @@ class JaxRunner:
 
             return around(jnp, apply, batch)
 
-        self._run = jax.jit(run, out_shardings=self._rows)
+        self._run = jax.jit(fused(run), out_shardings=self._rows)
 
     @functools.cached_property
     def _state(self) -> Any:

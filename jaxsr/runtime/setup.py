@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxsr.errors import DeviceError
+from jaxsr.errors import DeviceError, check_utf8_path
+from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.runtime.options import ComputeOptions
 
 if TYPE_CHECKING:
     from jaxsr.interop.agreement import Facts
+
+log = logging.getLogger(__name__)
 
 _LEAST_COMPILE_S = 0.2
 """Programs that compile faster are not kept: reading them back would save nothing."""
@@ -76,20 +79,30 @@ def setup_compute(
 
 
 def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST_COMPILE_S) -> None:
-    """Log level and compile cache.
+    """Log level, compile cache, and the compiler's memory.
 
     Args:
       compile_cache: folder of compiled programs; None keeps none.
       least_compile_s: programs that compile faster are not kept.
+
+    Raises:
+      InputError: the folder's path is not UTF-8.
     """
     import jax
 
+    release_memory_of_compilers()
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     logging.getLogger("absl").addFilter(_is_no_failed_save)
     if compile_cache is None:
         return
     from jaxsr.runtime.compile_cache import use_sealed_cache
 
+    check_utf8_path(compile_cache)
+    try:
+        compile_cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled programs are not kept: %s: %s", compile_cache, error.strerror)
+        return
     use_sealed_cache()
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     # An address in this process: with it no second process would find a program for a mesh. Ours

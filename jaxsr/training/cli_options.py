@@ -42,7 +42,7 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
         if run is not None:
             return _resumed(out, run, name, chosen, rest)
     if other is not None:
-        file = read_config(other) if other == chosen.config else read_run(other)
+        file = read_config(other) if other == chosen.config else read_run(other, sealed=False)
         if file is None:
             raise InputError(f"--branch-from found no run in {other}; give the folder of one")
         _check_family(name, file, other)

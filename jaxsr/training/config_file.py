@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.training.config import RunConfig
 
@@ -102,24 +103,36 @@ def read_config(path: Path, *, sealed: bool = False) -> ConfigFile:
     Raises:
       FileNotFoundError: there is no such file.
       DamagedFileError: it does not agree with its digest.
-      ValueError: it is not JSON, or lacks an entry.
+      ValueError: it is not JSON, lacks an entry, or its digest with `sealed`.
     """
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise MissingFileError(f"no configuration at {path}; give a run folder or its config.json")
-    raw = path.read_bytes()
+    raw = read_bounded(path)
     try:
-        content = unseal(raw, source=path) if sealed else json.loads(raw)
-        if "digest" in content:
+        content = json.loads(raw)
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds a {type(content).__name__}")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path) if sealed else _not_a_config(path, error) from error
+    if "digest" in content:
+        try:
             content = unseal(raw, source=path)
-    except DamagedFileError as error:
-        raise DamagedFileError(
-            f"{path} is damaged, or was edited: it does not agree with its digest; restore it from "
-            "a copy, or delete its entry digest and give it to --config"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise _not_a_config(path, error) from error
+        except DamagedFileError as error:
+            raise _damaged(path) from error
+    elif sealed:
+        raise InputError(
+            f"{path} has no digest: jaxsr 0.2.0 wrote it, or it was edited; start another run "
+            f"with --branch-from {path.parent} --out NEW"
+        )
     return ConfigFile.from_json(content, source=path)
+
+
+def _damaged(path: Path) -> DamagedFileError:
+    return DamagedFileError(
+        f"{path} is damaged, or was edited: it does not agree with its digest; restore it from a "
+        "copy, or delete its entry digest and give it to --config"
+    )
 
 
 def _not_a_config(path: Path, error: Exception) -> InputError:

@@ -25,7 +25,7 @@ from jaxsr.training.config_file import summarize
 from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.run_folder import RunRecord
-from jaxsr.training.stop_signals import StopRequest, stop_on_signals
+from jaxsr.training.stop_signals import StopRequest
 from jaxsr.training.task import Task, phase_at
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ def train(task: Task, out: Path, record: RunRecord | None = None) -> dict[str, f
     first_host = jax.process_index() == 0
     engine = make_engine(task)
     with ExitStack() as stack:
+        stopping = stack.enter_context(StopRequest())  # last to end: signals stop no final save
         checkpoints = stack.enter_context(
             Checkpoints(
                 out / "checkpoints",
@@ -84,7 +85,7 @@ def train(task: Task, out: Path, record: RunRecord | None = None) -> dict[str, f
             records.say(line)
         if origin:
             records.say(f"{origin} at step {start} of {total}")
-        stopping = stack.enter_context(stop_on_signals())
+        stopping.listen()
         batches = stack.enter_context(
             task.batches(start, host=jax.process_index(), hosts=jax.process_count())
         )

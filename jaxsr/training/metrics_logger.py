@@ -1,8 +1,10 @@
 """What a run leaves to read: `metrics.jsonl`, TensorBoard events, a bar or lines of text."""
 
+import functools
 import logging
 import math
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +44,7 @@ class Records:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
+            _silence_event_threads()
             self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
         self._total, self._batch = total_steps, batch
         self._began = (time.perf_counter(), start_step)
@@ -94,8 +97,8 @@ class Records:
     ) -> None:
         """Records what a validation found; time spent in it does not count in the rate."""
         self._write(step, {f"validation/{name}": value for name, value in metrics.items()})
-        if self._writer is not None and picture is not None:
-            self._writer.add_image("validation", picture, step, dataformats="HWC")
+        if picture is not None:
+            self._event("add_image", "validation", picture, step, dataformats="HWC")
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"validation at step {step}:  {text}")
         self._began = (time.perf_counter(), step)
@@ -108,10 +111,19 @@ class Records:
         }
         self._file.write(seal({"step": step, "time": round(time.time(), 3), **plain}) + "\n")
         self._file.flush()
-        if self._writer is not None:
-            for name, value in figures.items():
-                if isinstance(value, int | float):
-                    self._writer.add_scalar(name, value, step)
+        for name, value in figures.items():
+            if isinstance(value, int | float):
+                self._event("add_scalar", name, value, step)
+
+    def _event(self, method: str, *arguments: Any, **options: Any) -> None:
+        """Passes a call on to TensorBoard's writer, which ends where its file cannot be written."""
+        if self._writer is None:
+            return
+        try:
+            getattr(self._writer, method)(*arguments, **options)
+        except OSError as error:
+            self._writer = None
+            self.say(f"TensorBoard's events end here: {error.strerror or error}")
 
     def say(self, line: str) -> None:
         """A line for the person at the terminal."""
@@ -121,9 +133,8 @@ class Records:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        self._event("close")
         self._file.close()
-        if self._writer is not None:
-            self._writer.close()
         if self._bar is not None:
             self._bar.close()
 
@@ -144,6 +155,18 @@ class NoRecords:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+@functools.cache
+def _silence_event_threads() -> None:
+    """TensorBoard's threads print a traceback of an error that the next call raises, too."""
+    previous = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard."):
+            previous(arguments)
+
+    threading.excepthook = hook
 
 
 def _step_of(line: bytes) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError, MissingFileError, check_utf8_path
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import read_notes
 from jaxsr.interop.sealed_json import seal
@@ -74,8 +74,9 @@ def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
     """The folder that a run's options name, or a new one.
 
     Raises:
-      InputError: several processes would each choose their own.
+      InputError: several processes would each choose their own, or its path is not UTF-8.
     """
+    check_utf8_path(config.out or RUNS)
     if config.out is not None:
         return config.out
     if processes > 1:
@@ -99,16 +100,20 @@ def newest_run(family: str | None) -> Path:
     return newest
 
 
-def read_run(out: Path) -> ConfigFile | None:
+def read_run(out: Path, *, sealed: bool = True) -> ConfigFile | None:
     """The configuration of the run in a folder; None where there is no run.
 
     Where `config.json` is damaged or missing, that in the newest checkpoint stands in.
 
+    Args:
+      out: the run's folder.
+      sealed: refuse a file without digest, as jaxsr 0.2.0 wrote it.
+
     Raises:
-      DamagedFileError: the file is damaged, and no checkpoint has a copy.
+      InputError: the file cannot be used, and no checkpoint has a copy.
     """
     try:
-        return read_config(out / "config.json", sealed=True)
+        return read_config(out / "config.json", sealed=sealed)
     except (InputError, MissingFileError) as error:
         notes = read_notes(out / "checkpoints")
         if notes:

@@ -1,9 +1,7 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
-import hashlib
 from contextlib import ExitStack
-from importlib import metadata, util
-from pathlib import Path
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -13,6 +11,7 @@ from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.runtime.setup import setup_compute
+from jaxsr.runtime.source_digest import source_digest
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import flat_options
 from jaxsr.training.loop import train
@@ -21,6 +20,8 @@ from jaxsr.training.run_lock import lock_folder
 
 _PER_HOST = ("data", "val", "cache_gb", "scratch", "compile_cache", "aot", "aot_json", "aot_save")
 """Options that the processes of a job may have different: the files themselves are compared."""
+
+_SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
 def start(name: str, family: Any, config: RunConfig) -> None:
@@ -59,17 +60,5 @@ def _facts(name: str, config: RunConfig) -> dict[str, dict[str, Any]]:
     options = {n: v for n, v in flat_options(config).items() if n not in _PER_HOST}
     packages = ("jax", "jaxlib", "torch", "torchax", "numpy", "optax", "orbax-checkpoint", "pillow")
     versions = {package: metadata.version(package) for package in packages}
-    versions |= {"jaxsr": jaxsr.__version__, "jaxsr's source files": _source_digest()}
+    versions |= {"jaxsr": jaxsr.__version__, "jaxsr's source files": source_digest(*_SOURCES)[:12]}
     return {"versions": versions, "options": {"family": name, **options}}
-
-
-def _source_digest() -> str:
-    """Tells edited copies of one version apart."""
-    digest = hashlib.sha256()
-    for package in ("jaxsr", "jaxsr.interop", "jaxsr.ops"):
-        spec = util.find_spec(package)
-        assert spec is not None and spec.origin is not None
-        home = Path(spec.origin).parent
-        for path in sorted(home.rglob("*.py")):
-            digest.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:12]

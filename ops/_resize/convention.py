@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
+
 from jaxsr.ops._resize.weights import Pass
 
 
@@ -26,3 +28,8 @@ class Convention:
     """Axes that the library resizes at once."""
     check: Callable[..., object] = dict
     """Raises ValueError where options do not go together."""
+    library: Callable[..., jax.Array | None] | None = None
+    """`(image, axes, size, *, method, **options)` in programs for CPUs: the library's own result.
+
+    None where it is not called for this image.
+    """

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from jaxsr.errors import InputError
 from jaxsr.generation.padding import bucket, cache_slots, padded
-from jaxsr.generation.prompts import read_prompts, write_rows
+from jaxsr.generation.prompts import Prompt, read_prompts, write_rows
 
 
 def test_buckets_hold_their_lengths_and_are_few():
@@ -33,6 +34,19 @@ def test_text_file_has_a_prompt_per_line(tmp_path):
     prompts = read_prompts(path, system="be brief")
     assert [prompt.text for prompt in prompts] == ["one", " zwölf "]
     assert [m["role"] for m in prompts[0].messages] == ["system", "user"]
+
+
+@pytest.mark.parametrize("line", ["1" * 5000, "[" * 100_000, '"\\ud800"', "{"])
+def test_jsonl_that_python_cannot_read_is_one_line(tmp_path, line):
+    (tmp_path / "p.jsonl").write_text(line)
+    with pytest.raises(InputError, match="line 1 is not JSON") as error:
+        read_prompts(tmp_path / "p.jsonl")
+    assert "\n" not in str(error.value)
+
+
+def test_a_prompt_of_other_bytes_is_refused():
+    with pytest.raises(InputError, match="a prompt is not UTF-8 text"):
+        Prompt.of("\udcff")
 
 
 def test_jsonl_takes_prompts_and_chats(tmp_path):

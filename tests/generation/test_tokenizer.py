@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from jaxsr.errors import InputError
 from jaxsr.models.llama.tokenizer import load_tokenizer
 
 
@@ -58,3 +59,24 @@ def test_missing_and_broken_files_are_named(model_folder, tmp_path):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'a' * 10**9 }}", r"\*\* of 10 and 9"),
+        ("{{ 'aaaa' * 900000000 }}", r"\* of 4 and 900000000"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% for a in range(10**6) %}{% endfor %}", "failed"),
+        (["x"], "is damaged .TypeError"),
+        ([{"name": "default"}], "is damaged .KeyError: 'template'"),
+        (3, "a chat template that is a int"),
+    ],
+)
+def test_hostile_templates_are_refused(model_folder, tmp_path, template, reason):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(InputError, match=reason):
+        load_tokenizer(folder).chat([{"role": "user", "content": "x"}])

@@ -1,5 +1,6 @@
 """Checkpoints: kept, restored elsewhere, set aside when damaged, refused when foreign."""
 
+import json
 import logging
 import re
 import shutil
@@ -11,7 +12,14 @@ import numpy as np
 import optax
 import pytest
 
-from jaxsr.interop.checkpoint import CheckpointError, Checkpoints, read_notes, restore_step
+from jaxsr.interop.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    NoDigestsError,
+    read_notes,
+    restore_newest,
+    restore_step,
+)
 from jaxsr.interop.errors import DamagedFileError
 from jaxsr.interop.mesh import MeshShape, make_mesh, place, tree_shardings
 from jaxsr.interop.train.step import TrainState
@@ -114,6 +122,28 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path):
             pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound .*1\.damaged"),
         ):
             checkpoints.restore(make_state())
+
+
+def forget_record(checkpoint: Path) -> None:
+    """Makes a checkpoint one of jaxsr 0.2.0, which wrote no records."""
+    shutil.rmtree(checkpoint / "record")
+    path = checkpoint / "_CHECKPOINT_METADATA"
+    metadata = json.loads(path.read_text())
+    del metadata["item_handlers"]["record"]
+    path.write_text(json.dumps(metadata))
+
+
+def test_a_checkpoint_without_digests_only_starts_another_run(tmp_path, caplog):
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, make_state(1), {"psnr": 20.0})
+    forget_record(tmp_path / "checkpoints" / "1")
+    with pytest.raises(NoDigestsError, match=f"--branch-from {tmp_path} --out NEW"):
+        Checkpoints(tmp_path / "checkpoints")
+    assert read_notes(tmp_path / "checkpoints") is None
+    restored = restore_newest(tmp_path / "checkpoints", make_state())
+    assert restored is not None and restored[0] == 1
+    assert_equal(restored[1], make_state(1))
+    assert "was saved without digests: damage cannot be noticed" in caplog.text
 
 
 def flip(path: Path, bit: int = 0) -> None:

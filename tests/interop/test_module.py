@@ -131,7 +131,18 @@ def test_the_hosts_torch_state_neither_matters_nor_changes(net, change):
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value)
     assert torch.backends.mha.get_fastpath_enabled()
-    assert torch.backends.mkldnn.enabled
+
+
+def test_torch_computes_as_before_while_a_module_is_traced():
+    class Net(nn.Module):
+        def forward(self, x):
+            settings.append((torch.backends.mkldnn.enabled, torch.get_num_threads()))
+            return 2 * x
+
+    # Programs that run at that moment call torch's kernels.
+    settings: list[tuple[bool, int]] = [(torch.backends.mkldnn.enabled, torch.get_num_threads())]
+    to_jax(Net())({}, {}, np.ones(3, np.float32))
+    assert settings[0] == settings[1]
 
 
 def test_transformations_agree(net):

@@ -1,5 +1,7 @@
 """Safetensors files: ours come back with their metadata, others' metadata is plain text."""
 
+import os
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -20,6 +22,14 @@ def test_arrays_and_metadata_come_back(tmp_path):
 def test_metadata_of_other_writers_is_text(tmp_path):
     save_file({"a": np.zeros(2)}, tmp_path / "w.safetensors", metadata={"format": "pt"})
     assert read_weights(tmp_path / "w.safetensors")[1] == {"format": "pt"}
+
+
+def test_a_name_that_is_not_utf8_is_said(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.safetensors")
+    export_weights(tmp_path / "weights.safetensors", {"w": np.zeros(1)}, metadata={})
+    (tmp_path / "weights.safetensors").rename(path)
+    with pytest.raises(InputError, match="is not UTF-8; rename it or choose another"):
+        read_weights(path)
 
 
 def test_a_file_cut_short_is_refused(tmp_path):

@@ -1,15 +1,19 @@
 """A family is one folder and one line: every command then knows it."""
 
+import os
 import sys
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from jaxsr.errors import InputError
 from jaxsr.models import registry
+from jaxsr.models.libraries import is_of_library
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import FAMILIES, Family, find_family, random_network, trainable_families
 
@@ -126,3 +130,23 @@ def test_unknown_models_say_what_was_tried_and_where_to_add_one(tmp_path):
 
 def test_only_families_with_a_training_module_train():
     assert trainable_families() == ["fast-srgan", "span", "mshnet"]
+
+
+def test_weights_that_spandrel_cannot_build_are_refused_in_one_line(tmp_path, monkeypatch):
+    def load_from_state_dict(state):
+        raise KeyError("body.0.weight\nand others")
+
+    spandrel: Any = ModuleType("spandrel")
+    spandrel.ModelLoader = lambda device: SimpleNamespace(load_from_state_dict=load_from_state_dict)
+    spandrel.ImageModelDescriptor = spandrel.UnsupportedModelError = type("Other", (Exception,), {})
+    monkeypatch.setitem(sys.modules, "spandrel", spandrel)
+    save_file({"head.weight": torch.zeros(3, 3)}, tmp_path / "x4.safetensors")
+    with pytest.raises(
+        InputError, match=r"cannot be loaded by spandrel \(KeyError: .*get the file"
+    ):
+        load_model(tmp_path / "x4.safetensors")
+
+
+def test_a_fifo_is_no_configuration(tmp_path):
+    os.mkfifo(tmp_path / "model.json")
+    assert not is_of_library(str(tmp_path / "model.json"))

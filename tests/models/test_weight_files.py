@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.weight_files import load_weights, read_weights, strip_prefixes
 
 
@@ -114,6 +115,38 @@ def test_a_flipped_byte_in_the_archive_is_noticed(tmp_path, net):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"flipped\.pt"):
         read_weights(file)
+
+
+class Allocation:
+    """An object whose unpickling allocates memory, by a class that torch's reader allows."""
+
+    def __reduce__(self):
+        return (bytearray, (3 * 10**9,))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_that_asks_for_more_memory_than_its_size_is_refused(tmp_path, net, zipped):
+    file = tmp_path / "bytearray.pt"
+    state = {**net.state_dict(), "x": Allocation()}
+    torch.save(state, file, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(InputError, match="a bytearray, which no state dict has"):
+        read_weights(file)
+
+
+def test_an_archive_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
+    stored, packed = tmp_path / "stored.pt", tmp_path / "packed.pt"
+    torch.save({"w": torch.zeros(10**6)}, stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    with pytest.raises(InputError, match=r"an archive of 4,\d+,\d+ bytes when unpacked"):
+        read_weights(packed)
+
+
+def test_a_shape_larger_than_the_file_is_refused(tmp_path):
+    torch.save({"w": torch.zeros(1).expand(10**6, 10**6)}, tmp_path / "expanded.pt")
+    with pytest.raises(InputError, match="claims 4,000,000,000,000 bytes for w, more than the"):
+        read_weights(tmp_path / "expanded.pt")
 
 
 def test_files_of_another_kind_say_so(tmp_path):

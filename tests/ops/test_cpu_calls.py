@@ -27,6 +27,11 @@ def failing(inputs, outputs, attributes):
     raise ValueError("no such thing\nand its details")
 
 
+@cpu_calls.kernel("test_increased")
+def increased(inputs, outputs, attributes):
+    outputs[0][...] += 1
+
+
 @cpu_calls.kernel("test_strides")
 def strides(inputs, outputs, attributes):
     outputs[0][...] = np.array(inputs[0].strides, np.int32)
@@ -54,6 +59,19 @@ def test_channels_last_is_the_order_in_memory_alone():
             lambda x, last=last: cpu_calls.call(strides, shape, x, channels_last=[last, False])
         )
         np.testing.assert_array_equal(run(x), expected)
+
+
+def test_in_place():
+    @jax.jit
+    def run(x):
+        y = 2 * x
+        out = cpu_calls.call(increased, like(y), y, in_place=True)
+        return x, out, cpu_calls.call(increased, like(x), x, in_place=True)
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(x, np.arange(6).reshape(2, 3))
+    for got, want in zip(run(x), (x, 2 * x + 1, x + 1), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +118,7 @@ def test_interrupt():
         run = jax.jit(lambda x: cpu_calls.call(slow, jax.ShapeDtypeStruct((3,), x.dtype), x))
         try:
             jax.block_until_ready(run(x))
-            time.sleep(1)
+            time.sleep(5)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     """)

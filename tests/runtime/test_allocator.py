@@ -108,3 +108,33 @@ def test_debuggers_and_scripts_from_standard_input_are_left_alone(tmp_path, word
     )
     assert str(restarts) in done.stdout.split(), done.stdout + done.stderr
     assert done.stdout.count("once") <= 1
+
+
+COMPILES = """
+import jax, numpy as np
+from jaxsr.runtime.setup import configure_jax
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+configure_jax(None)
+arrays = [np.ones(12_500) for _ in range(2_000)]     # 200 MB
+last = np.ones(12_500)                               # above them in the heap
+del arrays
+before = resident()
+for seconds in (0.1, 5.0):
+    jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", seconds)
+    print(before - resident() > 150e6)
+"""
+
+
+def test_memory_of_a_long_compilation_returns_to_the_system():
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILES],
+        env=with_tunables(dict(os.environ)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "True"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.runtime.cli import run_command
@@ -121,3 +122,40 @@ def test_the_table_in_the_docs_has_every_status():
     table = (Path(__file__).resolve().parents[2] / "docs" / "exit-status.md").read_text()
     for status in ExitStatus:
         assert f"| {status.value} |" in table
+
+
+def test_a_large_picture_within_the_limit_raises_no_warning(tmp_path):
+    Image.new("1", (10_000, 9_500)).save(tmp_path / "large.png")  # Pillow warns from 89 MP on
+    code = (
+        "from pathlib import Path\n"
+        "from jaxsr.data.decode import picture_size\n"
+        "from jaxsr.runtime.cli import run_command, run_program\n"
+        "path = Path('large.png')\n"
+        "run_program(lambda: run_command(lambda _: print(picture_size(path)), []), 'train')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(9500, 10000)\n", "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed, tmp_path):
+    code = (
+        "from jaxsr.runtime.cli import run_command, run_program\n"
+        "def command(arguments):\n"
+        "    with open('file', 'w') as file:\n"
+        "        print('out')\n"
+        "        print(file.fileno() > 2, file=file)\n"
+        "        raise OSError(28, 'full')\n"
+        "run_program(lambda: run_command(command, []), 'train')\n"
+    )
+    (tmp_path / "program.py").write_text(code)
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} program.py {closed}"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitStatus.WRONG_INPUT
+    assert done.stdout == ("" if " >&-" in f" {closed}" else "out\n")
+    assert done.stderr == ("" if "2>&-" in closed else "jaxsr: full\n")
+    assert (tmp_path / "file").read_text() == "True\n"

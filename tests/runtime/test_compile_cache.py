@@ -1,5 +1,7 @@
 """Compiled programs come back from the cache; damaged ones are compiled again."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,3 +59,23 @@ def test_a_bounded_cache_and_entries_of_jax_itself(tmp_path):
     assert cache.get("b") is None
     (tmp_path / "b-cache").write_bytes(b"what JAX wrote without a digest")
     assert cache.get("b") is None
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    before = jax.config.values["jax_compilation_cache_dir"]
+    configure_jax(tmp_path / "file" / "cache")
+    assert caplog.messages == [
+        f"compiled programs are not kept: {tmp_path}/file/cache: Not a directory"
+    ]
+    assert jax.config.values["jax_compilation_cache_dir"] == before
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, caplog):
+    cache = SealedCache(str(tmp_path / "cache"), max_size=-1)
+    shutil.rmtree(tmp_path / "cache")
+    for name in ("a", "b"):
+        cache.put(name, b"value")
+    assert caplog.messages == [
+        f"compiled programs are not kept in {tmp_path}/cache: No such file or directory"
+    ]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxsr.errors import InputError
+from jaxsr.interop.bounded_read import MOST_BYTES
 from jaxsr.training import fast_srgan, segmentation, span
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
@@ -35,6 +37,9 @@ def test_every_preset_comes_back_equal(preset, tmp_path):
         ("[]", "is not the config.json of a run"),
         ('{"family": "span"}', "KeyError: 'options'"),
         ('{"family": "span", "options": 3}', "is not the config.json of a run"),
+        (f'{{"family": "span", "options": {"1" * 5000}}}', "is not the config.json of a run"),
+        ("[" * 100_000, "is not the config.json of a run"),
+        (" " * (MOST_BYTES + 1), "has more than"),
     ],
 )
 def test_other_files_are_refused(content, message, tmp_path):
@@ -96,3 +101,13 @@ def test_options_that_contradict_the_file_are_refused(arguments, message, tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(to_json("span", span.QUICK)))
     with pytest.raises(ValueError, match=message):
         parse_command_line([*arguments, "--config", str(tmp_path)])
+
+
+def test_a_run_of_an_older_version_is_only_branched_from(tmp_path):
+    content = to_json("span", span.QUICK)
+    (tmp_path / "config.json").write_text(json.dumps(content))  # without digest, as 0.2.0 wrote it
+    with pytest.raises(InputError, match=f"has no digest.* --branch-from {tmp_path} --out NEW"):
+        parse_command_line(["--resume", "--out", str(tmp_path)])
+    branch = ["--branch-from", str(tmp_path), "--out", str(tmp_path / "new")]
+    _, _, config = parse_command_line(branch)
+    assert config.batch == span.QUICK.batch and config.branch_from == tmp_path

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.weights import open_safetensors
 from jaxsr.models.llama.config import LlamaConfig
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LARGEST_JSON = 2**26
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -27,10 +27,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise MissingFileError(f"no {path.name} in {path.parent}; a model folder needs one")
-    if (size := path.stat().st_size) > _LARGEST_JSON:
-        raise InputError(f"{path} has {size:,} bytes, more than {_LARGEST_JSON:,}; fetch it again")
+    content = read_bounded(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):

@@ -3,13 +3,15 @@
 The `tokenizers` package does the splitting; `transformers` is not needed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, one_line
+from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
@@ -23,6 +25,7 @@ _SPLITS = {
     "qwen2": _WORDS + r"\p{N}" + _REST,
 }
 _DIGITS = ("smollm", "starcoder", "refact", "command-r")
+_LARGEST_PRODUCT = 2**24
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -71,7 +74,10 @@ class Tokenizer:
                 .render(messages=list(messages), add_generation_prompt=True, **self.special)
             )
         except jinja2.TemplateError as error:
-            raise InputError(f"the model's chat template failed: {error}") from error
+            raise InputError(f"the model's chat template failed: {one_line(error)}") from error
+        except Exception as error:  # a template computes whatever it likes: TypeError, KeyError, …
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise InputError(f"the model's chat template failed ({reason}); use --raw") from error
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -103,15 +109,23 @@ def _from_folder(folder: Path, path: Path) -> Tokenizer:
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
     beside = folder / "chat_template.jinja"
-    if beside.is_file():
-        template = beside.read_text(encoding="utf-8")
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    special = {n: v["content"] if isinstance(v, dict) else v for n in names if (v := config.get(n))}
-    return Tokenizer(inner=inner, template=template, special=special)
+    try:
+        if isinstance(template, list):
+            named = {entry["name"]: entry["template"] for entry in template}
+            template = named.get("default")
+        if beside.is_file():
+            template = read_bounded(beside).decode()
+        if not isinstance(template, str | None):
+            raise TypeError(f"a chat template that is a {type(template).__name__}")
+        tokens = {
+            n: v["content"] if isinstance(v, dict) else v for n in names if (v := config.get(n))
+        }
+    except (KeyError, TypeError, UnicodeDecodeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{config_path} or {beside.name} is damaged ({reason})") from error
+    return Tokenizer(inner=inner, template=template, special=tokens)
 
 
 def _from_gguf(file: GGUFFile) -> Tokenizer:
@@ -170,16 +184,25 @@ def _environment() -> Any:
     """What templates expect to find, as `transformers` gives it to them; sandboxed."""
     import json
 
-    import jinja2
+    import jinja2.sandbox
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
+    class Bounded(ImmutableSandboxedEnvironment):
+        """Without products of gigabytes; the sandbox itself bounds `range`."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [len(x) if hasattr(x, "__len__") else abs(x) for x in (left, right)]
+            if operator == "**" or math.prod(sizes) > _LARGEST_PRODUCT:
+                raise jinja2.sandbox.SecurityError(f"{operator} of {sizes[0]} and {sizes[1]}")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

@@ -1,6 +1,8 @@
 """Tap tables of OpenCV's `cv2.resize`.
 
-It never antialiases; only 'area' averages. Measured against the x86-64 wheels of OpenCV 5.0:
+It never antialiases; only 'area' averages. On CPUs OpenCV itself is called where it is installed
+and faster (`opencv_calls.py`); what follows computes the same in JAX. Measured against the x86-64
+wheels of OpenCV 5.0:
 
 - float32 bilinear and bicubic run in Intel's IPP with float64 coordinates, float32 Lanczos in
   OpenCV's own code with float32 coordinates;
@@ -19,6 +21,7 @@ import numpy as np
 
 from jaxsr.ops._resize.convention import Convention
 from jaxsr.ops._resize.filters import LANCZOS4, SHARP_CUBIC, TRIANGLE
+from jaxsr.ops._resize.opencv_calls import resize_by_opencv
 from jaxsr.ops._resize.weights import (
     Pass,
     Taps,
@@ -167,4 +170,5 @@ CONVENTION = Convention(
     antialias=False,
     antialias_is_fixed=True,
     most_axes=2,
+    library=resize_by_opencv,
 )

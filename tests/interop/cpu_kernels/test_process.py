@@ -7,8 +7,8 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 
+from jaxsr.interop.aot.chips import load_topology
 from jaxsr.interop.lowerings.convolution import convolution
 
 OPTIONS = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -69,7 +69,7 @@ def test_a_program_of_other_options_is_another_program(tmp_path):
 
 
 def test_programs_for_a_tpu_have_no_such_calls():
-    topology = topologies.get_topology_desc("v5e:1x1", platform="tpu")
+    topology = load_topology("v5e:1x1")
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     shapes = [
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)

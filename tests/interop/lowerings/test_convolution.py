@@ -257,7 +257,8 @@ COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scat
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_each_device_convolves_its_rows(devices):
+def test_each_device_convolves_its_rows(devices, monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "native")
     image, weight, options = Case(4, 4, (3, 3), padding=1, groups=2).arrays()
     images = np.concatenate([image, -image, 2 * image, image + 1])
     mesh = make_mesh(devices)

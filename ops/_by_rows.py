@@ -1,4 +1,6 @@
-"""A torch kernel in a program for CPUs, each simulated device on its own rows of the batch."""
+# pyright: basic
+# JAX gives primitives and partitioners no types.
+"""A custom call in a program for CPUs, each simulated device on its own rows of the batch."""
 
 import dataclasses
 import functools
@@ -12,19 +14,19 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsr.interop.cpu_kernels.torch_calls import torch_call
+from jaxsr.ops import _cpu_calls as cpu_calls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowsCall:
-    """A call of a torch kernel; all that it depends on besides its arrays.
+    """A call of a kernel; all that it depends on besides its arrays.
 
     Axis 0 of some arrays counts rows of the batch. What a kernel makes of each row it makes by
-    itself; a result without rows is a sum over them.
+    itself; a result without rows is made of all of them.
     """
 
     kernel: str
-    """Name that `torch_kernel` gave."""
+    """Name of a registered kernel."""
     shape: tuple[int, ...]
     """Of the result; its dtype is that of the first operand."""
     has_rows: tuple[bool, ...]
@@ -33,6 +35,10 @@ class RowsCall:
     """Of each operand and the result: whether axis 1 is the last one in memory."""
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
+    in_place: bool = False
+    """Whether the result takes the first operand's memory, and begins with its values."""
+    combine: Callable[[jax.Array, Any], jax.Array] = lax.psum
+    """Makes a result without rows of those of each device's rows, over mesh axes."""
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
         """The result, by one call on each device."""
@@ -47,8 +53,13 @@ class RowsCall:
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         result = jax.ShapeDtypeStruct(shape, operands[0].dtype)
         options = dict(self.options)
-        return torch_call(
-            self.kernel, result, *operands, channels_last=self.channels_last, **options
+        return cpu_calls.call(
+            self.kernel,
+            result,
+            *operands,
+            channels_last=self.channels_last,
+            in_place=self.in_place,
+            **options,
         )
 
 
@@ -69,7 +80,7 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
                 )
                 return call.run(*operands, rows=rows)
             out = call.run(*operands)
-            return out if axis is None else lax.psum(out, axis)
+            return out if axis is None else call.combine(out, axis)
 
         placed = [split if rows else whole for rows in call.has_rows]
         return mesh, shard, placed[-1], (*placed[:-1], whole)

@@ -1,0 +1,22 @@
+"""Reads small files whole, and refuses those that no writer of them made."""
+
+from pathlib import Path
+
+from jaxsr.interop.errors import InputError
+
+MOST_BYTES = 2**26
+"""More than any configuration, index or tokenizer has."""
+
+
+def read_bounded(path: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a file.
+
+    Raises:
+      InputError: it has more bytes than `most_bytes`, or no end.
+      OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise InputError(f"{path} has more than {most_bytes:,} bytes; give another file")
+    return content

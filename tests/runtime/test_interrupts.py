@@ -1,0 +1,97 @@
+"""Signals end a program with status 130 and one line, wherever they meet it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from jaxsr.runtime.exit_status import ExitStatus
+
+PROGRAM = """
+import ctypes, os, signal, sys, time
+from jaxsr.runtime import interrupts
+from jaxsr.runtime.cli import run_command, run_program
+
+interrupts._GRACE_S = 0.5
+
+def command(arguments):
+    try:
+        print("ready", flush=True)
+        {body}
+    finally:
+        print("closed", flush=True)
+
+run_program(lambda: run_command(command, []), "train")
+"""
+
+
+def run_program(
+    body: str, *signals: int, until: str = "ready", **options: Any
+) -> tuple[int, str, str]:
+    """(status, further output, stderr) of a program that gets the signals after a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "JAXSR_ALLOCATOR": "system"},
+        **options,
+    )  # fmt: skip
+    assert process.stdout
+    while process.stdout.readline().strip() != until:
+        assert process.poll() is None
+    for number in signals:
+        time.sleep(0.1)  # two of one kind at once count as one
+        process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGTERM, "jaxsr: ended by SIGTERM\n"),
+        (signal.SIGHUP, "jaxsr: ended by SIGHUP\n"),
+        (signal.SIGINT, "jaxsr: interrupted\n"),
+    ],
+)
+def test_a_signal_closes_what_is_open(number, line):
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
+    status, output, errors = run_program("time.sleep(60)", number, **default)
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
+
+
+@pytest.mark.parametrize(
+    ("signals", "line"),
+    [
+        ([signal.SIGTERM], "jaxsr: ended by SIGTERM\n"),
+        ([signal.SIGINT, signal.SIGINT], "jaxsr: interrupted\n"),
+    ],
+)
+def test_native_code_does_not_keep_a_program_alive(signals, line):
+    # Other threads receive the signals, so nothing wakes the main thread.
+    body = (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT}); "
+        "[print('asleep', flush=True), ctypes.CDLL(None).sleep(60)]"
+    )
+    status, output, errors = run_program(body, *signals, until="asleep")
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "", line)
+
+
+def test_a_signal_for_a_forked_worker_does_not_end_its_parent():
+    body = (
+        "worker = os.fork() or time.sleep(60); time.sleep(0.3); os.kill(worker, signal.SIGTERM); "
+        "print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])); time.sleep(1.5)"
+    )
+    assert run_program(body) == (0, f"{-signal.SIGTERM}\nclosed\n", "")
+
+
+def test_ignored_signals_stay_ignored():
+    nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    assert run_program("time.sleep(1)", signal.SIGHUP, **nohup) == (0, "closed\n", "")
+
+
+def test_a_signal_behind_the_end_does_not_change_the_status():
+    body = "import atexit; atexit.register(lambda: [print('exit', flush=True), time.sleep(1)])"
+    assert run_program(body, signal.SIGTERM, until="exit") == (0, "", "")
