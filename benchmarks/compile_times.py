@@ -28,6 +28,7 @@ class Options(ReportOptions):
         "efficientnet_b0",
         "convnext_tiny",
         "swin_tiny_patch4_window7_224",
+        "vit_tiny_patch16_224",
     )
     """Names of timm."""
     programs: tuple[str, ...] = ("forward", "gradient")

@@ -61,10 +61,10 @@ class _Reader:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.kind), daemon=True)
+        self._pipe, worker_pipe = context.Pipe()
+        self._process = context.Process(target=_serve, args=(worker_pipe, self.kind), daemon=True)
         self._process.start()
-        theirs.close()
+        worker_pipe.close()
         self._pipe.recv()  # its imports are done
 
     def read(self, path: Path) -> tuple[str, str]:

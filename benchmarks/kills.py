@@ -147,10 +147,14 @@ def losses(out: Path) -> dict[int, float]:
 
 def differences(out: Path, reference: Path) -> list[str]:
     """What a run has other than an uninterrupted one: names of weights, numbers of steps."""
-    expected, found = losses(reference), losses(out)
-    names = [f"step {step}" for step in expected if found.get(step) != expected[step]]
-    ours, theirs = (read_weights(run / "generator.safetensors")[0] for run in (out, reference))
-    return names + [n for n in theirs if not (ours[n] == theirs[n]).all()]
+    reference_losses, run_losses = losses(reference), losses(out)
+    names = [
+        f"step {step}" for step, loss in reference_losses.items() if run_losses.get(step) != loss
+    ]
+    weights, reference_weights = (
+        read_weights(run / "generator.safetensors")[0] for run in (out, reference)
+    )
+    return names + [n for n, w in reference_weights.items() if not (weights[n] == w).all()]
 
 
 class _Campaign:

@@ -48,11 +48,11 @@ def check_alike(facts: Facts) -> None:
     digests = {group: _digest(values) for group, values in facts.items()}
     answers = _exchange({"host": platform.node(), "digests": digests})
     for group, values in facts.items():
-        theirs = [str(answer["digests"].get(group)) for answer in answers]
-        if len(set(theirs)) > 1:
+        job_digests = [str(answer["digests"].get(group)) for answer in answers]
+        if len(set(job_digests)) > 1:
             listed = dict(sorted(values.items())[:_MOST_COMPARED])
             tables = _exchange(listed)
-            raise InputError(_difference(group, [a["host"] for a in answers], theirs, tables))
+            raise InputError(_difference(group, [a["host"] for a in answers], job_digests, tables))
 
 
 @contextmanager

@@ -61,8 +61,8 @@ def _local_digest(leaf: Any) -> int:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
         if jax.process_index():
             return 0
-        whole = leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
-        return _crc(np.ascontiguousarray(whole))
+        array = leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
+        return _crc(np.ascontiguousarray(array))
     digest = 0
     for shard in leaf.addressable_shards:
         if shard.replica_id == 0:

@@ -5,6 +5,7 @@ is cut short.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -19,14 +20,24 @@ def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
     """
     file = AtomicFile(path)
     try:
-        for part in parts:
-            file.stream.write(part)
+        with _errors_of(path):
+            for part in parts:
+                file.stream.write(part)
         file.finish()
-    except BaseException as error:
+    except BaseException:
         file.abandon()
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # Python's write does not know it
         raise
+
+
+def check_file(path: Path) -> None:
+    """Refuses a path that cannot be written, before hours of work go into the file.
+
+    Raises:
+      OSError: it is a folder, or its folder cannot be written.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    AtomicFile(path).abandon()
 
 
 class AtomicFile:
@@ -41,15 +52,17 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self._partial = path, _partial(path)
-        self.stream: BinaryIO = self._partial.open("wb")
+        with _errors_of(path):
+            self.stream: BinaryIO = self._partial.open("wb")
 
     def finish(self) -> None:
         """Stores the content on the disk and renames the file; abandons it if that fails."""
         try:
-            self.stream.flush()
-            os.fsync(self.stream.fileno())
-            self.stream.close()
-            self._partial.replace(self.path)
+            with _errors_of(self.path):
+                self.stream.flush()
+                os.fsync(self.stream.fileno())
+                self.stream.close()
+                self._partial.replace(self.path)
         except BaseException:
             self.abandon()
             raise
@@ -90,6 +103,16 @@ def set_aside(path: Path) -> Path:
         number += 1
         target = path.with_name(f"{path.name}.damaged-{number}")
     return path.rename(target)
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Generator[None]:
+    """Errors name the file that is to be written, not the one beside it, or none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def _partial(path: Path, ending: str = "") -> Path:

@@ -261,6 +261,19 @@ def test_a_run_that_differs_is_found(tmp_path):
     assert differences(tmp_path / "c", tmp_path / "a") == ["w"]
 
 
+def test_a_damaged_line_of_a_run_is_not_drawn(tmp_path):
+    metrics, out = tmp_path / "metrics.jsonl", tmp_path / "run.png"
+    lines = [seal({"step": step, "network/loss": 1 / step}) for step in range(1, 30)]
+    lines.append(seal({"step": 29, "validation/iou": 0.5}))
+    metrics.write_text("\n".join(lines))
+    plot(PlotOptions(metrics=metrics, out=out))
+    assert out.read_bytes().startswith(b"\x89PNG")
+    lines[1] = lines[1].replace("0.5", "0.4")
+    metrics.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is damaged"):
+        plot(PlotOptions(metrics=metrics, out=out))
+
+
 def test_the_zoo_runs_continues_and_counts(tmp_path):
     out = tmp_path / "zoo.json"
     command = [sys.executable, "-m", "benchmarks.zoo", "--group", "torch.nn", "--only", "RNN"]
@@ -314,16 +327,3 @@ if __name__ == "__main__":
         entry = Entry("torch.nn", name, f"zoo_faults:{name}", {}, (("2,3",),))
         print(zoo.run_entry(entry, zoo.Options(timeout_s=timeout_s))["status"])
 """
-
-
-def test_a_damaged_line_of_a_run_is_not_drawn(tmp_path):
-    metrics, out = tmp_path / "metrics.jsonl", tmp_path / "run.png"
-    lines = [seal({"step": step, "network/loss": 1 / step}) for step in range(1, 30)]
-    lines.append(seal({"step": 29, "validation/iou": 0.5}))
-    metrics.write_text("\n".join(lines))
-    plot(PlotOptions(metrics=metrics, out=out))
-    assert out.read_bytes().startswith(b"\x89PNG")
-    lines[1] = lines[1].replace("0.5", "0.4")
-    metrics.write_text("\n".join(lines))
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is damaged"):
-        plot(PlotOptions(metrics=metrics, out=out))

@@ -5,8 +5,7 @@ CPUs call them (`ops/_cpu_calls`); programs for accelerators never contain such 
 `JAXSR_CPU_KERNELS=xla` switches them off.
 
 - `torch_calls`: functions of torch tensors as XLA custom calls.
-- `by_rows`: such a call, each simulated device on its own rows.
-- `primitives`: JAX primitives that have a kernel on CPUs.
+- `operands`: of primitives with several of them.
 - `convolution`: a convolution and both of its gradients.
 - `channel_moments`: what batch normalisation and its gradient sum over pixels.
 - `stored`: an array that XLA does not make again.

@@ -22,7 +22,8 @@ from jaxsr.interop.cpu_kernels.channel_moments import (
     channel_sums_by_torch,
 )
 from jaxsr.interop.cpu_kernels.choice import sums_by_torch
-from jaxsr.interop.cpu_kernels.primitives import alike, cpu_primitive
+from jaxsr.interop.cpu_kernels.operands import alike
+from jaxsr.ops._cpu_primitives import cpu_primitive
 
 
 def moments(x: jax.Array, *, axis: int, by_row: bool = False) -> tuple[jax.Array, jax.Array]:
@@ -104,6 +105,11 @@ def _pixels(x: Any, axis: int, by_row: bool) -> int:
     return x.size // x.shape[axis] // (x.shape[0] if by_row else 1)
 
 
+def shape_option(*_: Any, shape: tuple[int, ...], **__: Any) -> tuple[int, ...]:
+    """The result's shape, of primitives that have it as an option."""
+    return shape
+
+
 # ---- on CPUs
 
 
@@ -123,7 +129,7 @@ moments_p = cpu_primitive("jaxsr_channel_moments", _plain_moments, _moments_on_c
 dots_p = cpu_primitive("jaxsr_channel_dots", _plain_dots, _dots_on_cpu)
 sums_p = cpu_primitive("jaxsr_channel_sums", _plain_sums, _sums_on_cpu)
 affine_p = cpu_primitive("jaxsr_channel_affine", _plain_affine)
-spread_p = cpu_primitive("jaxsr_channel_spread", _at_pixels)
+spread_p = cpu_primitive("jaxsr_channel_spread", _at_pixels, shape_of=shape_option)
 
 
 # ---- derivatives

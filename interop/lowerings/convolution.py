@@ -23,8 +23,9 @@ from jax.interpreters import ad, batching
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
-from jaxsr.interop.cpu_kernels.primitives import alike, cpu_primitive, varying_axes
-from jaxsr.interop.lowerings.channel_moments import spread
+from jaxsr.interop.cpu_kernels.operands import alike, varying_axes
+from jaxsr.interop.lowerings.channel_moments import shape_option, spread
+from jaxsr.ops._cpu_primitives import cpu_primitive
 
 aten = torch.ops.aten
 
@@ -272,8 +273,10 @@ def _at_outputs(bias: jax.Array, *, shape: Any, channels_last: bool, **_: Any) -
     return spread(bias, shape, axis=len(shape) - 1 if channels_last else 1)
 
 
-convolution_p = cpu_primitive("jaxsr_convolution", _by_xla, _on_cpu)
-biased_p = cpu_primitive("jaxsr_biased_convolution", _by_parts, _biased_on_cpu)
+convolution_p = cpu_primitive("jaxsr_convolution", _by_xla, _on_cpu, shape_of=shape_option)
+biased_p = cpu_primitive(
+    "jaxsr_biased_convolution", _by_parts, _biased_on_cpu, shape_of=shape_option
+)
 ad.primitive_jvps[biased_p] = _biased_jvp
 batching.primitive_batchers[convolution_p] = _batched
 ad.defbilinear(convolution_p, functools.partial(_transposed, 0), functools.partial(_transposed, 1))

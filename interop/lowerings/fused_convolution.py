@@ -18,9 +18,10 @@ from jax.interpreters import ad
 
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
-from jaxsr.interop.cpu_kernels.primitives import cpu_primitive
+from jaxsr.interop.lowerings.channel_moments import shape_option
 from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
 from jaxsr.interop.lowerings.elementwise import hardswish, leaky_relu, relu
+from jaxsr.ops._cpu_primitives import cpu_primitive
 
 ResultT = TypeVar("ResultT")
 
@@ -155,6 +156,8 @@ def _derivative(primals: Any, tangents: Any, **options: Any) -> Any:
     return jax.jvp(functools.partial(_by_parts, **options), primals, tangents)
 
 
-fused_convolution_p = cpu_primitive("jaxsr_fused_convolution", _by_parts, _on_cpu)
+fused_convolution_p = cpu_primitive(
+    "jaxsr_fused_convolution", _by_parts, _on_cpu, shape_of=shape_option
+)
 """Of images and a weight, then the bias and the array that is added, where there are."""
 ad.primitive_jvps[fused_convolution_p] = _derivative

@@ -3,8 +3,8 @@
 import jax
 from jax.interpreters import ad
 
-from jaxsr.interop.cpu_kernels.primitives import cpu_primitive
 from jaxsr.interop.cpu_kernels.stored import stored_by_call
+from jaxsr.ops._cpu_primitives import cpu_primitive
 
 
 def stored(x: jax.Array) -> jax.Array:

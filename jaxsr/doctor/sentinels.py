@@ -114,20 +114,19 @@ def _squared_norms(rows: int, dtype: str) -> Outcome:
     return program(x), (x.astype(np.float64) ** 2).sum(1)
 
 
-@sentinel(
+_vmapped_product = sentinel(
     source=f"{JAX}39103",
     fault="jaxlib 0.10.2, CPU: the last value is wrong, by the YNN fusion",
     workaround=_YNN_OFF,
 )
+
+
+@_vmapped_product
 def vmapped_product_squared_and_summed() -> Outcome:
     return _squared_norms(32769, "float32")
 
 
-@sentinel(
-    source=f"{JAX}39103",
-    fault="jaxlib 0.10.2, CPU: the last value is wrong, by the YNN fusion",
-    workaround=_YNN_OFF,
-)
+@_vmapped_product
 def vmapped_product_squared_and_summed_in_float64() -> Outcome:
     with jax.enable_x64(True):
         return _squared_norms(16385, "float64")

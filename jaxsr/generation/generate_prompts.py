@@ -5,6 +5,7 @@ import importlib.util
 from jaxsr.errors import InputError, MissingFileError
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.prompts import Prompt, check_rows_path, read_prompts
+from jaxsr.interop.atomic_write import check_file
 from jaxsr.runtime.setup import setup_compute
 
 
@@ -27,6 +28,8 @@ def run(config: GenerateConfig) -> None:
     for path in (config.out, config.save_cache):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"there is no folder {path.parent} to write {path.name} into")
+        if path is not None:
+            check_file(path)
     if config.out is not None:
         check_rows_path(config.out)
     _check_packages(config)

@@ -66,14 +66,14 @@ def release_memory_of_compilers() -> None:
 
     trim = ctypes.CDLL(None).malloc_trim
 
-    def after_compiling(event: str, seconds: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and seconds > _LONG_COMPILE_S:
+    def after_compiling(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > _LONG_S:
             trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(after_compiling)
 
 
-_LONG_COMPILE_S = 1.0
+_LONG_S = 1.0
 
 
 def _can_restart() -> bool:

@@ -150,16 +150,16 @@ def parse_options(
     """
     import tyro
 
-    shown = io.StringIO()
+    box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(shown):
+        with contextlib.redirect_stderr(box):
             return tyro.cli(
                 kind, args=list(arguments), prog=prog, description=description, **options
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise  # --help
-        raise InputError(f"{_unboxed(shown.getvalue())}; see {prog} --help") from None
+        raise InputError(f"{_unboxed(box.getvalue())}; see {prog} --help") from None
 
 
 def _unboxed(text: str) -> str:

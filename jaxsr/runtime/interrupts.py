@@ -1,8 +1,8 @@
 """Signals that end a program: Ctrl-C, SIGTERM, and SIGHUP of a terminal that closes.
 
-Each raises `KeyboardInterrupt`, so that files that are half written are removed. Native code can
-keep Python from running: then the process exits after a few seconds, and on a second Ctrl-C at
-once. Training handles the signals itself while it has a step to save (`training.stop_signals`).
+Each raises `KeyboardInterrupt`, so that files that are half written are removed. Where native code
+keeps the main thread busy, the process exits after a few seconds, and on a second Ctrl-C at once.
+Training handles the signals itself while it has a step to save (`training.stop_signals`).
 """
 
 import os

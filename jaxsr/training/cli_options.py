@@ -27,11 +27,11 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
     arguments = list(arguments)
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments.pop(0) if named else None
-    chosen, rest = _take_sources(arguments)
+    sources, rest = _take_sources(arguments)
     start = _peek(rest)
-    other = chosen.config or start.branch_from
+    other = sources.config or start.branch_from
     if other is not None and (
-        chosen.preset is not None or (chosen.config is not None and start.branch_from is not None)
+        sources.preset is not None or (sources.config is not None and start.branch_from is not None)
     ):
         raise InputError(
             "--preset, --config and --branch-from each give the defaults; leave all but one out"
@@ -40,9 +40,9 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
         out = start.out or newest_run(name)
         run = read_run(out)
         if run is not None:
-            return _resumed(out, run, name, chosen, rest)
+            return _resumed(out, run, name, sources, rest)
     if other is not None:
-        file = read_config(other) if other == chosen.config else read_run(other, sealed=False)
+        file = read_config(other) if other == sources.config else read_run(other, sealed=False)
         if file is None:
             raise InputError(f"--branch-from found no run in {other}; give the folder of one")
         _check_family(name, file, other)
@@ -51,24 +51,24 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
         return file.family, family, _parse(family, file.family, rest, default, other)
     name = name or trainable_families()[0]
     family = load_family(name)
-    return name, family, _parse_preset(family, name, rest, chosen.preset)
+    return name, family, _parse_preset(family, name, rest, sources.preset)
 
 
 def _resumed(
-    out: Path, run: ConfigFile, name: str | None, chosen: argparse.Namespace, rest: list[str]
+    out: Path, run: ConfigFile, name: str | None, sources: argparse.Namespace, rest: list[str]
 ) -> tuple[str, Any, Any]:
     """The run's own configuration, changed by those options that may change."""
     _check_family(name, run, out)
     family = load_family(run.family)
     default = run.run_config(family.CONFIG, without=PER_RUN)
     config = _parse(family, run.family, rest, default, out)
-    if chosen.preset is not None:
-        check_changes(out, run, _parse_preset(family, run.family, rest, chosen.preset))
-    elif chosen.config is not None:
-        file = read_config(chosen.config)
-        _check_family(run.family, file, chosen.config)
+    if sources.preset is not None:
+        check_changes(out, run, _parse_preset(family, run.family, rest, sources.preset))
+    elif sources.config is not None:
+        file = read_config(sources.config)
+        _check_family(run.family, file, sources.config)
         default = file.run_config(family.CONFIG)
-        check_changes(out, run, _parse(family, run.family, rest, default, chosen.config))
+        check_changes(out, run, _parse(family, run.family, rest, default, sources.config))
     config = dataclasses.replace(config, out=out)
     check_changes(out, run, config)
     return run.family, family, config

@@ -101,22 +101,22 @@ def _restore(engine: Engine, checkpoints: Checkpoints, config: RunConfig, total:
     Returns:
       What it did, in words; empty where the run begins with its own weights.
     """
-    origin, found = "resumed", None
+    origin, checkpoint = "resumed", None
     if config.resume:
-        found = checkpoints.restore(engine.state())
-    if found is None and config.branch_from is not None:
+        checkpoint = checkpoints.restore(engine.state())
+    if checkpoint is None and config.branch_from is not None:
         origin = f"branched from {config.branch_from}"
-        found = restore_newest(config.branch_from / "checkpoints", engine.state())
-        if found is None:
+        checkpoint = restore_newest(config.branch_from / "checkpoints", engine.state())
+        if checkpoint is None:
             raise TrainingError(f"{config.branch_from} has no checkpoint to branch from yet")
-        if found[0] >= total:
+        if checkpoint[0] >= total:
             raise TrainingError(
-                f"{config.branch_from} is at step {found[0]} already; give the branch more than "
-                f"steps={total} with --steps, which counts from the first run's start"
+                f"{config.branch_from} is at step {checkpoint[0]} already; give the branch more "
+                f"than steps={total} with --steps, which counts from the first run's start"
             )
-    if found is None:
+    if checkpoint is None:
         return ""
-    step, state = found
+    step, state = checkpoint
     engine.load(state)
     if origin != "resumed":
         checkpoints.save(step, engine.state())  # the other run may be deleted from now on
@@ -226,14 +226,14 @@ class _Run:
     def _validate(self, done: int, phase: str) -> None:
         # Every host judges for itself: all need the figures, for Orbax ranks checkpoints by them,
         # and none has to wait for another.
-        found = self.task.validate(self.engine.network(phase))
-        self.figures = dict(found.metrics)
+        validation = self.task.validate(self.engine.network(phase))
+        self.figures = dict(validation.metrics)
         weights = self.engine.weights()  # a joint operation where parameters are split over hosts
         if jax.process_index():
             return
-        self.records.validation(done, self.figures, found.picture)
-        if found.picture is not None:
-            _write_picture(self.out / "validation" / f"step-{done:07d}.png", found.picture)
+        self.records.validation(done, self.figures, validation.picture)
+        if validation.picture is not None:
+            _write_picture(self.out / "validation" / f"step-{done:07d}.png", validation.picture)
         notes = {**self.task.describe(), "step": done, "validation": self.figures}
         newest = self.out / f"{self.task.exported}.safetensors"
         export_weights(newest, weights, metadata=notes)

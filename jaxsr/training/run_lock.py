@@ -28,9 +28,9 @@ BEAT_S = 5.0
 """Seconds between two entries of the holder."""
 _BEATS_AWAITED = 2.5
 _RECORD_BYTES = 512
-_HELD = (errno.EACCES, errno.EAGAIN)
+_LOCKED = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_locked: set[tuple[int, int]] = set()
+_own_locks: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process, against which the kernel would not hold it."""
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def lock_folder(out: Path) -> Generator[None]:
     """
     path = out / LOCK
     # Closing a second descriptor would free this process's own lock: the check comes first.
-    if path.exists() and _identity(path.stat()) in _locked:
+    if path.exists() and _identity(path.stat()) in _own_locks:
         raise _in_use(out, _parsed(path.read_bytes()))
     try:
         descriptor = _take(out)
@@ -55,7 +55,7 @@ def lock_folder(out: Path) -> Generator[None]:
             raise
         raise FileAccessError(f"cannot lock {path}: {error.strerror or error}") from error
     identity = _identity(os.fstat(descriptor))
-    _locked.add(identity)
+    _own_locks.add(identity)
     stopped = threading.Event()
     thread = threading.Thread(target=_beat, args=(descriptor, stopped), daemon=True)
     thread.start()
@@ -64,7 +64,7 @@ def lock_folder(out: Path) -> Generator[None]:
     finally:
         stopped.set()
         thread.join()
-        _locked.discard(identity)
+        _own_locks.discard(identity)
         with suppress(OSError):  # the folder may be gone
             os.ftruncate(descriptor, 0)
         os.close(descriptor)
@@ -105,7 +105,7 @@ def _open(out: Path) -> tuple[int, bool]:
             return descriptor, False
         holder = _entry(descriptor)
         os.close(descriptor)
-        if error.errno in _HELD:
+        if error.errno in _LOCKED:
             raise _in_use(out, holder) from None
         raise
     return descriptor, True

@@ -11,15 +11,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.dispatch import prim_requires_devices_during_lowering
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
+from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.dispatch import run_passes
-
-resize_p = cast(Any, Primitive("jaxsr_resize"))
-"""Of an image; `axes`, `size`, `convention` and `options` as `resize` normalises them."""
 
 
 def resize_in_jax(
@@ -43,10 +39,12 @@ def _on_cpu(image: jax.Array, *, convention: str, **static: Any) -> jax.Array:
     return resize_in_jax(image, convention=convention, **static) if out is None else out
 
 
-@resize_p.def_abstract_eval
-def _abstract(image: Any, *, axes: tuple[int, ...], size: tuple[int, ...], **_: Any) -> Any:
-    extents = dict(zip(axes, size, strict=True))
-    return image.update(shape=tuple(extents.get(i, n) for i, n in enumerate(image.shape)))
+def _shape_of(
+    image: Any, *, axes: tuple[int, ...], size: tuple[int, ...], **_: Any
+) -> tuple[int, ...]:
+    extents: dict[int, int] = dict(zip(axes, size, strict=True))
+    shape: tuple[int, ...] = image.shape
+    return tuple(extents.get(i, n) for i, n in enumerate(shape))
 
 
 def _batched(operands: Any, batch_axes: Any, *, axes: tuple[int, ...], **static: Any) -> Any:
@@ -63,14 +61,7 @@ def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:
     return out, tangent
 
 
+resize_p = cpu_primitive("jaxsr_resize", resize_in_jax, _on_cpu, shape_of=_shape_of)
+"""Of an image; `axes`, `size`, `convention` and `options` as `resize` normalises them."""
 batching.primitive_batchers[resize_p] = _batched
 ad.primitive_jvps[resize_p] = _derivative
-mlir.register_lowering(resize_p, mlir.lower_fun(resize_in_jax, multiple_results=False))
-mlir.register_lowering(resize_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
-# The rows are split among the devices, which the rule must know. JAX has no public way to say so.
-prim_requires_devices_during_lowering.add(resize_p)
-
-
-@resize_p.def_impl
-def _computed_at_once(image: jax.Array, **static: Any) -> jax.Array:
-    return jax.jit(resize_p.bind, static_argnames=tuple(static))(image, **static)

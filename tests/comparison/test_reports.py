@@ -5,6 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,7 @@ def test_blocks(path, block):
 def test_an_ill_conditioned_operation_is_named_with_its_condition(subject):
     comparison, *_ = compare_engines(subject("span"), TORCH, TORCH)
     assert not any("ill-conditioned" in note for note in notes(comparison))
-    row = next(row for row in comparison.rows if row.total is not None and row.total_threshold)
+    row: Any = next(row for row in comparison.rows if row.total and row.total_threshold)
     row.total = replace(row.total, relative=1.0)
     row.total_threshold, row.inherited = 0.25, 4e-3
     (note,) = [note for note in notes(comparison) if "ill-conditioned" in note]

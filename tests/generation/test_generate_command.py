@@ -133,6 +133,8 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         (["hi", "--max-new-tokens", "9999"], "use --max-new-tokens"),
         (["hi " * 600], "shorten it"),
         (["hi", "--out", "absent/rows.csv"], "there is no folder absent"),
+        (["hi", "--save-cache", "."], ".: Is a directory"),
+        (["hi", "--save-cache", "/proc/cache"], "/proc/cache: No such file or directory"),
         (["hi", "--out", "rows.txt"], "must end in .jsonl or .csv"),
         (["hi", "--stop", "two words here"], "tokens of this model"),
         (["hi", "--temperature", "-1"], "temperature must be finite"),

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxsr.interop.atomic_write import AtomicFile, atomic_path, atomic_write
+from jaxsr.interop.atomic_write import AtomicFile, atomic_path, atomic_write, check_file
 
 
 def names(folder):
@@ -27,6 +27,20 @@ def test_a_write_that_fails_leaves_the_file_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         atomic_write(tmp_path / "a.json", b"new")
     assert (tmp_path / "a.json").read_bytes() == b"old" and names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("write", [check_file, lambda path: atomic_write(path, b"x")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("folder", "Is a directory"), ("absent/a", "No such file or directory")]
+)
+def test_errors_name_the_file_that_was_to_be_written(tmp_path, write, name, reason):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=reason) as error:
+        write(tmp_path / name)
+    assert error.value.filename == str(tmp_path / name) and error.value.filename2 is None
+    assert names(tmp_path) == ["folder"]
+    check_file(tmp_path / "a")
+    assert names(tmp_path) == ["folder"]
 
 
 def test_a_stream_has_no_name_before_it_is_finished(tmp_path):

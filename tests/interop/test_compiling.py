@@ -2,6 +2,7 @@
 
 import importlib
 import threading
+from typing import Any
 
 import jax
 import numpy as np
@@ -110,10 +111,10 @@ def test_code_that_fails_only_while_compiling_is_traced_as_torch_runs_it():
     class NeedsMask(nn.Module):
         """T5's kin make their mask only where torch does not compile, and then need it."""
 
-        def forward(self, x, mask=None):
-            if mask is None and not is_compiling():
+        def forward(self, x, mask: Any = None):
+            if not is_compiling() and mask is None:
                 mask = torch.ones(x.shape[0])
-            return x * mask[:, None]
+            return x * mask[:, None]  # pyright: ignore[reportOptionalSubscript]
 
     jm = to_jax(NeedsMask())
     np.testing.assert_array_equal(jax.jit(lambda x: jm.apply({}, {}, x)[0])(X), X)
@@ -123,5 +124,5 @@ def test_code_that_fails_only_while_compiling_is_traced_as_torch_runs_it():
 
 class Always(nn.Module):
     def forward(self, x):
-        mask = None if is_compiling() else 3
+        mask: Any = None if is_compiling() else 3
         return x * mask[:, None]

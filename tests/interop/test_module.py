@@ -3,6 +3,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,8 +141,8 @@ def test_torch_computes_as_before_while_a_module_is_traced():
             return 2 * x
 
     # Programs that run at that moment call torch's kernels.
-    settings: list[tuple[bool, int]] = [(torch.backends.mkldnn.enabled, torch.get_num_threads())]
-    to_jax(Net())({}, {}, np.ones(3, np.float32))
+    settings: list[Any] = [(torch.backends.mkldnn.enabled, torch.get_num_threads())]
+    to_jax(Net()).apply({}, {}, np.ones(3, np.float32))
     assert settings[0] == settings[1]
 
 

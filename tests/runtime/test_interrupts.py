@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -30,14 +29,17 @@ run_program(lambda: run_command(command, []), "train")
 
 
 def run_program(
-    body: str, *signals: int, until: str = "ready", **options: Any
+    body: str, *signals: int, until: str = "ready", hangup: signal.Handlers = signal.SIG_DFL
 ) -> tuple[int, str, str]:
     """(status, further output, stderr) of a program that gets the signals after a line."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "JAXSR_ALLOCATOR": "system"},
-        **options,
-    )  # fmt: skip
+    before = signal.signal(signal.SIGHUP, hangup)  # also where the tests run under nohup
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "JAXSR_ALLOCATOR": "system"},
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert process.stdout
     while process.stdout.readline().strip() != until:
         assert process.poll() is None
@@ -57,8 +59,7 @@ def run_program(
     ],
 )
 def test_a_signal_closes_what_is_open(number, line):
-    default = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
-    status, output, errors = run_program("time.sleep(60)", number, **default)
+    status, output, errors = run_program("time.sleep(60)", number)
     assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
 
 
@@ -88,8 +89,7 @@ def test_a_signal_for_a_forked_worker_does_not_end_its_parent():
 
 
 def test_ignored_signals_stay_ignored():
-    nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    assert run_program("time.sleep(1)", signal.SIGHUP, **nohup) == (0, "closed\n", "")
+    assert run_program("time.sleep(1)", signal.SIGHUP, hangup=signal.SIG_IGN) == (0, "closed\n", "")
 
 
 def test_a_signal_behind_the_end_does_not_change_the_status():

@@ -8,18 +8,9 @@ import torch
 from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, lowering, to_jax
-from jaxsr.interop._core import registry
 
+pytestmark = pytest.mark.usefixtures("own_entries")
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def entries(monkeypatch):
-    """Registrations of a test end with it."""
-    registry.load()
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    yield
-    registry.resolve.cache_clear()
 
 
 @torch.library.custom_op("jaxsr_test::swish", mutates_args=())

@@ -10,15 +10,7 @@ from jaxsr.interop._core import registry
 from jaxsr.interop._core.registry import Kind, is_overload, resolve
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def entries(monkeypatch):
-    """Registrations of a test end with it."""
-    registry.load()
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    yield
-    registry.resolve.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_entries")
 
 
 def test_every_entry_is_in_force():

@@ -7,21 +7,12 @@ import torch
 from torch import nn
 
 from jaxsr.interop import lowering, to_jax
-from jaxsr.interop._core import registry
 from jaxsr.interop.folding import rules
 from jaxsr.interop.folding.elementwise import pointwise
 from jaxsr.interop.folding.policy import CHANNELS_LAST
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def entries(monkeypatch):
-    """Registrations of a test end with it."""
-    registry.load()
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    yield
-    registry.resolve.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_entries")
 
 
 def test_rules():

@@ -107,7 +107,7 @@ def test_every_derivative_of_a_normalisation(kernels, axis, by_row):
 
 
 def test_a_frozen_normalisation_needs_no_sums():
-    x, one = images(3), np.ones(16, np.float32)
+    x, one = images(3), jnp.ones(16)
     gradient = jax.jit(jax.grad(lambda x: jnp.sin(affine(x, one, one, one, axis=3)).sum()))
     assert "channel_dots" not in gradient.lower(x).as_text()
     np.testing.assert_allclose(gradient(x), np.cos(x), atol=1e-6)

@@ -1,0 +1,14 @@
+"""Fixtures of several rooms."""
+
+import pytest
+
+from jaxsr.interop._core import registry
+
+
+@pytest.fixture
+def own_entries(monkeypatch):
+    """Registrations of a test end with it."""
+    registry.load()
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    yield
+    registry.resolve.cache_clear()
