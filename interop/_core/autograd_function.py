@@ -110,6 +110,11 @@ class _Context:
 
     save_for_forward = save_for_backward
 
+    @property
+    def saved_variables(self) -> tuple:
+        """torch's older name of `saved_tensors`."""
+        return self.saved_tensors
+
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.undifferentiable.update(id(t) for t in tensors)
 
