@@ -222,55 +222,41 @@ class FunctionalModule:
     ) -> tuple[Any, dict[str, jax.Array]]:
         """What `JaxModule.apply` does: the method's result, and the buffers after it."""
         self._check_names(params, buffers)
-        arguments = (params, buffers, inputs, kwargs, rng, train, method, compute_dtype, rewriter)
+
+        def traced(*, compiling: bool) -> tuple[Any, dict[str, jax.Array]]:
+            trace = Trace(rng, rewriter)
+            with session(trace, compiling=compiling):
+                tensors = {
+                    name: self._wrap(
+                        trace, name, slot, params if slot.trainable else buffers, compute_dtype
+                    )
+                    for name, slot in self.slots.items()
+                }
+                with self._swapped(tensors, train):
+                    before = self._attributes()
+                    try:
+                        args, kw = map_leaves(
+                            lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
+                        )
+                        with watching(self.module, args, kw):
+                            result = getattr(self.module, method)(*args, **kw)
+                        outputs = to_arrays(trace, result)
+                        self._check_attributes(before, trace, tensors)
+                        after = self._collect(trace, tensors, buffers)
+                    except Exception as e:
+                        if getattr(e, "located", False):
+                            raise
+                        raise located(e, self.module, self.names) from None
+            return outputs, after
+
         try:
-            return self._trace(*arguments, compiling=True)
+            return traced(compiling=True)
         except _ERRORS_OF_CODE as error:
             # Some code fails only while torch compiles: T5's kin expect a mask then.
             try:
-                return self._trace(*arguments, compiling=False)
+                return traced(compiling=False)
             except Exception:
                 raise error from None
-
-    def _trace(
-        self,
-        params: Mapping[str, Any],
-        buffers: Mapping[str, Any],
-        inputs: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        rng: jax.Array | None,
-        train: bool | None,
-        method: str,
-        compute_dtype: Any,
-        rewriter: Rewriter | None,
-        *,
-        compiling: bool,
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        """`run`, with the answer that the module's code gets to `torch.compiler.is_compiling()`."""
-        trace = Trace(rng, rewriter)
-        with session(trace, compiling=compiling):
-            tensors = {
-                name: self._wrap(
-                    trace, name, slot, params if slot.trainable else buffers, compute_dtype
-                )
-                for name, slot in self.slots.items()
-            }
-            with self._swapped(tensors, train):
-                before = self._attributes()
-                try:
-                    args, kw = map_leaves(
-                        lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
-                    )
-                    with watching(self.module, args, kw):
-                        result = getattr(self.module, method)(*args, **kw)
-                    outputs = to_arrays(trace, result)
-                    self._check_attributes(before, trace, tensors)
-                    after = self._collect(trace, tensors, buffers)
-                except Exception as e:
-                    if getattr(e, "located", False):
-                        raise
-                    raise located(e, self.module, self.names) from None
-        return outputs, after
 
     def _check_names(self, params: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         for label, arrays, trainable in (("params", params, True), ("buffers", buffers, False)):
