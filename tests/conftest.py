@@ -1,6 +1,7 @@
 """Every test sees 8 simulated CPU devices, so that mesh tests need no accelerator."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,12 @@ import jaxsr  # noqa: F401  # adds to XLA_FLAGS, which XLA reads when the first 
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
+
+# A background job of a shell ignores SIGINT, and nohup SIGHUP. Programs under test would inherit
+# that; a handler, even an idle one, they do not.
+for _signal in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, lambda *_: None)
 
 # Annotations, shapes and dtypes of arrays among them, are checked whenever a test calls a function.
 jaxtyping.install_import_hook(

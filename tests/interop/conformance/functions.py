@@ -142,7 +142,6 @@ fn(
         x.log_softmax(2), torch.ones(2, 3).long(), torch.tensor([6, 6]), torch.tensor([3, 3])
     ),
     normal(6, 2, 5),
-    refused="ctc_loss",
 )
 
 # ---- indexing and writing by index

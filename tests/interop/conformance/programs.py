@@ -267,9 +267,7 @@ _grad_case(
 )
 _grad_case("backward inside forward", lambda x: (x**2).sum().backward(), refused="jax.grad")
 _grad_case("Tensor.register_hook", lambda x: _hooked(x), refused="register_hook")
-_grad_case(
-    "torch.func.vmap inside forward", lambda x: torch.func.vmap(torch.sin)(x), refused="torch.func"
-)
+_grad_case("torch.func.vmap inside forward", lambda x: torch.func.vmap(torch.sin)(x))
 
 
 def _under_no_grad(x: torch.Tensor) -> torch.Tensor:
