@@ -113,16 +113,19 @@ def shape_option(*_: Any, shape: tuple[int, ...], **__: Any) -> tuple[int, ...]:
 # ---- on CPUs
 
 
-def _sums_on_cpu(x: jax.Array, **options: Any) -> jax.Array:
-    return (channel_sums_by_torch if sums_by_torch(x) else _plain_sums)(x, **options)
+def _sums_on_cpu(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
+    by_torch = sums_by_torch(x, by_row=by_row)
+    return (channel_sums_by_torch if by_torch else _plain_sums)(x, axis=axis, by_row=by_row)
 
 
-def _moments_on_cpu(x: jax.Array, **options: Any) -> jax.Array:
-    return (channel_moments_by_torch if sums_by_torch(x) else _plain_moments)(x, **options)
+def _moments_on_cpu(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
+    by_torch = sums_by_torch(x, by_row=by_row)
+    return (channel_moments_by_torch if by_torch else _plain_moments)(x, axis=axis, by_row=by_row)
 
 
 def _dots_on_cpu(g: jax.Array, x: jax.Array, mean: jax.Array, *, axis: int) -> jax.Array:
-    return (channel_dots_by_torch if sums_by_torch(x) else _plain_dots)(g, x, mean, axis=axis)
+    by_torch = sums_by_torch(x, by_row=mean.ndim == 2)
+    return (channel_dots_by_torch if by_torch else _plain_dots)(g, x, mean, axis=axis)
 
 
 moments_p = cpu_primitive("jaxsr_channel_moments", _plain_moments, _moments_on_cpu)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxsr.interop.cpu_kernels import choice
 from jaxsr.interop.lowerings.channel_moments import affine, channel_sums, moments, spread
 from jaxsr.interop.lowerings.stored import stored
 from jaxsr.interop.mesh import make_mesh
@@ -16,6 +17,11 @@ SHAPES = {1: (4, 16, 24, 32), 3: (4, 24, 32, 16)}
 LAYOUTS = pytest.mark.parametrize(
     ("axis", "by_row"), [(axis, by_row) for axis in SHAPES for by_row in (False, True)]
 )
+
+
+@pytest.fixture(autouse=True)
+def small_rows_too(monkeypatch):
+    monkeypatch.setattr(choice, "_LEAST_SUMMED_BY_ROW", 1 << 10)
 
 
 @pytest.fixture(params=["native", "xla"])
