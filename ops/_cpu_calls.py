@@ -211,7 +211,7 @@ def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
         try:
             run()
         except KeyboardInterrupt:  # it came just before the kernel, or after it
-            _interrupt_later()
+            _send_later(signal.SIGINT)
             run()
     except BaseException as error:  # an exception must not leave a C function
         return _error(frame, name, inputs, error)
@@ -220,29 +220,43 @@ def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
 
 @contextlib.contextmanager
 def _interrupts_deferred() -> Generator[None]:
-    """While a kernel runs in the main thread, Ctrl-C waits for it, as for any program of XLA's.
+    """While a kernel runs in the main thread, signals wait for it, as for any program of XLA's.
 
-    An exception would be lost on its way through XLA's functions.
+    An exception of their handlers would be lost on its way through XLA's functions. Who watches for
+    signals by `signal.set_wakeup_fd` sees each of them once, when it is sent again.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    interrupts: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    handlers = {number: signal.getsignal(number) for number in _DEFERRED}
+    received: list[int] = []
+    wakeup_fd = signal.set_wakeup_fd(-1)
     try:
-        yield
+        try:
+            for number, handler in handlers.items():
+                if callable(handler):
+                    signal.signal(number, lambda number, _: received.append(number))
+            yield
+        finally:
+            for number, handler in handlers.items():
+                if callable(handler):
+                    signal.signal(number, handler)
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if interrupts:
-            _interrupt_later()
+        signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+        for number in received:
+            _send_later(number)
 
 
-def _interrupt_later() -> None:
-    """Ctrl-C once more, when the main thread has left the kernel."""
+_DEFERRED = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
+
+def _send_later(number: int) -> None:
+    """A signal once more, when the main thread has left the kernel."""
     main: Any = threading.main_thread().ident
-    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
+    threading.Timer(0.05, signal.pthread_kill, (main, number)).start()
 
 
 def _answered_version(extension: int) -> bool:

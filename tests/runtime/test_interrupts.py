@@ -95,3 +95,32 @@ def test_ignored_signals_stay_ignored():
 def test_a_signal_behind_the_end_does_not_change_the_status():
     body = "import atexit; atexit.register(lambda: [print('exit', flush=True), time.sleep(1)])"
     assert run_program(body, signal.SIGTERM, until="exit") == (0, "", "")
+
+
+KERNEL = """
+        import jax, jax.numpy as jnp
+        from jaxsr.ops import _cpu_calls as cpu_calls
+
+        @cpu_calls.kernel("test_slow")
+        def slow(inputs, outputs, attributes):
+            print("inside", flush=True)
+            time.sleep(0.5)
+
+        jax.config.update("jax_platforms", "cpu")
+        run = jax.jit(lambda x: cpu_calls.call(slow, jax.ShapeDtypeStruct((3,), x.dtype), x))
+        jax.block_until_ready(run(jnp.ones(3)))
+        time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "jaxsr: interrupted\n"),
+        (signal.SIGTERM, "jaxsr: ended by SIGTERM\n"),
+        (signal.SIGHUP, "jaxsr: ended by SIGHUP\n"),
+    ],
+)
+def test_one_signal_during_a_kernel_closes_what_is_open(number, line):
+    status, output, errors = run_program(KERNEL, number, until="inside")
+    assert (status, output, errors) == (ExitStatus.INTERRUPTED, "closed\n", line)
