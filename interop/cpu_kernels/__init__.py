@@ -1,7 +1,7 @@
 """Torch's own CPU kernels inside compiled JAX programs.
 
-On a CPU torch's convolutions (oneDNN) are two to three times as fast as XLA's. Programs lowered for
-CPUs call them (`ops/_cpu_calls`); programs for accelerators never contain such calls.
+On a CPU torch's kernels (oneDNN) train convolutions faster than XLA's. Programs lowered for CPUs
+call them (`ops/_cpu_calls`); programs for accelerators never contain such calls.
 `JAXSR_CPU_KERNELS=xla` switches them off.
 
 - `torch_calls`: functions of torch tensors as XLA custom calls.

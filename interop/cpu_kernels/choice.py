@@ -19,7 +19,7 @@ def convolves_by_torch(a: jax.Array, b: jax.Array, shape: Sequence[int]) -> bool
 _LEAST_SUMMED = 1 << 15
 _LEAST_SUMMED_BY_ROW = 1 << 20
 """Elements of a statistic from which on torch sums them. A call takes 0.1 ms for each statistic;
-33 instance normalisations of 8 × 64 × 24² took 60 ms of a step of 140."""
+the instance normalisations of Fast-SRGAN's step took 50 of its 207 ms that way."""
 
 
 def sums_by_torch(x: jax.Array, *, by_row: bool) -> bool:

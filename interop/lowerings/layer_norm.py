@@ -2,7 +2,7 @@
 
 Each block of a transformer adds to a stream of features and normalises it. XLA's CPU fusions do not
 store the stream: every reader adds all blocks so far up anew, and the gradient's stream likewise.
-A Swin of 12 blocks became kernels of 800 operations, and took twice the time to compile and run.
+A Swin of 12 blocks became kernels of 800 operations, and took twice the time to compile.
 """
 
 from typing import Any
