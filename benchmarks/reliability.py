@@ -16,7 +16,7 @@ PROGRAMS = ("damage", "hostile_inputs", "kills")
 """Of this folder."""
 PAGE = RESULTS.parents[1] / "docs/reliability.md"
 FUZZ_EXAMPLES = "2000"
-"""Command lines for each command: 30,000 in all."""
+"""Command lines for each command."""
 
 
 @dataclass(frozen=True, kw_only=True)
