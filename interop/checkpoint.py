@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxsr.interop.array_digests import leaf_name, tree_digests
 from jaxsr.interop.atomic_write import set_aside
-from jaxsr.interop.errors import DamagedFileError, UserError
+from jaxsr.interop.errors import DamagedFileError, UserError, first_line
 from jaxsr.interop.sealed_json import seal, unseal
 
 _RECORD = "record"
@@ -285,16 +285,16 @@ def read_record(path: Path) -> dict[str, Any]:
             ) from None
         raise DamagedFileError(f"it has no {_RECORD}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"its {_RECORD} cannot be read ({_first_line(error)})") from error
+        raise DamagedFileError(f"its {_RECORD} cannot be read ({first_line(error)})") from error
     try:
         json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
     except (OSError, ValueError) as error:
-        raise DamagedFileError(f"its metadata cannot be read ({_first_line(error)})") from error
+        raise DamagedFileError(f"its metadata cannot be read ({first_line(error)})") from error
     metrics = path / "metrics" / "metrics"
     try:
         stated = json.loads(metrics.read_bytes()) if metrics.parent.exists() else None
     except (OSError, ValueError) as error:
-        raise DamagedFileError(f"its metrics cannot be read ({_first_line(error)})") from error
+        raise DamagedFileError(f"its metrics cannot be read ({first_line(error)})") from error
     # NaN is a metric like any other here, and equals nothing.
     if record["step"] != int(path.name) or repr(record["metrics"]) != repr(stated):
         raise DamagedFileError("its metrics or its name are not those that were saved")
@@ -427,11 +427,6 @@ def _abstract(leaf: Any) -> Any:
     return leaf
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
 @contextmanager
 def _without_late_tracebacks() -> Generator[None]:
     """Orbax reads in coroutines; what a failure leaves of them would print tracebacks later.
@@ -447,7 +442,7 @@ def _without_late_tracebacks() -> Generator[None]:
             try:
                 yield
             except Exception as error:  # of many types, by Orbax and TensorStore
-                text = _first_line(error)
+                text = first_line(error)
                 error.__traceback__ = error.__cause__ = error.__context__ = None
             if text:
                 gc.collect()
@@ -512,5 +507,5 @@ def _write_errors(folder: Path) -> Generator[None]:
                 "make room and run again with --resume"
             ) from error
         raise CheckpointError(
-            f"writing a checkpoint to {folder} failed ({_first_line(error)}); {newest}"
+            f"writing a checkpoint to {folder} failed ({first_line(error)}); {newest}"
         ) from error

@@ -53,3 +53,9 @@ def check_utf8_path(path: Path) -> None:
         str(path.absolute()).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{path.absolute()} is not UTF-8; rename it or choose another") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The type of another library's error and the first line of its message, for one of ours."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

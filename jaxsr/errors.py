@@ -13,6 +13,7 @@ from jaxsr.interop.errors import (
     UnsupportedTorchError,
     UserError,
     check_utf8_path,
+    first_line,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "UserError",
     "check_literals",
     "check_utf8_path",
+    "first_line",
     "first_of",
     "one_line",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, MissingFileError, first_of
+from jaxsr.errors import InputError, MissingFileError, first_line, first_of
 from jaxsr.interop.weights import open_safetensors
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
@@ -95,13 +95,9 @@ READERS: Mapping[str, Callable[[Path], object]] = {
 
 def _damaged(path: Path, error: Exception) -> InputError:
     return InputError(
-        f"{path} cannot be read as a torch file ({_first_line(error)}); it is damaged or cut "
+        f"{path} cannot be read as a torch file ({first_line(error)}); it is damaged or cut "
         "short, get it again"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
