@@ -70,7 +70,7 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
 
     def partition(mesh: Any, arrays: Any, result: Any) -> Any:
         axis = _rows_axis(mesh, call.has_rows, (*arrays[:-1], result))
-        whole, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (axis,)))
+        replicated, by_row = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (axis,)))
 
         def shard(*arrays: jax.Array) -> jax.Array:
             operands = arrays[:-1]
@@ -82,8 +82,8 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
             out = call.run(*operands)
             return out if axis is None else call.combine(out, axis)
 
-        placed = [split if rows else whole for rows in call.has_rows]
-        return mesh, shard, placed[-1], (*placed[:-1], whole)
+        placed = [by_row if rows else replicated for rows in call.has_rows]
+        return mesh, shard, placed[-1], (*placed[:-1], replicated)
 
     terms = [
         " ".join(["n" if rows and i == 0 else f"a{number}_{i}" for i in range(rank)])

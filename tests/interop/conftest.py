@@ -6,7 +6,7 @@ from jaxsr.interop._core import registry
 
 
 @pytest.fixture
-def own_entries(monkeypatch):
+def registry_copy(monkeypatch):
     """Registrations of a test end with it."""
     registry.load()
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))

@@ -9,7 +9,7 @@ from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, lowering, to_jax
 
-pytestmark = pytest.mark.usefixtures("own_entries")
+pytestmark = pytest.mark.usefixtures("registry_copy")
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
 

@@ -10,7 +10,7 @@ from jaxsr.interop._core import registry
 from jaxsr.interop._core.registry import Kind, is_overload, resolve
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.usefixtures("own_entries")
+pytestmark = pytest.mark.usefixtures("registry_copy")
 
 
 def test_every_entry_is_in_force():

@@ -12,7 +12,7 @@ from jaxsr.interop.folding.elementwise import pointwise
 from jaxsr.interop.folding.policy import CHANNELS_LAST
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.usefixtures("own_entries")
+pytestmark = pytest.mark.usefixtures("registry_copy")
 
 
 def test_rules():
