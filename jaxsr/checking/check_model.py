@@ -8,7 +8,6 @@ from typing import Any
 
 from jaxsr.checking.config import CheckConfig
 from jaxsr.checking.example_inputs import Example, example_inputs, parse_inputs, settle
-from jaxsr.errors import InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
@@ -61,20 +60,13 @@ def load(config: CheckConfig) -> tuple[LoadedModel, Example]:
     model, weights = config.model, None
     if config.class_ is not None:
         model, weights = config.class_, Path(config.model)
-    try:
-        loaded = load_model(
-            model,
-            weights=weights,
-            options=config.model_options(),
-            random_weights=True,
-            untrained=True,
-        )
-    except (InputError, OSError):
-        raise
-    except Exception as error:  # of the user's own class
-        raise InputError(
-            f"{model} cannot be built: {type(error).__name__}: {one_line(error)}"
-        ) from error
+    loaded = load_model(
+        model,
+        weights=weights,
+        options=config.model_options(),
+        random_weights=True,
+        untrained=True,
+    )
     settle(loaded.network)
     return loaded, parse_inputs(config.input) if config.input else example_inputs(loaded)
 

@@ -5,8 +5,6 @@ A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a `.gguf` 
 weights that come with jaxsr. Nothing in a weights file is run (`jaxsr.models.weight_files`).
 """
 
-import importlib
-import inspect
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -18,7 +16,12 @@ from torch import nn
 from jaxsr.errors import InputError, MissingFileError, one_line
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.weights import read_metadata
-from jaxsr.models.libraries import is_of_library, library_network
+from jaxsr.models.build import (
+    build_network,
+    build_untrained,
+    is_class_name,
+    is_configuration,
+)
 from jaxsr.models.registry import (
     FAMILIES,
     Kind,
@@ -53,7 +56,7 @@ def load_model(
       options: keyword arguments of the class.
       random_weights: a family's name gives a small network with random weights.
       untrained: classes without `weights`, `timm:NAME`, `torchvision:NAME`, and a Hugging Face
-        folder or `config.json` give random weights; see `jaxsr.models.libraries`.
+        folder or `config.json` give random weights; see `jaxsr.models.build`.
       dtype: of a language model's weights that are not quantised.
       scheme: quantisation of a language model, see `jaxsr.models.llama.quantized.Scheme`.
 
@@ -73,15 +76,16 @@ def load_model(
             kind=family.kind,
             value_range=family.value_range,
         )
-    if untrained and weights is None and is_of_library(name):
-        network = library_network(name, options or {})
-        return LoadedModel(network=network.eval(), name=name, family=type(network).__name__)
-    if isinstance(model, nn.Module) or (model is not None and ":" in name and not path.exists()):
-        network = (
-            model
-            if isinstance(model, nn.Module)
-            else _from_class(name, weights, options, untrained)
-        )
+    built = isinstance(model, nn.Module) or (model is not None and is_class_name(name))
+    if built or ((untrained or weights is not None) and is_configuration(name)):
+        if isinstance(model, nn.Module):
+            network = model
+        elif weights is not None:
+            network = build_network(name, options)
+        elif untrained:
+            network = build_untrained(name, options)
+        else:
+            raise InputError(f"--model {name} needs its weights: add --weights FILE")
         if weights is not None:
             load_weights(network, read_weights(weights), source=str(weights))
         family_name = type(network).__name__
@@ -223,34 +227,3 @@ def _by_spandrel(path: Path, weights: Weights, kind: Kind | None) -> nn.Module:
     if not isinstance(descriptor, ImageModelDescriptor):
         raise InputError(f"{path} is a {type(descriptor).__name__}; restoring needs one picture in")
     return descriptor.model
-
-
-def _from_class(
-    model: str, weights: Path | None, options: Mapping[str, Any] | None, untrained: bool
-) -> nn.Module:
-    """The network that `package.module:Class` makes, without its weights."""
-    module_name, _, class_name = model.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"--model {model}: cannot import {module_name} ({error}); run where it can be "
-            "imported, or set PYTHONPATH"
-        ) from error
-    make = getattr(module, class_name, None)
-    if not callable(make):
-        raise InputError(f"--model {model}: {module_name} has no class or function {class_name!r}")
-    options = options or {}
-    try:
-        inspect.signature(make).bind(**options)
-    except TypeError as error:
-        raise InputError(
-            f"--model {model}: {class_name} does not take these arguments ({error}); give them as "
-            "--model-options '{\"name\": value}'"
-        ) from error
-    network = make(**options)
-    if not isinstance(network, nn.Module):
-        raise InputError(f"--model {model} made a {type(network).__name__}, not a torch module")
-    if weights is None and not untrained:
-        raise InputError(f"--model {model} needs its weights: add --weights FILE")
-    return network

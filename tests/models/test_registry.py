@@ -13,7 +13,7 @@ from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.models import registry
-from jaxsr.models.libraries import is_of_library
+from jaxsr.models.build import is_configuration
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import FAMILIES, Family, find_family, random_network, trainable_families
 
@@ -149,4 +149,4 @@ def test_weights_that_spandrel_cannot_build_are_refused_in_one_line(tmp_path, mo
 
 def test_a_fifo_is_no_configuration(tmp_path):
     os.mkfifo(tmp_path / "model.json")
-    assert not is_of_library(str(tmp_path / "model.json"))
+    assert not is_configuration(str(tmp_path / "model.json"))

@@ -1,0 +1,204 @@
+"""Builds networks by name; nothing is downloaded.
+
+| name | network |
+|---|---|
+| `package.module:Class`, `package.module:function` | a torch module of the user's |
+| `timm:resnet18`, `torchvision:vit_b_16` | what `create_model` or `get_model` makes |
+| `spandrel:SPAN`, `smp:Unet` | a class of spandrel or segmentation_models_pytorch |
+| a folder with transformers' `config.json`, or that file | its architecture |
+"""
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.models.llama.hf_folder import read_json
+from jaxsr.models.registry import perturb
+
+_SEED = 20261121
+
+
+def is_class_name(name: str) -> bool:
+    """Whether this names a class or a builder's entry, not a file."""
+    return ":" in name and not Path(name).exists()
+
+
+def is_configuration(name: str) -> bool:
+    """Whether this is a transformers configuration, or a folder with one."""
+    return _config_file(name) is not None
+
+
+def build_network(
+    name: str, options: Mapping[str, Any] | None = None, *, option: str = "--model"
+) -> nn.Module:
+    """The network of that name with the random weights that its own code gives it.
+
+    Args:
+      name: see the module's docstring. Modules in the current folder are found.
+      options: keyword arguments of the class; for transformers, values of the configuration.
+      option: of the command line, for errors: `--model` goes with `--model-options`.
+
+    Returns:
+      The network on the CPU, in the mode that its code leaves it in.
+
+    Raises:
+      InputError: a module cannot be imported, has no such class, refuses the options, fails, or
+        makes something that is no torch module.
+    """
+    options = dict(options or {})
+    library, _, entry = name.partition(":")
+    config = _config_file(name)
+    try:
+        if config is not None:
+            network = _transformers(config, options)
+        elif library in _LIBRARIES:
+            network = _LIBRARIES[library](entry, options)
+        else:
+            network = _user_class(name, options, option)
+    except UserError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{option} {name} cannot be built: {type(error).__name__}: {one_line(error)} "
+            f"({Path(frame.filename).name}:{frame.lineno})"
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise InputError(f"{option} {name} made a {type(network).__name__}, not a torch module")
+    return network
+
+
+def build_untrained(name: str, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """`build_network` with fixed random weights that hide no operation."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        network = build_network(name, options)
+        with torch.no_grad():
+            for key, parameter in network.named_parameters():
+                perturb(key, parameter)
+            for key, buffer in network.named_buffers():
+                if key.endswith(("running_mean", "running_var")):
+                    perturb(key, buffer)
+    return network
+
+
+def import_attribute(name: str, *, option: str) -> Any:
+    """What `package.module:attribute` names; modules in the current folder are found.
+
+    Raises:
+      InputError: the module cannot be imported, or has no such attribute.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not {"", str(Path.cwd())} & {*sys.path}:  # the console script leaves it out
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(
+            f"{option} {name}: cannot import {module_name} ({error}); run where it can be "
+            "imported, or set PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise InputError(
+            f"{option} {name}: importing {module_name} failed: {type(error).__name__}: "
+            f"{one_line(error)}"
+        ) from error
+    if not hasattr(module, attribute):
+        raise InputError(f"{option} {name}: {module_name} has no class or function {attribute!r}")
+    return getattr(module, attribute)
+
+
+def _user_class(name: str, options: Mapping[str, Any], option: str) -> Any:
+    make = import_attribute(name, option=option)
+    if not callable(make):
+        raise InputError(f"{option} {name} is a {type(make).__name__}, not a class or function")
+    return _call(make, name, options, option)
+
+
+def _call(make: Callable[..., Any], name: str, options: Mapping[str, Any], option: str) -> Any:
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise InputError(
+            f"{option} {name} does not take these arguments ({error}); give them as "
+            f"{_options_of(option)} '{{\"name\": value}}'"
+        ) from error
+    return make(**options)
+
+
+def _options_of(option: str) -> str:
+    return {"--network": "--network-args", "--discriminator": "--discriminator-args"}.get(
+        option, "--model-options"
+    )
+
+
+def _timm(name: str, options: Mapping[str, Any]) -> nn.Module:
+    return _module("timm").create_model(name, pretrained=False, **options)
+
+
+def _torchvision(name: str, options: Mapping[str, Any]) -> nn.Module:
+    models = _module("torchvision.models")
+    names = ("weights", "weights_backbone")  # neither is downloaded
+    accepted = inspect.signature(models.get_model_builder(name)).parameters
+    return models.get_model(name, **{n: None for n in names if n in accepted} | dict(options))
+
+
+def _spandrel(name: str, options: Mapping[str, Any]) -> nn.Module:
+    _module("spandrel")
+    module_name, _, class_name = name.partition(".")
+    module = _module(f"spandrel.architectures.{module_name}")
+    return getattr(module, class_name or module_name)(**options)
+
+
+def _smp(name: str, options: Mapping[str, Any]) -> nn.Module:
+    library = _module("segmentation_models_pytorch")
+    return getattr(library, name)(**{"encoder_weights": None} | dict(options))
+
+
+_LIBRARIES: dict[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "spandrel": _spandrel,
+    "smp": _smp,
+}
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # torchvision fails in many ways beside another torch
+        library = name.partition(".")[0]
+        raise InputError(
+            f"{library} cannot be imported ({type(error).__name__}: {one_line(error)}); install it "
+            f"beside this torch: pip install --no-deps {library}"
+        ) from error
+
+
+def _config_file(name: str) -> Path | None:
+    path = Path(name)
+    path = path / "config.json" if path.is_dir() else path
+    if path.name != "config.json" and path.suffix != ".json":
+        return None
+    try:
+        content = read_json(path)
+    except UserError:
+        return None
+    return path if "model_type" in content else None
+
+
+def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
+    transformers = _module("transformers")
+    values = read_json(path) | dict(options)
+    config = transformers.AutoConfig.for_model(**values)
+    name = next(iter(getattr(config, "architectures", None) or []), None)
+    if name is not None and hasattr(transformers, name):
+        return getattr(transformers, name)(config)
+    return transformers.AutoModel.from_config(config)
