@@ -1,0 +1,1 @@
+"""Causal language models by transformers' own torch code."""

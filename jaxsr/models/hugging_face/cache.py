@@ -1,0 +1,150 @@
+"""What a causal language model of transformers keeps between tokens, as a flat table of tensors.
+
+A compiled loop carries tensors, transformers carries objects: `Cache` with a layer for each block.
+`open_cache` makes those objects around the tensors, `close_cache` takes the tensors out again.
+
+| entry | tensor |
+|---|---|
+| `I.keys`, `I.values` | of block I's tokens, (B, K, S, D): one slot for each token |
+| `I.conv.J`, `I.recurrent.J` | block I's J-th states of convolutions and recurrences, no slots |
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+from transformers import Cache, PreTrainedConfig, StaticCache
+from transformers.cache_utils import (
+    DummyLayer,
+    LinearAttentionAndStaticFullAttentionLayer,
+    LinearAttentionAndStaticSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from jaxsr.errors import InputError
+
+Entries = dict[str, Tensor]
+
+_SLOTS = ("keys", "values")
+
+
+def has_slots(name: str) -> bool:
+    """Whether an entry has a slot for each token, in axis 2."""
+    return name.rpartition(".")[2] in _SLOTS
+
+
+class _Layer(Protocol):
+    keys: Tensor | None
+    values: Tensor | None
+
+
+class SlotLayer(StaticLayer):
+    """Keys and values of a block, one slot a token, for all tokens.
+
+    A window of attention is left to the mask. The first forward fills the slots of its tokens; a
+    later one writes its single token into the slot that `filled` names.
+    """
+
+    filled: Tensor | int = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self.keys is None:
+            self.keys, self.values = key_states, value_states
+        else:
+            assert isinstance(self.filled, Tensor)
+            slot = self.filled.reshape(1)
+            self.keys = self.keys.index_copy(2, slot, key_states)
+            self.values = self.values.index_copy(2, slot, value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (query_length if self.keys is None else self.keys.shape[2]), 0
+
+    def get_seq_length(self) -> Any:
+        return self.filled
+
+
+class HybridLayer(LinearAttentionLayer, SlotLayer):
+    """Both keys and values, and states, of a block that has attention and a recurrence."""
+
+    def __init__(self, max_cache_len: int, number_of_states: int = 1) -> None:
+        SlotLayer.__init__(self, max_cache_len)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+
+def open_cache(
+    config: PreTrainedConfig, entries: Mapping[str, Tensor] | None, filled: Tensor | int
+) -> Cache:
+    """The cache of a model before a forward.
+
+    Args:
+      config: of the model.
+      entries: of the table above; None before the first token.
+      filled: slots that are filled, the same in all rows.
+
+    Raises:
+      InputError: a block keeps what is not known here.
+    """
+    cache = StaticCache(config, max_cache_len=1)
+    cache.layers = [_open_layer(i, layer, entries, filled) for i, layer in enumerate(cache.layers)]
+    return cache
+
+
+def _open_layer(
+    index: int, standard: Any, entries: Mapping[str, Tensor] | None, filled: Tensor | int
+) -> Any:
+    layer: Any
+    if type(standard) in (StaticLayer, StaticSlidingWindowLayer):
+        layer = SlotLayer(1)
+    elif type(standard) in (
+        LinearAttentionAndStaticFullAttentionLayer,
+        LinearAttentionAndStaticSlidingWindowAttentionLayer,
+    ):
+        layer = HybridLayer(1, standard.number_of_states)
+    elif type(standard) in (LinearAttentionLayer, DummyLayer):
+        layer = standard
+    else:
+        raise InputError(
+            f"block {index} keeps a {type(standard).__name__}, which is not computed here; use "
+            "another model"
+        )
+    if isinstance(layer, SlotLayer):
+        layer.is_initialized = True
+        layer.filled = filled
+        if entries is not None:
+            # Of models that share one block's keys with others, only that block has entries.
+            layer.keys, layer.values = (entries.get(f"{index}.{name}") for name in _SLOTS)
+    if isinstance(layer, LinearAttentionLayer) and entries is not None:
+        for state in range(layer.number_of_states):
+            _open_state(layer, state, index, entries)
+    return layer
+
+
+def _open_state(
+    layer: LinearAttentionLayer, state: int, index: int, entries: Mapping[str, Tensor]
+) -> None:
+    conv, recurrent = entries.get(f"{index}.conv.{state}"), entries.get(f"{index}.recurrent.{state}")
+    if conv is not None:
+        layer.conv_states[state] = conv
+        layer.conv_kernel_size[state] = conv.shape[-1]
+        layer.is_conv_states_initialized[state] = True
+    if recurrent is not None:
+        layer.recurrent_states[state] = recurrent
+        layer.is_recurrent_states_initialized[state] = True
+    layer.has_previous_state[state] = conv is not None or recurrent is not None
+
+
+def close_cache(cache: Cache) -> Entries:
+    """The tensors of a cache after a forward."""
+    entries: Entries = {}
+    for index, layer in enumerate(cache.layers):
+        if isinstance(layer, SlotLayer) and layer.keys is not None:
+            entries |= {f"{index}.{name}": getattr(layer, name) for name in _SLOTS}
+        if isinstance(layer, LinearAttentionLayer):
+            for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
+                entries |= {f"{index}.{kind}.{j}": t for j, t in states.items() if t is not None}
+    return entries
