@@ -3,9 +3,10 @@
 A configuration calls `super().__post_init__()` once, which runs the checks of all its bases.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxsr.errors import InputError, check_literals
 from jaxsr.interop.mesh_shape import MeshShape
@@ -15,6 +16,23 @@ Platform = Literal["auto", "tpu", "cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16"]
 Precision = Literal["default", "high", "highest"]
 LaneFolding = Literal["auto", "on", "off"]
+
+
+def parse_json_object(text: str, name: str) -> dict[str, Any]:
+    """The value of an option that is a JSON object.
+
+    Raises:
+      InputError: it is something else; the message names the option.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is no JSON ({error}): {text[:80]!r}") from None
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{name} must be a JSON object such as '{{\"width\": 64}}', got {text[:80]!r}"
+        )
+    return value
 
 
 class CheckedOptions:

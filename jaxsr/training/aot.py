@@ -11,6 +11,7 @@ from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
+from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.task import Task
 
 
@@ -71,6 +72,7 @@ def run(family: Any, config: Any) -> int:
     topology = prepare(config)
     config = fitted(config, topology)
     task = family.build(config)
+    prepare_network(task)
     steps = AheadSteps(task, topology)
     return compile_batches(
         [lambda rows, phase=phase: steps.compile(phase, batch=rows) for phase, _ in task.phases],

@@ -13,7 +13,9 @@ from jaxsr.interop import mesh as meshes
 from jaxsr.interop.train.gradients import select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
 from jaxsr.interop.train.step import TrainStep, convert, init_state
+from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.setup import torch_device
+from jaxsr.training.fine_tuning import learning_rate_factors
 from jaxsr.training.task import Network, Task
 
 
@@ -80,7 +82,11 @@ class StepPrograms:
         self._task = task
         self._config = config.step_config
         optimizer, updates = config.optimizer_config, updates_of(task)
-        self._optimizers = {n: make_optimizer(optimizer, count) for n, count in updates.items()}
+        factors = learning_rate_factors(task)
+        self._optimizers = {
+            n: make_optimizer(optimizer, count, select_network(factors, n))
+            for n, count in updates.items()
+        }
         self._schedules = {n: make_schedule(optimizer, count) for n, count in updates.items()}
         blocks = task.blocks if config.remat else ()
         self._model = convert(
@@ -183,7 +189,8 @@ class JaxEngine:
             model = to_jax(self._task.objective.get_submodule(self._task.exported))
 
             def answer(params: Any, buffers: Any, x: Any, named: Mapping[str, Any]) -> Any:
-                return model.apply(params, buffers, x, *extra, train=False, **named)[0]
+                outputs, _ = model.apply(params, buffers, x, *extra, train=False, **named)
+                return answer_of(outputs)
 
             self._networks[extra] = jax.jit(answer)
         params, buffers = jax.device_put(self._exported(), jax.local_devices()[0])
@@ -214,6 +221,7 @@ class TorchEngine:
             config=config.step_config,
             device=device,
             compiled=config.compile,
+            lr_factors=learning_rate_factors(task),
         )
         self._key = jax.random.key(config.seed)
         self._constants = dict(task.constants(None))
@@ -255,7 +263,7 @@ class TorchEngine:
                 )
                 options = dict(zip(named, given, strict=True))
                 answer = torch.func.functional_call(module, averaged, (x, *extra), options)
-                return answer.cpu().numpy()
+                return answer_of(answer).cpu().numpy()
 
         return run
 

@@ -103,6 +103,13 @@ class Task(Protocol):
         ...
 
 
+CUSTOM = {
+    "super-resolution": "jaxsr.training.custom_super_resolution",
+    "detection": "jaxsr.training.custom_detection",
+}
+"""Module that trains a network of the user's, by the name that stands for a family's."""
+
+
 def load_family(name: str) -> Any:
     """The module that trains a family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`,
     `default_preset` and `build`.
@@ -110,8 +117,13 @@ def load_family(name: str) -> Any:
     Raises:
       ValueError: there is no such family, or nothing trains it.
     """
+    if name in CUSTOM:
+        return import_module(CUSTOM[name])
     if name not in (trainable := trainable_families()):
-        raise InputError(f"no model family {name!r} to train; there are {', '.join(trainable)}")
+        raise InputError(
+            f"no model family {name!r} to train; there are {', '.join(trainable)}, and with "
+            f"--network {' and '.join(CUSTOM)}"
+        )
     module = find_family(name).training
     assert module is not None
     return import_module(module)

@@ -8,13 +8,13 @@ import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.interop.bounded_read import MOST_BYTES
-from jaxsr.training import fast_srgan, segmentation, span
+from jaxsr.training import fast_srgan, mshnet, span
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
 
 PRESETS = {
     f"{name} {preset}": (name, config)
-    for name, family in (("fast-srgan", fast_srgan), ("span", span), ("mshnet", segmentation))
+    for name, family in (("fast-srgan", fast_srgan), ("span", span), ("mshnet", mshnet))
     for preset, config in family.PRESET_RUNS.items()
 }
 
