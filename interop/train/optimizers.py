@@ -128,8 +128,8 @@ def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:
     """Multiplies each update of a dictionary by its factor."""
 
     def scaled(updates: optax.Updates, params: Any) -> optax.Updates:
-        assert isinstance(updates, dict)
-        return {name: update * factors.get(name, 1.0) for name, update in updates.items()}
+        trees: Any = updates
+        return {name: update * factors.get(name, 1.0) for name, update in trees.items()}
 
     return optax.stateless(scaled)
 

@@ -68,7 +68,7 @@ def initialise(network: nn.Module, source: Path) -> list[str]:
     if not any(n in fitting for n, _ in network.named_parameters()):
         seen = first_of(misshapen) or first_of(weights)
         raise InputError(
-            f"init={source}: no parameter fits the network, whose first is {first_of(state, 1)}; "
+            f"init={source}: no parameter fits the network, whose first are {first_of(state)}; "
             f"the file has {seen}; give weights of this network"
         )
     if broken := [name for name, value in fitting.items() if not torch.isfinite(value).all()]:
@@ -91,9 +91,10 @@ def initialise(network: nn.Module, source: Path) -> list[str]:
 def _under_names_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights, without a first component that all names share where only that fits."""
     state = network.state_dict()
-    first = {name.partition(".")[0] for name in weights}
-    if len(first) == 1 and not any(name in state for name in weights):
-        return {name.partition(".")[2]: value for name, value in weights.items()}
+    bare = {name.partition(".")[2]: value for name, value in weights.items()}
+    shared = len({name.partition(".")[0] for name in weights}) == 1
+    if shared and not any(map(state.__contains__, weights)) and any(map(state.__contains__, bare)):
+        return bare
     return dict(weights)
 
 

@@ -6,7 +6,7 @@ returns a scalar, or a class without arguments whose objects are called so (`tor
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -96,7 +96,7 @@ def make_terms(
 
 
 def _imported(name: str, option: str) -> Loss:
-    loss = import_attribute(name, option=option)
+    loss: Any = import_attribute(name, option=option)
     if isinstance(loss, type):
         try:
             loss = loss()
