@@ -1,5 +1,6 @@
 """The options of `jaxsr.check`, checked before any device is touched."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,12 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import (
-    AotOptions,
-    LaneFolding,
-    LaneFoldingOptions,
-    parse_json_object,
-)
+from jaxsr.runtime.options import AotOptions, LaneFolding, LaneFoldingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,4 +58,12 @@ class CheckConfig(LaneFoldingOptions, AotOptions):
 
     def model_options(self) -> dict[str, Any]:
         """`args` as a dictionary."""
-        return parse_json_object(self.args, "args")
+        try:
+            options = json.loads(self.args)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"args is no JSON ({error}): {self.args[:80]!r}") from None
+        if not isinstance(options, dict):
+            raise InputError(
+                f"args must be a JSON object such as '{{\"width\": 64}}', got {self.args[:80]!r}"
+            )
+        return options

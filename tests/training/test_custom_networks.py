@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,29 +94,20 @@ SCENES = (
     "--scenes", 16, "--no-tensorboard", "--steps", 2,
 )  # fmt: skip
 
-FILE = """
-import torch.nn.functional as F
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 12, 1))
-
-    def forward(self, x):
-        return F.pixel_shuffle(self.layers(x), 2)
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "own-network.md"
 
 
-def test_a_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_bit(
+def test_the_pages_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_bit(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nets_of_a_user.py").write_text(FILE)
-    options = [*SMALL, "--network", "nets_of_a_user:Net", "--network-args", '{"width": 4}',
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    (tmp_path / "nets_of_a_user.py").write_text(code)
+    arguments = {"width": 4, "depth": 1, "scale": 2}
+    options = [*SMALL, "--network", "nets_of_a_user:Net", "--network-args", json.dumps(arguments),
                "--scale", 2, "--mesh", 2]  # fmt: skip
     assert run(*options, "--out", "whole") == 0
-    assert "nets_of_a_user:Net ×2, 172 parameters" in capsys.readouterr().err
+    assert "nets_of_a_user:Net ×2, 852 parameters" in capsys.readouterr().err
     assert run(*options, "--steps", 2, "--out", "parts") == 0
     assert run("--resume", "--out", "parts", "--steps", 4) == 0
     whole, notes = read_weights(tmp_path / "whole" / "generator.safetensors")
@@ -125,7 +117,7 @@ def test_a_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_bit(
     assert {name: notes[name] for name in ("task", "builder", "builder_args", "network")} == {
         "task": "super-resolution",
         "builder": "nets_of_a_user:Net",
-        "builder_args": {"width": 4},
+        "builder_args": arguments,
         "network": "generator",
     }
     form = {name: notes[name] for name in ("scale", "channels", "value_range", "multiple")}
