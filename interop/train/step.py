@@ -162,6 +162,7 @@ def convert(
     if config.dtype == "float32":
         return to_jax(objective, remat=remat, lane_folding=folding)
     import torch
+    from torch.utils import _pytree as pytree
 
     dtype = getattr(torch, config.dtype)
     objective = copy.deepcopy(objective)
@@ -174,7 +175,9 @@ def convert(
             )
         )
         module.register_forward_hook(
-            lambda _, inputs, outputs: jax.tree.map(lambda x: x.float(), outputs)
+            lambda _, inputs, outputs: pytree.tree_map_only(
+                torch.Tensor, lambda x: x.float(), outputs
+            )
         )
     if config.batch_norm == "local" or not config.per_device(fsdp=fsdp):
         return to_jax(objective, remat=remat, lane_folding=folding)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop.errors import UserError
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
@@ -136,8 +137,8 @@ class TorchStep:
             network = self._network(name)
             network.forward = torch.autocast(self.device.type, dtype)(network.forward)
             network.register_forward_hook(
-                lambda _, inputs, outputs: torch.utils._pytree.tree_map(
-                    lambda x: x.float(), outputs
+                lambda _, inputs, outputs: pytree.tree_map_only(
+                    torch.Tensor, lambda x: x.float(), outputs
                 )
             )
 

@@ -139,7 +139,7 @@ def _try(config: CustomDetectionRun, network: Any, option: str) -> None:
       InputError: it fails, or gives no logit map of the picture's size.
     """
     multiple = config.multiple
-    odd = multiple * max(1, 48 // multiple)
+    odd = multiple * max(2, 48 // multiple)
     for height, width in ((config.crop_size, config.crop_size), (odd, odd + multiple)):
         expected = (1, 1, height, width)
 

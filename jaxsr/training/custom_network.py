@@ -214,8 +214,12 @@ def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, opti
 
 
 def check_side(multiple: int) -> int:
-    """Side in pixels of the pictures that JAX and torch are compared on."""
-    return -(-_CHECK_PX // multiple) * multiple
+    """Side in pixels of the pictures that JAX and torch are compared on.
+
+    At least two multiples: the coarsest features are then more than one pixel, as instance
+    normalisation needs.
+    """
+    return max(-(-_CHECK_PX // multiple), 2) * multiple
 
 
 def random_pictures(*size: int, seed: int = 0) -> Tensor:

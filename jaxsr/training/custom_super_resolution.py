@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.build import build_network
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import ADVERSARIAL, Loss, make_terms, parse_weights
@@ -226,7 +226,10 @@ def _losses(config: CustomSuperResolutionRun) -> dict[str, Loss | None]:
     losses: dict[str, Loss | None] = {**PICTURE_LOSSES, "perceptual": None, ADVERSARIAL: None}
     if "perceptual" in {**config.loss_weights, **config.pretrain_weights}:
         untrained = config.aot is not None and config.perceptual_weights is None
-        vgg = VGG16() if untrained else load_vgg16(config.perceptual_weights)
+        try:
+            vgg = VGG16() if untrained else load_vgg16(config.perceptual_weights)
+        except MissingFileError as error:
+            raise MissingFileError(f"the perceptual loss cannot be computed: {error}") from error
         losses["perceptual"] = PerceptualLoss(vgg, value_range=(0.0, 1.0))
     return losses
 

@@ -109,7 +109,10 @@ def _imported(name: str, option: str) -> Loss:
         raise InputError(
             f"{option} {name} is a {type(loss).__name__}; give a function of (prediction, target)"
         )
-    return loss.requires_grad_(False) if isinstance(loss, nn.Module) else loss
+    if isinstance(loss, nn.Module):
+        loss.requires_grad_(False)
+    function: Any = loss
+    return function
 
 
 def register_losses(objective: nn.Module, terms: Iterable[Term]) -> None:
