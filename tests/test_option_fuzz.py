@@ -24,11 +24,11 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "detect": (
         "jaxsr.detection.config:DetectConfig", "jaxsr.detection.detect_files:run",
-        "jaxsr.detection.aot:run", ("picture.png", "--weights", "w", "--out", "o"),
+        "jaxsr.detection.aot:run", ("picture.png", "--model", "w", "--out", "o"),
     ),
     "evaluate": (
         "jaxsr.detection.config:EvaluateConfig", "jaxsr.data.infrared:open_split",
-        "jaxsr.data.infrared:open_split", ("data", "--weights", "w", "--out", "o"),
+        "jaxsr.data.infrared:open_split", ("data", "--model", "w", "--out", "o"),
     ),
     "generate": (
         "jaxsr.generation.config:GenerateConfig", "jaxsr.generation.generate_prompts:run",
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "check": (
         "jaxsr.checking.config:CheckConfig", "jaxsr.checking.check_model:run",
-        "jaxsr.checking.aot:run", ("torch.nn:ReLU",),
+        "jaxsr.checking.aot:run", ("--model", "torch.nn:ReLU"),
     ),
     "doctor": (
         "jaxsr.doctor.diagnose:DoctorConfig", "jaxsr.doctor.diagnose:diagnose",
