@@ -11,13 +11,14 @@ from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
-from jaxsr.training.task import Task
+from jaxsr.training.task import Trainable
+from jaxsr.training.user_code import located_in_users_files
 
 
 class AheadSteps:
     """The steps of a task on a topology, by phase and batch."""
 
-    def __init__(self, task: Task, topology: Topology) -> None:
+    def __init__(self, task: Trainable, topology: Topology) -> None:
         """Args:
           task: its configuration names the mesh, which the topology must have the devices for.
           topology: where to compile to.
@@ -43,7 +44,7 @@ class AheadSteps:
           options: for the compiler.
         """
         rows = batch or self._task.config.batch
-        state = abstract(jax.eval_shape(self._programs.initial_state), self._programs.shardings)
+        state = abstract(self._programs.state_shapes(), self._programs.shardings)
         inputs = {
             name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
             for name, array in self._rows.items()
@@ -72,12 +73,13 @@ def run(family: Any, config: Any) -> int:
     config = fitted(config, topology)
     task = family.build(config)
     steps = AheadSteps(task, topology)
-    return compile_batches(
-        [lambda rows, phase=phase: steps.compile(phase, batch=rows) for phase, _ in task.phases],
-        config,
-        batch=config.batch,
-        step=config.devices * config.accumulate,
-    )
+    with located_in_users_files():
+        return compile_batches(
+            [lambda rows, phase=phase: steps.compile(phase, batch=rows) for phase, _ in task.phases],
+            config,
+            batch=config.batch,
+            step=config.devices * config.accumulate,
+        )
 
 
 def fitted(config: Any, topology: Topology) -> Any:

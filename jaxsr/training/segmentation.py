@@ -22,7 +22,7 @@ from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
 from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.training.config import RunConfig
+from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.task import HostBatches, Network, ValidationResult
 
 _PICTURED = 4  # validation images that the picture shows
@@ -30,7 +30,7 @@ _PICTURED_PX = 192
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRun(RunConfig):
+class SegmentationRun(PictureRunConfig):
     """Options of an MSHNet run."""
 
     model: MSHNetConfig = field(default_factory=MSHNetConfig)

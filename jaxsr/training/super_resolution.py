@@ -22,7 +22,7 @@ from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
-from jaxsr.training.config import RunConfig
+from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.task import HostBatches, Network, ValidationResult
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
@@ -40,7 +40,7 @@ class ImageModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotoRun(RunConfig):
+class PhotoRun(PictureRunConfig):
     """Options of every run on photos; a family adds `model` and its phases."""
 
     crop: int
