@@ -75,7 +75,10 @@ def run(family: Any, config: Any) -> int:
     steps = AheadSteps(task, topology)
     with located_in_users_files():
         return compile_batches(
-            [lambda rows, phase=phase: steps.compile(phase, batch=rows) for phase, _ in task.phases],
+            [
+                lambda rows, phase=phase: steps.compile(phase, batch=rows)
+                for phase, _ in task.phases
+            ],
             config,
             batch=config.batch,
             step=config.devices * config.accumulate,

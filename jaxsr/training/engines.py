@@ -211,7 +211,9 @@ class JaxEngine:
                 key = jax.random.key(seed)
                 return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
 
-            self._networks[module, method] = jax.jit(run, out_shardings=meshes.replicated(self.mesh))
+            self._networks[module, method] = jax.jit(
+                run, out_shardings=meshes.replicated(self.mesh)
+            )
         return self._networks[module, method]
 
     def exported_on_mesh(self) -> tuple[dict[str, Any], dict[str, Any]]:

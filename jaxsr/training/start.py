@@ -19,7 +19,17 @@ from jaxsr.training.run_folder import choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
 from jaxsr.training.user_code import located_in_users_files
 
-_PER_HOST = ("data", "val", "cache_gb", "scratch", "workers", "compile_cache", "aot", "aot_json", "aot_save")
+_PER_HOST = (
+    "data",
+    "val",
+    "cache_gb",
+    "scratch",
+    "workers",
+    "compile_cache",
+    "aot",
+    "aot_json",
+    "aot_save",
+)
 """Options that the processes of a job may have different: the files themselves are compared."""
 
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")

@@ -124,9 +124,7 @@ class TaskData:
                     f"collate must return a dictionary of arrays, got {type(batch).__name__}"
                 )
             return {str(n): to_array(v, f"collate's {n!r}") for n, v in batch.items()}
-        rows = [
-            self.fields(item, number) for item, number in zip(items, numbers, strict=True)
-        ]
+        rows = [self.fields(item, number) for item, number in zip(items, numbers, strict=True)]
         for row, number in zip(rows, numbers, strict=True):
             self._check_alike(rows[0], row, numbers[0], number)
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -148,9 +146,7 @@ class TaskData:
             named = {self.item_names[0]: item}
         if not named:
             raise InputError(f"{self.name}: item {number} is empty")
-        return {
-            str(n): to_array(v, f"{self.name}: item {number}: {n!r}") for n, v in named.items()
-        }
+        return {str(n): to_array(v, f"{self.name}: item {number}: {n!r}") for n, v in named.items()}
 
     def _check_alike(self, first: HostBatch, other: HostBatch, one: int, two: int) -> None:
         if first.keys() != other.keys():
@@ -331,9 +327,7 @@ class StepBatches:
         return batch
 
 
-def sample_numbers(
-    first: int, count: int, *, length: int, seed: int, shuffle: bool
-) -> np.ndarray:
+def sample_numbers(first: int, count: int, *, length: int, seed: int, shuffle: bool) -> np.ndarray:
     """Index and epoch of samples `first` to `first + count - 1`: int64 (count, 2)."""
     if shuffle:
         return shuffled(first, count, length=length, seed=seed)
@@ -398,9 +392,7 @@ def step_batches(
                 f"--workers {workers} needs data with a length; {data.name} returned an iterable, "
                 "which only one process can read"
             )
-        return BatchIterator(
-            _stream_batches(data, batch, start_step, host, hosts), lambda: None
-        )
+        return BatchIterator(_stream_batches(data, batch, start_step, host, hosts), lambda: None)
     source = StepBatches(data=data, batch=batch, host=host, hosts=hosts, shuffle=shuffle)
     if workers:
         from jaxsr.training.data_workers import in_workers
@@ -501,4 +493,3 @@ def describe(batch: Mapping[str, np.ndarray], *, samples: bool) -> str:
     """Names, shapes and dtypes of a batch, without its first axis where it is that of samples."""
     axes = slice(1, None) if samples else slice(None)
     return ", ".join(f"{n} {a.dtype} {a.shape[axes]}" for n, a in batch.items())
-
