@@ -11,6 +11,7 @@ from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
+from jaxsr.training.sharding_table import show_sharding
 from jaxsr.training.task import Trainable
 from jaxsr.training.user_code import located_in_users_files
 
@@ -32,6 +33,16 @@ class AheadSteps:
         with task.batches(0, host=0, hosts=1) as batches:
             self._rows = next(iter(batches))
         self._constants = jax.eval_shape(lambda: dict(task.constants(None)))
+
+    @property
+    def state_shapes(self) -> Any:
+        """Shapes and dtypes of the training state."""
+        return self._programs.state_shapes()
+
+    @property
+    def state_shardings(self) -> Any:
+        """Where each array of the state lies."""
+        return self._programs.shardings
 
     def compile(
         self, phase: str, *, batch: int | None = None, options: Mapping[str, Any] | None = None
@@ -73,6 +84,8 @@ def run(family: Any, config: Any) -> int:
     config = fitted(config, topology)
     task = family.build(config)
     steps = AheadSteps(task, topology)
+    if meshes.model_devices(steps.mesh) > 1:
+        show_sharding(steps.state_shapes, steps.state_shardings)
     with located_in_users_files():
         return compile_batches(
             [
@@ -81,7 +94,7 @@ def run(family: Any, config: Any) -> int:
             ],
             config,
             batch=config.batch,
-            step=config.devices * config.accumulate,
+            step=config.mesh_shape.row_devices * config.accumulate,
         )
 
 

@@ -71,15 +71,16 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
         )
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise InputError(f"epochs must be positive, got {self.epochs}")
-        if self.batch % shape.devices:
+        parts = shape.row_devices
+        if self.batch % parts:
             raise InputError(
-                f"batch={self.batch} cannot be split over mesh={self.mesh} ({shape.devices} "
-                f"devices); use a multiple of {shape.devices}"
+                f"batch={self.batch} cannot be split over mesh={self.mesh} ({parts} "
+                f"devices); use a multiple of {parts}"
             )
-        rows = self.batch // shape.devices
+        rows = self.batch // parts
         if rows % self.accumulate:
             raise InputError(
-                f"the {rows} rows that batch={self.batch} gives each of {shape.devices} devices "
+                f"the {rows} rows that batch={self.batch} gives each of {parts} devices "
                 f"cannot be cut into accumulate={self.accumulate} slices; use a divisor of {rows}"
             )
         if self.compile and self.engine != "torch":
@@ -87,7 +88,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
         _ = self.profile_window  # checks itself
-        self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
+        self.step_config.check_fits(dataclasses.asdict(shape))
 
     def in_steps(self, samples: int) -> Self:
         """The same configuration with its length in steps, epochs being of `samples` samples."""

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
 from jaxsr.interop.train.step import TrainStep, convert, init_state
@@ -89,10 +91,17 @@ class StepPrograms:
             task.objective,
             self._config,
             remat=blocks,
-            fsdp=mesh.shape["fsdp"],
+            model_devices=meshes.model_devices(mesh),
             device=mesh.devices.flat[0],
         )
-        self.shardings = meshes.tree_shardings(self.state_shapes(), mesh)
+        rules = getattr(task, "sharding_rules", {})
+        if mesh.shape["tensor"] > 1 and not rules:
+            raise InputError(
+                f"mesh {config.mesh} splits weights over tensor by rules, but {task.family} has "
+                "none; set sharding_rules in the task, or use fsdp, which splits by size"
+            )
+        check_rules(rules, {**self._model.params, **self._model.buffers})
+        self.shardings = meshes.tree_shardings(self.state_shapes(), mesh, rules)
 
     def initial_state(self) -> Any:
         """The state before the first step, on the default device."""
@@ -354,6 +363,19 @@ class _TorchNetwork:
 
     def _placed(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
         return {name: self._runner.place(rows) for name, rows in batch.items()}
+
+
+def traced_result(module: Any, method: str, batch: Mapping[str, np.ndarray]) -> Any:
+    """What a method of a torch module returns for a batch, in shapes and dtypes; not computed."""
+    from jaxsr.interop.module import to_jax
+
+    model = to_jax(module)
+
+    def run(params: Any, buffers: Any, batch: Any) -> Any:
+        key = jax.random.key(0)
+        return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
+
+    return jax.eval_shape(run, model.params, model.buffers, dict(batch))
 
 
 def whole_on_host(tree: Any) -> Any:

@@ -32,6 +32,7 @@ HostBatch = dict[str, np.ndarray]
 Collate = Callable[[list[Any]], Any]
 Kind = Literal["items", "steps", "stream"]
 
+_END = object()
 _INT32 = np.iinfo(np.int32)
 _BATCH = 2**32 - 1
 """Stands for an item's index where a whole batch is seeded."""
@@ -200,7 +201,7 @@ class _Table:
     def __init__(self, columns: Mapping[Any, Any], name: str) -> None:
         lengths = {}
         for column, values in columns.items():
-            if not (hasattr(values, "shape") and hasattr(values, "__getitem__")):
+            if not (hasattr(values, "dtype") and hasattr(values, "__getitem__")):
                 raise InputError(
                     f"{name} returned a dictionary whose {column!r} is a {type(values).__name__}, "
                     "not an array; choose one split of it, or make it a Dataset"
@@ -432,16 +433,15 @@ def _items(data: TaskData, skip: int) -> Iterator[Any]:
     iterator = _iterator(data, epoch)
     while True:
         _seed(data.seed, epoch, count)
-        try:
-            with located(f"{data.name}: item {number}"):
-                item = next(iterator)
-        except StopIteration:
+        with located(f"{data.name}: item {number}"):
+            item = next(iterator, _END)
+        if item is _END:
             again = not isinstance(data.source, Iterator)
             if count == 0 or not again:
                 raise InputError(
                     f"{data.name} ended after {number} items, but the run needs more; return an "
                     "iterable that can be read again (a class with __iter__), or fewer --steps"
-                ) from None
+                )
             epoch, count = epoch + 1, 0
             iterator = _iterator(data, epoch)
             continue
@@ -468,7 +468,7 @@ def validation_batches(data: TaskData, batch: int) -> Iterator[HostBatch]:
             "data with a length, or a class with __iter__"
         )
     numbers = range(data.length) if data.length is not None else None
-    items = (data.item(i) for i in numbers) if numbers is not None else iter(data.source)
+    items = (data.item(i) for i in numbers) if numbers is not None else _iterator(data, 0)
     first, ended = 0, False
     while not ended:
         with preserved_generators():
@@ -476,10 +476,11 @@ def validation_batches(data: TaskData, batch: int) -> Iterator[HostBatch]:
             while len(taken) < batch and not ended:
                 _seed(data.seed, 0, first + len(taken))
                 with located(f"{data.name}: item {first + len(taken)}"):
-                    try:
-                        taken.append(next(items))
-                    except StopIteration:
-                        ended = True
+                    item = next(items, _END)
+                if item is _END:
+                    ended = True
+                else:
+                    taken.append(item)
             made = data.batch(taken, range(first, first + len(taken)), first) if taken else None
         if made is not None:
             _check_rows(made, len(taken), f"collate of {data.name}")

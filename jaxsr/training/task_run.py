@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.sharding_rules import planned_rules
 from jaxsr.models.build import import_attribute
+from jaxsr.training.engines import traced_result
 from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
 from jaxsr.training.task_data import (
     TaskData,
@@ -20,7 +23,7 @@ from jaxsr.training.task_data import (
     step_batches,
     validation_batches,
 )
-from jaxsr.training.user_code import located
+from jaxsr.training.user_code import located, located_in_users_files
 from jaxsr.training.user_task import Evaluation, Task, TaskConfig
 
 _PICTURED = 8
@@ -36,6 +39,9 @@ class TaskFamily:
         Raises:
           InputError: there is none, it is no task, or its options are no `TaskConfig`.
         """
+        module, _, kind = name.partition(":")
+        if Path(module).is_file() and Path(module) == Path(Path(module).name):
+            name = f"{module.removesuffix('.py')}:{kind}"
         task = import_attribute(name, option="the task")
         if not (isinstance(task, type) and issubclass(task, Task)):
             raise InputError(
@@ -92,6 +98,8 @@ class TaskRun:
             self.phases = tuple(self._user.phases(self.objective))
         check_phases(self.phases, self.config.total_steps)
         self.blocks = self._blocks() if config.remat else ()
+        if self.held_out is not None and config.aot is None:
+            self._try_validation(self.held_out)
 
     @property
     def exported(self) -> str:
@@ -161,6 +169,46 @@ class TaskRun:
             )
         return [f"{self.exported}.{block.removeprefix('.')}" for block in blocks]
 
+    def _try_validation(self, data: TaskData) -> None:
+        """Runs or traces the figures of one batch: what is wrong with them shows before training.
+
+        Raises:
+          InputError: they fail, are not scalars, or lack the metric.
+        """
+        label = type(self._user).__name__
+        with located_in_users_files():
+            batch = next(validation_batches(data, self.config.batch))
+            if self.config.engine == "torch":
+                network = self._evaluation.network
+                was_training = network.training
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    tensors = {name: torch.from_numpy(rows) for name, rows in batch.items()}
+                    network.eval()
+                    figures = self._evaluation.measure(tensors)
+                network.train(was_training)
+            else:
+                figures = traced_result(self._evaluation, "measure", batch)
+        for name, value in figures.items():
+            pair = value if isinstance(value, tuple | list) else (value, 1)
+            if len(pair) != 2 or any(np.shape(part) for part in pair):
+                shape = tuple(np.shape(pair[0]))
+                raise InputError(
+                    f"{label}.metrics returned {name!r} of shape {shape}; return scalars, or pairs "
+                    "of a numerator and a denominator"
+                )
+        if self.metric not in figures:
+            raise InputError(
+                f"{label}.metric is {self.metric!r}, but validation gives "
+                f"{', '.join(sorted(figures)) or 'no figure'}"
+            )
+
+    @property
+    def sharding_rules(self) -> dict[str, str]:
+        """The task's rules, or those that transformers plans for its network."""
+        network = self._evaluation.network
+        rules = dict(self._user.sharding_rules) or planned_rules(network)
+        return {f"{self.exported}.{pattern}": style for pattern, style in rules.items()}
+
     def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
         return batch
 
@@ -196,22 +244,13 @@ class TaskRun:
             figures = network.run(self._evaluation, "measure", batch, seed=number)
             for name, value in figures.items():
                 pair = value if isinstance(value, tuple | list) else (value * rows, rows)
-                if np.shape(pair[0]) or np.shape(pair[1]):
-                    raise InputError(
-                        f"{type(self._user).__name__}.metrics returned {name!r} of shape "
-                        f"{np.shape(pair[0])}; return scalars, or pairs of a numerator and a "
-                        "denominator"
-                    )
                 sums[name] = sums.get(name, 0) + np.asarray(pair, np.float64)
             if number == 0 and type(self._user).pictures is not Task.pictures:
                 picture = _tiled(network.run(self._evaluation, "picture", batch, seed=number))
-        metrics = {name: float(total / weight) if weight else float("nan")
-                   for name, (total, weight) in sums.items()}  # fmt: skip
-        if self.metric not in metrics:
-            raise InputError(
-                f"{type(self._user).__name__}.metric is {self.metric!r}, but validation gives "
-                f"{', '.join(metrics)}"
-            )
+        metrics = {
+            name: float(total / weight) if weight else float("nan")
+            for name, (total, weight) in sums.items()
+        }
         return ValidationResult(metrics, picture)
 
     def files(self) -> dict[str, str]:

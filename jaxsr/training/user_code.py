@@ -53,8 +53,9 @@ def located_in_users_files() -> Generator[None]:
         if not _passes_users_file(error.__traceback__):
             raise
         # What happens while a network is traced for JAX names its place itself.
-        located_already = getattr(error, "located", False)
-        text = one_line(error) if located_already else _described(error)
+        text = _described(error)
+        if getattr(error, "located", False):
+            text = " ".join(str(error.args[0]).split())  # a KeyError's text has quotes
         raise InputError(f"{text} (JAXSR_TRACEBACK=1 shows the traceback)") from error
 
 

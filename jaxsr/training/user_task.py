@@ -98,18 +98,18 @@ class Task:
 
     def network(self) -> nn.Module:
         """The network with its initial weights; the run's seed is set."""
-        raise NotImplementedError
+        raise self._lacks("network")
 
     def loss(self, network: nn.Module, batch: Batch) -> Loss:
         """A scalar, the mean over the batch's samples; with it, scalars to log, by name.
 
         Random numbers that it draws differ from step to step, and repeat after a restart.
         """
-        raise NotImplementedError
+        raise self._lacks("loss")
 
     def train_data(self) -> Any:
         """A dataset, a table, an iterable, or a function of the step number."""
-        raise NotImplementedError
+        raise self._lacks("train_data")
 
     def validation_data(self) -> Any:
         """Data to validate on, None for no validation. A function of the step is none."""
@@ -131,7 +131,7 @@ class Task:
 
         On several hosts each collates its own rows.
         """
-        raise NotImplementedError
+        raise self._lacks("collate")
 
     def objective(self) -> Objective:
         """The networks and losses. Default: `network` and `loss`; several networks need their own,
@@ -148,6 +148,9 @@ class Task:
                 "define phases, which says how many steps each takes"
             )
         return ((names[0], self.config.total_steps),)
+
+    def _lacks(self, method: str) -> InputError:
+        return refusal(f"{type(self).__name__} defines no {method}; docs/own-task.md shows one")
 
 
 class SingleNetwork(Objective):
@@ -204,6 +207,13 @@ class Evaluation(nn.Module):
         return pictures
 
 
+def refusal(message: str) -> InputError:
+    """An error that says where it is from: tracing puts no place in front of it."""
+    error = InputError(message)
+    error.located = True  # pyright: ignore[reportAttributeAccessIssue]
+    return error
+
+
 def loss_and_metrics(
     task: Task, network: nn.Module, batch: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -216,18 +226,18 @@ def loss_and_metrics(
     result: Any = task.loss(network, with_long_integers(batch))
     loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):
-        raise InputError(
+        raise refusal(
             f"{name} returned {type(result).__name__}; return a scalar tensor, or one and a "
             "dictionary of scalars to log"
         )
     if loss.ndim or not loss.is_floating_point():
-        raise InputError(
+        raise refusal(
             f"{name} returned a tensor of shape {tuple(loss.shape)}, {loss.dtype}; return one "
             "float, the mean over the batch: loss.mean()"
         )
     for metric, value in metrics.items():
         if not isinstance(value, Tensor) or value.ndim:
-            raise InputError(f"{name} returned {metric!r} that is not a scalar tensor")
+            raise refusal(f"{name} returned {metric!r} that is not a scalar tensor")
     return loss, {metric: value.float() for metric, value in metrics.items()}
 
 
