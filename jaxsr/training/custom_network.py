@@ -6,20 +6,19 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 """
 
 import copy
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.errors import InputError
 from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import parse_json_object
 from jaxsr.training.config import RunConfig
+from jaxsr.training.user_code import located
 
 _ROUNDING = 1e-3
 """Relative error that rounding may reach in training through normalisations. Wrong code is further
@@ -121,7 +120,7 @@ def try_network(
       InputError: it fails, or gives something else.
     """
     shape = tuple(picture.shape)
-    with torch.no_grad(), _located(f"{option} fails on pictures {shape}"):
+    with torch.no_grad(), located(f"{option} on pictures {shape}"):
         answer = answer_of(copy.deepcopy(network).eval()(picture))
         wrong = hint(tuple(answer.shape))
         if wrong is not None:
@@ -147,33 +146,11 @@ def try_losses(objective: Any, batch: Mapping[str, Tensor], *, option: str) -> N
     shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for phase in trial.phases:
-            with _located(f"{option} fails in training on {shapes}"):
+            with located(f"{option} in training on {shapes}"):
                 shared = getattr(trial, phase.share)(batch)
             for player in phase.players:
-                with _located(f"the loss of {player.network} ({option}) fails on {shapes}"):
+                with located(f"the loss of {player.network} ({option}) on {shapes}"):
                     getattr(trial, player.loss)(shared, batch)
-
-
-class _located:
-    """Turns an error of the user's code into one line that names the line at fault."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, UserError) or not isinstance(error, Exception):
-            return
-        frames = traceback.extract_tb(trace)
-        # The last line of the user's own code, where there is one.
-        libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-        own = [frame for frame in frames if not frame.filename.startswith(libraries)]
-        frame = (own or frames)[-1]
-        raise InputError(
-            f"{self.what}: {type(error).__name__}: {one_line(error)} "
-            f"({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
-        ) from error
 
 
 def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, option: str) -> None:

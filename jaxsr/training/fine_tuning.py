@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from jaxsr.errors import InputError, first_of
 from jaxsr.models.load import exported_weights
 from jaxsr.models.weight_files import read_weights
-from jaxsr.training.task import Task
+from jaxsr.training.task import Trainable
 
 
-def prepare_network(task: Task) -> list[str]:
+def prepare_network(task: Trainable) -> list[str]:
     """Loads and freezes what the task's configuration says; the objective changes in place.
 
     A run that continues another's checkpoint (`branch_from`) has its weights.
@@ -34,7 +34,7 @@ def prepare_network(task: Task) -> list[str]:
     config = task.config
     network = task.objective.get_submodule(task.exported)
     lines = []
-    if config.init is not None and config.branch_from is None:
+    if config.init is not None and config.branch_from is None and config.aot is None:
         lines += initialise(network, config.init)
     if config.freeze:
         lines.append(freeze(network, config.freeze))
@@ -139,7 +139,7 @@ class _FixedStatistics(nn.Module):
         return super().train(False)
 
 
-def learning_rate_factors(task: Task) -> dict[str, float]:
+def learning_rate_factors(task: Trainable) -> dict[str, float]:
     """Factors of the learning rate, by the objective's parameter names; 1 is left out.
 
     The first pattern that matches a name counts.

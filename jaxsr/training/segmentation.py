@@ -24,7 +24,7 @@ from jaxsr.data.infrared_batches import (
 from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
-from jaxsr.training.config import RunConfig
+from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.networks import Networks
 from jaxsr.training.task import HostBatches, Network, ValidationResult
 
@@ -34,7 +34,7 @@ _NATIVE_MULTIPLE_PX = 32  # of native pictures, as BasicIRSTD pads them
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRun(RunConfig):
+class SegmentationRun(PictureRunConfig):
     """Options of every detector's run."""
 
     base_size: int = 256

@@ -19,8 +19,19 @@ from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
+from jaxsr.training.user_code import located_in_users_files
 
-_PER_HOST = ("data", "val", "cache_gb", "scratch", "compile_cache", "aot", "aot_json", "aot_save")
+_PER_HOST = (
+    "data",
+    "val",
+    "cache_gb",
+    "scratch",
+    "workers",
+    "compile_cache",
+    "aot",
+    "aot_json",
+    "aot_save",
+)
 """Options that the processes of a job may have different: the files themselves are compared."""
 
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
@@ -52,7 +63,8 @@ def start(name: str, family: Any, config: RunConfig) -> None:
                 record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
                 print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
         try:
-            train(task, out, record)
+            with located_in_users_files():
+                train(task, out, record)
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a stream that is full does not know its file

@@ -22,7 +22,7 @@ from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
-from jaxsr.training.config import RunConfig
+from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.networks import Networks
 from jaxsr.training.task import HostBatches, Network, ValidationResult
 
@@ -44,7 +44,7 @@ _SYMMETRIC = (-1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotoRun(RunConfig):
+class PhotoRun(PictureRunConfig):
     """Options of every run on photos; a family adds `model`, or another `picture`."""
 
     crop: int

@@ -156,7 +156,7 @@ WRONG = {
     "arguments no JSON": (["--network-args", "{width}"], "network_args is no JSON"),
     "another number of channels": (
         ["--channels", 1],
-        r"fails on pictures \(1, 1, 8, 8\): RuntimeError: .*channels.*example_networks.py",
+        r"on pictures \(1, 1, 8, 8\) failed: RuntimeError: .*channels.*\.py:\d+",
     ),
     "another size of output": (
         ["--scale", 2],
