@@ -22,7 +22,8 @@ from jaxsr.training.task import Task
 def prepare_network(task: Task) -> list[str]:
     """Loads and freezes what the task's configuration says; the objective changes in place.
 
-    A run that continues another's checkpoint (`branch_from`) has its weights.
+    A run that continues another's checkpoint (`branch_from`) has its weights; compiling ahead of
+    time needs none.
 
     Returns:
       Lines that tell a person what was done.
@@ -34,7 +35,7 @@ def prepare_network(task: Task) -> list[str]:
     config = task.config
     network = task.objective.get_submodule(task.exported)
     lines = []
-    if config.init is not None and config.branch_from is None:
+    if config.init is not None and config.branch_from is None and config.aot is None:
         lines += initialise(network, config.init)
     if config.freeze:
         lines.append(freeze(network, config.freeze))
