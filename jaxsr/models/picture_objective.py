@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.losses.adversarial import logit_loss
 from jaxsr.models.losses.terms import ADVERSARIAL, Term, register_losses, weighted_sum
+from jaxsr.models.outputs import answer_of
 
 PRETRAIN = Phase(name="pretrain", players=(Player(network="generator", loss="pretrain_loss"),))
 ADVERSARIAL_PHASE = Phase(
@@ -60,7 +61,7 @@ class PictureObjective(Objective):
 
     def share(self, batch: Batch) -> dict[str, Tensor]:
         """The generator's output for the batch's low images."""
-        return {"fake": self.generator(batch["low"])}
+        return {"fake": answer_of(self.generator(batch["low"]))}
 
     def pretrain_loss(self, shared: Batch, batch: Batch) -> Terms:
         """The weighted sum of the first phase's losses; metrics are unweighted."""

@@ -6,6 +6,7 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 """
 
 import copy
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -169,8 +170,14 @@ def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, opti
     """
     if config.engine != "jax" or config.aot is not None or config.resume:
         return
+    import jax
+
     from jaxsr.checking.check_module import check
 
+    if jax.process_index() == 0:
+        shape = "×".join(map(str, picture.shape))
+        line = f"comparing {option} in JAX with torch on {shape} (--no-check skips this)"
+        print(line, file=sys.stderr, flush=True)
     result = check(
         network, picture, name=option, vmap=False, mesh=1, speed_s=0, train=True, gradients=True
     )

@@ -22,7 +22,8 @@ from jaxsr.training.task import Trainable
 def prepare_network(task: Trainable) -> list[str]:
     """Loads and freezes what the task's configuration says; the objective changes in place.
 
-    A run that continues another's checkpoint (`branch_from`) has its weights.
+    A run that continues another's checkpoint (`branch_from`) has its weights; compiling ahead of
+    time needs none.
 
     Returns:
       Lines that tell a person what was done.

@@ -46,6 +46,13 @@ class Pair(Enlarger):
         return {"picture": super().forward(x), "other": x}
 
 
+class Wrapped(Enlarger):
+    """Returns its picture as libraries do, in a dictionary."""
+
+    def forward(self, x):
+        return {"picture": super().forward(x), "loss": None}
+
+
 class Text(Enlarger):
     def forward(self, x):
         return "a picture"
