@@ -8,7 +8,7 @@ a rule is computed whole on every device of the axis. Results do not depend on t
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from jaxsr.interop.errors import InputError
 
@@ -64,10 +64,10 @@ def planned_rules(network: Any) -> dict[str, str]:
     if not isinstance(plan, Mapping):
         return {}
     rules: dict[str, str] = {}
-    for pattern, style in plan.items():
+    for pattern, style in cast(Mapping[str, str], plan).items():
         # An embedding is split by its vocabulary, the axis of a layer's outputs.
-        word = "colwise" if style == "embedding_rowwise" else str(style)
+        word = "colwise" if style == "embedding_rowwise" else style
         for known in ("colwise", "rowwise"):
             if known in word:
-                rules[str(pattern)] = known
+                rules[pattern] = known
     return rules

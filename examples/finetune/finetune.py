@@ -33,6 +33,8 @@ class Text(jaxsr.Task):
         """Hugging Face folder. Default: a small network with random weights."""
         length: int = 128
         """Tokens in a row."""
+        layers: int = 4
+        """Of the small network."""
         lora: int = 0
         """Rank of adapters at the attention's projections; 0 trains all weights."""
 
@@ -55,7 +57,7 @@ class Text(jaxsr.Task):
                     vocab_size=256,
                     hidden_size=128,
                     intermediate_size=384,
-                    num_hidden_layers=4,
+                    num_hidden_layers=self.config.layers,
                     num_attention_heads=4,
                     num_key_value_heads=2,
                     max_position_embeddings=self.config.length,

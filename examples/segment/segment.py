@@ -48,7 +48,7 @@ class Ellipses(jaxsr.Task):
     best = "max"
 
     class Config(jaxsr.TaskConfig):
-        steps = 200
+        steps = 400
         batch = 8
         lr = 1e-3
         encoder: str = "resnet18"

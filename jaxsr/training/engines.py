@@ -341,7 +341,8 @@ class _TorchNetwork:
     def __init__(
         self, runner: Any, module: Any, averaged: Mapping[str, Any], extra: tuple[Any, ...]
     ) -> None:
-        self._runner, self._module, self._averaged, self._extra = runner, module, averaged, extra
+        self._runner, self._module, self._extra = runner, module, extra
+        self._averaged = dict(averaged)
 
     def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
         import torch

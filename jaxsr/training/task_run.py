@@ -75,8 +75,9 @@ class TaskRun:
         self.family, label = name, kind.__name__
         with located(f"{label}(config)"):
             self._user = kind(config)
-        self.train = self._open("train_data", config)
-        self.held_out = self._open("validation_data", config)
+        self.train = self._open("train_data", self._source("train_data", config.seed))
+        held_out = self._source("validation_data", config.seed)
+        self.held_out = None if held_out is None else self._open("validation_data", held_out)
         self._form = self._look(self.train)
         if self.held_out is not None:
             self._look(self.held_out)
@@ -113,21 +114,22 @@ class TaskRun:
     def best(self) -> Any:
         return self._user.best
 
-    def _open(self, method: str, config: TaskConfig) -> TaskData | None:
+    def _source(self, method: str, seed: int) -> Any:
+        """What the task's method returns."""
         label = f"{type(self._user).__name__}.{method}"
         with located(label), preserved_generators():
-            torch.manual_seed(config.seed)
-            np.random.seed(config.seed)
-            source = getattr(self._user, method)()
-        if source is None and method == "validation_data":
-            return None
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            return getattr(self._user, method)()
+
+    def _open(self, method: str, source: Any) -> TaskData:
         collate = self._user.collate if type(self._user).collate is not Task.collate else None
         return TaskData.open(
             source,
-            name=label,
+            name=f"{type(self._user).__name__}.{method}",
             item_names=self._user.item_names,
             collate=collate,
-            seed=config.seed,
+            seed=self._user.config.seed,
         )
 
     def _look(self, data: TaskData) -> str:

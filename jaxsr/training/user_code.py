@@ -61,8 +61,8 @@ def located_in_users_files() -> Generator[None]:
 
 def _described(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _is_users(f.filename)] or frames
-    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+    candidates = [f for f in frames if _is_users(f.filename)] or frames
+    place = f"{Path(candidates[-1].filename).name}:{candidates[-1].lineno}"
     return f"{type(error).__name__}: {one_line(error)} ({place})"
 
 

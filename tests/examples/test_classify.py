@@ -5,14 +5,14 @@ import pytest
 
 from tests.examples.plain_torch import load_example, train_jaxsr, train_plain
 
-SMALL = {"model": "test_resnet", "batch": 8, "epochs": None, "steps": 3, "schedule": "constant"}
+SMALL = {"model": "test_resnet", "batch": 8, "epochs": None, "steps": 2, "schedule": "constant"}
 
 
-@pytest.mark.parametrize("mesh", ["1", "8"])
+@pytest.mark.parametrize("mesh", ["8"])
 def test_the_same_losses(needs, mesh):
     needs("timm")
     task = load_example("classify").Digits
-    expected, _ = train_plain(task, task.Config(**SMALL), 3)
+    expected, _ = train_plain(task, task.Config(**SMALL), 2)
     losses, _ = train_jaxsr(task, task.Config(**SMALL, mesh=mesh))
     np.testing.assert_allclose(losses, expected, rtol=2e-3)  # float32 through BatchNorm and Adam
     assert losses[0] == pytest.approx(expected[0], rel=1e-5)

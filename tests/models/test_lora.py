@@ -1,5 +1,7 @@
 """Adapters against peft's, or against their definition where peft is not installed."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -21,7 +23,9 @@ def adapted():
     torch.manual_seed(0)
     network = Block()
     assert add_lora(network, "*q_proj", rank=2, alpha=6) == ["q_proj"]
-    nn.init.normal_(network.q_proj.b)
+    layer = network.q_proj
+    assert isinstance(layer, LoraLinear)
+    nn.init.normal_(layer.b)
     return network
 
 
@@ -46,7 +50,10 @@ def test_merged_weights_give_the_same_under_the_first_names():
 
 
 def test_against_peft():
-    peft = pytest.importorskip("peft", reason="peft is not installed", exc_type=Exception)
+    try:
+        import peft  # type: ignore[import-not-found]
+    except Exception as error:
+        pytest.skip(f"peft cannot be imported: {error}")
     network, x = adapted(), torch.randn(3, 6)
     expected = network(x)
     layer = network.q_proj
@@ -54,7 +61,7 @@ def test_against_peft():
     network.q_proj = layer.base
     config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"])
     other = peft.get_peft_model(network, config)
-    theirs = other.base_model.model.q_proj
+    theirs: Any = other.base_model.model.get_submodule("q_proj")
     theirs.lora_A["default"].weight.data = layer.a.data
     theirs.lora_B["default"].weight.data = layer.b.data
     torch.testing.assert_close(other(x), expected)

@@ -164,7 +164,7 @@ def test_help_names_the_options(folder, capsys):
 
 def test_the_same_steps_as_plain_torch(folder):
     """Dropout aside, on both engines and a mesh."""
-    from fit_task import Fit
+    from fit_task import Fit  # type: ignore[import-not-found]
 
     class NoDropout(Fit):
         def network(self):
@@ -202,7 +202,7 @@ def test_the_same_steps_as_plain_torch(folder):
 
 
 def test_validation_figures_are_those_of_the_whole_data(folder):
-    from fit_task import Fit
+    from fit_task import Fit  # type: ignore[import-not-found]
 
     from jaxsr.training.engines import make_engine
     from jaxsr.training.task_data import validation_batches
@@ -214,6 +214,7 @@ def test_validation_figures_are_those_of_the_whole_data(folder):
         result = task.validate(make_engine(task).network("train"))
         figures.append(result.metrics)
         assert result.picture is not None and result.picture.shape == (4, 32, 3)
+    assert task.held_out is not None
     batches = list(validation_batches(task.held_out, 13))
     x, y = (torch.from_numpy(batches[0][name]) for name in "xy")
     with torch.no_grad():
