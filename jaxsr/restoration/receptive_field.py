@@ -17,11 +17,13 @@ Networks are NCHW torch modules on the CPU, in evaluation mode.
 
 import contextlib
 import copy
+import logging
 import math
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +32,16 @@ from jaxsr.errors import InputError, UserError
 from jaxsr.restoration.coverage import CoveredTensor, NotAnalysedError, cover
 from jaxsr.restoration.probing import first_global, is_periodic, picture, probe_margin
 
-_LENGTHS = (512, 1024, 2048)
-"""Rows of the pictures whose ranges are followed; margins are below a quarter."""
+log = logging.getLogger(__name__)
+
+_LENGTHS = (128, 512, 1024, 2048)
+"""Rows of the pictures whose ranges are followed; margins are below two fifths of them."""
+_LOCAL = ("convolution", "avg_pool2d", "max_pool2d", "_unsafe_view", "view")
+"""Operations that see all of a short picture and not all of a long one."""
 _PROBED = (32, 64, 128, 256, 512)
 """Lengths of the probed strips."""
-_WIDTH = 64
+_WIDTHS = (32, 64)
+"""Of the pictures and strips; the second where a network does not take the first."""
 _MOST_PERIOD = 128
 # Sums of a deep network differ by this much, relative to its largest value.
 _ROUNDING = 1e-5
@@ -90,6 +97,21 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """What the ranges along one axis say."""
+
+    scale: int
+    margin: int | None
+    period: int | None
+    """None where no shift leaves the ranges alone."""
+    position: tuple[str, ...]
+    """Operations that may treat rows by their position."""
+    cause: str
+    """Where there is no margin: why."""
+    activation: int
+
+
 class _Measurement:
     def __init__(
         self, network: nn.Module, channels: int, least_side: int, side_multiple: int
@@ -104,6 +126,7 @@ class _Measurement:
         except UserError:
             raise
         except Exception as error:  # whatever a network does with a tensor that has no values
+            log.debug("%s: %s", type(error).__name__, error)
             self._progress(f"its operations cannot be followed ({type(error).__name__})")
         return self._probed()
 
@@ -113,39 +136,62 @@ class _Measurement:
     def _analysed(self) -> Reach:
         # A copy: a forward may keep tensors in attributes, and these have no values.
         network = copy.deepcopy(self._network)
-        margin, period, position, activation, scale = 0, 1, "", 0, 1
-        for axis in (2, 3):
-            for length in _LENGTHS:
-                rows, columns = self._side(length), self._side(_WIDTH)
-                output, coverage = cover(
-                    network, channels=self._channels, rows=rows, columns=columns, axis=axis
-                )
-                scale = _scale(self._network, output, self._channels, rows, columns, axis)
-                activation = max(activation, math.ceil(coverage.largest / (rows * columns)))
-                first, last = _per_output(output, axis, rows * scale)
-                one_margin, one_period = _margin_and_period(first, last, scale)
-                if one_margin is not None or coverage.global_operation:
-                    break
-            if one_margin is None:
-                if coverage.unknown_operations:
-                    raise NotAnalysedError(coverage.unknown_operations[0])
-                cause = (
-                    coverage.global_operation or f"it reads more than {_LENGTHS[-1] // 4} pixels"
-                )
-                return self._no_tiles(scale, cause, activation)
-            margin = max(margin, one_margin)
-            position = position or next(iter(coverage.position_operations), "")
-            if one_period is None:
-                return self._no_tiles(scale, f"{_POSITION}: {position}", activation)
-            period = math.lcm(period, one_period)
+        down, across = self._axis(network, 2), self._axis(network, 3)
+        scale, activation = down.scale, max(down.activation, across.activation)
+        for one in (down, across):
+            if one.margin is None:
+                return self._no_tiles(scale, one.cause, activation)
+            if one.period is None:
+                return self._no_tiles(scale, f"{_POSITION}: {one.position[0]}", activation)
+        margin = max(down.margin or 0, across.margin or 0)
+        period = math.lcm(down.period or 1, across.period or 1)
+        position = [*down.position, *across.position]
         if not position:
-            return self._tiles(scale, margin, 1, activation)
+            return self._tiles(scale, margin, period, activation)
+        # A network that treats both axes alike is tried along one.
+        axes = (2,) if down == across else (2, 3)
         tried = [period * k for k in (1, 2, 3, 4, 6, 8, 16, 32, 64)]
         for candidate in [p for p in tried if p == period or p <= _MOST_PERIOD]:
             aligned = math.ceil(margin / candidate) * candidate
-            if self._periodic(candidate, aligned, scale):
+            if self._periodic(candidate, aligned, scale, axes):
                 return self._tiles(scale, aligned, candidate, activation)
-        return self._no_tiles(scale, f"{_POSITION}: {position}", activation)
+        return self._no_tiles(scale, f"{_POSITION}: {position[0]}", activation)
+
+    def _axis(self, network: nn.Module, axis: int) -> "_Axis":
+        """Follows the ranges along one axis, on longer and longer pictures."""
+        margin, axis_reach = None, None
+        for length in _LENGTHS:
+            rows, columns, (output, coverage) = self._covered(network, length, axis)
+            scale = _scale(self._network, output, self._channels, rows, columns, axis)
+            first, last = _per_output(output, axis, rows * scale)
+            margin, period = _margin_and_period(first, last, scale)
+            if margin is None and coverage.unknown_operations:
+                raise NotAnalysedError(coverage.unknown_operations[0])
+            axis_reach = _Axis(
+                scale=scale,
+                margin=margin,
+                period=period,
+                position=tuple(coverage.position_operations),
+                cause=coverage.global_operation
+                or f"it reads more than {_LENGTHS[-1] * 2 // 5} pixels",
+                activation=math.ceil(coverage.largest / (rows * columns)),
+            )
+            if margin is not None or not (coverage.global_operation or "view").startswith(_LOCAL):
+                break
+        assert axis_reach is not None
+        return axis_reach
+
+    def _covered(self, network: nn.Module, length: int, axis: int) -> tuple[int, int, Any]:
+        for width in _WIDTHS:
+            rows, columns = self._side(length), self._side(width)
+            try:
+                return rows, columns, cover(
+                    network, channels=self._channels, rows=rows, columns=columns, axis=axis
+                )  # fmt: skip
+            except (RuntimeError, ValueError, AssertionError):
+                if width == _WIDTHS[-1]:
+                    raise
+        raise AssertionError
 
     def _tiles(self, scale: int, margin: int, period: int, activation: int) -> Reach:
         period = math.lcm(period, self._multiple)
@@ -160,9 +206,11 @@ class _Measurement:
             least_side=self._least,
         )  # fmt: skip
 
-    def _periodic(self, period: int, margin: int, scale: int) -> bool:
+    def _periodic(
+        self, period: int, margin: int, scale: int, axes: tuple[int, ...] = (2, 3)
+    ) -> bool:
         unit = math.lcm(period, self._multiple)
-        width = math.ceil(max(self._least, 16) / unit) * unit
+        width = math.ceil(max(self._least, _WIDTHS[0] // 2) / unit) * unit
         self._progress(f"trying whether shifts by {period} pixels are exact")
         try:
             return all(
@@ -171,18 +219,20 @@ class _Measurement:
                     margin=max(margin, self._least), unit=unit, width=width, axis=axis,
                     tolerance=_ROUNDING,
                 )
-                for axis in (2, 3)
+                for axis in axes
             )  # fmt: skip
         except RuntimeError:  # sides that it does not take
             return False
 
     def _probed(self) -> Reach:
-        side = self._side(_WIDTH)
+        side = self._side(_WIDTHS[-1])
         output = self._network(picture(self._channels, side, side))
         scale = _scale(self._network, output, self._channels, side, side, 2)
         activation = math.ceil(output.numel() / side**2)
         margin, period = None, None
         for length in (self._side(length) for length in _PROBED):
+            if length < _widest_layer(self._network):
+                continue
             self._progress(f"probing how far it sees: {length} pixels")
             margin = self._probed_margin(length, scale, block=1)
             if margin is None:
@@ -215,7 +265,7 @@ class _Measurement:
                 margins.append(
                     probe_margin(
                         self._network, channels=self._channels, scale=scale, length=length,
-                        width=self._side(_WIDTH), block=block, axis=axis,
+                        width=self._side(_WIDTHS[-1]), block=block, axis=axis,
                     )
                 )  # fmt: skip
             except RuntimeError:  # a length that it does not take
@@ -227,6 +277,16 @@ class _Measurement:
             name = type(self._network).__name__
             print(f"{name}: {step}", file=sys.stderr, flush=True)
             self._told = True
+
+
+def _widest_layer(network: nn.Module) -> int:
+    """The longest span of one convolution: a shorter probe would miss its outer taps."""
+    spans = [
+        max(d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True))
+        for module in network.modules()
+        if isinstance(module, nn.Conv2d)
+    ]
+    return max(spans, default=0)
 
 
 def _scale(
@@ -266,15 +326,15 @@ def _per_output(output: Tensor, axis: int, results: int) -> tuple[Tensor, Tensor
 def _margin_and_period(first: Tensor, last: Tensor, scale: int) -> tuple[int | None, int | None]:
     """From the input rows that each output row depends on; no margin where they reach too far."""
     results = len(first)
-    quarter = results // 4
+    low, high = results * 2 // 5, results * 3 // 5  # seen whole, where no border is in reach
     period = next(
         (
             p
-            for p in range(1, _MOST_PERIOD + 1)
+            for p in range(1, min(_MOST_PERIOD, results // scale // 5) + 1)
             if all(
                 torch.equal(
-                    rows[quarter : 3 * quarter] + p,
-                    rows[quarter + p * scale : 3 * quarter + p * scale],
+                    rows[low:high] + p,
+                    rows[low + p * scale : high + p * scale],
                 )
                 for rows in (first, last)
             )
@@ -284,4 +344,4 @@ def _margin_and_period(first: Tensor, last: Tensor, scale: int) -> tuple[int | N
     unit = period or 1
     block = torch.arange(results) // scale // unit * unit
     margin = int(torch.maximum(block - first, last - (block + unit - 1)).max())
-    return (max(margin, 0) if margin < quarter // scale else None), period
+    return (max(margin, 0) if margin < low // scale else None), period
