@@ -91,7 +91,8 @@ def _check_builder(path: Path, builder: str, arguments: Mapping[str, Any]) -> No
     attribute = import_attribute(builder, option="--model")
     if inspect.isclass(attribute) and issubclass(attribute, nn.Module):
         return
-    source = inspect.getsourcefile(inspect.unwrap(attribute)) if callable(attribute) else None
+    # Of a function only: objects may be called, and have no file of their own.
+    source = inspect.getsourcefile(attribute) if inspect.isfunction(attribute) else None
     if source is None or not Path(source).resolve().is_relative_to(Path.cwd()):
         raise InputError(
             f"{path} names the builder {builder}, which is neither a torch.nn.Module nor defined "

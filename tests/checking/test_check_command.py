@@ -86,7 +86,8 @@ def test_a_hugging_face_configuration(tmp_path, capsys):
         ([*LINEAR, "--dtype", "bfloat16"], "check compares float32 programs"),
         ([*LINEAR, "--matmul-precision", "high"], "check computes float32 products in full"),
         ([*LINEAR, "--input", "2,4", "--mesh", "0"], "mesh"),
-        (["--model", "torch.nn:Conv2d", "--model-options", '{"in_channels":1,"out_channels":1,"kernel_size":-1}'],
+        (["--model", "torch.nn:Conv2d",
+          "--model-options", '{"in_channels":1,"out_channels":1,"kernel_size":-1}'],
          "torch.nn:Conv2d"),
     ],
 )  # fmt: skip

@@ -65,12 +65,20 @@ def by_spandrel(path, image):
     return descriptor(planes)[0].permute(1, 2, 0).numpy() * 255
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_published_layout_restores_as_spandrel_itself(weights, name):
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        *((name, "torch") for name in NETWORKS),
+        *((name, "jax") for name in ("Compact", "SPAN", "Real-ESRGAN x2")),
+        *(pytest.param(name, "jax", marks=pytest.mark.slow) for name in ("RCAN", "SwinIR", "HAT")),
+    ],
+)
+def test_a_published_layout_restores_as_spandrel_itself(weights, name, engine):
     path = weights(name)
-    image = np.random.default_rng(0).integers(0, 256, (40, 51, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (24, 19, 3), np.uint8)
     # A value between two levels may be rounded either way.
-    assert np.abs(restore(image, str(path)) - by_spandrel(path, image)).max() <= 0.505
+    restored = restore(image, str(path), engine=engine)
+    assert np.abs(restored - by_spandrel(path, image)).max() <= 0.505
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
@@ -114,7 +122,7 @@ def test_other_numbers_of_channels_are_refused(tmp_path):
     sizes = {"num_feat": 8, "num_conv": 2, "upscale": 1}
     torch.save(build_network(place, {**sizes, "num_in_ch": 1, "num_out_ch": 3}).state_dict(),
                tmp_path / "w.pth")  # fmt: skip
-    with pytest.raises(InputError, match="takes 1 channels and returns 3|takes .* channels"):
+    with pytest.raises(InputError, match=r"takes 1 channels and returns 3"):
         load_model(tmp_path / "w.pth")
 
 
@@ -136,8 +144,8 @@ def test_a_mask_and_squares_are_refused_by_name(monkeypatch, tmp_path):
         return descriptor
 
     monkeypatch.setattr(spandrel.ModelLoader, "load_from_state_dict", square)
-    with pytest.raises(InputError, match="Compact.*only square pictures"):
+    with pytest.raises(InputError, match=r"Compact.*only square pictures"):
         load_model(tmp_path / "w.pth")
     monkeypatch.setattr(spandrel, "ImageModelDescriptor", spandrel.MaskedImageModelDescriptor)
-    with pytest.raises(InputError, match="Compact.*fills a mask"):
+    with pytest.raises(InputError, match=r"Compact.*fills a mask"):
         load_model(tmp_path / "w.pth")
