@@ -6,7 +6,7 @@ all-reduce (Shoeybi et al. 2019, arXiv:1909.08053). XLA inserts the communicatio
 a rule is computed whole on every device of the axis. Results do not depend on the rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ def tensor_axis(name: str, ndim: int, rules: Rules) -> int | None:
       rules: the first pattern that matches the name, or the front of it, decides.
     """
     for pattern, style in rules.items():
-        if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*"):
+        if _matches(name, pattern):
             experts = 1 if ndim == 3 else 0
             if style == "colwise" and ndim:
                 return experts
@@ -37,7 +37,7 @@ def tensor_axis(name: str, ndim: int, rules: Rules) -> int | None:
     return None
 
 
-def check_rules(rules: Rules, names: Mapping[str, Any]) -> None:
+def check_rules(rules: Rules, names: Collection[str]) -> None:
     """Refuses rules that say nothing.
 
     Raises:
@@ -48,7 +48,7 @@ def check_rules(rules: Rules, names: Mapping[str, Any]) -> None:
             raise InputError(
                 f"the sharding rule {pattern!r} is {style!r}, not one of {', '.join(STYLES)}"
             )
-        if not any(tensor_axis(name, 2, {pattern: "colwise"}) is not None for name in names):
+        if not any(_matches(name, pattern) for name in names):
             listed = ", ".join([*names][:4])
             raise InputError(
                 f"the sharding rule {pattern!r} matches no parameter; there are {listed}, …"
@@ -58,7 +58,8 @@ def check_rules(rules: Rules, names: Mapping[str, Any]) -> None:
 def planned_rules(network: Any) -> dict[str, str]:
     """The rules that a network of transformers comes with; none for others.
 
-    What a plan says in other words, of experts for example, is left out.
+    What a plan says in other words, of experts for example, or of layers that this network does not
+    have or ties to others, is left out.
     """
     plan: Any = getattr(network, "tp_plan", None)
     if not isinstance(plan, Mapping):
@@ -70,4 +71,10 @@ def planned_rules(network: Any) -> dict[str, str]:
         for known in ("colwise", "rowwise"):
             if known in word:
                 rules[pattern] = known
-    return rules
+    names = [name for name, _ in network.named_parameters()]
+    return {p: style for p, style in rules.items() if any(_matches(n, p) for n in names)}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether this is the parameter, or one of the module."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")

@@ -106,7 +106,7 @@ class StepPrograms:
                 f"mesh {config.mesh} splits weights over tensor by rules, but {task.family} has "
                 "none; set sharding_rules in the task, or use fsdp, which splits by size"
             )
-        check_rules(rules, {**self._model.params, **self._model.buffers})
+        check_rules(rules, {**self._model.params, **self._model.buffers}.keys())
         self.shardings = meshes.tree_shardings(self.state_shapes(), mesh, rules)
 
     def initial_state(self) -> Any:

@@ -1,10 +1,9 @@
 """Which axis of a weight is split over `tensor`."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
+from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.interop.mesh import MeshShape, make_mesh, tree_shardings
@@ -51,12 +50,17 @@ def test_optimiser_state_lies_as_its_parameters():
 )
 def test_rules_that_say_nothing(rules, message):
     with pytest.raises(InputError, match=message):
-        check_rules(rules, {"a.weight": None})
+        check_rules(rules, ["a.weight"])
 
 
 def test_plans_of_transformers():
     plan = {"a.q": "colwise", "a.o": "rowwise", "e": "embedding_rowwise"}
-    plan |= {"h": "colwise_gather_output", "x": "moe_tp_experts"}
-    rules = planned_rules(SimpleNamespace(tp_plan=plan))
-    assert rules == {"a.q": "colwise", "a.o": "rowwise", "e": "colwise", "h": "colwise"}
-    assert planned_rules(SimpleNamespace()) == {}
+    plan |= {"h": "colwise_gather_output", "x": "moe_tp_experts", "tied": "colwise"}
+    network = nn.Module()
+    network.tp_plan = plan  # type: ignore[assignment]
+    network.a, network.x = nn.Module(), nn.Linear(2, 2)
+    network.a.q, network.a.o, network.e = nn.Linear(2, 2), nn.Linear(2, 2), nn.Embedding(2, 2)
+    network.h = nn.Linear(2, 2)
+    expected = {"a.q": "colwise", "a.o": "rowwise", "e": "colwise", "h": "colwise"}
+    assert planned_rules(network) == expected
+    assert planned_rules(nn.Linear(2, 2)) == {}

@@ -1,6 +1,7 @@
 """A user's task from a file: trained by both engines, on a mesh, resumed, refused."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ FILE = '''
 import numpy as np
 import jaxsr
 import torch
+from jaxsr.interop.train.objective import Objective, Phase, Player
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -121,6 +123,53 @@ class NoOptions(Fit):
 
 class Plain:
     pass
+
+
+class Pair(Objective):
+    """A generator and a critic, after a phase without the critic."""
+
+    phases = (
+        Phase(name="warmup", players=(Player(network="generator", loss="distance"),)),
+        Phase(
+            name="main",
+            players=(
+                Player(network="generator", loss="fooling"),
+                Player(network="critic", loss="telling", through_shared=False),
+            ),
+        ),
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = nn.Linear(3, 1), nn.Linear(1, 1)
+
+    def share(self, batch):
+        return {"made": self.generator(batch["x"])}
+
+    def distance(self, shared, batch):
+        return F.mse_loss(shared["made"], batch["y"]), {}
+
+    def fooling(self, shared, batch):
+        return F.softplus(-self.critic(shared["made"])).mean(), {}
+
+    def telling(self, shared, batch):
+        real, made = self.critic(batch["y"]), self.critic(shared["made"])
+        return (F.softplus(-real) + F.softplus(made)).mean(), {}
+
+
+class Gan(Fit):
+    loss = jaxsr.Task.loss
+    exported = "generator"
+
+    def objective(self):
+        return Pair()
+
+    def phases(self, objective):
+        return ("warmup", 2), ("main", self.config.total_steps - 2)
+
+
+class GanWithoutPhases(Gan):
+    phases = jaxsr.Task.phases
 
 
 class NoBlocks(Fit):
@@ -261,6 +310,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
         (["fit_task:NotScalar"], "metrics returned 'error' of shape (8, 1); return scalars"),
         (["fit_task:NoMetric"], "metric is 'iou', but validation gives error, loss, ratio, rms"),
         (["fit_task:NoBlocks", "--remat"], "set remat_blocks"),
+        (["fit_task:GanWithoutPhases"], "has the phases warmup, main; define phases"),
         (["fit_task:NoLength", "--epochs", "1"], "epochs=1 need data with a length"),
         (["fit_task:Fit", "--workers", "-1"], "workers must be at least 0, got -1"),
         (["fit_task:Fit", "--wdth", "3"], "Unrecognized options"),
@@ -282,3 +332,37 @@ def test_remat_finds_the_blocks(folder):
 def test_load_family_names_what_there_is():
     with pytest.raises(InputError, match="there are fast-srgan, span, mshnet"):
         load_family("nothing")
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_several_networks_and_phases(folder, engine):
+    assert main(["fit_task:Gan", "--out", "gan", "--engine", engine]) == 0
+    records = [json.loads(line) for line in Path("gan/metrics.jsonl").read_text().splitlines()]
+    phases = [record["phase"] for record in records if "phase" in record]
+    assert phases == ["warmup"] * 2 + ["main"] * 4
+    assert "critic/loss" in records[-2] and "validation/error" in records[-1]
+    assert load_file("gan/generator.safetensors").keys() == {"weight", "bias"}
+
+
+def test_other_runs_begin_with_its_configuration_or_weights(folder):
+    assert main(["fit_task:Fit", "--out", "first", "--width", "4"]) == 0
+    assert main(["--config", "first", "--out", "second", "--steps", "2"]) == 0
+    assert main(["--branch-from", "first", "--out", "third", "--steps", "8"]) == 0
+    for out, steps in (("second", 2), ("third", 8)):
+        options = json.loads(Path(f"{out}/config.json").read_text())["options"]
+        assert (options["width"], options["steps"]) == (4, steps)
+
+
+def test_tensor_needs_rules(folder, capsys):
+    assert main(["fit_task:Fit", "--mesh", "tensor=2"]) == 2
+    assert "set sharding_rules in the task, or use fsdp" in capsys.readouterr().err
+
+
+def test_workers_under_the_command(folder):
+    pytest.importorskip("grain", reason="the extra data is not installed")
+    assert main(["fit_task:Fit", "--out", "alone"]) == 0
+    command = [sys.executable, "-m", "jaxsr.train", "fit_task:Fit", "--out", "two", "--workers=2"]
+    subprocess.run(command, check=True, capture_output=True)
+    first, second = (load_file(f"{out}/network.safetensors") for out in ("alone", "two"))
+    for name, array in first.items():
+        np.testing.assert_allclose(second[name], array, atol=1e-6)  # another number of threads
