@@ -45,7 +45,7 @@ class AheadEngine(JaxEngine):
             name: jax.ShapeDtypeStruct(tuple(tensor.shape), _dtype(tensor))
             for name, tensor in named
         }
-        return abstract(shapes, sharding.weight_shardings(shapes, self.config, self.mesh))
+        return abstract(shapes, self._layout.weight_shardings(shapes, self._turned))
 
     def compile(
         self, options: SamplingOptions, *, batch: int, prompt: int, slots: int
@@ -76,7 +76,9 @@ class AheadEngine(JaxEngine):
         )
         state = jax.eval_shape(build, self._weights, *inputs, stop)
         others = abstract({k: v for k, v in state.items() if k != "cache"}, everywhere)
-        cache = abstract(state["cache"], sharding.cache_sharding(self.config, self.mesh))
+        cache = jax.tree.map(
+            lambda leaf: abstract(leaf, self._layout.cache_sharding(leaf.shape[1])), state["cache"]
+        )
 
         def loop(*args: Any) -> Any:
             return self._loop(options, False, *args)
@@ -131,16 +133,21 @@ def run(config: GenerateConfig) -> int:
 
 
 def _network(config: GenerateConfig) -> Any:
+    import torch
+
+    from jaxsr.models.language_models import choose
     from jaxsr.models.llama import hf_folder
 
     path = Path(config.model)
+    if path.is_dir() and choose(path, config.implementation) == "transformers":
+        from jaxsr.models.hugging_face.loading import shapes_of_folder
+
+        return shapes_of_folder(path, dtype=getattr(torch, config.dtype))
     if path.is_dir():
         fields = hf_folder.read_json(path / "config.json")
         if "quantization_config" not in fields:
             known = LlamaConfig.from_hf(fields)
             return shapes_of(known, dtype=config.dtype, scheme=config.quantize)
-    import torch
-
     from jaxsr.models.load import load_model
 
     dtype = getattr(torch, config.dtype)

@@ -17,7 +17,7 @@ import jaxsr
 from jaxsr.errors import InputError
 from jaxsr.generation.decoder import UNFILLED, Snapshot
 from jaxsr.interop.weights import export_weights, read_weights
-from jaxsr.models.llama.config import LlamaConfig
+from jaxsr.models.cache_entries import has_slots
 
 FORMAT = "jaxsr-kv-cache-2"
 """To be raised with any change of what the numbers mean."""
@@ -39,9 +39,7 @@ def save_snapshot(
     """
     arrays = {name: getattr(snapshot, name) for name in Snapshot.row_fields()}
     arrays["done"] = snapshot.done.astype(np.uint8)
-    for layer, (keys, values) in enumerate(zip(snapshot.keys, snapshot.values, strict=True)):
-        arrays[f"layers.{layer}.keys"] = _portable(keys)
-        arrays[f"layers.{layer}.values"] = _portable(values)
+    arrays |= {name: _portable(array) for name, array in snapshot.cache.items()}
     notes = {
         "format": FORMAT,
         "fingerprint": fingerprint,
@@ -62,7 +60,7 @@ def _versions() -> dict[str, str]:
 
 
 def load_snapshot(
-    path: Path, *, fingerprint: str, model: str, config: LlamaConfig
+    path: Path, *, fingerprint: str, model: str, network: Any
 ) -> tuple[Snapshot, list[str]]:
     """The snapshot and its prompts' texts.
 
@@ -70,7 +68,7 @@ def load_snapshot(
       path: file that `save_snapshot` wrote.
       fingerprint: of the model that is to go on with it.
       model: that model's name, for messages.
-      config: that model's configuration, which the arrays must fit.
+      network: that model's, whose cache the arrays must fit.
 
     Raises:
       FileNotFoundError: no such file.
@@ -95,19 +93,15 @@ def load_snapshot(
             "%s was written with %s, this is %s: outputs may differ in the last bits",
             path, _listed(written), _listed(_versions()),
         )  # fmt: skip
-    problem = _problem(arrays, notes.get("prompts"), config)
+    problem = _problem(arrays, notes.get("prompts"), network)
     if problem:
         raise InputError(f"{path} cannot be gone on with: {problem}; write it again")
     fields = {name: arrays[name] for name in Snapshot.row_fields()}
     for name in ("filled", "token", "outputs", "requests"):
         fields[name] = fields[name].astype(np.int32)
     fields["done"] = fields["done"].astype(bool)
-    layers = range(config.num_hidden_layers)
-    snapshot = Snapshot(
-        keys=[arrays[f"layers.{i}.keys"] for i in layers],
-        values=[arrays[f"layers.{i}.values"] for i in layers],
-        **fields,
-    )
+    cache = {name: array for name, array in arrays.items() if name not in fields}
+    snapshot = Snapshot(cache=cache, **fields)
     return snapshot, list(notes["prompts"])
 
 
@@ -115,16 +109,15 @@ def _listed(versions: Any) -> str:
     return ", ".join(f"{n} {v}" for n, v in dict(versions or {}).items()) or "unknown versions"
 
 
-def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, config: LlamaConfig) -> str:
+def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> str:
     """What keeps these arrays from being a batch of this model; empty where nothing does."""
-    layers = [
-        f"layers.{i}.{n}" for i in range(config.num_hidden_layers) for n in ("keys", "values")
-    ]
-    expected = {*Snapshot.row_fields(), *layers}
-    if missing := [name for name in (*Snapshot.row_fields(), *layers) if name not in arrays]:
-        return f"it lacks {', '.join(missing[:3])}, of a model of {len(layers) // 2} layers"
-    if surplus := sorted({*arrays} - expected):
-        return f"it has {surplus[0]}, which a model of {len(layers) // 2} layers lacks"
+    shapes = network.cache_shapes()
+    layers = len({name.split(".")[1] for name in shapes})
+    expected = (*Snapshot.row_fields(), *shapes)
+    if missing := [name for name in expected if name not in arrays]:
+        return f"it lacks {', '.join(missing[:3])}, of a model of {layers} layers"
+    if surplus := sorted({*arrays} - {*expected}):
+        return f"it has {surplus[0]}, which a model of {layers} layers lacks"
     rows = len(prompts) if isinstance(prompts, list) else -1
     for name in Snapshot.row_fields():
         array, ndim = arrays[name], 2 if name == "outputs" else 1
@@ -132,35 +125,36 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, config: LlamaConfig
             return (
                 f"{name} is {array.dtype} of shape {array.shape}, for {rows} rows of whole numbers"
             )
-    slots = arrays[layers[0]].shape[2] if arrays[layers[0]].ndim == 4 else 0
-    shape = (rows, config.num_key_value_heads, slots, config.head_dim)
-    for name in layers:
+    slots = next((arrays[n].shape[2] for n in shapes if has_slots(n) and arrays[n].ndim == 4), 0)
+    for name, inner in shapes.items():
+        shape = (rows, inner[0], slots, *inner[1:]) if has_slots(name) else (rows, *inner)
         if arrays[name].shape != shape or arrays[name].dtype != np.float32:
             return f"{name} is {arrays[name].dtype} of shape {arrays[name].shape}, not {shape}"
         if not np.isfinite(arrays[name]).all():
             return f"{name} holds NaN or infinity"
     tokens, outputs = arrays["token"], arrays["outputs"]
     known = np.concatenate([tokens, outputs[outputs != UNFILLED]])
-    if known.size and not 0 <= known.min() <= known.max() < config.vocab_size:
-        return f"it has token ids from {known.min()} to {known.max()}, of {config.vocab_size} known"
+    if known.size and not 0 <= known.min() <= known.max() < network.config.vocab_size:
+        size = network.config.vocab_size
+        return f"it has token ids from {known.min()} to {known.max()}, of {size} known"
     if not (outputs.shape[1] and (outputs[:, 0] != UNFILLED).all()):
         return "a row has no output yet"
-    if not (arrays["filled"] >= 1).all() or not (arrays["filled"] <= slots).all():
-        return f"rows have {arrays['filled'].tolist()} filled slots of {slots}"
+    filled = arrays["filled"]
+    if not (filled >= 1).all() or not (filled <= (slots or np.iinfo(np.int32).max)).all():
+        return f"rows have {filled.tolist()} filled slots of {slots}"
     return ""
 
 
 def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Several batches' snapshots as one; shorter caches and outputs are padded."""
-    slots = max(s.keys[0].shape[2] for s in snapshots)
     count = max(s.outputs.shape[1] for s in snapshots)
 
-    def joined(layers: list[list[np.ndarray]]) -> list[np.ndarray]:
-        grown = (
-            [np.pad(t, [(0, 0), (0, 0), (0, slots - t.shape[2]), (0, 0)]) for t in same]
-            for same in zip(*layers, strict=True)
-        )
-        return [np.concatenate(same) for same in grown]
+    def joined(name: str) -> np.ndarray:
+        arrays = [s.cache[name] for s in snapshots]
+        if has_slots(name):
+            slots = max(t.shape[2] for t in arrays)
+            arrays = [np.pad(t, [(0, 0), (0, 0), (0, slots - t.shape[2]), (0, 0)]) for t in arrays]
+        return np.concatenate(arrays)
 
     outputs = [
         np.pad(s.outputs, [(0, 0), (0, count - s.outputs.shape[1])], constant_values=UNFILLED)
@@ -168,8 +162,7 @@ def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
     ]
     plain = ("filled", "token", "done", "requests")
     return Snapshot(
-        keys=joined([s.keys for s in snapshots]),
-        values=joined([s.values for s in snapshots]),
+        cache={name: joined(name) for name in snapshots[0].cache},
         outputs=np.concatenate(outputs),
         **{name: np.concatenate([getattr(s, name) for s in snapshots]) for name in plain},
     )

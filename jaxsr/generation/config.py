@@ -14,12 +14,15 @@ from jaxsr.runtime.options import AotOptions
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(SamplingOptions, AotOptions):
-    """Generates text with a Llama or Qwen3 model, on JAX or on torch."""
+    """Generates text with a causal language model, on JAX or on torch."""
 
     prompts: tyro.conf.Positional[tuple[str, ...]] = ()
     """Texts to go on from."""
     model: Path
     """Hugging Face folder (config.json, safetensors, tokenizer.json) or .gguf file."""
+    implementation: Literal["auto", "own", "transformers"] = "auto"
+    """Who computes: `own`, jaxsr's networks for Llama and Qwen3; or `transformers`, the code of
+    the model's own family. `auto`: own where there is one, which is faster."""
     file: Path | None = None
     """Prompts, one per line: .txt, or .jsonl with `prompt`, `text` or `messages`."""
     tokenizer: Path | None = None

@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots, padded
-from jaxsr.models.llama.config import LlamaConfig
 
 UNFILLED = -1
 """Stands in a row of outputs where no token has been generated."""
@@ -26,10 +25,9 @@ class Snapshot:
     Rows start at slot 0 of their cache, whatever padding they were started with.
     """
 
-    keys: list[np.ndarray]
-    """Per layer, (B, K, S, D), S the longest row's filled slots; zeros beyond a row's own."""
-    values: list[np.ndarray]
-    """As `keys`."""
+    cache: dict[str, np.ndarray]
+    """`layers.I.keys` and `layers.I.values`, (B, K, S, D), S the longest row's filled slots, zeros
+    beyond a row's own; and states without slots, (B, …)."""
     filled: np.ndarray
     """Filled slots of each row, (B,) int32."""
     token: np.ndarray
@@ -45,8 +43,7 @@ class Snapshot:
         """The snapshot of some of the rows."""
         index = np.asarray(index)
         pick = {n: getattr(self, n)[index] for n in self.row_fields()}
-        keys, values = ([t[index] for t in layers] for layers in (self.keys, self.values))
-        return Snapshot(keys=keys, values=values, **pick)
+        return Snapshot(cache={n: t[index] for n, t in self.cache.items()}, **pick)
 
     @staticmethod
     def row_fields() -> tuple[str, ...]:
@@ -57,7 +54,8 @@ class Snapshot:
 class Engine(ABC):
     """Runs batches. `start` and `resume` leave at least one output token per row."""
 
-    config: LlamaConfig
+    config: Any
+    """With `vocab_size` and `max_position_embeddings`."""
     device: str
     """Platform and kind of the device, for reports."""
     devices: int = 1

@@ -17,13 +17,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import sampling, sharding
-from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot, from_slot_zero
+from jaxsr.generation.cache_layouts import layout_of
+from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
+from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.llama.transposed import transpose
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class JaxBatch:
 
 
 class JaxEngine(Engine):
-    """Runs a Llama-family network in JAX.
+    """Runs a causal language model in JAX.
 
     Args:
       network: the torch module with its weights, which is not changed.
@@ -69,18 +71,19 @@ class JaxEngine(Engine):
         self._skeleton = without_values(network)
         on_cpu = self.platform == "cpu"
         multiply_integers(self._skeleton, weight_only=on_cpu)
-        self._turned = transpose(self._skeleton) if on_cpu else frozenset[str]()
+        self._layout = layout_of(network, self.mesh)
+        own = on_cpu and isinstance(network, CausalLM)
+        self._turned = transpose(self._skeleton) if own else frozenset[str]()
         self._folder = programs
         self._weights = self._placed(network)
-        self._dtype = self._weights["model.norm.weight"].dtype
+        self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def _placed(self, network: Any) -> dict[str, jax.Array]:
         host = host_weights(network)
         for name in self._turned:
             host[name] = np.ascontiguousarray(host[name].T)
-        where = sharding.weight_shardings(host, self.config, self.mesh, turned=self._turned)
-        return place(host, where)
+        return place(host, self._layout.weight_shardings(host, self._turned))
 
     @cached_property
     def _model(self) -> "JaxModule":
@@ -123,37 +126,22 @@ class JaxEngine(Engine):
         seed: jax.Array,
         stop_N: jax.Array,
     ) -> State:
-        batch, count = tokens_BT.shape
-        left = padding == "left"
-        first_B = count - length_B if left else jnp.zeros_like(length_B)
-        logits_BV, new = self._run(
-            weights,
-            tokens_BT,
-            first_B=first_B if left else None,
-            read_B=jnp.full_like(length_B, count - 1) if left else length_B - 1,
+        logits_BV, cache, filled_B, first_B = self._layout.prefill(
+            partial(self._run, weights), tokens_BT, length_B, left=padding == "left", slots=slots
         )
         keys_B2 = sampling.request_keys(seed, request_B)
         token_B = sampling.choose(logits_BV, keys_B2, jnp.int32(0), options)
-        grow = [(0, 0), (0, 0), (0, slots - count), (0, 0)]
         return {
-            "cache": self._constrained([(jnp.pad(k, grow), jnp.pad(v, grow)) for k, v in new]),
-            "filled": jnp.full_like(length_B, count) if left else length_B,
+            "cache": cache,
+            "filled": filled_B,
             "first": first_B,
             "token": token_B,
             "done": (token_B[:, None] == stop_N).any(1),
-            "outputs": jnp.full((batch, room), UNFILLED, jnp.int32).at[:, 0].set(token_B),
+            "outputs": jnp.full((len(tokens_BT), room), UNFILLED, jnp.int32).at[:, 0].set(token_B),
             "count": jnp.int32(1),
             "keys": keys_B2,
             "requests": request_B,
         }
-
-    def _constrained(self, cache: list[tuple[jax.Array, jax.Array]]) -> list[Any]:
-        """The cache in the layout that the loop keeps: keys with their slots last."""
-        # Scores are then a plain product with the stored keys; stored the other way, the CPU
-        # would transpose every layer's keys at every step.
-        where = sharding.cache_sharding(self.config, self.mesh)
-        hold = partial(jax.lax.with_sharding_constraint, shardings=where)
-        return [(hold(jnp.swapaxes(k, 2, 3)), hold(v)) for k, v in cache]
 
     def _step(
         self,
@@ -163,30 +151,16 @@ class JaxEngine(Engine):
         stop_N: jax.Array,
         state: State,
     ) -> State:
-        filled_B, done_B = state["filled"], state["done"]
-        logits_BV, new = self._run(
-            weights,
-            jnp.maximum(state["token"], 0)[:, None],
-            [(jnp.swapaxes(k, 2, 3), v) for k, v in state["cache"]],
-            filled_B=filled_B,
-            first_B=state["first"] if left else None,
-            read_B=jnp.zeros_like(filled_B),
-        )
+        done_B = state["done"]
+        logits_BV, written = self._layout.decode(partial(self._run, weights), state, left=left)
         chosen_B = sampling.choose(logits_BV, state["keys"], state["count"], options)
         # A done row keeps its last token, so that a saved batch ends as it should.
         token_B = jnp.where(done_B, state["token"], chosen_B)
-        # Depends on the logits, and so on every read of the cache: without such a dependency XLA
-        # cannot know that the reads come first, and copies the cache at every step.
-        at_B = jnp.where(chosen_B >= 0, filled_B, 0)
-        cache = [
-            (_written(k, jnp.swapaxes(n, 2, 3), at_B, 3), _written(v, m, at_B, 2))
-            for (k, v), (n, m) in zip(state["cache"], new, strict=True)
-        ]
         out_B = jnp.where(done_B, UNFILLED, token_B)
         return {
             **state,
-            "cache": cache,
-            "filled": filled_B + ~done_B,
+            "cache": written(chosen_B),
+            "filled": state["filled"] + ~done_B,
             "token": token_B,
             "done": done_B | (token_B[:, None] == stop_N).any(1),
             "outputs": jax.lax.dynamic_update_slice(
@@ -261,10 +235,8 @@ class JaxEngine(Engine):
     def snapshot(self, batch: JaxBatch) -> Snapshot:
         state = jax.device_get(batch.state)
         filled, first = state["filled"], state["first"]
-        layers = [(k.swapaxes(2, 3), v) for k, v in state["cache"]]
         return Snapshot(
-            keys=[from_slot_zero(k, first, filled) for k, _ in layers],
-            values=[from_slot_zero(v, first, filled) for _, v in layers],
+            cache=self._layout.on_host(state["cache"], first, filled),
             filled=filled - first,
             token=state["token"],
             done=state["done"],
@@ -276,14 +248,17 @@ class JaxEngine(Engine):
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> JaxBatch:
         count, room = snapshot.outputs.shape[1], room_for(options)
-        slots = cache_slots(snapshot.keys[0].shape[2], max(options.max_new_tokens - count, 1))
-        grow = [(0, 0), (0, 0), (0, slots - snapshot.keys[0].shape[2]), (0, 0)]
+        longest = int(snapshot.filled.max())
+        slots = cache_slots(longest, max(options.max_new_tokens - count, 1))
+        cache, filled, first = self._layout.placed(
+            snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
+        )
         outputs = np.full((len(snapshot.filled), max(room, count)), UNFILLED, np.int32)
         outputs[:, :count] = snapshot.outputs
         keys = sampling.request_keys(options.seed, jnp.asarray(snapshot.requests))
         state: State = {
-            "filled": snapshot.filled.astype(np.int32),
-            "first": np.zeros_like(snapshot.filled, np.int32),
+            "filled": filled,
+            "first": first,
             "token": snapshot.token.astype(np.int32),
             "done": snapshot.done | np.isin(snapshot.token, stop_ids),
             "outputs": outputs,
@@ -292,15 +267,7 @@ class JaxEngine(Engine):
             "requests": snapshot.requests.astype(np.int32),
         }
         state = dict(zip(state, self._replicated(*state.values()), strict=True))
-        where = sharding.cache_sharding(self.config, self.mesh)
-        cache = [
-            tuple(np.pad(t, grow).astype(self._dtype) for t in pair)
-            for pair in zip(snapshot.keys, snapshot.values, strict=True)
-        ]
-        state["cache"] = [
-            (place(np.ascontiguousarray(k.swapaxes(2, 3)), where), place(v, where))
-            for k, v in cache
-        ]
+        state["cache"] = cache
         return JaxBatch(state, options, stop_ids, "right")
 
     def _replicated(self, *arrays: Any) -> tuple[jax.Array, ...]:
@@ -323,11 +290,3 @@ def _static(options: SamplingOptions) -> tuple[Any, ...]:
 def room_for(options: SamplingOptions) -> int:
     """Tokens that the buffer of outputs holds."""
     return -(-options.max_new_tokens // _OUTPUT_STEP) * _OUTPUT_STEP
-
-
-def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> jax.Array:
-    """The cache with each row's new entry at its own slot."""
-    if cache.shape[0] == 1:
-        return jax.lax.dynamic_update_slice_in_dim(cache, new, at_B[0], axis)
-    put = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
-    return jax.vmap(put)(cache, new, at_B)

@@ -33,7 +33,13 @@ class Session:
         begin = time.perf_counter()
         self.config, self.tokenizer = config, load_tokenizer(config.tokenizer or config.model)
         dtype = getattr(torch, config.dtype)
-        model = load_model(config.model, kind="language model", dtype=dtype, scheme=config.quantize)
+        model = load_model(
+            config.model,
+            kind="language model",
+            dtype=dtype,
+            scheme=config.quantize,
+            implementation=config.implementation,
+        )
         assert isinstance(model, LanguageModel)
         self.model = model
         self.engine = self._engine(platform)
@@ -113,7 +119,7 @@ class Session:
             self.config.resume,
             fingerprint=self.fingerprint,
             model=self.model.name,
-            config=self.model.config,
+            network=self.model.network,
         )
         run = continue_from(
             self.engine,

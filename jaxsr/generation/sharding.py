@@ -12,11 +12,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsr.interop.mesh import first_devices, replicated
+from jaxsr.interop.sharding_rules import Rules, tensor_axis
 from jaxsr.models.llama.config import LlamaConfig
 
 AXIS = "tensor"
 
-__all__ = ["AXIS", "cache_sharding", "replicated", "tensor_mesh", "weight_shardings"]
+__all__ = [
+    "AXIS",
+    "head_sharding",
+    "replicated",
+    "ruled_shardings",
+    "tensor_mesh",
+    "weight_shardings",
+]
 
 
 def tensor_mesh(devices: int) -> Mesh:
@@ -46,9 +54,26 @@ def weight_shardings(
     return found
 
 
-def cache_sharding(config: LlamaConfig, mesh: Mesh) -> NamedSharding:
+def ruled_shardings(
+    weights: Mapping[str, Any], rules: Rules, mesh: Mesh, *, turned: Collection[str] = ()
+) -> dict[str, NamedSharding]:
+    """`weight_shardings` by rules of names; see `jaxsr.interop.sharding_rules`."""
+    shardings = {}
+    for name, array in weights.items():
+        shape = np.shape(array)
+        axis = tensor_axis(name, len(shape), rules)
+        spec: list[str | None] = [None] * len(shape)
+        if axis is not None:
+            axis = len(shape) - 1 - axis if name in turned else axis
+            if shape[axis] % mesh.shape[AXIS] == 0:
+                spec[axis] = AXIS
+        shardings[name] = NamedSharding(mesh, PartitionSpec(*spec))
+    return shardings
+
+
+def head_sharding(heads: int, mesh: Mesh) -> NamedSharding:
     """Of keys and values, heads in axis 1: split by heads where they divide."""
-    split = config.num_key_value_heads % mesh.shape[AXIS] == 0
+    split = heads % mesh.shape[AXIS] == 0
     return NamedSharding(mesh, PartitionSpec(None, AXIS if split else None))
 
 

@@ -20,7 +20,7 @@ from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.runtime.source_digest import source_digest
 
 # Code that a trace runs through: a change in any of it makes other programs.
-_SOURCES = ("jaxsr.generation", "jaxsr.models.llama", "jaxsr.interop")
+_SOURCES = ("jaxsr.generation", "jaxsr.models.llama", "jaxsr.models.hugging_face", "jaxsr.interop")
 _PACKAGES = ("jax", "jaxlib", "torch", "torchax")
 # Settings of where files are, not of what is computed.
 _PLACES = ("jax_compilation_cache_dir",)
@@ -52,6 +52,8 @@ def stored(
 
 def structure(network: Any) -> list[tuple[str, str, str]]:
     """What a network of torch modules is made of, besides its tensors: for a program's key."""
+    if hasattr(network, "program_key"):
+        return network.program_key()
     return [
         (name, type(module).__qualname__, repr(_settings(module)))
         for name, module in network.named_modules()

@@ -54,6 +54,7 @@ def load_model(
     untrained: bool = False,
     dtype: torch.dtype = torch.float32,
     scheme: Any = None,
+    implementation: Any = "auto",
 ) -> LoadedModel:
     """The model that a user names.
 
@@ -67,6 +68,7 @@ def load_model(
         folder or `config.json` give random weights; see `jaxsr.models.build`.
       dtype: of a language model's weights that are not quantised.
       scheme: quantisation of a language model, see `jaxsr.models.llama.quantized.Scheme`.
+      implementation: of a language model, see `jaxsr.models.language_models`.
 
     Raises:
       FileNotFoundError: no such file or folder, or no weights are shipped.
@@ -110,7 +112,9 @@ def load_model(
     if not path.exists() and path.suffix not in READERS:
         raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}")
     if _is_language_checkpoint(path, kind):
-        return _from_checkpoint(path, kind, dtype=dtype, scheme=scheme)
+        return _from_checkpoint(
+            path, kind, dtype=dtype, scheme=scheme, implementation=implementation
+        )
     if path.is_dir():
         path = exported_weights(path)
     elif path.suffix not in READERS:
@@ -169,8 +173,9 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
 def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedModel:
     if kind not in (None, "language model"):
         raise InputError(f"{path} holds a language model; give a {kind} instead")
-    loaders = (find_family(name).load_checkpoint for name in FAMILIES)
-    return next(load for load in loaders if load is not None)(path, **options)
+    from jaxsr.models.language_models import load_language_model
+
+    return load_language_model(path, **options)
 
 
 def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:

@@ -75,8 +75,6 @@ class Family:
     """Intensities of black and white, for families that take pictures."""
     training: str | None = None
     """Module under `jaxsr.training` that trains it, if any."""
-    load_checkpoint: Callable[..., LoadedModel] | None = None
-    """Reads Hugging Face folders and GGUF files, for language models."""
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
         """The network of a configuration that a file states; unknown fields are left out."""

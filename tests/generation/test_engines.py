@@ -133,7 +133,7 @@ def bits(engine, prompts, **how):
     """Each prompt's tokens and cache, bit for bit."""
     run = complete(engine, prompts, GREEDY, deterministic=True, keep_snapshots=True, **how)
     return [
-        (done.tokens, *(t.tobytes() for t in (*snap.keys, *snap.values)))
+        (done.tokens, *(t.tobytes() for t in snap.cache.values()))
         for done, snap in zip(run.completions, run.snapshots, strict=True)
     ]
 
@@ -190,8 +190,7 @@ def test_saved_cache_goes_on_elsewhere(first, second, options, engines, network,
     mark, path = fingerprint(network("llama")), tmp_path / "cache.safetensors"
     names = ["a", "b", "c", "d"]
     save_snapshot(path, merged(run.snapshots), fingerprint=mark, model="small", prompts=names)
-    config = network("llama").config
-    snapshot, kept = load_snapshot(path, fingerprint=mark, model="small", config=config)
+    snapshot, kept = load_snapshot(path, fingerprint=mark, model="small", network=network("llama"))
     assert kept == names
     assert tokens(continue_from(engines(second), snapshot, options)) == whole
 
@@ -206,7 +205,7 @@ def saved(engines, network, prompts, tmp_path):
     def store_and_load(snapshot=run.snapshots[0], model="small", **found):
         names = ["a", "b"]
         save_snapshot(path, snapshot, fingerprint=mark, model="small", prompts=names)
-        found = {"fingerprint": mark, "config": network("llama").config} | found
+        found = {"fingerprint": mark, "network": network("llama")} | found
         return load_snapshot(path, model=model, **found)[0]
 
     return run.snapshots[0], store_and_load
@@ -239,9 +238,18 @@ def test_the_fingerprint_covers_every_weight_dtype_and_quantisation(network):
 
 
 def changed_layer(snapshot, value):
-    keys = [layer.copy() for layer in snapshot.keys]
-    keys[1][0, 0, 0, 0] = value
-    return dataclasses.replace(snapshot, keys=keys)
+    keys = snapshot.cache["layers.1.keys"].copy()
+    keys[0, 0, 0, 0] = value
+    return with_cache(snapshot, {"layers.1.keys": keys})
+
+
+def with_cache(snapshot, entries):
+    return dataclasses.replace(snapshot, cache=snapshot.cache | entries)
+
+
+def first_block(snapshot):
+    cache = {n: t for n, t in snapshot.cache.items() if n.startswith("layers.0.")}
+    return dataclasses.replace(snapshot, cache=cache)
 
 
 @pytest.mark.parametrize(
@@ -249,19 +257,19 @@ def changed_layer(snapshot, value):
     [
         (lambda s: changed_layer(s, np.nan), "layers.1.keys holds NaN or infinity"),
         (
-            lambda s: dataclasses.replace(s, keys=s.keys[:1], values=s.values[:1]),
+            first_block,
             r"lacks layers\.1\.keys, layers\.1\.values, of a model of 2 layers",
         ),
         (
-            lambda s: dataclasses.replace(s, keys=s.keys * 2, values=s.values * 2),
+            lambda s: with_cache(s, {"layers.2.keys": s.cache["layers.1.keys"]}),
             "has layers.2.keys, which a model of 2 layers lacks",
         ),
         (lambda s: dataclasses.replace(s, token=s.token + 400), "token ids from .* of 320 known"),
         (lambda s: dataclasses.replace(s, outputs=s.outputs - 400), "token ids from -"),
         (lambda s: dataclasses.replace(s, filled=s.filled + 900), "filled slots of"),
         (lambda s: dataclasses.replace(s, filled=s.filled[:1]), r"filled is .* of shape \(1,\)"),
-        (lambda s: dataclasses.replace(s, keys=s.values[:1] + s.keys[1:], values=[
-            v[..., :-1] for v in s.values]), r"layers\.0\.values is float32 of shape"),
+        (lambda s: with_cache(s, {"layers.0.values": s.cache["layers.0.values"][..., :-1]}),
+         r"layers\.0\.values is float32 of shape"),
         (lambda s: dataclasses.replace(s, outputs=s.outputs[:, :0]), "has no output yet"),
     ],
 )  # fmt: skip

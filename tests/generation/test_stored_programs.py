@@ -17,7 +17,7 @@ def run(network, folder, **how):
     engine = JaxEngine(network, programs=folder)
     done = complete(engine, PROMPTS, OPTIONS, keep_snapshots=True, **how)
     tokens = [completion.tokens for completion in done.completions]
-    return engine, tokens, [k.tobytes() for snap in done.snapshots for k in snap.keys]
+    return engine, tokens, [k.tobytes() for snap in done.snapshots for k in snap.cache.values()]
 
 
 def kept(folder):

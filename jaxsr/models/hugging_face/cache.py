@@ -1,16 +1,12 @@
 """What a causal language model of transformers keeps between tokens, as a flat table of tensors.
 
 A compiled loop carries tensors, transformers carries objects: `Cache` with a layer for each block.
-`open_cache` makes those objects around the tensors, `close_cache` takes the tensors out again.
-
-| entry | tensor |
-|---|---|
-| `I.keys`, `I.values` | of block I's tokens, (B, K, S, D): one slot for each token |
-| `I.conv.J`, `I.recurrent.J` | block I's J-th states of convolutions and recurrences, no slots |
+`open_cache` makes those objects around the tensors, `close_cache` takes the tensors out again, by
+the names of `jaxsr.models.cache_entries`.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig, StaticCache
@@ -24,20 +20,9 @@ from transformers.cache_utils import (
 )
 
 from jaxsr.errors import InputError
+from jaxsr.models.cache_entries import SLOTTED
 
 Entries = dict[str, Tensor]
-
-_SLOTS = ("keys", "values")
-
-
-def has_slots(name: str) -> bool:
-    """Whether an entry has a slot for each token, in axis 2."""
-    return name.rpartition(".")[2] in _SLOTS
-
-
-class _Layer(Protocol):
-    keys: Tensor | None
-    values: Tensor | None
 
 
 class SlotLayer(StaticLayer):
@@ -83,7 +68,7 @@ def open_cache(
 
     Args:
       config: of the model.
-      entries: of the table above; None before the first token.
+      entries: see `jaxsr.models.cache_entries`; None before the first token.
       filled: slots that are filled, the same in all rows.
 
     Raises:
@@ -117,7 +102,7 @@ def _open_layer(
         layer.filled = filled
         if entries is not None:
             # Of models that share one block's keys with others, only that block has entries.
-            layer.keys, layer.values = (entries.get(f"{index}.{name}") for name in _SLOTS)
+            layer.keys, layer.values = (entries.get(f"layers.{index}.{name}") for name in SLOTTED)
     if isinstance(layer, LinearAttentionLayer) and entries is not None:
         for state in range(layer.number_of_states):
             _open_state(layer, state, index, entries)
@@ -127,7 +112,10 @@ def _open_layer(
 def _open_state(
     layer: LinearAttentionLayer, state: int, index: int, entries: Mapping[str, Tensor]
 ) -> None:
-    conv, recurrent = entries.get(f"{index}.conv.{state}"), entries.get(f"{index}.recurrent.{state}")
+    conv, recurrent = (
+        entries.get(f"layers.{index}.conv.{state}"),
+        entries.get(f"layers.{index}.recurrent.{state}"),
+    )
     if conv is not None:
         layer.conv_states[state] = conv
         layer.conv_kernel_size[state] = conv.shape[-1]
@@ -143,8 +131,13 @@ def close_cache(cache: Cache) -> Entries:
     entries: Entries = {}
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, SlotLayer) and layer.keys is not None:
-            entries |= {f"{index}.{name}": getattr(layer, name) for name in _SLOTS}
+            entries |= {f"layers.{index}.{name}": getattr(layer, name) for name in SLOTTED}
         if isinstance(layer, LinearAttentionLayer):
-            for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
-                entries |= {f"{index}.{kind}.{j}": t for j, t in states.items() if t is not None}
+            for kind, states in (
+                ("conv", layer.conv_states),
+                ("recurrent", layer.recurrent_states),
+            ):
+                entries |= {
+                    f"layers.{index}.{kind}.{j}": t for j, t in states.items() if t is not None
+                }
     return entries

@@ -2,13 +2,42 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
+from jaxsr.interop.sharding_rules import Rules, planned_rules
+from jaxsr.models.cache_entries import has_slots
 from jaxsr.models.hugging_face.cache import Entries, close_cache, open_cache
 from jaxsr.models.llama.network import wide
+
+_NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryConfig:
+    """What generation needs to know of a model, and all values of its configuration."""
+
+    model_type: str
+    vocab_size: int
+    """Tokens that the embedding knows."""
+    max_position_embeddings: int
+    """Tokens of context; the largest number where nothing bounds it."""
+    values: str
+    """The configuration as JSON."""
+
+    @classmethod
+    def of(cls, config: Any) -> "LibraryConfig":
+        text = config.get_text_config(decoder=True)
+        return cls(
+            model_type=config.model_type,
+            vocab_size=text.vocab_size,
+            max_position_embeddings=getattr(text, "max_position_embeddings", None) or _NO_LIMIT,
+            values=config.to_json_string(use_diff=False),
+        )
 
 
 class LibraryLM(nn.Module):
@@ -20,12 +49,48 @@ class LibraryLM(nn.Module):
     def __init__(self, inner: Any) -> None:
         """Args:
         inner: what `AutoModelForCausalLM` makes.
+
+        Raises:
+          InputError: it keeps what it has seen in another way than transformers' `Cache`.
         """
         super().__init__()
         self.inner = inner
+        self.config = LibraryConfig.of(inner.config)
         accepted = inspect.signature(inner.forward).parameters
         self._takes = {*accepted}
-        self._cache_name = "past_key_values" if "past_key_values" in accepted else "cache_params"
+        names = [n for n in ("past_key_values", "cache_params") if n in accepted]
+        if not names:
+            raise InputError(
+                f"{self.config.model_type} keeps its past in a way of its own, not in "
+                "transformers' Cache; generate with transformers itself"
+            )
+        self._cache_name = names[0]
+        open_cache(inner.config, None, 0)  # refuses blocks that are not known
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations."""
+        return self.inner.dtype
+
+    def sharding_rules(self) -> Rules:
+        """How weights are split over a mesh's `tensor` axis, from the configuration's plan."""
+        return {f"inner.{name}": style for name, style in planned_rules(self.inner).items()}
+
+    def program_key(self) -> list[tuple[str, str, str]]:
+        """What a traced program depends on, besides the tensors."""
+        import transformers
+
+        return [(type(self.inner).__qualname__, transformers.__version__, self.config.values)]
+
+    @torch.no_grad()
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each entry of a cache, (K, D) or a state's: without its rows and slots."""
+        device = next(self.parameters()).device
+        entries = self(torch.zeros((1, 2), dtype=torch.int64, device=device))[1]
+        return {
+            name: (t.shape[1], t.shape[3]) if has_slots(name) else tuple(t.shape[1:])
+            for name, t in entries.items()
+        }
 
     def forward(
         self,
@@ -34,7 +99,6 @@ class LibraryLM(nn.Module):
         *,
         filled: Tensor | None = None,
         first_B: Tensor | None = None,
-        read_B: Tensor | None = None,
     ) -> tuple[Tensor, Entries]:
         """Feeds tokens and gives the logits after them.
 
@@ -44,10 +108,9 @@ class LibraryLM(nn.Module):
             none. Then T may be any number, with a cache it is 1.
           filled: slots that are filled, a scalar. Needed with `cache`.
           first_B: slot of each row's first true token, which has position 0.
-          read_B: index along T of the one token per row to return logits of; None: the last.
 
         Returns:
-          Float32 logits (B, V), and the cache with the tokens' entries.
+          Float32 logits (B, V) after the last token, and the cache with the tokens' entries.
         """
         batch, count = tokens_BT.shape
         device = tokens_BT.device
@@ -58,21 +121,14 @@ class LibraryLM(nn.Module):
         spans = [t.shape[2] for n, t in (cache or {}).items() if n.endswith(".keys")]
         span = torch.arange(spans[0] if spans else count, device=device)
         mask_BS = span[None] >= first_B1
-        if read_B is not None:
-            # Padded on the right: tokens behind a row's last change nothing before them.
-            mask_BS = mask_BS & (span[None] <= read_B[:, None])
         options: dict[str, Any] = {
             "attention_mask": mask_BS.to(torch.int64),
             "position_ids": (slots_T[None] - first_B1).clamp(min=0),
             self._cache_name: state,
             "use_cache": True,
             "return_dict": True,
-            **({"logits_to_keep": 1} if read_B is None else {}),
+            "logits_to_keep": 1,
         }
         outputs = self.inner(tokens_BT, **{n: v for n, v in options.items() if n in self._takes})
-        logits = outputs.logits
-        if read_B is None:
-            logits = logits[:, -1]
-        else:
-            logits = logits[torch.arange(batch, device=device), read_B]
+        logits = outputs.logits[:, -1]
         return logits.to(wide(logits.dtype)), close_cache(state)

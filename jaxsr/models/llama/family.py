@@ -1,7 +1,6 @@
 """Llama and Qwen3 among the model families."""
 
 from jaxsr.models.llama.config import LlamaConfig
-from jaxsr.models.llama.loading import load_checkpoint
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.registry import Family
 
@@ -19,5 +18,4 @@ FAMILY = Family(
         head_dim=16,
         max_position_embeddings=2048,
     ),
-    load_checkpoint=load_checkpoint,
 )

@@ -29,7 +29,8 @@ _COMPUTED_HERE = "rotary_emb.inv_freq"
 class LanguageModel(LoadedModel):
     """A language model, and what its files say about using it."""
 
-    network: CausalLM
+    network: Any
+    """A `CausalLM` of `jaxsr.models.llama`, or a `LibraryLM` of `jaxsr.models.hugging_face`."""
     kind: Kind | None = "language model"
     stop_ids: tuple[int, ...] = ()
     """Token ids that end an output."""
@@ -37,7 +38,8 @@ class LanguageModel(LoadedModel):
     """The checkpoint's own temperature, top_k and top_p, where it states any."""
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> Any:
+        """With `vocab_size` and `max_position_embeddings`."""
         return self.network.config
 
 
@@ -63,19 +65,32 @@ def _from_folder(folder: Path, dtype: torch.dtype, scheme: Scheme | None) -> Lan
     config = LlamaConfig.from_hf(fields)
     tensors = dict(hf_folder.read_tensors(folder))
     network = build(config, tensors, dtype, quantization=fields.get("quantization_config"))
-    path = folder / "generation_config.json"
-    generation = hf_folder.read_json(path) if path.is_file() else {}
-    stop = generation.get("eos_token_id", fields.get("eos_token_id"))
-    options = ("temperature", "top_k", "top_p")
+    stop_ids, sampling = generation_settings(folder, fields)
     return LanguageModel(
         name=folder.resolve().name,
         family=config.model_type,
         network=_finish(network, scheme),
-        stop_ids=tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,),
-        sampling={
-            k: generation[k] for k in options if generation.get("do_sample") and k in generation
-        },
+        stop_ids=stop_ids,
+        sampling=sampling,
     )
+
+
+def generation_settings(
+    folder: Path, fields: dict[str, Any]
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Tokens that end an output, and the checkpoint's own temperature, top_k and top_p.
+
+    Args:
+      folder: may hold a `generation_config.json`.
+      fields: of `config.json`.
+    """
+    path = folder / "generation_config.json"
+    generation = hf_folder.read_json(path) if path.is_file() else {}
+    stop = generation.get("eos_token_id", fields.get("eos_token_id"))
+    options = ("temperature", "top_k", "top_p")
+    stop_ids = tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
+    sampled = generation.get("do_sample")
+    return stop_ids, {k: generation[k] for k in options if sampled and k in generation}
 
 
 def _from_gguf(path: Path, dtype: torch.dtype, scheme: Scheme | None) -> LanguageModel:
@@ -193,7 +208,7 @@ def _blocks(weight: Tensor, block: tuple[int, int] | None) -> tuple[int, int] | 
     return (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1]))
 
 
-def fingerprint(network: CausalLM) -> str:
+def fingerprint(network: Any) -> str:
     """16 hexadecimal digits of the configuration and every weight, bit for bit as it computes."""
 
     def digest(tensor: Tensor) -> bytes:

@@ -203,6 +203,17 @@ class CausalLM(nn.Module):
         else:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations."""
+        return self.model.norm.weight.dtype
+
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each entry of a cache, (K, D): without its rows and slots."""
+        shape = (self.config.num_key_value_heads, self.config.head_dim)
+        layers = range(self.config.num_hidden_layers)
+        return {f"layers.{i}.{name}": shape for i in layers for name in ("keys", "values")}
+
     def forward(
         self,
         tokens_BT: Tensor,

@@ -1,0 +1,246 @@
+"""How the JAX engine keeps the cache of each kind of network, and feeds the network with it.
+
+A cache on the host is a flat table in every layout: `layers.I.keys` and `layers.I.values`,
+(B, K, S, D) with each row's tokens from slot 0, and states without slots: see
+`jaxsr.models.cache_entries`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxsr.generation import sharding
+from jaxsr.generation.decoder import from_slot_zero
+from jaxsr.interop.mesh import place
+from jaxsr.models.cache_entries import has_slots
+from jaxsr.models.llama.network import CausalLM
+
+Run = Callable[..., Any]
+"""The network's forward as a function of its inputs."""
+
+
+class CacheLayout(ABC):
+    """One kind of network's cache on the devices of a mesh."""
+
+    def __init__(self, network: Any, mesh: Mesh) -> None:
+        self.config, self.mesh = network.config, mesh
+
+    @abstractmethod
+    def weight_shardings(
+        self, weights: Mapping[str, Any], turned: Collection[str]
+    ) -> dict[str, NamedSharding]:
+        """Where each weight lives, by torch name; those in `turned` are transposed."""
+
+    @abstractmethod
+    def prefill(
+        self, run: Run, tokens_BT: jax.Array, length_B: jax.Array, *, left: bool, slots: int
+    ) -> tuple[jax.Array, Any, jax.Array, jax.Array]:
+        """Feeds the prompts.
+
+        Args:
+          run: the network.
+          tokens_BT: padded token ids.
+          length_B: true tokens of each row.
+          left: the padding comes first.
+          slots: of the cache.
+
+        Returns:
+          Logits (B, V) after each row's last token, the cache, and for each row the slots that are
+          filled and the slot of its first true token.
+        """
+
+    @abstractmethod
+    def decode(
+        self, run: Run, state: Mapping[str, Any], *, left: bool
+    ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+        """Feeds each row's last token.
+
+        Returns:
+          Logits (B, V), and a function from the tokens chosen to the cache with the new entries.
+        """
+
+    @abstractmethod
+    def on_host(
+        self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The cache as a table on the host."""
+
+    @abstractmethod
+    def placed(
+        self, entries: Mapping[str, np.ndarray], filled_B: np.ndarray, *, slots: int, dtype: Any
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        """`on_host` turned back: the cache on the devices, filled slots and first slots."""
+
+    def cache_sharding(self, heads: int) -> NamedSharding:
+        """Of arrays with `heads` in axis 1: split by heads where they divide."""
+        return sharding.head_sharding(heads, self.mesh)
+
+
+class OwnLayout(CacheLayout):
+    """Of `jaxsr.models.llama`: a pair for each block, keys with their slots last.
+
+    Scores are then a plain product with the stored keys; stored the other way, the CPU would
+    transpose every block's keys at every step.
+    """
+
+    def weight_shardings(
+        self, weights: Mapping[str, Any], turned: Collection[str]
+    ) -> dict[str, NamedSharding]:
+        return sharding.weight_shardings(weights, self.config, self.mesh, turned=turned)
+
+    @property
+    def _where(self) -> NamedSharding:
+        return self.cache_sharding(self.config.num_key_value_heads)
+
+    def prefill(
+        self, run: Run, tokens_BT: jax.Array, length_B: jax.Array, *, left: bool, slots: int
+    ) -> tuple[jax.Array, Any, jax.Array, jax.Array]:
+        count = tokens_BT.shape[1]
+        first_B = count - length_B if left else jnp.zeros_like(length_B)
+        logits_BV, new = run(
+            tokens_BT,
+            first_B=first_B if left else None,
+            read_B=jnp.full_like(length_B, count - 1) if left else length_B - 1,
+        )
+        grow = [(0, 0), (0, 0), (0, slots - count), (0, 0)]
+        hold = partial(jax.lax.with_sharding_constraint, shardings=self._where)
+        cache = [
+            (hold(jnp.swapaxes(jnp.pad(k, grow), 2, 3)), hold(jnp.pad(v, grow))) for k, v in new
+        ]
+        filled_B = jnp.full_like(length_B, count) if left else length_B
+        return logits_BV, cache, filled_B, first_B
+
+    def decode(
+        self, run: Run, state: Mapping[str, Any], *, left: bool
+    ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+        filled_B = state["filled"]
+        logits_BV, new = run(
+            jnp.maximum(state["token"], 0)[:, None],
+            [(jnp.swapaxes(k, 2, 3), v) for k, v in state["cache"]],
+            filled_B=filled_B,
+            first_B=state["first"] if left else None,
+            read_B=jnp.zeros_like(filled_B),
+        )
+
+        def written(chosen_B: jax.Array) -> Any:
+            # Depends on the logits, and so on every read of the cache: without such a dependency
+            # XLA cannot know that the reads come first, and copies the cache at every step.
+            at_B = jnp.where(chosen_B >= 0, filled_B, 0)
+            return [
+                (_written(k, jnp.swapaxes(n, 2, 3), at_B, 3), _written(v, m, at_B, 2))
+                for (k, v), (n, m) in zip(state["cache"], new, strict=True)
+            ]
+
+        return logits_BV, written
+
+    def on_host(
+        self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        entries = {}
+        for index, (keys, values) in enumerate(cache):
+            entries[f"layers.{index}.keys"] = from_slot_zero(keys.swapaxes(2, 3), first_B, filled_B)
+            entries[f"layers.{index}.values"] = from_slot_zero(values, first_B, filled_B)
+        return entries
+
+    def placed(
+        self, entries: Mapping[str, np.ndarray], filled_B: np.ndarray, *, slots: int, dtype: Any
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        def grown(array: np.ndarray) -> np.ndarray:
+            grow = [(0, 0), (0, 0), (0, slots - array.shape[2]), (0, 0)]
+            return np.pad(array, grow).astype(dtype)
+
+        cache = []
+        for index in range(self.config.num_hidden_layers):
+            keys, values = (grown(entries[f"layers.{index}.{name}"]) for name in ("keys", "values"))
+            keys = np.ascontiguousarray(keys.swapaxes(2, 3))
+            cache.append((place(keys, self._where), place(values, self._where)))
+        return cache, filled_B, np.zeros_like(filled_B)
+
+
+class LibraryLayout(CacheLayout):
+    """Of `jaxsr.models.hugging_face`: the table itself, all rows filled up to the same slot."""
+
+    def __init__(self, network: Any, mesh: Mesh) -> None:
+        super().__init__(network, mesh)
+        self._rules = network.sharding_rules()
+
+    def weight_shardings(
+        self, weights: Mapping[str, Any], turned: Collection[str]
+    ) -> dict[str, NamedSharding]:
+        return sharding.ruled_shardings(weights, self._rules, self.mesh, turned=turned)
+
+    def prefill(
+        self, run: Run, tokens_BT: jax.Array, length_B: jax.Array, *, left: bool, slots: int
+    ) -> tuple[jax.Array, Any, jax.Array, jax.Array]:
+        count = tokens_BT.shape[1]
+        first_B = count - length_B
+        if not left:  # a recurrence must end with each row's last token
+            tokens_BT = jax.vmap(jnp.roll)(tokens_BT, first_B)
+        logits_BV, new = run(tokens_BT, first_B=first_B)
+
+        def stored(name: str, array: jax.Array) -> jax.Array:
+            if not has_slots(name):
+                return array
+            array = jnp.pad(array, [(0, 0), (0, 0), (0, slots - count), (0, 0)])
+            where = self.cache_sharding(array.shape[1])
+            return jax.lax.with_sharding_constraint(array, where)
+
+        cache = {name: stored(name, array) for name, array in new.items()}
+        return logits_BV, cache, jnp.full_like(length_B, count), first_B
+
+    def decode(
+        self, run: Run, state: Mapping[str, Any], *, left: bool
+    ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+        logits_BV, cache = run(
+            jnp.maximum(state["token"], 0)[:, None],
+            state["cache"],
+            # Rows that are done have stopped counting.
+            filled=state["filled"].max(),
+            first_B=state["first"],
+        )
+        return logits_BV, lambda chosen_B: cache
+
+    def on_host(
+        self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        return {
+            name: from_slot_zero(array, first_B, filled_B) if has_slots(name) else array
+            for name, array in cache.items()
+        }
+
+    def placed(
+        self, entries: Mapping[str, np.ndarray], filled_B: np.ndarray, *, slots: int, dtype: Any
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        longest = int(filled_B.max())
+        first_B = longest - filled_B
+        cache = {}
+        for name, array in entries.items():
+            if has_slots(name):
+                aligned = np.zeros((*array.shape[:2], slots, array.shape[3]), array.dtype)
+                for row, first in enumerate(first_B):
+                    aligned[row, :, first:longest] = array[row, :, : longest - first]
+                where = self.cache_sharding(array.shape[1])
+                cache[name] = place(aligned.astype(dtype), where)
+            else:
+                cache[name] = place(array, sharding.replicated(self.mesh))
+        return cache, np.full_like(filled_B, longest), first_B
+
+
+def layout_of(network: Any, mesh: Mesh) -> CacheLayout:
+    """The layout for a network of `jaxsr.models.llama` or `jaxsr.models.hugging_face`."""
+    own = isinstance(network, CausalLM)
+    return (OwnLayout if own else LibraryLayout)(network, mesh)
+
+
+def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> jax.Array:
+    """The cache with each row's new entry at its own slot."""
+    if cache.shape[0] == 1:
+        return jax.lax.dynamic_update_slice_in_dim(cache, new, at_B[0], axis)
+    put = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
+    return jax.vmap(put)(cache, new, at_B)

@@ -1,0 +1,174 @@
+"""Models of transformers' families by their own code: tokens equal those of `generate`."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from jaxsr.errors import InputError
+from jaxsr.generation.cache_file import load_snapshot, save_snapshot
+from jaxsr.generation.generate_loop import complete, continue_from
+from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.sharding import tensor_mesh
+from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.models.hugging_face.network import LibraryLM
+from jaxsr.models.language_models import load_language_model
+from jaxsr.models.llama.loading import fingerprint
+from tests.generation.tiny_models import NEW_TOKENS, PROMPTS, reference_tokens, tiny_model
+
+GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
+
+# A window, a recurrence, both, latent attention, experts, learned positions, biased scores.
+FAMILIES = ("gemma2", "mamba2", "falcon_h1", "deepseek_v3", "mixtral", "gpt2", "bloom")
+MORE = ("qwen3_next", "jamba", "gpt_oss", "falcon", "gptj", "phi3", "llama4_text", "zamba2", "lfm2")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """`models(family)`: the network and transformers' tokens."""
+    folder, made = tmp_path_factory.mktemp("configurations"), {}
+
+    def make(family):
+        if family not in made:
+            model = tiny_model(family, folder)
+            made[family] = (LibraryLM(model).requires_grad_(False).eval(), reference_tokens(model))
+        return made[family]
+
+    return make
+
+
+def tokens(run):
+    return [completion.tokens for completion in run.completions]
+
+
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)
+def test_tokens_are_those_of_transformers(family, models):
+    network, reference = models(family)
+    run = complete(JaxEngine(network), PROMPTS, GREEDY, batch_size=2, padding="left")
+    assert tokens(run) == reference
+
+
+@pytest.mark.parametrize("family", ["gemma2", "falcon_h1"])
+def test_padding_on_the_right_and_batches_of_one_change_nothing(family, models):
+    network, reference = models(family)
+    engine = JaxEngine(network)
+    assert tokens(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
+    assert tokens(complete(engine, PROMPTS, GREEDY, batch_size=1)) == reference
+    assert tokens(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
+
+
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
+def test_a_mesh_of_two_changes_nothing(family, models):
+    network, reference = models(family)
+    engine = JaxEngine(network, mesh=tensor_mesh(2))
+    assert tokens(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
+
+
+def test_a_plan_of_transformers_splits_the_weights(models):
+    engine = JaxEngine(models("gemma2")[0], mesh=tensor_mesh(2))
+    split = [n for n, a in engine._weights.items() if not a.sharding.is_fully_replicated]
+    assert any("q_proj" in name for name in split)
+    assert any("down_proj" in name for name in split)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "falcon_h1", "mamba2"])
+@pytest.mark.parametrize("second", [JaxEngine, TorchEngine])
+def test_a_saved_cache_goes_on_in_either_engine(family, second, models, tmp_path):
+    network, reference = models(family)
+    begun = dataclasses.replace(GREEDY, max_new_tokens=9)
+    run = complete(JaxEngine(network), PROMPTS, begun, batch_size=2, keep_snapshots=True)
+    path, mark = tmp_path / "cache.safetensors", fingerprint(network)
+    save_snapshot(path, run.snapshots[0], fingerprint=mark, model="tiny", prompts=["a", "b"])
+    snapshot, _ = load_snapshot(path, fingerprint=mark, model="tiny", network=network)
+    assert tokens(continue_from(second(network), snapshot, GREEDY)) == reference
+
+
+def test_a_folder_is_loaded_and_the_own_network_can_be_left_out(hf_model, tmp_path):
+    model = hf_model("llama")
+    model.save_pretrained(tmp_path)
+    own = load_language_model(tmp_path)
+    library = load_language_model(tmp_path, implementation="transformers")
+    assert isinstance(library.network, LibraryLM)
+    outputs = [
+        complete(JaxEngine(m.network), PROMPTS, GREEDY, batch_size=2) for m in (own, library)
+    ]
+    assert tokens(outputs[0]) == tokens(outputs[1]) == reference_tokens(model)
+
+
+def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
+    hf_model("qwen3").save_pretrained(tmp_path)
+    network = load_language_model(
+        tmp_path, dtype=torch.bfloat16, implementation="transformers"
+    ).network
+    assert network.dtype == torch.bfloat16
+    assert all(len(t) == 3 for t in tokens(complete(
+        JaxEngine(network), PROMPTS, SamplingOptions(max_new_tokens=3), batch_size=2)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("rwkv", "keeps its past in a way of its own"),
+        ("deepseek_v32", "block 0 keeps a StaticIndexedLayer"),
+    ],
+)
+def test_a_cache_that_is_not_known_is_refused(family, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        LibraryLM(tiny_model(family, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "nothing"}, "makes no causal language model"),
+        ({"model_type": "resnet"}, "makes no causal language model"),
+        ({"n_layer": 10**9}, "has 1000000000 layers"),
+        ({"hidden_size": 2**20, "head_dim": 2**20}, r"parameters, but the weights are|cannot"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "is quantised .'gptq'"),
+    ],
+)
+def test_a_folder_that_cannot_be_computed_is_refused_in_one_line(change, message, tmp_path):
+    import json
+
+    model = tiny_model("gpt2" if {"model_type", "n_layer"} & {*change} else "gemma2", tmp_path)
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=message) as refusal:
+        load_language_model(tmp_path / "model")
+    assert "\n" not in str(refusal.value)
+
+
+def test_weights_that_lack_a_tensor_are_refused(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    tiny_model("gemma2", tmp_path).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    weights.pop("model.layers.0.self_attn.q_proj.weight")
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks .*q_proj"):
+        load_language_model(tmp_path / "model")
+
+
+def test_own_networks_are_asked_for_where_there_are_none(tmp_path):
+    tiny_model("gemma2", tmp_path).save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match="not 'gemma2'; use implementation transformers"):
+        load_language_model(tmp_path / "model", implementation="own")
+    with pytest.raises(InputError, match="quantize=int8 is for Llama and Qwen3"):
+        load_language_model(tmp_path / "model", scheme="int8")
+
+
+def test_cache_shapes_are_those_of_a_batch(models):
+    network, _ = models("falcon_h1")
+    begun = SamplingOptions(max_new_tokens=2)
+    run = complete(JaxEngine(network), PROMPTS, begun, batch_size=2, keep_snapshots=True)
+    for name, array in run.snapshots[0].cache.items():
+        expected = network.cache_shapes()[name]
+        assert np.prod(array.shape) % np.prod(expected) == 0, name
