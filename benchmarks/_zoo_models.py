@@ -19,9 +19,9 @@ class Entry:
     name: str
     """Of the row: what the library calls the model."""
     model: str
-    """MODEL of `jaxsr.check`."""
+    """`--model` of `jaxsr.check`."""
     args: dict[str, Any]
-    """Its `--args`."""
+    """Its `--model-options`."""
     inputs: tuple[tuple[str, ...], ...] = ()
     """Alternatives for `--input`, of which the first that torch accepts is used. None: the
     library's description."""

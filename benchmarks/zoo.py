@@ -69,7 +69,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
         write_configuration(Path(entry.model))
     failure: list[str] = []
     for inputs in entry.inputs or ((),):
-        config = CheckConfig(model=entry.model, args=json.dumps(entry.args), input=inputs)
+        config = CheckConfig(model=entry.model, model_options=json.dumps(entry.args), input=inputs)
         try:
             loaded, (args, kwargs) = load(config)
             with torch.no_grad():  # in a copy: some modules fill caches

@@ -1,4 +1,4 @@
-"""Any torch model in JAX: `jaxsr.check(module, *inputs)` and `python -m jaxsr.check MODEL`.
+"""Any torch model in JAX: `jaxsr.check(module, *inputs)` and `python -m jaxsr.check --model MODEL`.
 
 Does it convert, does it compute the same, forward and backward, and what does it cost? The work is
 done in `jaxsr.checking`.
@@ -9,6 +9,7 @@ import types
 from collections.abc import Sequence
 
 from jaxsr.checking.check_module import check
+from jaxsr.errors import InputError
 from jaxsr.runtime.cli import parse_options, run_command, run_program
 
 
@@ -29,7 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(arguments: list[str]) -> int:
     from jaxsr.checking.config import CheckConfig
 
-    config = parse_options(CheckConfig, arguments, prog="python -m jaxsr.check")
+    if arguments and not arguments[0].startswith("-"):
+        raise InputError(
+            f"check takes its model as an option, as all commands do: --model {arguments[0]}"
+        )
+    config = parse_options(
+        CheckConfig,
+        arguments,
+        prog="python -m jaxsr.check",
+        replaced={
+            "--class": "--model package.module:Class --weights FILE",
+            "--args": "--model-options JSON",
+        },
+    )
     if config.aot is not None:
         from jaxsr.checking.aot import run
     else:

@@ -1,4 +1,4 @@
-"""`python -m jaxsr.detect INPUT… --weights FILE --out FOLDER`: finds small targets in pictures."""
+"""`python -m jaxsr.detect INPUT… --model MODEL --out FOLDER`: finds small targets in pictures."""
 
 from collections.abc import Sequence
 

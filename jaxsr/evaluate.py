@@ -1,4 +1,4 @@
-"""`python -m jaxsr.evaluate DATA --weights FILE --out FOLDER`: tests a detector on a split."""
+"""`python -m jaxsr.evaluate DATA --model MODEL --out FOLDER`: tests a detector on a split."""
 
 from collections.abc import Sequence
 from pathlib import Path

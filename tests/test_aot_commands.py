@@ -90,7 +90,7 @@ def test_detect_compiles_a_batch(tmp_path):
 
     state = {name: value.numpy() for name, value in MSHNet(MSHNetConfig()).state_dict().items()}
     export_weights(tmp_path / "net.safetensors", state)
-    options = ["--weights", str(tmp_path / "net.safetensors"), "--out", str(tmp_path / "found")]
+    options = ["--model", str(tmp_path / "net.safetensors"), "--out", str(tmp_path / "found")]
     options += ["--aot", "v5e:2x2", "--aot-json", str(tmp_path / "report"), "--base", "64"]
     assert detect.main(options) == 0
     (one,) = report(tmp_path / "report")

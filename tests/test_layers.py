@@ -37,6 +37,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.errors",
     "jaxsr.interop.host_arrays",
     "jaxsr.interop.train.objective",
+    "jaxsr.interop.sealed_json",
     "jaxsr.interop.weights",
 }
 """What `models` may import of interop: modules that import no JAX."""

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxsr.models.registry import trainable_families
-from jaxsr.training.task import load_family
+from jaxsr.training.task import CUSTOM, load_family
 
 COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     # Command: module, configuration, where the work begins, and what the command needs.
@@ -24,11 +24,11 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "detect": (
         "jaxsr.detection.config:DetectConfig", "jaxsr.detection.detect_files:run",
-        "jaxsr.detection.aot:run", ("picture.png", "--weights", "w", "--out", "o"),
+        "jaxsr.detection.aot:run", ("picture.png", "--model", "w", "--out", "o"),
     ),
     "evaluate": (
         "jaxsr.detection.config:EvaluateConfig", "jaxsr.data.infrared:open_split",
-        "jaxsr.data.infrared:open_split", ("data", "--weights", "w", "--out", "o"),
+        "jaxsr.data.infrared:open_split", ("data", "--model", "w", "--out", "o"),
     ),
     "generate": (
         "jaxsr.generation.config:GenerateConfig", "jaxsr.generation.generate_prompts:run",
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "check": (
         "jaxsr.checking.config:CheckConfig", "jaxsr.checking.check_model:run",
-        "jaxsr.checking.aot:run", ("torch.nn:ReLU",),
+        "jaxsr.checking.aot:run", ("--model", "torch.nn:ReLU"),
     ),
     "doctor": (
         "jaxsr.doctor.diagnose:DoctorConfig", "jaxsr.doctor.diagnose:diagnose",
@@ -143,7 +143,7 @@ def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path)
     fuzz()
 
 
-@pytest.mark.parametrize("family", trainable_families())
+@pytest.mark.parametrize("family", [*trainable_families(), *CUSTOM])
 def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")
     monkeypatch.chdir(tmp_path)

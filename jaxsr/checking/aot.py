@@ -1,4 +1,4 @@
-"""`python -m jaxsr.check MODEL --aot v5e:1x1`: its forward and gradient, compiled ahead of time."""
+"""`python -m jaxsr.check --model MODEL --aot v5e:1x1`: a model, compiled ahead of time."""
 
 from typing import Any
 

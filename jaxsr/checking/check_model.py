@@ -1,9 +1,8 @@
-"""`python -m jaxsr.check MODEL`: loads the model, checks it, prints the page."""
+"""`python -m jaxsr.check --model MODEL`: loads the model, checks it, prints the page."""
 
 import json
 import math
 import warnings
-from pathlib import Path
 from typing import Any
 
 from jaxsr.checking.config import CheckConfig
@@ -33,7 +32,7 @@ def run(config: CheckConfig) -> int:
             loaded.network,
             *args,
             kwargs=kwargs,
-            name=config.model,
+            name=str(config.model),
             train=not config.eval_only,
             gradients=not config.forward_only,
             mesh=config.devices,
@@ -57,13 +56,10 @@ def load(config: CheckConfig) -> tuple[LoadedModel, Example]:
     Raises:
       FileNotFoundError, InputError: the model cannot be loaded or built, or has no inputs.
     """
-    model, weights = config.model, None
-    if config.class_ is not None:
-        model, weights = config.class_, Path(config.model)
     loaded = load_model(
-        model,
-        weights=weights,
-        options=config.model_options(),
+        config.model,
+        weights=config.weights,
+        options=config.class_options(),
         random_weights=True,
         untrained=True,
     )

@@ -1,27 +1,20 @@
 """The options of `jaxsr.check`, checked before any device is touched."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
 
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import AotOptions, LaneFolding, LaneFoldingOptions
+from jaxsr.runtime.options import AotOptions, LaneFolding, LaneFoldingOptions, ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckConfig(LaneFoldingOptions, AotOptions):
-    """Checks that a torch model computes the same in JAX, and what it costs."""
+class CheckConfig(ModelOptions, LaneFoldingOptions, AotOptions):
+    """Checks that a torch model computes the same in JAX, and what it costs.
 
-    model: tyro.conf.Positional[str]
-    """package.module:Class or :function, timm:NAME, torchvision:NAME, a Hugging Face folder or
-    config.json, a weights file (.safetensors, .pt, .pth), a run folder, or a family's name."""
-    args: str = "{}"
-    """Keyword arguments of the class or builder, as a JSON object."""
-    class_: Annotated[str | None, tyro.conf.arg(name="class")] = None
-    """package.module:Class of a weights file that jaxsr does not know."""
+    A class, a library's NAME and a configuration without --weights, and the name of a family of
+    jaxsr, get random weights.
+    """
+
     input: tuple[str, ...] = ()
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT]: 1,3,224,224 or ids=int64:2,16:1000, whole numbers
     below LIMIT. Default: what the model's library or family says."""
@@ -43,7 +36,6 @@ class CheckConfig(LaneFoldingOptions, AotOptions):
         if self.engine == "torch":
             raise InputError("check compares both engines; leave --engine out")
         super().__post_init__()
-        self.model_options()
         if self.aot is None and self.dtype != "float32":
             raise InputError(
                 f"check compares float32 programs, got dtype={self.dtype}; leave --dtype out, or "
@@ -55,15 +47,3 @@ class CheckConfig(LaneFoldingOptions, AotOptions):
                 f"matmul_precision={self.matmul_precision}; leave it out, or compile ahead of time "
                 "with --aot v5e:1x1"
             )
-
-    def model_options(self) -> dict[str, Any]:
-        """`args` as a dictionary."""
-        try:
-            options = json.loads(self.args)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"args is no JSON ({error}): {self.args[:80]!r}") from None
-        if not isinstance(options, dict):
-            raise InputError(
-                f"args must be a JSON object such as '{{\"width\": 64}}', got {self.args[:80]!r}"
-            )
-        return options

@@ -18,9 +18,14 @@ def load_workload(options: WorkloadOptions) -> Workload:
     Raises:
       FileNotFoundError, ValueError: see `jaxsr.models.load.load_model`; or the input is unusable.
     """
-    loaded = load_model(options.model, weights=options.weights, random_weights=True)
+    loaded = load_model(
+        options.model,
+        weights=options.weights,
+        options=options.class_options(),
+        random_weights=True,
+    )
     loaded.network.requires_grad_(False)
-    model = loaded.name if options.model in FAMILIES else options.model
+    model = loaded.name if options.model in FAMILIES else str(options.model)
     if loaded.kind == "language model":
         return _language(loaded, model, options)
     prepare = _detector_input if loaded.kind == "detector" else _restorer_input
@@ -92,7 +97,7 @@ def _language(loaded: LoadedModel, model: str, options: WorkloadOptions) -> Work
     if options.model not in FAMILIES:
         from jaxsr.models.llama.tokenizer import load_tokenizer
 
-        tokenizer = load_tokenizer(Path(options.model))
+        tokenizer = load_tokenizer(Path(model))
         decode = tokenizer.decode
         if options.raw or tokenizer.template is None:
             ids = tokenizer.encode(options.prompt)

@@ -4,18 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import CheckedOptions
+from jaxsr.runtime.options import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadOptions(CheckedOptions):
-    """What is run."""
+class WorkloadOptions(ModelOptions):
+    """What is run: a model, or the name of a family for a small one with random weights."""
 
-    model: str
-    """A weights file, run folder, .gguf file, Hugging Face folder or package.module:Class; or the
-    name of a family, for a small network with random weights."""
-    weights: Path | None = None
-    """Weights file for package.module:Class."""
     image: Path | None = None
     """Picture for networks that take one. Default: one that comes with the installation."""
     size: int = 64
@@ -28,6 +23,7 @@ class WorkloadOptions(CheckedOptions):
     """Tokens that a language model generates."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_at_least(16, "size")
         self.check_at_least(1, "steps")
         if not self.prompt:

@@ -11,7 +11,9 @@ from jaxsr.runtime.jax_runner import open_ahead
 def run(config: DetectConfig) -> int:
     """What the command does with `--aot`; returns its exit status."""
     topology = prepare(config)
-    loaded = load_model(config.weights, kind="detector")
+    loaded = load_model(
+        config.model, kind="detector", weights=config.weights, options=config.class_options()
+    )
     runner = open_ahead(loaded.network, topology, config, lane_folding=config.lane_folding)
     side = config.base or InputForm.from_description(loaded.metadata or {}).base
     devices = len(topology.devices)

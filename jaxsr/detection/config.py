@@ -8,15 +8,13 @@ import tyro
 from jaxsr.data.input_form import Form
 from jaxsr.detection.detector import Detector, check_batch, load_detector
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions
+from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions, ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectorOptions(LaneFoldingOptions, ComputeOptions):
+class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     """Which network, and how pictures are sized."""
 
-    weights: Path
-    """Run folder of jaxsr.train, weights file that it exported, or a published checkpoint."""
     out: Path
     """Folder for the results."""
     threshold: float = 0.5
@@ -37,7 +35,9 @@ class DetectorOptions(LaneFoldingOptions, ComputeOptions):
     def detector(self) -> Detector:
         """Loads the network; JAX's platform must be fixed already; see `load_detector`."""
         return load_detector(
-            self.weights,
+            self.model,
+            weights=self.weights,
+            model_options=self.class_options(),
             options=self,
             batch=self.batch,
             lane_folding=self.lane_folding,

@@ -5,6 +5,7 @@ it was trained; for others the paper's way is assumed.
 """
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -57,19 +58,25 @@ class Detector(BatchedNetwork):
 
 
 def load_detector(
-    weights: Path, *, evaluate: Form | None = None, base: int | None = None, **options: Any
+    model: str | Path | None,
+    *,
+    weights: Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    evaluate: Form | None = None,
+    base: int | None = None,
+    **options: Any,
 ) -> Detector:
-    """The detector of a weights file.
+    """The detector that a user names.
 
     Args:
-      weights: a file that jaxsr exported, a published checkpoint, or a run folder.
-      evaluate, base: take the place of what the file says.
+      model, weights, model_options: see `jaxsr.models.load.load_model`.
+      evaluate, base: take the place of what the weights file says.
       **options: see `Detector`.
 
     Raises:
-      FileNotFoundError, ValueError: the file is missing, or not a detector's.
+      FileNotFoundError, ValueError: see `load_model`.
     """
-    loaded = load_model(weights, kind="detector")
+    loaded = load_model(model, kind="detector", weights=weights, options=model_options)
     form = InputForm.from_description(loaded.metadata or {})
     form = replace(
         form, evaluate=evaluate or form.evaluate, base=form.base if base is None else base

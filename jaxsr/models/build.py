@@ -24,6 +24,7 @@ from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
 _SEED = 20261121
+_TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def is_class_name(name: str) -> bool:
@@ -59,8 +60,8 @@ def build_network(
     try:
         if config is not None:
             network = _transformers(config, options)
-        elif library in _LIBRARIES:
-            network = _LIBRARIES[library](entry, options)
+        elif library in LIBRARIES:
+            network = LIBRARIES[library](entry, options)
         else:
             network = _user_class(name, options, option)
     except UserError:
@@ -141,39 +142,57 @@ def _options_of(option: str) -> str:
 
 
 def _timm(name: str, options: Mapping[str, Any]) -> nn.Module:
-    return _module("timm").create_model(name, pretrained=False, **options)
+    return import_library("timm").create_model(name, pretrained=False, **options)
 
 
 def _torchvision(name: str, options: Mapping[str, Any]) -> nn.Module:
-    models = _module("torchvision.models")
+    models = import_library("torchvision.models")
     names = ("weights", "weights_backbone")  # neither is downloaded
     accepted = inspect.signature(models.get_model_builder(name)).parameters
     return models.get_model(name, **{n: None for n in names if n in accepted} | dict(options))
 
 
 def _spandrel(name: str, options: Mapping[str, Any]) -> nn.Module:
-    _module("spandrel")
+    import_library("spandrel")
     module_name, _, class_name = name.partition(".")
-    module = _module(f"spandrel.architectures.{module_name}")
+    module = import_library(f"spandrel.architectures.{module_name}")
     return getattr(module, class_name or module_name)(**options)
 
 
 def _smp(name: str, options: Mapping[str, Any]) -> nn.Module:
-    library = _module("segmentation_models_pytorch")
+    library = import_library("segmentation_models_pytorch")
     return getattr(library, name)(**{"encoder_weights": None} | dict(options))
 
 
-_LIBRARIES: dict[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {
+LIBRARIES: dict[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "spandrel": _spandrel,
     "smp": _smp,
 }
+"""Who builds `library:NAME`."""
 
 
-def _module(name: str) -> Any:
+def import_library(name: str) -> Any:
+    """A module of another library, which may be missing or broken.
+
+    torchvision beside another build of torch lacks its compiled operators, and fails to import for
+    that. Networks do without them, so they are declared and the import is tried again.
+
+    Raises:
+      InputError: it cannot be imported.
+    """
     try:
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except RuntimeError as error:
+            if "torchvision::nms does not exist" not in str(error):
+                raise
+            for operator in ("nms", "qnms"):
+                _TORCHVISION.define(
+                    f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
+            return importlib.import_module(name)
     except Exception as error:  # torchvision fails in many ways beside another torch
         library = name.partition(".")[0]
         raise InputError(
@@ -195,7 +214,7 @@ def _config_file(name: str) -> Path | None:
 
 
 def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
-    transformers = _module("transformers")
+    transformers = import_library("transformers")
     values = read_json(path) | dict(options)
     config = transformers.AutoConfig.for_model(**values)
     name = next(iter(getattr(config, "architectures", None) or []), None)

@@ -1,8 +1,12 @@
 """One loader for everything by which a user may name a model.
 
 A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a `.gguf` file,
-`package.module:Class`, a torch module, a family's name for random weights, or nothing for the
-weights that come with jaxsr. Nothing in a weights file is run (`jaxsr.models.weight_files`).
+`package.module:Class`, a library's network (`jaxsr.models.build`), a torch module, a family's name
+for random weights, or nothing for the weights that come with jaxsr.
+
+A weights file is of the first of these whose names and shapes it fits exactly: what its metadata
+say, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no module
+that it names is imported: see `jaxsr.models.own_network`.
 """
 
 from collections.abc import Mapping
@@ -13,23 +17,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.weights import read_metadata
 from jaxsr.models.build import (
+    LIBRARIES,
     build_network,
     build_untrained,
     is_class_name,
     is_configuration,
 )
+from jaxsr.models.own_network import load_own_network
 from jaxsr.models.registry import (
     FAMILIES,
+    Family,
     Kind,
     LoadedModel,
     Weights,
     find_family,
     random_network,
 )
+from jaxsr.models.spandrel_weights import freeze_merged, load_by_spandrel
 from jaxsr.models.weight_files import READERS, load_weights, read_weights
 
 SHIPPED = "restore_x4.safetensors"
@@ -88,13 +96,14 @@ def load_model(
             raise InputError(f"--model {name} needs its weights: add --weights FILE")
         if weights is not None:
             load_weights(network, read_weights(weights), source=str(weights))
+            freeze_merged(network)
         family_name = type(network).__name__
         name = family_name if isinstance(model, nn.Module) else name
         return LoadedModel(network=network.cpu().eval(), name=name, family=family_name)
     if weights is not None or options:
         raise InputError(
-            "--weights and --model-options go with --model package.module:Class; "
-            "a weights file of a known family is given to --model itself"
+            "--weights and --model-options go with --model package.module:Class or library:NAME; "
+            f"a run folder or a file by itself is --model {weights or name}"
         )
     if model is None:
         return _from_weights(_shipped(), "jaxsr's own", kind)
@@ -110,11 +119,12 @@ def load_model(
 
 
 def _accepted(random_weights: bool) -> str:
-    names = f", or a family for random weights ({', '.join(FAMILIES)})" if random_weights else ""
+    names = f", nor a family ({', '.join(FAMILIES)})" if random_weights else ""
+    libraries = ", ".join(f"{library}:NAME" for library in LIBRARIES)
     return (
-        "it is neither a run folder, a Hugging Face folder, a .gguf file, package.module:Class nor "
-        f"a weights file (weights are read from {', '.join(READERS)} files); give one of "
-        f"these{names}"
+        "it is neither a run folder, a Hugging Face folder, a .gguf file, package.module:Class, "
+        f"{libraries}, nor a weights file (weights are read from {', '.join(READERS)} files)"
+        f"{names}; give one of these"
     )
 
 
@@ -151,8 +161,9 @@ def _is_language_checkpoint(path: Path, kind: Kind | None) -> bool:
     if kind == "language model" or path.suffix == ".gguf":
         return path.suffix not in READERS
     config = path / "config.json"
-    # A run of `jaxsr.train` has a config.json as well.
-    return config.is_file() and b"model_type" in read_bounded(config)
+    content = read_bounded(config) if config.is_file() else b""
+    # A run of `jaxsr.train` has a config.json as well, which begins with its digest.
+    return b"model_type" in content and not content.startswith(b'{"digest"')
 
 
 def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedModel:
@@ -165,21 +176,23 @@ def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedMod
 def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
     weights = read_weights(path)
     metadata = read_metadata(path) if path.suffix == ".safetensors" else {}
+    if "builder" in metadata:
+        return _of_kind(load_own_network(path, weights, metadata, name=name), path, kind)
+    refusals: list[str] = []
     for family_name in FAMILIES:
-        family, bare = find_family(family_name), weights
-        if weights and all(key.startswith(family.prefix) for key in weights):
-            bare = {key.removeprefix(family.prefix): value for key, value in weights.items()}
-        config = family.recognise(bare)
+        family = find_family(family_name)
+        bare = _without_prefix(weights, family.prefix)
+        stated = metadata.get("config") if metadata.get("family") == family_name else None
+        config = stated if isinstance(stated, dict) else _recognise(family, bare)
         if config is None:
             continue
-        if kind not in (None, family.kind):
-            raise InputError(
-                f"{path} holds a {family_name}, a {family.kind}; give a {kind} instead"
-            )
-        stated = metadata.get("config")
-        network = family.build(stated if isinstance(stated, dict) else config)
-        load_weights(network, bare, source=str(path))
-        return LoadedModel(
+        try:
+            network = family.build(config)
+            load_weights(network, bare, source=str(path))
+        except InputError as error:
+            refusals.append(str(error))
+            continue
+        loaded = LoadedModel(
             network=family.finish(network).cpu().eval(),
             name=name,
             family=family_name,
@@ -187,43 +200,24 @@ def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
             value_range=family.value_range,
             metadata=metadata,
         )
-    network = _by_spandrel(path, weights, kind)
-    return LoadedModel(
-        network=network.cpu().eval(), name=name, family=type(network).__name__, kind="restorer"
-    )
+        return _of_kind(loaded, path, kind)
+    return _of_kind(load_by_spandrel(path, weights, name=name, refusals=refusals), path, kind)
 
 
-def _by_spandrel(path: Path, weights: Weights, kind: Kind | None) -> nn.Module:
-    unknown = (
-        f"{path} is of no family that jaxsr knows ({', '.join(FAMILIES)}; its first names: "
-        f"{', '.join([*weights][:3])})"
-    )
-    workaround = (
-        f"give --model package.module:Class --weights {path}, or add the family in "
-        "jaxsr/models/registry.py"
-    )
-    if kind not in (None, "restorer"):
-        raise InputError(f"{unknown}; {workaround}")
+def _of_kind(loaded: LoadedModel, path: Path, kind: Kind | None) -> LoadedModel:
+    if kind not in (None, loaded.kind):
+        raise InputError(f"{path} holds a {loaded.family}, a {loaded.kind}; give a {kind} instead")
+    return loaded
+
+
+def _without_prefix(weights: Weights, prefix: str) -> Weights:
+    if weights and all(key.startswith(prefix) for key in weights):
+        return {key.removeprefix(prefix): value for key, value in weights.items()}
+    return weights
+
+
+def _recognise(family: Family, weights: Weights) -> Mapping[str, Any] | None:
     try:
-        from spandrel import (  # type: ignore[import-not-found]
-            ImageModelDescriptor,
-            ModelLoader,
-            UnsupportedModelError,
-        )
-    except Exception as error:  # torchvision, which it needs, may fail to import in many ways
-        raise InputError(
-            f"{unknown}; {workaround}; or install jaxsr's extra spandrel, which knows many "
-            f"architectures ({type(error).__name__}: {error})"
-        ) from error
-    try:
-        descriptor = ModelLoader("cpu").load_from_state_dict(dict(weights))
-    except UnsupportedModelError:
-        raise InputError(f"{unknown}, nor one that spandrel knows; {workaround}") from None
-    except Exception as error:  # whatever a network's constructor raises at sizes that do not fit
-        raise InputError(
-            f"{path} cannot be loaded by spandrel ({type(error).__name__}: {one_line(error)}); "
-            "get the file again"
-        ) from error
-    if not isinstance(descriptor, ImageModelDescriptor):
-        raise InputError(f"{path} is a {type(descriptor).__name__}; restoring needs one picture in")
-    return descriptor.model
+        return family.recognise(weights)
+    except (LookupError, ArithmeticError):  # names of the family with other layers or shapes
+        return None

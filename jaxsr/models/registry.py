@@ -45,6 +45,12 @@ class LoadedModel:
     """Intensities of black and white in the pictures that it takes."""
     metadata: Mapping[str, Any] | None = None
     """What its weights file says of itself, None where it says nothing."""
+    channels: int | None = None
+    """Of the pictures that it takes, where something says so."""
+    least_side: int = 1
+    """Pixels of the smallest picture that it takes, along each side."""
+    side_multiple: int = 1
+    """Sides of its pictures must be multiples of this."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -93,10 +93,22 @@ class _FileSink:
 
 
 class BatchRestorer:
-    """Runs files through a `Restorer`; `config` has names, formats and limits."""
+    """Runs files through a `Restorer`.
 
-    def __init__(self, restorer: Restorer, config: RestoreConfig) -> None:
-        self._restorer, self._config = restorer, config
+    Args:
+      restorer: feeds the network.
+      config: has names, formats and limits.
+      left_out: called with each source that is not restored after all.
+    """
+
+    def __init__(
+        self,
+        restorer: Restorer,
+        config: RestoreConfig,
+        *,
+        left_out: Callable[[Source], None] = lambda source: None,
+    ) -> None:
+        self._restorer, self._config, self._left_out = restorer, config, left_out
         self._budget = ByteBudget(_RESULT_BYTES)
         self._lock = threading.Lock()
         self._claimed: dict[Path, Path] = {}
@@ -156,6 +168,7 @@ class BatchRestorer:
             if target in self._claimed:  # this run's own: `_claim` says what is wrong
                 return False
             self.outcome.skipped.append((source.path, target))
+            self._left_out(source)
         return True
 
     def _claim(self, source: Source, target: Path) -> None:
@@ -199,6 +212,7 @@ class BatchRestorer:
         log.debug("%s: %s", source.path, reason)
         with self._lock:
             self.outcome.failed.append((str(source.path), reason))
+            self._left_out(source)
 
 
 def is_source(source: Source, target: Path) -> bool:

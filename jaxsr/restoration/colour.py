@@ -9,12 +9,15 @@ Networks take one channel (luma or gray) or three (RGB), pictures have one to fo
 | CMYK | 1 - CMY as RGB, 1 - K as gray | the same two, by the column's rules |
 | alpha | enlarged bicubically | enlarged bicubically |
 
+Invisible pixels get the colour of the nearest visible one before, so that theirs does not spread.
+
 Adding the change in luma to R, G and B is what replacing Y in YCbCr comes to. Luma is BT.601's,
 full range; values are float32 in [0, 1], channels first for the network and last for the picture.
 """
 
 from collections.abc import Callable
 
+import cv2
 import numpy as np
 from jaxtyping import Float, Shaped
 from PIL import Image
@@ -71,6 +74,31 @@ def from_outputs(
 def needs_enlarged(kind: Kind, channels: int) -> bool:
     """Whether `from_outputs` uses the enlarged picture."""
     return kind.endswith("alpha") or (channels == 1 and kind in ("rgb", "cmyk"))
+
+
+def fill_hidden(pixels: Shaped[np.ndarray, "h w c"]) -> Shaped[np.ndarray, "h w c"]:
+    """Gives invisible pixels, those of alpha 0, the colour of the nearest visible one.
+
+    Their own colour is arbitrary, often black, and would spread into the visible edge.
+
+    Args:
+      pixels: samples with alpha as the last channel.
+
+    Returns:
+      A copy, or the samples themselves where all are visible or none is.
+    """
+    hidden = pixels[..., -1] == 0
+    if not hidden.any() or hidden.all():
+        return pixels
+    _, labels = cv2.distanceTransformWithLabels(
+        hidden.astype(np.uint8), cv2.DIST_L2, 5, labelType=cv2.DIST_LABEL_PIXEL
+    )
+    visible = np.zeros(labels.max() + 1, np.int64)
+    visible[labels[~hidden]] = np.flatnonzero(~hidden)
+    colours = pixels.reshape(-1, pixels.shape[2])[visible[labels[hidden]], :-1]
+    filled = pixels.copy()
+    filled[hidden, :-1] = colours
+    return filled
 
 
 def as_unit(samples: np.ndarray) -> Float[np.ndarray, "..."]:

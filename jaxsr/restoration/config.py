@@ -1,34 +1,31 @@
 """The options of `jaxsr.restore`, checked before any device is touched."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import tyro
 
 from jaxsr.data.picture_limits import MAX_PIXELS
 from jaxsr.errors import InputError
-from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
+from jaxsr.runtime.options import AotOptions, LaneFoldingOptions, ModelOptions
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreConfig(LaneFoldingOptions, AotOptions):
-    """Restores pictures and videos with a torch network, on JAX or on torch."""
+class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
+    """Restores pictures and videos with a torch network, on JAX or on torch.
+
+    Without --model, with the weights that come with jaxsr.
+    """
+
+    model_required: ClassVar[bool] = False
 
     inputs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Pictures, videos, folders (searched through, their structure kept) and globs."""
     out: Path = Path("restored")
     """Folder for the results, made if need be."""
-    model: str | None = None
-    """Run folder of jaxsr.train, weights file of a known family (.safetensors, .pt, .pth), or
-    package.module:Class. Default: the weights that come with jaxsr."""
-    weights: Path | None = None
-    """Weights file for package.module:Class."""
-    model_options: str = "{}"
-    """Keyword arguments of the class, as a JSON object."""
     channels: Literal[1, 3] | None = None
     """What the network takes: 1 (luma, gray) or 3 (RGB). Default: from the network."""
     value_range: tuple[float, float] | None = None
@@ -76,22 +73,7 @@ class RestoreConfig(LaneFoldingOptions, AotOptions):
             raise InputError(
                 "report needs pictures to compare with; name their folder with --truth"
             )
-        self.class_options()
         self.sizes()
-
-    def class_options(self) -> dict[str, Any]:
-        """`model_options` as a dictionary."""
-        try:
-            options = json.loads(self.model_options)
-        except (ValueError, RecursionError) as error:
-            reason = f"model_options is no JSON ({error}): {self.model_options[:80]!r}"
-            raise InputError(reason) from None
-        if not isinstance(options, dict):
-            raise InputError(
-                f"model_options must be a JSON object such as '{{\"width\": 64}}', got "
-                f"{self.model_options!r}"
-            )
-        return options
 
     def sizes(self) -> list[tuple[int, int]]:
         """`benchmark` as (height, width) pairs."""

@@ -16,20 +16,26 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
-from jaxsr.restoration.receptive_field import Reach, measure_reach
+from jaxsr.restoration.reach_cache import remembered_reach
+from jaxsr.restoration.receptive_field import Reach
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RestorationModel(LoadedModel):
     """A network that restores pictures."""
 
-    channels: int
+    channels: int  # pyright: ignore[reportIncompatibleVariableOverride]
     """1 (luma or gray) or 3 (RGB)."""
 
     @functools.cached_property
     def reach(self) -> Reach:
-        """Scale and tile margin, measured on the network."""
-        return measure_reach(self.network, channels=self.channels)
+        """Scale and tile margin, of the network or remembered of one like it."""
+        return remembered_reach(
+            self.network,
+            channels=self.channels,
+            least_side=self.least_side,
+            side_multiple=self.side_multiple,
+        )
 
     @property
     def scale(self) -> int:
@@ -67,7 +73,7 @@ def restoration_model(
 ) -> RestorationModel:
     """A loaded network as one that restores pictures; see `find_model`."""
     if channels is None:
-        channels = _input_channels(loaded.network)
+        channels = loaded.channels or _input_channels(loaded.network)
     if channels not in (1, 3):
         raise InputError(
             f"{loaded.name} takes pictures of {channels} channels; restoring works with 1 (luma, "

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -68,6 +68,8 @@ class _Open:
     missing: dict[int, int] = field(default_factory=dict)
     next_band: int = 0
     failed: bool = False
+    counted: int = 0
+    """Input pixels that were reported as done."""
     rescaler: RowRescaler | None = None
 
 
@@ -95,7 +97,8 @@ class Restorer:
       batch: tiles that are computed at once.
       outscale: size of the result relative to the source. Default: the network's scale.
       insist: treat whole even what would need more memory than is planned for.
-      progress: called with the input pixels that a band completed.
+      progress: called with the input pixels that a band completed, and with what was reported of
+        a picture that failed later, negative.
     """
 
     def __init__(
@@ -139,6 +142,8 @@ class Restorer:
         try:
             size = work.pixels.shape[0], work.pixels.shape[1]
             plan = self._tiler.insist(size) if self._insist else self._tiler.plan(size)
+            if work.kind.endswith("alpha"):
+                work = replace(work, pixels=colour.fill_hidden(work.pixels))
         except Exception as error:
             work.sink.fail(error)
             return
@@ -173,9 +178,11 @@ class Restorer:
         height, width = opened.plan.shape
         crop = opened.work.pixels[tile.top : tile.top + height, tile.left : tile.left + width]
         short = height - crop.shape[0], width - crop.shape[1]
-        if any(short):  # padded to the network's period
-            mode = "symmetric" if max(short) <= min(crop.shape[:2]) else "edge"
-            crop = np.pad(crop, ((0, short[0]), (0, short[1]), (0, 0)), mode=mode)
+        if any(short):  # padded to the network's period as spandrel does, then repeated
+            mirrored = [min(s, n - 1) for s, n in zip(short, crop.shape, strict=False)]
+            crop = np.pad(crop, ((0, mirrored[0]), (0, mirrored[1]), (0, 0)), mode="reflect")
+            rest = [s - m for s, m in zip(short, mirrored, strict=True)]
+            crop = np.pad(crop, ((0, rest[0]), (0, rest[1]), (0, 0)), mode="edge")
         return colour.network_inputs(crop, opened.work.kind, self._channels)
 
     def _queue(self, opened: _Open, row: int, column: int, index: int, data: np.ndarray) -> None:
@@ -253,7 +260,9 @@ class Restorer:
             rows = opened.rescaler.push(band) if opened.rescaler else band
             if len(rows):
                 opened.work.sink.write(rows)
-            self._progress(band.shape[0] * band.shape[1] // self._scale**2)
+            pixels = band.shape[0] * band.shape[1] // self._scale**2
+            opened.counted += pixels
+            self._progress(pixels)
             opened.next_band += 1
         if opened.next_band == len(opened.plan.rows):
             self._open.remove(opened)
@@ -269,6 +278,8 @@ class Restorer:
         opened.failed = True
         opened.bands.clear()
         opened.pieces.clear()
+        if opened.counted:
+            self._progress(-opened.counted)
         if opened in self._open:
             self._open.remove(opened)
         opened.work.sink.fail(error)

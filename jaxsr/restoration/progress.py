@@ -40,5 +40,11 @@ class Progress:
             line = f"{done:.1f} of {total:.1f} MP, {rate / 1e6:.2f} MP/s, {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
 
+    def leave_out(self, pixels: int) -> None:
+        """Takes pixels that will not be restored from those to come."""
+        self._total -= pixels
+        self._bar.total = self._total / 1e6
+        self._bar.refresh()
+
     def close(self) -> None:
         self._bar.close()

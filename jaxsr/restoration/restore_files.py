@@ -8,14 +8,15 @@ import time
 from PIL import Image
 
 from jaxsr.data.picture_limits import limit_opencv
-from jaxsr.data.sources import Inputs, check_folder, find_sources
+from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
 from jaxsr.errors import InputError
 from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import picture_size
 from jaxsr.restoration.progress import Progress
-from jaxsr.restoration.restorer import configured_model, make_restorer
+from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
+from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
@@ -73,9 +74,14 @@ def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, beg
     videos = [source for source in inputs.sources if source.is_video]
     limit = config.max_pixels
     pending = [source for source in pictures if finished_result(source, config) is None]
-    measured = (picture_size(source.path, max_pixels=limit) for source in pending)
-    sizes = [size for size in measured if size]
+    measured = {source.path: picture_size(source.path, max_pixels=limit) for source in pending}
+    sizes = [size for size in measured.values() if size]
     progress = Progress(sum(height * width for height, width in sizes))
+
+    def leave_out(source: Source) -> None:
+        height, width = measured.get(source.path) or (0, 0)
+        progress.leave_out(height * width)
+
     outcomes, programs = [], 0
     with contextlib.closing(progress):
         if pictures:
@@ -83,7 +89,9 @@ def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, beg
                 model, config, sizes=set(sizes), progress=progress.add
             )
             threads = 1 if any(h * w > _LARGE for h, w in sizes) else 2
-            outcomes.append(BatchRestorer(restorer, config).run(pictures, threads=threads))
+            outcomes.append(
+                BatchRestorer(restorer, config, left_out=leave_out).run(pictures, threads=threads)
+            )
             programs = len(runner.programs)
     done, spent = progress.pixels / 1e6, progress.seconds
     if videos:
@@ -114,15 +122,30 @@ def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:
 
 
 def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
-    """Says so where tiles would change the result."""
-    if model.reach.margin is not None:
-        return
-    cause = f"this network has no exact tiles ({model.reach.cause})"
-    if config.tiling == "approximate":
-        consequence = "as asked, larger pictures are cut, which changes the result"
-    else:
-        consequence = (
-            "pictures are treated whole, and every new size is compiled. "
-            "--tiling approximate cuts them, which changes the result"
+    """Says so where tiles would change the result, cost much, or are not as asked for."""
+    reach, tiler = model.reach, make_tiler(model, config, ())
+    if tiler.raised_tile:
+        print(
+            f"note: this network reads {tiler.margin} pixels beyond each side of a tile; tiles of "
+            f"{tiler.side} pixels take the place of --tile {config.tile}",
+            flush=True,
         )
-    print(f"note: {cause}; {consequence}", flush=True)
+    changed = f"cuts them with {APPROXIMATE_MARGIN} pixels of overlap, which changes the result"
+    if reach.margin is None:
+        if config.tiling == "approximate":
+            changed = changed.replace("cuts them", "larger pictures are cut")
+            print(f"note: this network has no exact tiles ({reach.cause}); {changed}", flush=True)
+        else:
+            print(
+                f"note: this network has no exact tiles ({reach.cause}); pictures are treated "
+                f"whole, and every new size is compiled. --tiling approximate {changed}",
+                flush=True,
+            )
+    elif tiler.margin > LARGEST_EXACT_MARGIN and config.tiling == "auto":
+        inner = tiler.side - 2 * tiler.margin
+        print(
+            f"note: exact tiles of this network overlap by {tiler.margin} pixels on each side: "
+            f"{(tiler.side / inner) ** 2:.1f} times the work where a picture is cut. "
+            f"--tiling approximate {changed}",
+            flush=True,
+        )

@@ -30,7 +30,9 @@ _LARGEST_RESULT = 1536
 _SMALLEST_TILE = 64
 # Overlaps cost: at least this many margins to a tile, so that three quarters of each axis count.
 _MARGINS_PER_TILE = 8
-_APPROXIMATE_MARGIN = 16
+APPROXIMATE_MARGIN = 16
+# Beyond this, `approximate` takes its own margin even where an exact one is known.
+LARGEST_EXACT_MARGIN = 64
 # Fixed cost of one more tile, in pixels of computing.
 _TILE_OVERHEAD = 2048
 
@@ -79,8 +81,8 @@ class Tiler:
       sizes: of the pictures to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
 
-    Raises:
-      ValueError: the tile is too small for the network's margin.
+    A `tile` that is too small for the network's margin becomes the smallest that is not, and
+    `raised_tile` is true.
     """
 
     def __init__(
@@ -94,15 +96,14 @@ class Tiler:
     ) -> None:
         self._reach = reach
         self._uncut = uncut or (reach.margin is None and not approximate)
-        self.margin = _APPROXIMATE_MARGIN if reach.margin is None else reach.margin
+        self.margin = APPROXIMATE_MARGIN if reach.margin is None else reach.margin
+        if approximate and self.margin > LARGEST_EXACT_MARGIN:
+            self.margin = APPROXIMATE_MARGIN
         self.margin = self._aligned(self.margin)
         self.side = self._aligned(tile or self._default_side())
-        least = 2 * self.margin + reach.period
-        if self.side < least and not self._uncut:
-            raise InputError(
-                f"tile={tile} is too small: this network reads {self.margin} pixels beyond each "
-                f"side; use --tile {max(least, _SMALLEST_TILE)} or more"
-            )
+        least = self._aligned(max(2 * self.margin + reach.period, reach.least_side))
+        self.raised_tile = tile is not None and self.side < least and not self._uncut
+        self.side = max(self.side, least)
         smallest = self._aligned(max(_SMALLEST_TILE, 2 * self.margin + 16))
         sides = [self.side]
         while len(sides) < MOST_PROGRAMS and self._aligned(sides[-1] // 2) >= smallest:
@@ -118,7 +119,9 @@ class Tiler:
         # A picture treated whole has four times a tile's memory.
         affordable = math.isqrt(self.max_uncut_pixels // 4) // 32 * 32
         most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self._reach.scale)
-        return max(most, _MARGINS_PER_TILE * self.margin, _SMALLEST_TILE)
+        # A margin too large for that: as much as memory allows.
+        wide = min(_MARGINS_PER_TILE * self.margin, math.isqrt(self.max_uncut_pixels))
+        return max(most, wide, 3 * self.margin, _SMALLEST_TILE)
 
     @property
     def max_uncut_pixels(self) -> int:
@@ -128,7 +131,8 @@ class Tiler:
 
     def padded(self, size: Size) -> Size:
         """The size that a picture is mirrored out to, for networks with an internal stride."""
-        return self._aligned(size[0]), self._aligned(size[1])
+        least = self._reach.least_side
+        return self._aligned(max(size[0], least)), self._aligned(max(size[1], least))
 
     def plan(self, size: Size) -> Plan:
         """The tiles of a picture of this size.

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from jaxsr.errors import InputError, UserError
@@ -134,6 +134,7 @@ def parse_options(
     *,
     prog: str,
     description: str | None = None,
+    replaced: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Any:
     """`tyro.cli`, with what it rejects as an `InputError` of one line instead of a drawn box.
@@ -143,6 +144,7 @@ def parse_options(
       arguments: words of the command line.
       prog: the command as its help names it.
       description: first paragraph of the help. Default: the docstring of `kind`.
+      replaced: options of earlier releases → what to give instead.
       **options: further ones for `tyro.cli`, `default` for example.
 
     Raises:
@@ -159,6 +161,9 @@ def parse_options(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise  # --help
+        for option, successor in (replaced or {}).items():
+            if any(word.partition("=")[0] == option for word in arguments):
+                raise InputError(f"{option} is now {successor}; see {prog} --help") from None
         raise InputError(f"{_unboxed(box.getvalue())}; see {prog} --help") from None
 
 

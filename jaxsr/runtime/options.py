@@ -3,9 +3,10 @@
 A configuration calls `super().__post_init__()` once, which runs the checks of all its bases.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from jaxsr.errors import InputError, check_literals
 from jaxsr.interop.mesh_shape import MeshShape
@@ -15,6 +16,23 @@ Platform = Literal["auto", "tpu", "cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16"]
 Precision = Literal["default", "high", "highest"]
 LaneFolding = Literal["auto", "on", "off"]
+
+
+def parse_json_object(text: str, name: str) -> dict[str, Any]:
+    """The value of an option that is a JSON object.
+
+    Raises:
+      InputError: it is something else; the message names the option.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is no JSON ({error}): {text[:80]!r}") from None
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{name} must be a JSON object such as '{{\"width\": 64}}', got {text[:80]!r}"
+        )
+    return value
 
 
 class CheckedOptions:
@@ -30,6 +48,50 @@ class CheckedOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(CheckedOptions):
+    """Which model; every command has these words for it, and `jaxsr.models.load` reads them."""
+
+    model_required: ClassVar[bool] = True
+    """Whether the command has no model of its own."""
+
+    model: str | None = None
+    """Run folder of jaxsr.train, weights file (.safetensors, .pt, .pth), .gguf file, Hugging Face
+    folder, package.module:Class, or timm:, torchvision:, smp:, spandrel: and a NAME."""
+    weights: Path | None = None
+    """Weights file for a model that is named as package.module:Class or library:NAME."""
+    model_options: str = "{}"
+    """Keyword arguments of that class, as a JSON object."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None and self.weights is not None:
+            raise InputError(
+                f"weights belong to a class: --model package.module:Class --weights {self.weights};"
+                f" a run folder or a file by itself is --model {self.weights}"
+            )
+        if self.model is None and self.model_required:
+            raise InputError(
+                "no model is named: give --model a run folder, a weights file or another of the "
+                "names that --help lists"
+            )
+        self.class_options()
+
+    def class_options(self) -> dict[str, Any]:
+        """`model_options` as a dictionary."""
+        try:
+            options = json.loads(self.model_options)
+        except (ValueError, RecursionError) as error:
+            reason = f"model_options is no JSON ({error}): {self.model_options[:80]!r}"
+            raise InputError(reason) from None
+        if not isinstance(options, dict):
+            raise InputError(
+                f"model_options must be a JSON object such as '{{\"width\": 64}}', got "
+                f"{self.model_options[:80]!r}"
+            )
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)

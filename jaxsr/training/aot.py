@@ -11,6 +11,7 @@ from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
+from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.sharding_table import show_sharding
 from jaxsr.training.task import Trainable
 from jaxsr.training.user_code import located_in_users_files
@@ -83,6 +84,7 @@ def run(family: Any, config: Any) -> int:
     topology = prepare(config)
     config = fitted(config, topology)
     task = family.build(config)
+    prepare_network(task)
     steps = AheadSteps(task, topology)
     if meshes.model_devices(steps.mesh) > 1:
         show_sharding(steps.state_shapes, steps.state_shardings)

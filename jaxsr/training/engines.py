@@ -17,7 +17,9 @@ from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
 from jaxsr.interop.train.step import TrainStep, convert, init_state
+from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.setup import torch_device
+from jaxsr.training.fine_tuning import learning_rate_factors
 from jaxsr.training.task import Network, Trainable
 
 
@@ -84,7 +86,11 @@ class StepPrograms:
         self._task = task
         self._config = config.step_config
         optimizer, updates = config.optimizer_config, updates_of(task)
-        self._optimizers = {n: make_optimizer(optimizer, count) for n, count in updates.items()}
+        factors = learning_rate_factors(task)
+        self._optimizers = {
+            n: make_optimizer(optimizer, count, select_network(factors, n))
+            for n, count in updates.items()
+        }
         self._schedules = {n: make_schedule(optimizer, count) for n, count in updates.items()}
         blocks = task.blocks if config.remat else ()
         self._model = convert(
@@ -204,7 +210,8 @@ class JaxEngine:
             model = to_jax(self._task.objective.get_submodule(self._task.exported))
 
             def answer(params: Any, buffers: Any, x: Any, named: Mapping[str, Any]) -> Any:
-                return model.apply(params, buffers, x, *extra, train=False, **named)[0]
+                outputs, _ = model.apply(params, buffers, x, *extra, train=False, **named)
+                return answer_of(outputs)
 
             self._networks[extra] = jax.jit(answer)
         return self._networks[extra]
@@ -282,6 +289,7 @@ class TorchEngine:
             config=config.step_config,
             device=device,
             compiled=config.compile,
+            lr_factors=learning_rate_factors(task),
         )
         self._key = jax.random.key(config.seed)
         self._constants = dict(task.constants(None))
@@ -343,7 +351,7 @@ class _TorchNetwork:
         with self._runner.evaluating():
             inputs = tensors.pop(""), *self._extra
             answer = torch.func.functional_call(self._module, self._averaged, inputs, tensors)
-            return answer.cpu().numpy()
+            return answer_of(answer).cpu().numpy()
 
     def run(self, module: Any, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> Any:
         import torch

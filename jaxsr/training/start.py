@@ -1,5 +1,6 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
+import sys
 from contextlib import ExitStack
 from importlib import metadata
 from typing import Any
@@ -14,6 +15,7 @@ from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import flat_options
+from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
@@ -52,12 +54,14 @@ def start(name: str, family: Any, config: RunConfig) -> None:
             setup_compute(config, jax_on_host=True, job=lambda: _facts(name, config))
             out = choose_folder(config, name, jax.process_count())
             task = family.build(config)  # checks the data before anything is computed
+            remarks = prepare_network(task)
             check_alike({"files": task.files()})
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
                 threads = available_cpus()
                 record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
+                print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
         try:
             with located_in_users_files():
                 train(task, out, record)

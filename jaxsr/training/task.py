@@ -125,6 +125,13 @@ class Trainable(Protocol):
         ...
 
 
+CUSTOM = {
+    "super-resolution": "jaxsr.training.custom_super_resolution",
+    "detection": "jaxsr.training.custom_detection",
+}
+"""Module that trains a network of the user's, by the name that stands for a family's."""
+
+
 def load_family(name: str) -> Any:
     """What trains a family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`, `default_preset`
     and `build`.
@@ -135,14 +142,17 @@ def load_family(name: str) -> Any:
     Raises:
       ValueError: there is no such family or task, or nothing trains it.
     """
+    if name in CUSTOM:
+        return import_module(CUSTOM[name])
     if ":" in name:
         from jaxsr.training.task_run import TaskFamily
 
         return TaskFamily(name)
     if name not in (trainable := trainable_families()):
         raise InputError(
-            f"no model family {name!r} to train; there are {', '.join(trainable)}; a "
-            f"task of your own is module:Class, for instance {name}:MyTask"
+            f"no model family {name!r} to train; there are {', '.join(trainable)}, with --network "
+            f"{' and '.join(CUSTOM)}, and a task of your own is module:Class, for instance "
+            f"{name}:MyTask"
         )
     module = find_family(name).training
     assert module is not None

@@ -11,7 +11,7 @@ from torch import nn
 from jaxsr import check
 from jaxsr.checking.example_inputs import parse_inputs
 
-LINEAR = ("torch.nn:Linear", "--args", '{"in_features": 4, "out_features": 2}')
+LINEAR = ("--model", "torch.nn:Linear", "--model-options", '{"in_features": 4, "out_features": 2}')
 
 
 def test_a_class_with_arguments(capsys, tmp_path):
@@ -37,14 +37,14 @@ def test_json(capsys):
 
 
 def test_a_family_finds_its_inputs(capsys):
-    assert check.main(["mshnet", "--eval-only", "--forward-only"]) == 0
+    assert check.main(["--model", "mshnet", "--eval-only", "--forward-only"]) == 0
     assert "float32[1,3,32,32]" in capsys.readouterr().out
 
 
 def test_weights_with_their_class(tmp_path, capsys):
     file = tmp_path / "linear.safetensors"
     save_file(nn.Linear(4, 2).state_dict(), file)
-    arguments = [str(file), "--class", *LINEAR, "--input", "2,4", "--eval-only"]
+    arguments = [*LINEAR, "--weights", str(file), "--input", "2,4", "--eval-only"]
     assert check.main(arguments) == 0
     save_file({"other": torch.ones(2)}, file)
     assert check.main(arguments) == 2
@@ -57,7 +57,7 @@ def test_a_hugging_face_configuration(tmp_path, capsys):
     config = transformers.BertConfig(vocab_size=50, intermediate_size=16, **sizes)
     config.save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
-        assert check.main([str(path), "--forward-only", "--eval-only", "--json"]) == 0
+        assert check.main(["--model", str(path), "--forward-only", "--eval-only", "--json"]) == 0
     decoder = json.JSONDecoder()
     content, _ = decoder.raw_decode(capsys.readouterr().out)
     assert content["rows"][0]["status"] == "ok"
@@ -66,12 +66,17 @@ def test_a_hugging_face_configuration(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "no model 'nothing'"),
-        (["nothing:Class"], "cannot import nothing"),
-        (["torch.nn:Nothing"], "no class or function 'Nothing'"),
-        (["torch.nn:Linear"], "does not take these arguments"),
-        (["torch.nn:Linear", "--args", "[1]"], "must be a JSON object"),
-        (["torch.nn:Linear", "--args", "{"], "args is no JSON"),
+        (["--model", "nothing"], "no model 'nothing'"),
+        (["--model", "nothing:Class"], "cannot import nothing"),
+        (["--model", "torch.nn:Nothing"], "no class or function 'Nothing'"),
+        (["--model", "torch.nn:Linear"], "does not take these arguments"),
+        (["--model", "torch.nn:Linear", "--model-options", "[1]"], "must be a JSON object"),
+        (["--model", "torch.nn:Linear", "--model-options", "{"], "model_options is no JSON"),
+        (["timm:resnet18"], "--model timm:resnet18"),
+        ([*LINEAR, "--args", "{}"], "--args is now --model-options JSON"),
+        (["--model", "w.pth", "--class=own:Net"], "--class is now --model package.module:Class"),
+        (["--forward-only"], "no model is named: give --model"),
+        (["--weights", "w.pth"], "a run folder or a file by itself is --model w.pth"),
         ([*LINEAR], "give them as --input"),
         ([*LINEAR, "--input", "2,5"], "torch cannot run torch.nn:Linear on input float32"),
         ([*LINEAR, "--input", "2x4"], "input must be"),
@@ -81,7 +86,8 @@ def test_a_hugging_face_configuration(tmp_path, capsys):
         ([*LINEAR, "--dtype", "bfloat16"], "check compares float32 programs"),
         ([*LINEAR, "--matmul-precision", "high"], "check computes float32 products in full"),
         ([*LINEAR, "--input", "2,4", "--mesh", "0"], "mesh"),
-        (["torch.nn:Conv2d", "--args", '{"in_channels":1,"out_channels":1,"kernel_size":-1}'],
+        (["--model", "torch.nn:Conv2d",
+          "--model-options", '{"in_channels":1,"out_channels":1,"kernel_size":-1}'],
          "torch.nn:Conv2d"),
     ],
 )  # fmt: skip
@@ -94,8 +100,8 @@ def test_what_a_user_can_correct_is_one_line(arguments, message, capsys):
 
 
 def test_libraries_that_are_missing_or_know_no_such_name(capsys):
-    assert check.main(["timm:no_such_model"]) == 2
-    assert check.main(["torchvision:no_such_model"]) == 2
+    assert check.main(["--model", "timm:no_such_model"]) == 2
+    assert check.main(["--model", "torchvision:no_such_model"]) == 2
     assert capsys.readouterr().err.count("\n") == 2
 
 

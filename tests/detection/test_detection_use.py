@@ -171,7 +171,7 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
     for number, size in enumerate([(40, 56), (33, 90)]):
         Image.fromarray(_spotted(*size, (9, 9, 3, 3))).save(source / f"{number}.png")
     out = tmp_path / "out"
-    status = _detect(tmp_path / "in", "--weights", weights, "--out", out, "--threshold", "0.3")
+    status = _detect(tmp_path / "in", "--model", weights, "--out", out, "--threshold", "0.3")
     assert status == 0
     described = json.loads((out / "targets.json").read_text())
     assert [p["file"] for p in described["pictures"]] == ["deep/0.png", "deep/1.png"]
@@ -206,7 +206,7 @@ def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray"):
 def test_command_takes_videos_and_keeps_their_times(weights, tmp_path, size):
     av = pytest.importorskip("av", reason="videos need PyAV")
     film, out = _film(tmp_path / "film.mkv", size=size), tmp_path / "out"
-    assert _detect(film, "--weights", weights, "--out", out, "--batch", "2") == 0
+    assert _detect(film, "--model", weights, "--out", out, "--batch", "2") == 0
     pictures = json.loads((out / "targets.json").read_text())["pictures"]
     assert [p["frame"] for p in pictures] == list(range(5))
     masks = sorted((out / "masks" / "film").iterdir())
@@ -222,7 +222,7 @@ def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_pat
     film.write_bytes(film.read_bytes()[: int(0.7 * film.stat().st_size)])
     (tmp_path / "text.mp4").write_text("no video")
     out = tmp_path / "out"
-    assert _detect(tmp_path, "--weights", weights, "--out", out) == 1
+    assert _detect(tmp_path, "--model", weights, "--out", out) == 1
     assert "text.mp4" in capsys.readouterr().err
     pictures = json.loads((out / "targets.json").read_text())["pictures"]
     assert 5 < len(pictures) < 40 and (out / "overlays" / "film.mp4").is_file()
@@ -237,7 +237,7 @@ def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, c
     Image.fromarray(whole).save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:2000])
     out = tmp_path / "out"
-    assert _detect(tmp_path, "--weights", weights, "--out", out) == 1
+    assert _detect(tmp_path, "--model", weights, "--out", out) == 1
     error = capsys.readouterr().err
     assert "bad.png" in error and "cut.png" in error and len(error.splitlines()) == 2
     assert [path.name for path in (out / "masks").iterdir()] == ["good.png"]
@@ -258,7 +258,7 @@ def test_the_torch_engine_refuses_what_it_has_not(
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
-    given = [tmp_path / "a.png", "--weights", weights, "--out", tmp_path / "out", *arguments]
+    given = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out", *arguments]
     assert _detect(*given) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -268,13 +268,13 @@ def test_an_unwritable_folder_is_refused_before_any_work(weights, tmp_path, caps
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "out"
-    assert _detect(tmp_path / "a.png", "--weights", weights, "--out", out) == 2
+    assert _detect(tmp_path / "a.png", "--model", weights, "--out", out) == 2
     assert "choose another --out" in capsys.readouterr().err
 
 
 def test_dtype_and_precision_are_options(weights, tmp_path):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
-    given = [tmp_path / "a.png", "--weights", weights, "--out", tmp_path / "out"]
+    given = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out"]
     assert _detect(*given, "--dtype", "bfloat16", "--matmul-precision", "highest") == 0
 
 
@@ -286,16 +286,16 @@ def test_dtype_and_precision_are_options(weights, tmp_path):
         (["{picture}", "--threshold", "1.5"], "threshold must be"),
         (["{picture}", "--least-px", "0"], "least_px must be"),
         (["{picture}", "--base", "40"], "base must be"),
-        (["{picture}", "--weights", "none.pth"], "no weights file"),
-        (["{picture}", "--weights", "{picture}"], "weights are read from"),
+        (["{picture}", "--model", "none.pth"], "no weights file"),
+        (["{picture}", "--model", "{picture}"], "weights are read from"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(weights, tmp_path, capsys, arguments, said):
     picture = tmp_path / "a.png"
     Image.fromarray(_spotted(32, 32)).save(picture)
     given = [a.replace("{picture}", str(picture)) for a in arguments]
-    if "--weights" not in given:
-        given += ["--weights", str(weights)]
+    if "--model" not in given:
+        given += ["--model", str(weights)]
     assert _detect(*given, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "Traceback" not in error

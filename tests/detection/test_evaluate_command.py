@@ -48,7 +48,7 @@ def evaluated(*arguments):
 @pytest.mark.parametrize(("split", "names"), [(None, "2345"), ("one.txt", "5")])
 def test_figures_of_a_split(weights, data, tmp_path, capsys, split, names):
     chosen = ["--split", data / split] if split else []
-    assert evaluated(data, "--weights", weights, "--out", tmp_path, *chosen) == 0
+    assert evaluated(data, "--model", weights, "--out", tmp_path, *chosen) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert sorted(row["name"] for row in report["rows"]) == list(names)
     assert {"iou", "niou", "precision", "recall", "f1", "pd", "fa_1e6"} <= report["figures"].keys()
@@ -62,7 +62,7 @@ def test_figures_of_a_split(weights, data, tmp_path, capsys, split, names):
     [
         (["--split", "none.txt"], "none"),
         (["--threshold", "1"], "threshold must be"),
-        (["--weights", "none.pth"], "no weights file"),
+        (["--model", "none.pth"], "no weights file"),
         (["--lists", "nowhere"], "no folder nowhere"),
         (["--platform", "cuda"], "torch finds no CUDA device; use --platform cpu"),
         (["--mesh", "2"], "the torch engine runs on one device, got mesh=2"),
@@ -72,7 +72,7 @@ def test_wrong_input_is_one_line_and_status_2(
     weights, data, tmp_path, capsys, monkeypatch, arguments, said
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    given = arguments if "--weights" in arguments else ["--weights", weights, *arguments]
+    given = arguments if "--model" in arguments else ["--model", weights, *arguments]
     assert evaluated(data, *given, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1

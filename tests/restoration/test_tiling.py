@@ -76,9 +76,9 @@ def test_strided_networks_have_a_period():
 
 
 def test_networks_that_do_not_restore_are_refused():
-    with pytest.raises(ValueError, match=r"Conv2d turned \(3, 64, 64\) into \(8, 64, 64\)"):
+    with pytest.raises(ValueError, match=r"Conv2d turned \(3, 128, 32\) into \(8, 128, 32\)"):
         measure_reach(nn.Conv2d(3, 8, 3, padding=1), channels=3)
-    with pytest.raises(ValueError, match=r"returned \(1, 12288\)"):
+    with pytest.raises(ValueError, match=r"returned \(1, 12288\) for a \(1, 3, 128, 32\) picture"):
         measure_reach(nn.Flatten(), channels=3)
 
 
@@ -134,8 +134,26 @@ def test_a_large_picture_is_not_cut_unasked():
         Tiler(reach).plan((4000, 4000))
     assert Tiler(reach).plan((100, 90)).shape == (100, 90)
     assert len(Tiler(reach, approximate=True).plan((4000, 4000)).rows) > 1
-    with pytest.raises(ValueError, match="reads 20 pixels beyond each side; use --tile 64"):
-        Tiler(Reach(scale=4, margin=20), tile=32)
+
+
+def test_a_tile_too_small_for_the_margin_becomes_the_next_that_works():
+    tiler = Tiler(Reach(scale=4, margin=20), tile=32)
+    assert tiler.raised_tile and tiler.side == 41
+    tiler = Tiler(Reach(scale=4, margin=24, period=8), tile=30)
+    assert tiler.raised_tile and tiler.side == 56
+    assert not Tiler(Reach(scale=4, margin=20), tile=64).raised_tile
+
+
+def test_approximate_tiles_do_not_overlap_by_a_large_margin():
+    reach = Reach(scale=4, margin=160, period=8, activation=1024)
+    assert Tiler(reach).margin == 160
+    assert Tiler(reach, approximate=True).margin == 16
+
+
+def test_small_pictures_are_filled_up_to_the_least_side():
+    tiler = Tiler(Reach(scale=2, margin=8, period=4, least_side=40))
+    assert tiler.padded((30, 41)) == (40, 44)
+    assert tiler.plan((10, 10)).shape == (40, 40)
 
 
 CASES = {

@@ -1,0 +1,116 @@
+"""Networks of users, from the files that `jaxsr.train` exported.
+
+Metadata of an exported file say what builds its network: `builder` (a name for
+`jaxsr.models.build`) and `builder_args`; and what it is for: `task`, with `channels` and
+`value_range` or with `input`.
+
+A weights file may come from anyone, so it runs no code of its choice. A builder of a library is
+one of a fixed list. A builder of the user's is called only where the file lies in its run folder,
+whose sealed `config.json` names the same builder, and only where it is a subclass of
+`torch.nn.Module` or is defined below the current folder. Else the error states the command that
+names the class on the command line.
+"""
+
+import inspect
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from jaxsr.errors import InputError, MissingFileError, UserError
+from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.interop.sealed_json import unseal
+from jaxsr.models.build import LIBRARIES, build_network, import_attribute
+from jaxsr.models.registry import Kind, LoadedModel, Weights
+from jaxsr.models.weight_files import load_weights
+
+KINDS: Mapping[str, Kind] = {"super-resolution": "restorer", "detection": "detector"}
+"""What a network of each task is."""
+
+
+def load_own_network(
+    path: Path, weights: Weights, metadata: Mapping[str, Any], *, name: str
+) -> LoadedModel:
+    """The network of an exported file.
+
+    Args:
+      path: the file.
+      weights: its tensors.
+      metadata: what it says of itself, with `builder`.
+      name: by which the user named it.
+
+    Raises:
+      InputError: the metadata are damaged, the builder may not be called or fails, or the weights
+        do not fit.
+    """
+    builder, arguments = metadata["builder"], metadata.get("builder_args", {})
+    kind = KINDS.get(str(metadata.get("task")))
+    value_range = metadata.get("value_range", [0.0, 1.0])
+    channels = metadata.get("channels")
+    try:
+        low, high = map(float, value_range)
+        known = isinstance(builder, str) and isinstance(arguments, dict) and kind is not None
+        known = known and (channels is None or isinstance(channels, int))
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise InputError(
+            f"{path} has metadata that jaxsr.train does not write (task, builder, builder_args, "
+            "channels or value_range); export it again"
+        )
+    if builder.partition(":")[0] not in LIBRARIES:
+        _check_builder(path, builder, arguments)
+    network = build_network(builder, arguments)
+    load_weights(network, weights, source=str(path))
+    return LoadedModel(
+        network=network.cpu().eval(),
+        name=name,
+        family=type(network).__name__,
+        kind=kind,
+        value_range=(low, high),
+        channels=channels,
+        metadata=metadata,
+    )
+
+
+def _check_builder(path: Path, builder: str, arguments: Mapping[str, Any]) -> None:
+    """Raises `InputError` where this builder may not be called; see the module's docstring."""
+    options = f" --model-options {shlex.quote(json.dumps(arguments))}" if arguments else ""
+    workaround = (
+        f"where you trust it, name the class: --model {builder}{options} "
+        f"--weights {shlex.quote(str(path))}"
+    )
+    if builder not in _run_strings(path.parent):
+        raise InputError(
+            f"{path} names the builder {builder}, and a weights file runs no code of its choice "
+            f"outside of its run folder; {workaround}"
+        )
+    attribute = import_attribute(builder, option="--model")
+    if inspect.isclass(attribute) and issubclass(attribute, nn.Module):
+        return
+    # Of a function only: objects may be called, and have no file of their own.
+    source = inspect.getsourcefile(attribute) if inspect.isfunction(attribute) else None
+    if source is None or not Path(source).resolve().is_relative_to(Path.cwd()):
+        raise InputError(
+            f"{path} names the builder {builder}, which is neither a torch.nn.Module nor defined "
+            f"below the current folder; {workaround}"
+        )
+
+
+def _run_strings(folder: Path) -> set[str]:
+    """All strings in a run folder's config.json; none where it is absent or damaged."""
+    config = folder / "config.json"
+    try:
+        return {*_strings(unseal(read_bounded(config), source=config))}
+    except (UserError, MissingFileError, OSError):
+        return set()
+
+
+def _strings(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    for value in content.values() if isinstance(content, dict) else ():
+        yield from _strings(value)
