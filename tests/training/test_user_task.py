@@ -280,8 +280,8 @@ def test_validation_figures_are_those_of_the_whole_data(folder):
             "error": error.mean().item(),
             "ratio": (error.sum() / y.abs().sum()).item(),
         }
-    for found in figures:
-        assert {n: found[n] for n in expected} == pytest.approx(expected, rel=1e-5)
+    for metrics in figures:
+        assert {n: metrics[n] for n in expected} == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
