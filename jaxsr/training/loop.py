@@ -148,10 +148,12 @@ class _Run:
                 phase = phase_at(self.task.phases, engine.step)
                 profiler.before(engine)
                 try:
-                    metrics = engine.train_step(phase, next(batches))
-                except ChangedFileError:
+                    batch = next(batches)
+                except (ChangedFileError, InputError):
                     self._keep_steps(engine.step, phase)
                     raise
+                try:
+                    metrics = engine.train_step(phase, batch)
                 except NonFiniteError as error:
                     if self.waiting:
                         self._report(engine.step, phase)

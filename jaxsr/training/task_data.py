@@ -315,8 +315,8 @@ class StepBatches:
         if data.kind == "steps":
             batch = data.of_step(step)
             _check_rows(batch, self.batch, f"{data.name} for step {step}")
-            mine = slice(self.host * rows, (self.host + 1) * rows)
-            return {name: array[mine] for name, array in batch.items()}
+            host_rows = slice(self.host * rows, (self.host + 1) * rows)
+            return {name: array[host_rows] for name, array in batch.items()}
         first = step * self.batch + self.host * rows
         assert data.length is not None
         samples = sample_numbers(
@@ -436,8 +436,8 @@ def _items(data: TaskData, skip: int) -> Iterator[Any]:
         with located(f"{data.name}: item {number}"):
             item = next(iterator, _END)
         if item is _END:
-            again = not isinstance(data.source, Iterator)
-            if count == 0 or not again:
+            repeatable = not isinstance(data.source, Iterator)
+            if count == 0 or not repeatable:
                 raise InputError(
                     f"{data.name} ended after {number} items, but the run needs more; return an "
                     "iterable that can be read again (a class with __iter__), or fewer --steps"

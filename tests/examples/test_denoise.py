@@ -37,10 +37,10 @@ def by_own_loop(out, *, steps, devices):
 @pytest.mark.parametrize("train", [by_task, by_own_loop])
 def test_the_same_losses_and_weights(plain, tmp_path, monkeypatch, train, devices):
     monkeypatch.syspath_prepend(str(EXAMPLES / "denoise"))
-    wanted, network = plain
+    expected, network = plain
     losses, file = train(tmp_path, steps=40, devices=devices)
     # Float32 in another order of sums, through 40 steps.
-    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
     assert losses[-1] < 0.5 * losses[0]
     weights = load_file(file)
     assert weights.keys() == network.state_dict().keys()

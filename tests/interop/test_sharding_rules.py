@@ -35,10 +35,10 @@ def test_optimiser_state_lies_as_its_parameters():
     mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
     weight = np.zeros((64, 96), np.float32)
     tree = {"params": {"layers.0.down.weight": weight}, "mu": ({"layers.0.down.weight": weight},)}
-    found = tree_shardings(tree, mesh, RULES)
+    shardings = tree_shardings(tree, mesh, RULES)
     expected = PartitionSpec("fsdp", "tensor")
-    assert found["params"]["layers.0.down.weight"].spec == expected
-    assert found["mu"][0]["layers.0.down.weight"].spec == expected
+    assert shardings["params"]["layers.0.down.weight"].spec == expected
+    assert shardings["mu"][0]["layers.0.down.weight"].spec == expected
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from jaxsr import train
+from jaxsr.detection.detector import load_detector
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.outputs import answer_of
+from jaxsr.restoration.models import find_model
+from jaxsr.runtime.options import ComputeOptions
 from jaxsr.training import custom_detection, custom_super_resolution
 from jaxsr.training.custom_network import remat_blocks
 from tests.training import example_networks
@@ -131,16 +134,22 @@ def test_the_pages_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_b
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["family"] == (
         "super-resolution"
     )
+    model = find_model(tmp_path / "whole")
+    assert (model.scale, model.channels, model.value_range) == (2, 3, (0.0, 1.0))
 
 
 def test_a_detector_of_one_channel_describes_its_input(tmp_path):
     out = tmp_path / "run"
-    options = ("--network-args", '{"channels": 1}', "--channels", 1, "--evaluate", "native")
+    arguments = '{"channels": 1, "supervise": true}'
+    options = ("--network-args", arguments, "--channels", 1, "--evaluate", "native")
     assert run(*SCENES, *options, "--out", out) == 0
     _, notes = read_weights(out / "network.safetensors")
     assert (notes["task"], notes["builder"]) == ("detection", f"{HERE}:UNet")
     assert notes["input"]["channels"] == 1 and notes["input"]["gray"]
     assert list((out / "validation").glob("*.png"))
+    detector = load_detector(out, options=ComputeOptions(engine="torch"))
+    (logits,) = detector.logits([np.zeros((40, 50, 3), np.uint8)])
+    assert logits.shape == (40, 50)
 
 
 def test_the_check_refuses_a_line_that_jax_cannot_compute(capsys, tmp_path):

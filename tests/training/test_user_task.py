@@ -177,6 +177,12 @@ class NoBlocks(Fit):
         return nn.Linear(3, 1)
 
 
+class Damaged(Fit):
+    def train_data(self):
+        items = [{"x": np.ones(3), "y": np.ones(1)}] * 32
+        return [*items[:-1], {"x": np.full(3, np.nan), "y": np.ones(1)}]
+
+
 class NoLength(Fit):
     def train_data(self):
         return lambda step: {"x": np.ones((8, 3)), "y": np.ones((8, 1))}
@@ -274,8 +280,8 @@ def test_validation_figures_are_those_of_the_whole_data(folder):
             "error": error.mean().item(),
             "ratio": (error.sum() / y.abs().sum()).item(),
         }
-    for found in figures:
-        assert {n: found[n] for n in expected} == pytest.approx(expected, rel=1e-5)
+    for metrics in figures:
+        assert {n: metrics[n] for n in expected} == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
@@ -366,3 +372,11 @@ def test_workers_under_the_command(folder):
     first, second = (load_file(f"{out}/network.safetensors") for out in ("alone", "two"))
     for name, array in first.items():
         np.testing.assert_allclose(second[name], array, atol=1e-6)  # another number of threads
+
+
+def test_steps_before_damaged_data_are_saved(folder, capsys):
+    assert main(["fit_task:Damaged", "--no-shuffle", "--out", "run"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "item 31: 'x' holds NaN" in lines[-1]
+    assert "the state of step 3 is saved" in lines
+    assert Path("run/checkpoints/3").is_dir()
