@@ -385,7 +385,7 @@ def _moved(call: _Call) -> Any:
         moved = call.func(expanded, *call.args[1:], **call.kwargs)
         return _compact(moved) if isinstance(moved, Tensor) else [_compact(m) for m in moved]
 
-    first, last = _each(source.range, move)
+    first, last = (move(values) for values in source.range)
     if isinstance(first, list):
         return list(zip(first, last, strict=True))
     hidden = move(source.hidden) if source.hidden is not None else None
