@@ -84,7 +84,7 @@ class Tiler:
         fitted to them, and nothing is computed twice that need not be.
 
     A `tile` that is too small for the network's margin becomes one that takes them and 32
-    pixels more, and `raised_tile` is true.
+    pixels more, and `note` says so.
     """
 
     def __init__(
@@ -104,9 +104,14 @@ class Tiler:
         self.margin = self._aligned(self.margin)
         self.side = self._aligned(tile or self._default_side())
         least = self._aligned(max(2 * self.margin + reach.period, reach.least_side))
-        self.raised_tile = tile is not None and self.side < least and not self._uncut
+        self.note = ""
         if self.side < least:
             self.side = self._aligned(max(least, 2 * self.margin + _LEAST_INNER))
+            if tile is not None and not self._uncut:
+                self.note = (
+                    f"this network reads {self.margin} pixels beyond each side of a tile; tiles of "
+                    f"{self.side} pixels take the place of --tile {tile}"
+                )
         smallest = self._aligned(max(_SMALLEST_TILE, 2 * self.margin + 16))
         sides = [self.side]
         while len(sides) < MOST_PROGRAMS and self._aligned(sides[-1] // 2) >= smallest:
