@@ -79,7 +79,7 @@ class CoveredTensor(Tensor):
     def __new__(cls, meta: Tensor, range: Range, coverage: Coverage) -> "CoveredTensor":
         made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(),
-            dtype=meta.dtype, device="cpu",
+            dtype=meta.dtype, device=torch.device("cpu"),
         )  # fmt: skip
         made.meta, made.range, made.coverage = meta, range, coverage
         made.hidden, made.weights = None, False
@@ -171,7 +171,7 @@ def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     call = _Call(func, args, kwargs, meta, coverage, covered)
     result = rule(call)
     scores = result if isinstance(result, _Scores) else None
-    ranges = scores.range if scores else result
+    ranges: Any = scores.range if scores else result
     if func._schema.is_mutable:
         return _written(call, args[0], ranges, scores)
     if isinstance(meta, Tensor):
