@@ -36,10 +36,10 @@ def workload(options: Options) -> Workload:
     import numpy as np
 
     from jaxsr.interop.mesh import place_batch, replicated
-    from jaxsr.training.segmentation import Segmentation, SegmentationRun
+    from jaxsr.training.mshnet import MSHNetRun, build
 
-    task = Segmentation(
-        SegmentationRun(
+    task = build(
+        MSHNetRun(
             steps=100,
             warmup_epochs=0,
             batch=options.batch,

@@ -1,8 +1,9 @@
 # pyright: reportUnknownMemberType=false
 """Choosing a platform, building the device mesh, and placing arrays on it.
 
-A mesh has two axes, `data` and `fsdp`. Batches are split over both; parameters and optimiser
-state are replicated over `data` and, where `fsdp` is above 1, split over it.
+A mesh has three axes. Batches are split over `data` and `fsdp`. Parameters and optimiser state are
+replicated over `data`; they are split over `fsdp` by size and over `tensor` by rules
+(`jaxsr.interop.sharding_rules`), where these are above 1.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.distributed import has_tpu
 from jaxsr.interop.errors import DeviceError, InputError
-from jaxsr.interop.mesh_shape import DATA_AXES, MeshShape
+from jaxsr.interop.mesh_shape import AXES, DATA_AXES, MeshShape
+from jaxsr.interop.sharding_rules import Rules, tensor_axis
 
 PLATFORMS = ("auto", "tpu", "cuda", "cpu")
 # Below this a split costs more in latency than it saves in memory.
@@ -83,7 +85,7 @@ def make_mesh(shape: MeshShape | int, devices: Sequence[Any] | None = None) -> M
     """
     shape = MeshShape(data=shape) if isinstance(shape, int) else shape
     devices = first_devices(shape.devices, devices)
-    return Mesh(np.array(devices).reshape(shape.data, shape.fsdp), DATA_AXES)
+    return Mesh(np.array(devices).reshape(shape.data, shape.fsdp, shape.tensor), AXES)
 
 
 def first_devices(count: int, devices: Sequence[Any] | None = None) -> list[Any]:
@@ -117,25 +119,55 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA_AXES))
 
 
-def parameter_sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
+def model_devices(mesh: Mesh) -> int:
+    """Devices that share one replica of the parameters."""
+    return mesh.shape["fsdp"] * mesh.shape.get("tensor", 1)
+
+
+def parameter_sharding(leaf: Any, mesh: Mesh, *, tensor: int | None = None) -> NamedSharding:
     """Where one leaf of the training state lives.
 
-    Its longest axis that divides is split over `fsdp`; small leaves, and every leaf
-    where `fsdp` is 1, are replicated.
+    Its axis `tensor` is split over the mesh's, if it divides; of the others, the longest that
+    divides is split over `fsdp`. Small leaves are replicated.
+
+    Args:
+      leaf: anything with a shape.
+      mesh: where.
+      tensor: axis of the leaf, by the rules.
     """
-    parts = mesh.shape["fsdp"]
     shape = tuple(getattr(leaf, "shape", ()))
-    if parts > 1 and int(np.prod(shape)) >= _SMALLEST_SPLIT:
+    spec: list[str | None] = [None] * len(shape)
+    if int(np.prod(shape)) < _SMALLEST_SPLIT:
+        return replicated(mesh)
+    parts = mesh.shape.get("tensor", 1)
+    if parts > 1 and tensor is not None and shape[tensor] % parts == 0:
+        spec[tensor] = "tensor"
+    parts = mesh.shape["fsdp"]
+    if parts > 1:
         for axis in sorted(range(len(shape)), key=lambda a: -shape[a]):
-            if shape[axis] % parts == 0:
-                spec = [None] * axis + ["fsdp"]
-                return NamedSharding(mesh, PartitionSpec(*spec))
-    return replicated(mesh)
+            if spec[axis] is None and shape[axis] % parts == 0:
+                spec[axis] = "fsdp"
+                break
+    while spec and spec[-1] is None:
+        spec.pop()
+    return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def tree_shardings(tree: Any, mesh: Mesh) -> Any:
-    """`parameter_sharding` of every leaf."""
-    return jax.tree.map(partial(parameter_sharding, mesh=mesh), tree)
+def tree_shardings(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
+    """`parameter_sharding` of every leaf.
+
+    Args:
+      tree: leaves in dictionaries by torch name, however deep.
+      mesh: where.
+      rules: how weights are split over `tensor`, by pattern of their names.
+    """
+
+    def one(path: Sequence[Any], leaf: Any) -> NamedSharding:
+        name = str(getattr(path[-1], "key", "")) if path else ""
+        axis = tensor_axis(name, len(getattr(leaf, "shape", ())), rules or {})
+        return parameter_sharding(leaf, mesh, tensor=axis)
+
+    return cast(Any, jax.tree_util).tree_map_with_path(one, tree)
 
 
 def place(tree: Any, shardings: Any) -> Any:

@@ -12,6 +12,8 @@ from jaxsr.runtime.xla_flags import disable_ynn_fusion
 if TYPE_CHECKING:
     from jaxsr.check import check as check
     from jaxsr.restore import restore as restore
+    from jaxsr.training.user_task import Task as Task
+    from jaxsr.training.user_task import TaskConfig as TaskConfig
 
 __version__ = "0.2.0"
 
@@ -24,4 +26,8 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         return import_module(f"jaxsr.{name}")
+    if name in ("Task", "TaskConfig"):
+        from jaxsr.training import user_task
+
+        return getattr(user_task, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxsr.models.registry import trainable_families
-from jaxsr.training.task import load_family
+from jaxsr.training.task import CUSTOM, load_family
 
 COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     # Command: module, configuration, where the work begins, and what the command needs.
@@ -143,7 +143,7 @@ def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path)
     fuzz()
 
 
-@pytest.mark.parametrize("family", trainable_families())
+@pytest.mark.parametrize("family", [*trainable_families(), *CUSTOM])
 def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")
     monkeypatch.chdir(tmp_path)

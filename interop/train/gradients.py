@@ -61,14 +61,15 @@ class Gradients:
         learning = {k: v for n in networks for k, v in select_network(params, n).items()}
 
         def run(learning: Arrays) -> tuple[Any, Arrays]:
-            return self.model.apply(
+            tensors, new_buffers = self.model.apply(
                 self._cast(params | learning),
-                buffers,
+                self._cast_frozen(buffers),
                 batch,
                 rng=jax.random.fold_in(key, len(self.phase.players)),
                 train=True,
                 method=self.phase.share,
             )
+            return tensors, self._with_frozen(new_buffers, buffers)
 
         tensors, pullback, new_buffers = jax.vjp(run, learning, has_aux=True)
         return Shared(tensors, lambda cotangent: pullback(cotangent)[0], new_buffers)
@@ -88,14 +89,14 @@ class Gradients:
         def loss(network_params: Arrays, tensors: Any) -> tuple[jax.Array, Any]:
             (value, metrics), new_buffers = self.model.apply(
                 self._cast(params | network_params),
-                buffers,
+                self._cast_frozen(buffers),
                 tensors,
                 batch,
                 rng=jax.random.fold_in(key, index),
                 train=True,
                 method=player.loss,
             )
-            return value, (new_buffers, metrics)
+            return value, (self._with_frozen(new_buffers, buffers), metrics)
 
         (value, (new_buffers, metrics)), (grads, tensor_grads) = jax.value_and_grad(
             loss, argnums=(0, 1), has_aux=True
@@ -151,9 +152,21 @@ class Gradients:
         grads, metrics = jax.tree.map(lambda leaf: leaf / slices, total)
         return PlayerGradients(grads, buffers, metrics)
 
-    def _cast(self, params: Arrays) -> Arrays:
+    def _cast(self, arrays: Arrays) -> Arrays:
+        """The arrays, those of the players' networks in the dtype of computation."""
         if self.compute_dtype == jnp.float32:
-            return params
+            return arrays
         networks = {player.network for player in self.phase.players}
-        learning = {k: v for n in networks for k, v in select_network(params, n).items()}
-        return params | {k: v.astype(self.compute_dtype) for k, v in learning.items()}
+        learning = {k: v for n in networks for k, v in select_network(arrays, n).items()}
+        return arrays | {k: v.astype(self.compute_dtype) for k, v in learning.items()}
+
+    def _cast_frozen(self, buffers: Arrays) -> Arrays:
+        """The buffers, with the players' frozen parameters in the dtype of computation."""
+        return buffers | self._cast(self._frozen(buffers))
+
+    def _with_frozen(self, new: Arrays, old: Arrays) -> Arrays:
+        """The buffers after a call, with frozen parameters as they were: their casts are none."""
+        return new | self._frozen(old)
+
+    def _frozen(self, buffers: Arrays) -> Arrays:
+        return {name: buffers[name] for name in buffers if name in self.model.frozen}

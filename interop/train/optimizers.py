@@ -5,6 +5,7 @@ on Adagrad's start and epsilon, or on where clipping adds its epsilon. The tests
 each against torch. References: Kingma & Ba 2015; Loshchilov & Hutter 2019; Duchi et al. 2011.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -88,12 +89,15 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, main], [config.warmup_steps])
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, steps: int, lr_factors: Mapping[str, float] | None = None
+) -> optax.GradientTransformation:
     """The optax optimiser that matches `torch.optim` for this configuration.
 
     Args:
       config: rule, hyper-parameters and schedule.
       steps: updates that the schedule spans.
+      lr_factors: factors of the learning rate by parameter; others have the schedule's rate.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm is not None:
@@ -114,8 +118,20 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
             )
     if decay and config.optimizer == "adamw":
         parts.append(optax.add_decayed_weights(decay))
+    if lr_factors:
+        parts.append(_scale_each(lr_factors))
     parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
     return optax.chain(*parts)
+
+
+def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:
+    """Multiplies each update of a dictionary by its factor."""
+
+    def scaled(updates: optax.Updates, params: Any) -> optax.Updates:
+        trees: Any = updates
+        return {name: update * factors.get(name, 1.0) for name, update in trees.items()}
+
+    return optax.stateless(scaled)
 
 
 def updates_done(state: optax.OptState) -> jax.Array:

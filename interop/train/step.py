@@ -14,11 +14,12 @@ statistics and metrics together. In that mode a loss must be a mean over samples
 Gradients are summed over the devices in float32. Left to itself XLA sums those of bfloat16 networks
 in bfloat16, so these run under `shard_map` in both modes, `global` with BatchNorm's statistics
 exchanged in every layer. Parameters split over `fsdp` are the exception: there XLA partitions, and
-sums in bfloat16.
+sums in bfloat16, as it does with those split over `tensor`.
 """
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
@@ -90,20 +91,26 @@ class StepConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise InputError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
 
-    def per_device(self, *, fsdp: int) -> bool:
-        """Whether the step is written out for each device, rather than partitioned by XLA."""
-        return self.batch_norm == "local" or (self.dtype != "float32" and fsdp == 1)
+    def per_device(self, *, model_devices: int) -> bool:
+        """Whether the step is written out for each device, rather than partitioned by XLA.
 
-    def check_fits(self, *, data: int, fsdp: int) -> None:
+        Args:
+          model_devices: devices that share one replica of the parameters.
+        """
+        return self.batch_norm == "local" or (self.dtype != "float32" and model_devices == 1)
+
+    def check_fits(self, mesh: Mapping[str, int]) -> None:
         """Refuses a mesh of these sizes where the step cannot run on it.
 
         Raises:
-          ValueError: local BatchNorm with parameters split over `fsdp`.
+          ValueError: local BatchNorm with parameters that are split.
         """
-        if self.batch_norm == "local" and fsdp > 1:
+        split = {axis: size for axis, size in mesh.items() if axis != "data" and size > 1}
+        if self.batch_norm == "local" and split:
+            listed = ", ".join(f"{axis}={size}" for axis, size in split.items())
             raise InputError(
                 f"batch_norm=local needs whole parameters on every device, but the mesh has "
-                f"fsdp={fsdp}; use batch_norm=global, or --mesh {data * fsdp}"
+                f"{listed}; use batch_norm=global, or --mesh {math.prod(mesh.values())}"
             )
 
 
@@ -141,7 +148,7 @@ def convert(
     config: StepConfig,
     *,
     remat: Sequence[str] = (),
-    fsdp: int = 1,
+    model_devices: int = 1,
     device: Any = None,
 ) -> JaxModule:
     """The objective as a pure function, its players' networks computing in `compute_dtype`.
@@ -152,7 +159,7 @@ def convert(
       objective: networks and losses.
       config: of the step.
       remat: submodules to recompute in the backward pass.
-      fsdp: devices that parameters are split over on the mesh.
+      model_devices: devices of the mesh that share one replica of the parameters.
       device: one of those that the step will run on. Default: JAX's first.
     """
     from jaxsr.interop.folding.policy import choose_folding
@@ -168,18 +175,25 @@ def convert(
     for network in sorted(_player_networks(objective)):
         module = objective.get_submodule(network)
         module.register_forward_pre_hook(
-            lambda _, inputs: tuple(
-                x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-                for x in inputs
-            )
+            lambda _, inputs, named: _cast_floats((inputs, named), dtype), with_kwargs=True
         )
         module.register_forward_hook(
-            lambda _, inputs, outputs: jax.tree.map(lambda x: x.float(), outputs)
+            lambda _, inputs, outputs: _cast_floats(outputs, torch.float32)
         )
-    if config.batch_norm == "local" or not config.per_device(fsdp=fsdp):
+    if config.batch_norm == "local" or not config.per_device(model_devices=model_devices):
         return to_jax(objective, remat=remat, lane_folding=folding)
     _exchange_statistics(objective)
     return to_jax(objective, remat=remat, sync_axis=meshes.DATA_AXES, lane_folding=folding)
+
+
+def _cast_floats(tree: Any, dtype: Any) -> Any:
+    """The tree with its floating tensors in this dtype."""
+    import torch
+
+    def cast(x: Any) -> Any:
+        return x.to(dtype) if x.is_floating_point() else x
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, cast, tree)
 
 
 def _exchange_statistics(objective: Any) -> None:
@@ -224,7 +238,7 @@ class TrainStep:
     """Learning rate by network, as a function of its updates; for the metrics alone."""
 
     def __post_init__(self) -> None:
-        self.config.check_fits(data=self.mesh.shape["data"], fsdp=self.mesh.shape["fsdp"])
+        self.config.check_fits(self.mesh.shape)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Arrays]:
         root = jax.random.wrap_key_data(state.key)
@@ -232,7 +246,7 @@ class TrainStep:
         key = jax.random.key_data(jax.random.fold_in(root, state.step))
 
         update = self._update_players
-        if self.config.per_device(fsdp=self.mesh.shape["fsdp"]):
+        if self.config.per_device(model_devices=meshes.model_devices(self.mesh)):
             update = _per_device(
                 update, self.mesh, local_statistics=self.config.batch_norm == "local"
             )

@@ -6,12 +6,13 @@ It takes the objective, the phases, the optimiser configuration and the prepared
 
 import contextlib
 import copy
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from jaxsr.interop.errors import UserError
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
@@ -19,9 +20,15 @@ from jaxsr.interop.train.step import StepConfig
 
 
 def make_torch_optimizer(
-    config: OptimizerConfig, parameters: list[nn.Parameter]
+    config: OptimizerConfig, parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]]
 ) -> torch.optim.Optimizer:
-    """The `torch.optim` optimiser of this configuration; the caller sets the learning rate."""
+    """The `torch.optim` optimiser of this configuration; the caller sets the learning rate.
+
+    Args:
+      config: rule and hyper-parameters.
+      parameters: or groups of them, as `torch.optim` takes them.
+    """
+    parameters = [*parameters]  # type: ignore[assignment]
     decay, eps = config.weight_decay, config.epsilon
     match config.optimizer:
         case "adam":
@@ -61,6 +68,7 @@ class TorchStep:
       check_finite: wait for every loss and stop where one is not finite, the state as it was
         before that step.
       norms: report `param_norm` and `update_norm`, which copies the parameters once a step.
+      lr_factors: factors of the learning rate by the objective's parameter names.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class TorchStep:
         channels_last: bool = False,
         check_finite: bool = True,
         norms: bool = True,
+        lr_factors: Mapping[str, float] | None = None,
     ) -> None:
         self.config = config or StepConfig()
         self.device = torch.device(device)
@@ -88,9 +97,16 @@ class TorchStep:
         self._configs = dict(optimizers)
         self._clip = {name: c.clip_norm for name, c in optimizers.items()}
         self._schedules = {n: make_schedule(c, updates[n]) for n, c in optimizers.items()}
-        self._parameters = {n: dict(self._network(n).named_parameters()) for n in optimizers}
+        self._parameters = {
+            network: {
+                name: parameter
+                for name, parameter in self._network(network).named_parameters()
+                if parameter.requires_grad
+            }
+            for network in optimizers
+        }
         self._optimizers = {
-            n: make_torch_optimizer(c, list(self._parameters[n].values()))
+            n: make_torch_optimizer(c, self._groups(n, lr_factors or {}))
             for n, c in optimizers.items()
         }
         self.exported = exported
@@ -108,14 +124,21 @@ class TorchStep:
     def _network(self, name: str) -> nn.Module:
         return self.objective.get_submodule(name)
 
+    def _groups(self, network: str, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Trained parameters by their factor of the learning rate."""
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in self._parameters[network].items():
+            groups.setdefault(factors.get(f"{network}.{name}", 1.0), []).append(parameter)
+        return [{"params": group, "lr_factor": factor} for factor, group in groups.items()]
+
     def _compute_in(self, dtype: torch.dtype) -> None:
         """Runs every player's network under autocast and hands float32 on."""
         for name in self._optimizers:
             network = self._network(name)
             network.forward = torch.autocast(self.device.type, dtype)(network.forward)
             network.register_forward_hook(
-                lambda _, inputs, outputs: torch.utils._pytree.tree_map(
-                    lambda x: x.float(), outputs
+                lambda _, inputs, outputs: pytree.tree_map_only(
+                    torch.Tensor, lambda x: x.float(), outputs
                 )
             )
 
@@ -218,7 +241,7 @@ class TorchStep:
         optimizer, parameters = self._optimizers[network], list(self._parameters[network].values())
         lr = float(np.asarray(self._schedules[network](self.updates_done[network])))
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_factor"]
         self.updates_done[network] += 1
         if not self._norms:
             optimizer.step()

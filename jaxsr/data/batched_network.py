@@ -78,7 +78,7 @@ class BatchedNetwork:
         """
         prepared = [self.form.prepare(image) for image in images]
         # Rows without a picture repeat the first.
-        planes = np.zeros((together.rows, 3, *together.canvas), np.float32)
+        planes = np.zeros((together.rows, len(prepared[0]), *together.canvas), np.float32)
         sizes = np.zeros((together.rows, 2), np.int32)
         for row in range(together.rows):
             picture = prepared[row if row < len(prepared) else 0]

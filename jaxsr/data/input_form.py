@@ -5,7 +5,7 @@ Pictures are uint8 (height, width, 3), logits float32 (height, width), in one of
 - `base`: the picture resized to base × base (Pillow's bilinear, as the papers evaluate), the logits
   of that size;
 - `native`: the picture as it is, black added at the right and bottom up to a multiple of 32 pixels
-  and cut off again, as BasicIRSTD does.
+  (`multiple`) and cut off again, as BasicIRSTD does.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,6 @@ Form = Literal["base", "native"]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of each channel, of an image in 0…1."""
 
-_STEP_PX = 32
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputForm:
@@ -42,6 +40,10 @@ class InputForm:
     """Side in pixels that pictures are resized to."""
     evaluate: Form = "base"
     """Whether pictures are resized, or taken as they are."""
+    channels: Literal[1, 3] = 3
+    """Of the network's input; 1 is luma, normalised as the first of the three."""
+    multiple: int = 32
+    """Pixels that the sides of native pictures are padded to multiples of."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -53,6 +55,8 @@ class InputForm:
             raise InputError(f"deviation must be positive, got {self.deviation}")
         if self.base < 16 or self.base % 16:
             raise InputError(f"base must be a positive multiple of 16 px, got {self.base}")
+        if self.multiple < 1:
+            raise InputError(f"multiple must be at least 1 px, got {self.multiple}")
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "InputForm":
@@ -63,16 +67,16 @@ class InputForm:
                 fields[name] = tuple(fields[name])
         return cls(**fields)
 
-    def prepare(self, image: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "3 H W"]:
+    def prepare(self, image: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "c H W"]:
         """A picture as the network wants it."""
         height, width = image.shape[:2]
-        if self.gray:
+        if self.gray or self.channels == 1:
             image = np.repeat(to_gray(image)[..., None], 3, axis=-1)
         if self.evaluate == "base":
             image = resize(image, (self.base, self.base))
         levels = image.astype(np.float32) / 255
         levels = (levels - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
-        planes = np.ascontiguousarray(levels.transpose(2, 0, 1))
+        planes = np.ascontiguousarray(levels.transpose(2, 0, 1)[: self.channels])
         rows, columns = self.size((height, width))
         if planes.shape[1:] == (rows, columns):
             return planes
@@ -82,7 +86,7 @@ class InputForm:
         """Height and width that `prepare` gives a picture of this size."""
         if self.evaluate == "base":
             return self.base, self.base
-        return size[0] + -size[0] % _STEP_PX, size[1] + -size[1] % _STEP_PX
+        return size[0] + -size[0] % self.multiple, size[1] + -size[1] % self.multiple
 
     def mask(self, mask: UInt8[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W"]:
         """A mask at the size of the logits: nearest where pictures are resized."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
 from jaxsr.errors import InputError
 
@@ -54,19 +54,33 @@ class CropOrder:
 
     def windows(self, first: int, count: int) -> Int32[np.ndarray, "count 3"]:
         """Photo, top row and left column of samples `first` to `first + count - 1`."""
-        photo = np.empty(count, np.int32)
-        done = 0
-        while done < count:
-            epoch, start = divmod(first + done, self.epoch_length)
-            part = _epoch_order(self.seed, epoch, self.epoch_length)[start : start + count - done]
-            photo[done : done + len(part)] = part % len(self.sizes)
-            done += len(part)
+        order = shuffled(first, count, length=self.epoch_length, seed=self.seed)
+        photo = (order[:, 0] % len(self.sizes)).astype(np.int32)
         # One Philox block of four words per sample: a block's number is the sample's number.
         words = _philox(self.seed, _CORNERS, counter=first).random_raw(4 * count)
         places = self.sizes[photo] - self.crop + 1
         # The top 32 bits times the number of places: at worst 2**-32 · places from uniform.
         corner = (words.reshape(count, 4)[:, :2] >> 32) * places.astype(np.uint64) >> 32
         return np.concatenate([photo[:, None], corner.astype(np.int32)], axis=1)
+
+
+def shuffled(first: int, count: int, *, length: int, seed: int) -> Int64[np.ndarray, "count 2"]:
+    """Index and epoch of samples `first` to `first + count - 1`.
+
+    Args:
+      first, count: numbers of samples, counted over the whole run.
+      length: items of an epoch; each is a permutation of them.
+      seed: 0 to 2**64 - 1.
+    """
+    samples = np.empty((count, 2), np.int64)
+    done = 0
+    while done < count:
+        epoch, start = divmod(first + done, length)
+        part = _epoch_order(seed, epoch, length)[start : start + count - done]
+        samples[done : done + len(part), 0] = part
+        samples[done : done + len(part), 1] = epoch
+        done += len(part)
+    return samples
 
 
 @lru_cache(maxsize=4)

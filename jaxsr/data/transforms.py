@@ -1,16 +1,16 @@
 """What happens to a batch of crops on the device, inside the jitted step: turned, degraded, scaled.
 
-In: the dictionary that `batches.py` describes. Out: float32, images NCHW in [-1, 1] (level 0 is -1,
-level 255 is 1): `high`, what the network should produce, and `low`, what it is given. All random
-numbers of a sample come from its own number, folded into a key that stays the same for the whole
-run, so they do not depend on the mesh, the hosts or the batch.
+In: the dictionary that `batches.py` describes. Out: float32, images NCHW, by default in [-1, 1]
+(level 0 is -1, level 255 is 1): `high`, what the network should produce, and `low`, what it is
+given. All random numbers of a sample come from its own number, folded into a key that stays the
+same for the whole run, so they do not depend on the mesh, the hosts or the batch.
 
 - Super-resolution (`scale` 2, 3, 4 …): `low` is `high` shrunk by bicubic interpolation with
   antialiasing, as `torch.nn.functional.interpolate(antialias=True)` or MATLAB computes it.
 - Restoration (`scale` 1): `low` has the size of `high` and lost detail, see `DetailLoss`.
 
 Low-resolution pictures reach a network as 8-bit files, so by default everything before the scaling
-to [-1, 1] is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is
+to that range is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is
 Pillow's too. A network trained without (`eight_bit=False`: float32 without rounding) sees fractions
 of a level that no file has. Integers also make `low` the same to the bit on every device.
 """
@@ -63,6 +63,7 @@ def make_preparation(
     bicubic: Literal["torch", "matlab"] = "torch",
     loss_of_detail: DetailLoss | None = None,
     labels: Mapping[str, tuple[float, float]] | None = None,
+    value_range: tuple[float, float] = (-1.0, 1.0),
 ) -> Prepare:
     """Makes the pure function `prepare(batch, key, resident=None)` for use inside the step.
 
@@ -78,6 +79,7 @@ def make_preparation(
       bicubic: whose bicubic makes `low` at a scale above 1; MATLAB's is what papers judge by.
       loss_of_detail: for `scale` 1 only. Default: `DetailLoss()`.
       labels: name to (low, high): adds float32 (b, 1, 1, 1) drawn uniformly from that range.
+      value_range: what levels 0 and 255 become.
 
     Returns:
       `prepare(batch, key, resident=None)`. `key` must be the same at every step. `batch` has
@@ -128,7 +130,10 @@ def make_preparation(
         else:
             assert loss_of_detail is not None
             low = _lose_detail(levels, keys, loss_of_detail)
-        made = {"high": to_model_range(levels), "low": to_model_range(low)}
+        made = {
+            "high": to_model_range(levels, value_range),
+            "low": to_model_range(low, value_range),
+        }
         for place, (name, (least, most)) in enumerate(ranges.items()):
             draw = _each(keys, _LABELS + place, jax.random.uniform)
             made[name] = (least + (most - least) * draw)[:, None, None, None]
@@ -160,10 +165,13 @@ def to_levels(
     return levels if eight_bit else 255 * levels
 
 
-def to_model_range(levels: Num[Array, "..."]) -> Float32[Array, "..."]:
-    """Levels 0…255 as float32 -1…1."""
+def to_model_range(
+    levels: Num[Array, "..."], value_range: tuple[float, float] = (-1.0, 1.0)
+) -> Float32[Array, "..."]:
+    """Levels 0…255 as float32 from black to white of a range."""
+    low, high = value_range
     # Not levels / 127.5 - 1: compiled, the division becomes a product and 255 lands above 1.
-    return (2 * levels.astype(jnp.float32) - 255) * (1 / 255)
+    return ((high - low) * levels.astype(jnp.float32) + 255 * low) * (1 / 255)
 
 
 def shrink(

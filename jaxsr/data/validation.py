@@ -18,7 +18,7 @@ from jaxsr.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class ValidationPair:
-    """One photo, as NCHW batches of one in [-1, 1]."""
+    """One photo, as NCHW batches of one in the network's range."""
 
     name: str
     low: Float32[np.ndarray, "1 c h w"]
@@ -32,6 +32,8 @@ def validation_pairs(
     channels: Literal[1, 3] = 3,
     detail_factor: int = 2,
     longest_px: int | None = None,
+    multiple: int = 1,
+    value_range: tuple[float, float] = (-1.0, 1.0),
 ) -> Iterator[ValidationPair]:
     """Yields every photo with what a network is to restore it from.
 
@@ -41,6 +43,8 @@ def validation_pairs(
         `detail_factor` and enlarged back, both rounded to 8 bits, without blur or noise.
       channels: 3 for RGB, 1 for full-range luma.
       longest_px: larger photos are cut to this many pixels a side, about the middle.
+      multiple: sides of `low` are multiples of so many pixels.
+      value_range: intensities of black and white in the pairs.
 
     Raises:
       ValueError: a photo is smaller than the scale, or an argument is out of range.
@@ -53,11 +57,11 @@ def validation_pairs(
         raise InputError(f"longest_px must be at least scale={scale}, got {longest_px}")
     for index, name in enumerate(photos.names):
         photo = cut_to_multiple(
-            photos.read(index), scale if scale > 1 else detail_factor, longest_px
+            photos.read(index), multiple * (scale if scale > 1 else detail_factor), longest_px
         )
         if not photo.size:
             raise InputError(f"{name} has {photos.sizes[index]} px, too few for scale={scale}")
-        yield _pair(name, photo, scale, channels, detail_factor)
+        yield _pair(name, photo, scale, channels, detail_factor, value_range)
 
 
 def cut_to_multiple(
@@ -74,7 +78,14 @@ def cut_to_multiple(
     return photo[top : top + sides[0], left : left + sides[1]]
 
 
-def _pair(name: str, photo: np.ndarray, scale: int, channels: int, factor: int) -> ValidationPair:
+def _pair(
+    name: str,
+    photo: np.ndarray,
+    scale: int,
+    channels: int,
+    factor: int,
+    value_range: tuple[float, float],
+) -> ValidationPair:
     # Imported here so that folders can be searched and checked before JAX is loaded.
     import jax
 
@@ -85,4 +96,5 @@ def _pair(name: str, photo: np.ndarray, scale: int, channels: int, factor: int) 
         low = shrink(high, scale, convention="matlab")
     else:
         low = enlarge(shrink(high, factor, convention="torch"), factor, convention="matlab")
-    return ValidationPair(name, np.asarray(to_model_range(low)), np.asarray(to_model_range(high)))
+    low, high = (np.asarray(to_model_range(x, value_range)) for x in (low, high))
+    return ValidationPair(name, low, high)

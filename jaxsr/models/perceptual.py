@@ -1,6 +1,6 @@
 """Perceptual loss: SmoothL1 between VGG16 features up to relu5_3 (Ledig et al. 2017, SRGAN).
 
-Images are NCHW in [-1, 1], RGB or gray; gray (and luma) is seen as RGB with three equal channels.
+Images are NCHW, RGB or gray; gray (and luma) is seen as RGB with three equal channels.
 """
 
 import torch
@@ -33,15 +33,21 @@ class PerceptualLoss(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, vgg: VGG16) -> None:
+    def __init__(self, vgg: VGG16, *, value_range: tuple[float, float] = (-1.0, 1.0)) -> None:
+        """Args:
+        vgg: its weights.
+        value_range: intensities of black and white in the images.
+        """
         super().__init__()
+        self._black, self._span = value_range[0], value_range[1] - value_range[0]
         self.vgg = vgg.eval().requires_grad_(False)
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).reshape(1, 3, 1, 1), False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD).reshape(1, 3, 1, 1), False)
 
     def features(self, image_BCHW: Tensor) -> Tensor:
-        """relu5_3 of images in [-1, 1], after ImageNet's normalisation."""
-        return self.vgg(((as_rgb(image_BCHW) + 1) / 2 - self.mean) / self.std)[-1]
+        """relu5_3 of images, after ImageNet's normalisation."""
+        unit = (as_rgb(image_BCHW) - self._black) / self._span
+        return self.vgg((unit - self.mean) / self.std)[-1]
 
     def forward(self, image_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Mean SmoothL1 over all features; the target gets no gradient."""

@@ -13,6 +13,7 @@ from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fused_convolution import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
 from jaxsr.interop.module import to_jax
+from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Around, Collect, only_network
 
@@ -52,7 +53,8 @@ class JaxRunner:
 
         def run(state: Any, batch: jax.Array, named: dict[str, Any]) -> jax.Array:
             def apply(x: jax.Array) -> jax.Array:
-                return self._model.apply(*state, x, **named)[0].astype(jnp.float32)
+                outputs, _ = self._model.apply(*state, x, **named)
+                return answer_of(outputs).astype(jnp.float32)
 
             return around(jnp, apply, batch)
 

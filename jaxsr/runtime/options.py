@@ -18,6 +18,23 @@ Precision = Literal["default", "high", "highest"]
 LaneFolding = Literal["auto", "on", "off"]
 
 
+def parse_json_object(text: str, name: str) -> dict[str, Any]:
+    """The value of an option that is a JSON object.
+
+    Raises:
+      InputError: it is something else; the message names the option.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is no JSON ({error}): {text[:80]!r}") from None
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{name} must be a JSON object such as '{{\"width\": 64}}', got {text[:80]!r}"
+        )
+    return value
+
+
 class CheckedOptions:
     """Base of options that check themselves when they are constructed."""
 

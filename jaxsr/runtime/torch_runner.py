@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.runner import Around, Collect, only_network
 
 
@@ -57,7 +58,7 @@ class TorchRunner:
 
             def apply(x: Tensor) -> Tensor:
                 x = x.to(self._dtype).contiguous(memory_format=self._layout)
-                return self._call(x, **options).float()
+                return answer_of(self._call(x, **options)).float()
 
             result = self._around(torch, apply, place(batch))
         return lambda: result.cpu().numpy()

@@ -11,13 +11,16 @@ from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
-from jaxsr.training.task import Task
+from jaxsr.training.fine_tuning import prepare_network
+from jaxsr.training.sharding_table import show_sharding
+from jaxsr.training.task import Trainable
+from jaxsr.training.user_code import located_in_users_files
 
 
 class AheadSteps:
     """The steps of a task on a topology, by phase and batch."""
 
-    def __init__(self, task: Task, topology: Topology) -> None:
+    def __init__(self, task: Trainable, topology: Topology) -> None:
         """Args:
           task: its configuration names the mesh, which the topology must have the devices for.
           topology: where to compile to.
@@ -32,6 +35,16 @@ class AheadSteps:
             self._rows = next(iter(batches))
         self._constants = jax.eval_shape(lambda: dict(task.constants(None)))
 
+    @property
+    def state_shapes(self) -> Any:
+        """Shapes and dtypes of the training state."""
+        return self._programs.state_shapes()
+
+    @property
+    def state_shardings(self) -> Any:
+        """Where each array of the state lies."""
+        return self._programs.shardings
+
     def compile(
         self, phase: str, *, batch: int | None = None, options: Mapping[str, Any] | None = None
     ) -> Ahead:
@@ -43,7 +56,7 @@ class AheadSteps:
           options: for the compiler.
         """
         rows = batch or self._task.config.batch
-        state = abstract(jax.eval_shape(self._programs.initial_state), self._programs.shardings)
+        state = abstract(self._programs.state_shapes(), self._programs.shardings)
         inputs = {
             name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
             for name, array in self._rows.items()
@@ -71,13 +84,20 @@ def run(family: Any, config: Any) -> int:
     topology = prepare(config)
     config = fitted(config, topology)
     task = family.build(config)
+    prepare_network(task)
     steps = AheadSteps(task, topology)
-    return compile_batches(
-        [lambda rows, phase=phase: steps.compile(phase, batch=rows) for phase, _ in task.phases],
-        config,
-        batch=config.batch,
-        step=config.devices * config.accumulate,
-    )
+    if meshes.model_devices(steps.mesh) > 1:
+        show_sharding(steps.state_shapes, steps.state_shardings)
+    with located_in_users_files():
+        return compile_batches(
+            [
+                lambda rows, phase=phase: steps.compile(phase, batch=rows)
+                for phase, _ in task.phases
+            ],
+            config,
+            batch=config.batch,
+            step=config.mesh_shape.row_devices * config.accumulate,
+        )
 
 
 def fitted(config: Any, topology: Topology) -> Any:

@@ -25,15 +25,6 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Folder to train on. Default: what the family ships or makes."""
     val: Path | None = None
     """Folder to validate on. Default: a part of the data is held out."""
-    on_bad_file: Literal["error", "skip"] = "error"
-    """What to do with unreadable or too small files: stop before training, or leave them out."""
-    cache_gb: float | None = None
-    """Host memory for decoded data in GiB. Default: a quarter of what is free."""
-    scratch: Path | None = None
-    """Folder for decoded data beyond cache_gb. Default: decoded anew each time."""
-    resident_gb: float = 1.0
-    """Device memory for decoded data in GiB; a data set that fits is put there once."""
-
     steps: int | None = None
     """Optimiser steps of the whole run; either these or epochs."""
     epochs: float | None = None
@@ -45,6 +36,15 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
 
     lr_batch: int | None = None
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
+    init: Path | None = None
+    """Weights to start from: a safetensors, .pt or .pth file, or a run folder. Tensors that fit by
+    name and shape are loaded; the others are listed."""
+    freeze: tuple[str, ...] = ()
+    """Patterns (encoder.*) of parameters of the exported network that are not trained. BatchNorm
+    whose statistics match (encoder.bn.running_mean) keeps and normalises with them."""
+    lr_factor: tuple[str, ...] = ()
+    """PATTERN=FACTOR (head.*=10): learning rate of parameters of the exported network, relative to
+    lr. The first pattern that matches counts."""
     seed: int = 0
     """Of the weights, the order of the data and every random number in the step."""
     out: Path | None = None
@@ -80,27 +80,24 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
         )
         if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise InputError(f"epochs must be positive, got {self.epochs}")
-        if self.batch % shape.devices:
+        parts = shape.row_devices
+        if self.batch % parts:
             raise InputError(
-                f"batch={self.batch} cannot be split over mesh={self.mesh} ({shape.devices} "
-                f"devices); use a multiple of {shape.devices}"
+                f"batch={self.batch} cannot be split over mesh={self.mesh} ({parts} "
+                f"devices); use a multiple of {parts}"
             )
-        rows = self.batch // shape.devices
+        rows = self.batch // parts
         if rows % self.accumulate:
             raise InputError(
-                f"the {rows} rows that batch={self.batch} gives each of {shape.devices} devices "
+                f"the {rows} rows that batch={self.batch} gives each of {parts} devices "
                 f"cannot be cut into accumulate={self.accumulate} slices; use a divisor of {rows}"
             )
         if self.compile and self.engine != "torch":
             raise InputError("compile=True is for engine=torch; the jax engine always compiles")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed must be between 0 and 2**32 - 1, got {self.seed}")
-        for name in ("cache_gb", "resident_gb"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise InputError(f"{name} must not be negative, got {value}")
         _ = self.profile_window  # checks itself
-        self.step_config.check_fits(data=shape.data, fsdp=shape.fsdp)
+        self.step_config.check_fits(dataclasses.asdict(shape))
 
     def in_steps(self, samples: int) -> Self:
         """The same configuration with its length in steps, epochs being of `samples` samples."""
@@ -149,3 +146,24 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     def _part(self, kind: type[Part]) -> Part:
         names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         return kind(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureRunConfig(RunConfig):
+    """Options of runs on picture files."""
+
+    on_bad_file: Literal["error", "skip"] = "error"
+    """What to do with unreadable or too small files: stop before training, or leave them out."""
+    cache_gb: float | None = None
+    """Host memory for decoded data in GiB. Default: a quarter of what is free."""
+    scratch: Path | None = None
+    """Folder for decoded data beyond cache_gb. Default: decoded anew each time."""
+    resident_gb: float = 1.0
+    """Device memory for decoded data in GiB; a data set that fits is put there once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("cache_gb", "resident_gb"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InputError(f"{name} must not be negative, got {value}")

@@ -89,7 +89,7 @@ def to_json(family: str, config: RunConfig, **facts: Any) -> dict[str, Any]:
 
 
 def describe_data(files: Mapping[str, str]) -> dict[str, Any]:
-    """Number and digest of what `Task.files` lists."""
+    """Number and digest of what `Trainable.files` lists."""
     return {"files": len(files), "digest": short_digest(json.dumps(sorted(files.items())).encode())}
 
 

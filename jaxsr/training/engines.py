@@ -3,18 +3,24 @@
 Both take the same task, so that the loop above them does not know which one it drives.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
 from jaxsr.interop.train.step import TrainStep, convert, init_state
+from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.setup import torch_device
-from jaxsr.training.task import Network, Task
+from jaxsr.training.fine_tuning import learning_rate_factors
+from jaxsr.training.task import Network, Trainable
 
 
 class Engine(Protocol):
@@ -57,12 +63,12 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(task: Task) -> Engine:
+def make_engine(task: Trainable) -> Engine:
     """The engine that the task's configuration names; JAX's platform must be fixed already."""
     return TorchEngine(task) if task.config.engine == "torch" else JaxEngine(task)
 
 
-def updates_of(task: Task) -> dict[str, int]:
+def updates_of(task: Trainable) -> dict[str, int]:
     """How many updates each network gets over the run."""
     updates: dict[str, int] = {}
     for name, steps in task.phases:
@@ -74,28 +80,46 @@ def updates_of(task: Task) -> dict[str, int]:
 class StepPrograms:
     """A task's steps as jitted functions on a mesh, whose devices need not be of this machine."""
 
-    def __init__(self, task: Task, mesh: jax.sharding.Mesh) -> None:
+    def __init__(self, task: Trainable, mesh: jax.sharding.Mesh) -> None:
         config = task.config
         self.mesh = mesh
         self._task = task
         self._config = config.step_config
         optimizer, updates = config.optimizer_config, updates_of(task)
-        self._optimizers = {n: make_optimizer(optimizer, count) for n, count in updates.items()}
+        factors = learning_rate_factors(task)
+        self._optimizers = {
+            n: make_optimizer(optimizer, count, select_network(factors, n))
+            for n, count in updates.items()
+        }
         self._schedules = {n: make_schedule(optimizer, count) for n, count in updates.items()}
         blocks = task.blocks if config.remat else ()
         self._model = convert(
             task.objective,
             self._config,
             remat=blocks,
-            fsdp=mesh.shape["fsdp"],
+            model_devices=meshes.model_devices(mesh),
             device=mesh.devices.flat[0],
         )
-        self.shardings = meshes.tree_shardings(jax.eval_shape(self.initial_state), mesh)
+        rules = getattr(task, "sharding_rules", {})
+        if mesh.shape["tensor"] > 1 and not rules:
+            raise InputError(
+                f"mesh {config.mesh} splits weights over tensor by rules, but {task.family} has "
+                "none; set sharding_rules in the task, or use fsdp, which splits by size"
+            )
+        check_rules(rules, {**self._model.params, **self._model.buffers}.keys())
+        self.shardings = meshes.tree_shardings(self.state_shapes(), mesh, rules)
 
     def initial_state(self) -> Any:
         """The state before the first step, on the default device."""
+        return self._initial_state(self._model.params, self._model.buffers)
+
+    def state_shapes(self) -> Any:
+        """Shapes and dtypes of that state; the parameters need no values."""
+        return jax.eval_shape(self._initial_state, self._model.params, self._model.buffers)
+
+    def _initial_state(self, params: Any, buffers: Any) -> Any:
         return init_state(
-            self._model,
+            dataclasses.replace(self._model, params=params, buffers=buffers),
             self._optimizers,
             exported=self._task.exported,
             seed=self._task.config.seed,
@@ -123,13 +147,13 @@ class StepPrograms:
 class JaxEngine:
     """The jitted step on a mesh; the state never leaves the devices but to be saved."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Trainable) -> None:
         self.mesh = meshes.make_mesh(task.config.mesh_shape)
         self._task = task
         self._programs = StepPrograms(task, self.mesh)
         self._state = meshes.place(self._programs.initial_state(), self._programs.shardings)
         self._constants = dict(task.constants(meshes.replicated(self.mesh)))
-        self._networks: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._networks: dict[Any, Callable[..., Any]] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
         # Counted here as well: reading the device's counter would wait for the step.
         self._step = 0
@@ -166,39 +190,90 @@ class JaxEngine:
         self._state = state
         self._step = int(jax.device_get(state.step))
 
-    def _exported(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Parameters (averaged where they are) and buffers of the exported network, own names."""
+    def exported(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The exported network's parameters (averaged where they are) and buffers, on the host."""
         name = self._task.exported
         state = self._state
         params = {**select_network(state.params, name), **state.ema}
         trees = whole_on_host((params, select_network(state.buffers, name)))
-        own = [{k.removeprefix(name + "."): v for k, v in tree.items()} for tree in trees]
-        return own[0], own[1]
+        bare = [{k.removeprefix(name + "."): v for k, v in tree.items()} for tree in trees]
+        return bare[0], bare[1]
 
     def network(self, phase: str) -> Network:
-        extra = self._task.extra_inputs(phase)
+        return _JaxNetwork(self, self._task.extra_inputs(phase))
+
+    def forward(self, extra: tuple[Any, ...]) -> Callable[..., Any]:
+        """The exported network's jitted `forward`, made once for these further inputs."""
         if extra not in self._networks:
             from jaxsr.interop.module import to_jax
 
             model = to_jax(self._task.objective.get_submodule(self._task.exported))
 
             def answer(params: Any, buffers: Any, x: Any, named: Mapping[str, Any]) -> Any:
-                return model.apply(params, buffers, x, *extra, train=False, **named)[0]
+                outputs, _ = model.apply(params, buffers, x, *extra, train=False, **named)
+                return answer_of(outputs)
 
             self._networks[extra] = jax.jit(answer)
-        params, buffers = jax.device_put(self._exported(), jax.local_devices()[0])
-        run = self._networks[extra]
-        return lambda images, **named: np.asarray(run(params, buffers, images, named))
+        return self._networks[extra]
+
+    def method(self, module: Any, method: str) -> Callable[..., Any]:
+        """A method of a module around the exported network, jitted once, its result replicated."""
+        if (module, method) not in self._networks:
+            from jaxsr.interop.module import to_jax
+
+            model = to_jax(module)
+
+            def run(params: Any, buffers: Any, batch: Any, seed: Any) -> Any:
+                key = jax.random.key(seed)
+                return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
+
+            self._networks[module, method] = jax.jit(
+                run, out_shardings=meshes.replicated(self.mesh)
+            )
+        return self._networks[module, method]
+
+    def exported_on_mesh(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters (averaged where they are) and buffers of the exported network as `network`."""
+        name, state = self._task.exported, self._state
+        params = {**select_network(state.params, name), **state.ema}
+        trees = params, select_network(state.buffers, name)
+        renamed = [{f"network{k.removeprefix(name)}": v for k, v in tree.items()} for tree in trees]
+        return renamed[0], renamed[1]
 
     def weights(self) -> dict[str, np.ndarray]:
-        params, buffers = self._exported()
+        params, buffers = self.exported()
         return params | buffers
+
+
+class _JaxNetwork:
+    """The exported network as it is when it is asked first."""
+
+    def __init__(self, engine: JaxEngine, extra: tuple[Any, ...]) -> None:
+        self._engine, self._extra = engine, extra
+
+    @functools.cached_property
+    def _on_one_device(self) -> Any:
+        return jax.device_put(self._engine.exported(), jax.local_devices()[0])
+
+    def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
+        params, buffers = self._on_one_device
+        return np.asarray(self._engine.forward(self._extra)(params, buffers, images, named))
+
+    def run(self, module: Any, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> Any:
+        mesh = self._engine.mesh
+        rows = len(next(iter(batch.values())))
+        # A last batch that the devices cannot share is computed by each of them.
+        shared = rows % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+        sharding = meshes.batch_sharding(mesh) if shared else meshes.replicated(mesh)
+        placed = meshes.place(dict(batch), dict.fromkeys(batch, sharding))
+        params, buffers = self._engine.exported_on_mesh()
+        return jax.device_get(self._engine.method(module, method)(params, buffers, placed, seed))
 
 
 class TorchEngine:
     """Plain PyTorch on one device; batches are prepared by the very kernels of the JAX engine."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Trainable) -> None:
         from jaxsr.interop.train.torch_step import TorchStep
 
         config = task.config
@@ -214,6 +289,7 @@ class TorchEngine:
             config=config.step_config,
             device=device,
             compiled=config.compile,
+            lr_factors=learning_rate_factors(task),
         )
         self._key = jax.random.key(config.seed)
         self._constants = dict(task.constants(None))
@@ -224,7 +300,11 @@ class TorchEngine:
         return self._runner.step
 
     def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        import torch
+
         prepared = self._prepare({**batch, **self._constants}, self._key)
+        # By step number, as the JAX engine's keys: a run that is resumed draws the same.
+        torch.manual_seed(self._task.config.seed << 32 | self.step)
         return self._runner.train_step(phase, jax.device_get(prepared))
 
     def fetch(self, metrics: list[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -240,24 +320,10 @@ class TorchEngine:
         self._runner.load(state)
 
     def network(self, phase: str) -> Network:
-        import torch
-
-        extra = self._task.extra_inputs(phase)
         module = self._task.objective.get_submodule(self._task.exported)
-        runner = self._runner
-        averaged = dict(self._average())
-
-        def run(images: np.ndarray, **named: np.ndarray) -> np.ndarray:
-            with runner.evaluating():
-                x, *given = (
-                    torch.from_numpy(np.array(value)).to(runner.device)
-                    for value in (images, *named.values())
-                )
-                options = dict(zip(named, given, strict=True))
-                answer = torch.func.functional_call(module, averaged, (x, *extra), options)
-                return answer.cpu().numpy()
-
-        return run
+        return _TorchNetwork(
+            self._runner, module, dict(self._average()), self._task.extra_inputs(phase)
+        )
 
     def weights(self) -> dict[str, np.ndarray]:
         module = self._task.objective.get_submodule(self._task.exported)
@@ -267,6 +333,58 @@ class TorchEngine:
     def _average(self) -> list[tuple[str, Any]]:
         prefix = self._task.exported + "."
         return [(n.removeprefix(prefix), t) for n, t in self._runner.ema.items()]
+
+
+class _TorchNetwork:
+    """The exported network with its averaged parameters, if there are any."""
+
+    def __init__(
+        self, runner: Any, module: Any, averaged: Mapping[str, Any], extra: tuple[Any, ...]
+    ) -> None:
+        self._runner, self._module, self._extra = runner, module, extra
+        self._averaged = dict(averaged)
+
+    def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
+        import torch
+
+        tensors = self._placed({"": images, **named})
+        with self._runner.evaluating():
+            inputs = tensors.pop(""), *self._extra
+            answer = torch.func.functional_call(self._module, self._averaged, inputs, tensors)
+            return answer_of(answer).cpu().numpy()
+
+    def run(self, module: Any, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> Any:
+        import torch
+
+        devices = [self._runner.device] if self._runner.device.type == "cuda" else []
+        parameters = dict(self._module.named_parameters())
+        trained = {name: parameters[name].data for name in self._averaged}
+        with self._runner.evaluating(), torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            try:
+                for name, value in self._averaged.items():
+                    parameters[name].data = value
+                result = getattr(module, method)(self._placed(batch))
+            finally:
+                for name, value in trained.items():
+                    parameters[name].data = value
+        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy(), result)
+
+    def _placed(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        return {name: self._runner.place(rows) for name, rows in batch.items()}
+
+
+def traced_result(module: Any, method: str, batch: Mapping[str, np.ndarray]) -> Any:
+    """What a method of a torch module returns for a batch, in shapes and dtypes; not computed."""
+    from jaxsr.interop.module import to_jax
+
+    model = to_jax(module)
+
+    def run(params: Any, buffers: Any, batch: Any) -> Any:
+        key = jax.random.key(0)
+        return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
+
+    return jax.eval_shape(run, model.params, model.buffers, dict(batch))
 
 
 def whole_on_host(tree: Any) -> Any:

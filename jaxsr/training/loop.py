@@ -26,7 +26,7 @@ from jaxsr.training.engines import Engine, make_engine
 from jaxsr.training.metrics_logger import NoRecords, Records
 from jaxsr.training.run_folder import RunRecord
 from jaxsr.training.stop_signals import StopRequest
-from jaxsr.training.task import Task, phase_at
+from jaxsr.training.task import Trainable, phase_at
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says what is safe and what to do."""
 
 
-def train(task: Task, out: Path, record: RunRecord | None = None) -> dict[str, float]:
+def train(task: Trainable, out: Path, record: RunRecord | None = None) -> dict[str, float]:
     """Trains a task from its start, or from the newest checkpoint in `out` with `resume`.
 
     Args:
@@ -128,7 +128,7 @@ class _Run:
 
     def __init__(
         self,
-        task: Task,
+        task: Trainable,
         engine: Engine,
         checkpoints: Checkpoints,
         records: Records | NoRecords,
@@ -148,10 +148,12 @@ class _Run:
                 phase = phase_at(self.task.phases, engine.step)
                 profiler.before(engine)
                 try:
-                    metrics = engine.train_step(phase, next(batches))
-                except ChangedFileError:
+                    batch = next(batches)
+                except (ChangedFileError, InputError):
                     self._keep_steps(engine.step, phase)
                     raise
+                try:
+                    metrics = engine.train_step(phase, batch)
                 except NonFiniteError as error:
                     if self.waiting:
                         self._report(engine.step, phase)
@@ -169,7 +171,7 @@ class _Run:
                 if validating:
                     self._validate(done, phase)
                 if validating or saving or stop:
-                    metrics = self.figures if validating else None
+                    metrics = self.figures if validating and self.figures else None
                     self.checkpoints.save(done, engine.state(), metrics)
                 if stop and not last:
                     self.checkpoints.wait()
@@ -231,14 +233,15 @@ class _Run:
         weights = self.engine.weights()  # a joint operation where parameters are split over hosts
         if jax.process_index():
             return
-        self.records.validation(done, self.figures, validation.picture)
+        if self.figures:
+            self.records.validation(done, self.figures, validation.picture)
         if validation.picture is not None:
             _write_picture(self.out / "validation" / f"step-{done:07d}.png", validation.picture)
         notes = {**self.task.describe(), "step": done, "validation": self.figures}
         newest = self.out / f"{self.task.exported}.safetensors"
         export_weights(newest, weights, metadata=notes)
         best = newest.with_suffix(".best.safetensors")
-        if not best.exists() or self._better_than(best):
+        if self.task.metric is not None and (not best.exists() or self._better_than(best)):
             export_weights(best, weights, metadata=notes)
 
     def _better_than(self, path: Path) -> bool:
@@ -247,6 +250,7 @@ class _Run:
         A file that is damaged is renamed, and beaten.
         """
         metric = self.task.metric
+        assert metric is not None
         try:
             best = float(read_weights(path)[1]["validation"][metric])
         except (InputError, KeyError, TypeError) as error:

@@ -34,7 +34,7 @@ CHANGEABLE = frozenset(
     {
         *PER_RUN, "steps", "epochs", "log_every", "validate_every", "save_every", "tensorboard",
         "profile", "mesh", "platform", "compile_cache", "lane_folding", "remat", "cache",
-        "cache_gb", "scratch", "resident_gb", "data", "val",
+        "cache_gb", "scratch", "resident_gb", "workers", "data", "val",
     }
 )  # fmt: skip
 """Options that a resumed run may change: they are recorded. The files of `data` and `val` are
@@ -83,7 +83,12 @@ def choose_folder(config: RunConfig, family: str, processes: int) -> Path:
         raise InputError(
             f"a run of {processes} processes needs --out, a folder that all of them see"
         )
-    return RUNS / f"{family}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return RUNS / f"{_folder_name(family)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _folder_name(family: str) -> str:
+    """The name of a family, or of the class of a user's task."""
+    return family.rpartition(":")[2]
 
 
 def newest_run(family: str | None) -> Path:
@@ -92,7 +97,7 @@ def newest_run(family: str | None) -> Path:
     Raises:
       InputError: there is none.
     """
-    runs = RUNS.glob(f"{family or '*'}-*-*")
+    runs = RUNS.glob(f"{_folder_name(family) if family else '*'}-*-*")
     newest = max(runs, default=None, key=lambda path: path.name.rsplit("-", 2)[1:])
     if newest is None:
         of_family = f" of {family}" if family else ""
@@ -165,7 +170,7 @@ def claim_folder(
       out: the run's folder.
       config: of the run.
       family: its name.
-      files: as `Task.files` lists them.
+      files: as `Trainable.files` lists them.
       cpu_threads: that the run computes with.
 
     Returns:

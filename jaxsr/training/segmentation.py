@@ -1,12 +1,15 @@
-"""Training MSHNet: infrared images with target masks in, a detector out.
+"""Training detectors: infrared images with target masks in, a network that marks targets out.
 
-The best model is chosen by IoU on images taken from the training list, or on a list that is given;
-never on the test list. Without a data set it trains on synthetic scenes, seeded.
+What all detectors share, those of families and the user's: options, data, validation. The best
+model is chosen by IoU on images taken from the training list, or on a list that is given; never on
+the test list. Without a data set it trains on synthetic scenes, seeded.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,20 +24,19 @@ from jaxsr.data.infrared_batches import (
 from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
-from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.training.config import RunConfig
+from jaxsr.training.config import PictureRunConfig
+from jaxsr.training.networks import Networks
 from jaxsr.training.task import HostBatches, Network, ValidationResult
 
 _PICTURED = 4  # validation images that the picture shows
 _PICTURED_PX = 192
+_NATIVE_MULTIPLE_PX = 32  # of native pictures, as BasicIRSTD pads them
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRun(RunConfig):
-    """Options of an MSHNet run."""
+class SegmentationRun(PictureRunConfig):
+    """Options of every detector's run."""
 
-    model: MSHNetConfig = field(default_factory=MSHNetConfig)
-    """The network and the form of its loss."""
     base_size: int = 256
     """Side in pixels that images are scaled about, and evaluated at with evaluate=base."""
     crop_size: int = 256
@@ -45,8 +47,6 @@ class SegmentationRun(RunConfig):
     """Mean and deviation of the input: ImageNet's, or those of the training images' gray values."""
     evaluate: Literal["base", "native"] = "base"
     """Validate at base_size, or each image as it is."""
-    warmup_epochs: float = 5
-    """Epochs that train the finest head alone, before the main phase."""
     val_split: float = 0.1
     """Fraction of the training list to validate on, unless val names a list of its own."""
     lists: str | None = None
@@ -61,91 +61,47 @@ class SegmentationRun(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("base_size", "crop_size"):
-            value, multiple = getattr(self, name), self.model.multiple
+            value, multiple = getattr(self, name), self.side_multiple
             if value < 1 or value % multiple:
                 raise InputError(f"{name} must be a positive multiple of {multiple}, got {value}")
-        if self.warmup_epochs < 0:
-            raise InputError(f"warmup_epochs must not be negative, got {self.warmup_epochs}")
         if self.scenes < 4:
             raise InputError(f"scenes must be at least 4, got {self.scenes}")
 
+    @property
+    def side_multiple(self) -> int:
+        """Pixels that the sides of the network's input are multiples of."""
+        return 16
+
+    @property
+    def input_channels(self) -> Literal[1, 3]:
+        """Channels of the network's input; gray images fill three."""
+        return 3
+
     def phases(self, samples: int) -> tuple[tuple[str, int], ...]:
-        """Both phases in steps, an epoch being of `samples` images.
-
-        Raises:
-          ValueError: the warm-up leaves no step to the main phase.
-        """
-        if self.warmup_epochs == 0:
-            return (("main", self.total_steps),)
-        # At least one, where a batch holds more than these epochs' images.
-        warmup = max(round(self.warmup_epochs * samples / self.batch), 1)
-        if warmup >= self.total_steps:
-            raise InputError(
-                f"warmup_epochs={self.warmup_epochs:g} takes {warmup} steps for {samples} images "
-                f"and leaves none of steps={self.total_steps} to the main phase; give the run "
-                "more steps, or a smaller warmup_epochs (0: no warm-up)"
-            )
-        return (("warmup", warmup), ("main", self.total_steps - warmup))
-
-
-CONFIG = SegmentationRun
-
-
-# The paper's recipe: the defaults above are its augmentation, sizes and warm-up.
-PAPER = SegmentationRun(
-    model=MSHNetConfig(loss="paper"),
-    epochs=400,
-    batch=4,
-    optimizer="adagrad",
-    lr=0.05,
-)
-
-# In the manner of the BasicIRSTD toolbox, which takes the same DNA-Net from 87 to 94 IoU on
-# NUDT-SIRST.
-TOOLBOX = SegmentationRun(
-    model=MSHNetConfig(loss="corrected"),
-    epochs=400,
-    batch=16,
-    optimizer="adam",
-    lr=5e-4,
-    augment="patch",
-    normalise="dataset",
-    evaluate="native",
-)
-
-# Minutes on two CPU cores, on synthetic scenes: shows that training works, and no more.
-QUICK = dataclasses.replace(
-    TOOLBOX,
-    epochs=6,
-    warmup_epochs=1,
-    batch=8,
-    base_size=128,
-    crop_size=128,
-    evaluate="base",
-    scenes=128,
-    schedule="cosine",
-    lr=1e-3,
-)
-
-PRESET_RUNS = {"quick": QUICK, "mshnet-paper": PAPER, "mshnet-toolbox": TOOLBOX}
-"""The presets by the name that the command line knows."""
-
-
-def default_preset(*, has_data: bool) -> str:
-    """`quick` for the synthetic scenes, the paper's recipe for a data set."""
-    return "mshnet-paper" if has_data else "quick"
+        """Names of the phases with their steps, an epoch being of `samples` images."""
+        return (("main", self.total_steps),)
 
 
 class Segmentation:
     """One run's images, objective and validation."""
 
-    family = "mshnet"
     exported = "network"
     metric = "iou"
     best: Literal["max", "min"] = "max"
 
-    def __init__(self, config: SegmentationRun) -> None:
+    def __init__(
+        self,
+        config: SegmentationRun,
+        family: str,
+        make_networks: Callable[[Any], Networks],
+    ) -> None:
         """Checks every image and builds the network; nothing is computed yet.
+
+        Args:
+          config: of the run.
+          family: its name on the command line.
+          make_networks: builds what is trained, with the detector as `network`, from the
+            configuration in steps.
 
         Raises:
           FileNotFoundError, ValueError: the data cannot be used.
@@ -154,21 +110,27 @@ class Segmentation:
         config = config.in_steps(len(self.data))
         self.phases = config.phases(len(self.data))
         self.config = config
+        self.family = family
         import torch
-
-        from jaxsr.models.mshnet.objective import MSHNetObjective
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.objective = MSHNetObjective(config.model)
-        stages = [name for name, _ in self.objective.network.named_children()]
-        self.blocks = [f"network.{n}.*" for n in stages if n.startswith(("encoder", "decoder"))]
-        self._gray = config.normalise == "dataset" or self.data.gray
+            self._networks = make_networks(config)
+        self.objective, self.blocks = self._networks.objective, self._networks.blocks
+        gray = config.normalise == "dataset" or config.input_channels == 1 or self.data.gray
         normalisation = IMAGENET
         if config.normalise == "dataset":
             mean, deviation = (value / 255 for value in self.data.gray_statistics())
             normalisation = ((mean,) * 3, (deviation,) * 3)
-        self._normalisation = normalisation
+        self._form = InputForm(
+            mean=normalisation[0],
+            deviation=normalisation[1],
+            gray=gray,
+            base=config.base_size,
+            evaluate=config.evaluate,
+            channels=config.input_channels,
+            multiple=math.lcm(config.side_multiple, _NATIVE_MULTIPLE_PX),
+        )
         self._prepare = make_augmentation(
             crop=config.crop_size,
             base=config.base_size,
@@ -179,7 +141,7 @@ class Segmentation:
 
     @property
     def _channels(self) -> Literal[1, 3]:
-        return 1 if self._gray else 3
+        return 1 if self._form.gray else 3
 
     def _fits(self) -> bool:
         """Whether the data set is to live on the device.
@@ -202,7 +164,8 @@ class Segmentation:
 
     def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
         arrays = {name: rows for name, rows in batch.items() if name != "resident"}
-        return self._prepare(arrays, key, batch.get("resident"))
+        prepared = self._prepare(arrays, key, batch.get("resident"))
+        return prepared | {"image": prepared["image"][:, : self._form.channels]}
 
     def constants(self, sharding: Any | None) -> Mapping[str, Any]:
         if not self._resident:
@@ -224,17 +187,17 @@ class Segmentation:
         )
 
     def extra_inputs(self, phase: str) -> tuple[Any, ...]:
-        # The fusion of the heads is not trained before the main phase.
-        return ("warmup",) if phase == "warmup" else ("final",)
+        return self._networks.extra_inputs.get(phase, ())
 
     def validate(self, network: Network) -> ValidationResult:
         from jaxsr.data.batched_network import BatchedNetwork, submit_function
         from jaxsr.metrics.evaluation import evaluate
 
-        form = InputForm.from_description(self.describe())
-        # The JAX engine compiles each shape of a batch: pictures of several sizes share some.
-        shared = self.config.engine == "jax"
-        detector = BatchedNetwork(submit_function(network), form, batch=16, shared=shared)
+        # The JAX engine compiles each shape of a batch: pictures of several sizes share some where
+        # the network takes their sizes.
+        forward = inspect.signature(self.objective.network.forward)
+        shared = self.config.engine == "jax" and "size_B2" in forward.parameters
+        detector = BatchedNetwork(submit_function(network), self._form, batch=16, shared=shared)
         report = evaluate(detector, self.held_out).figures
         names = ("iou", "niou", "precision", "recall", "f1", "pd", "fa")
         metrics = {name: float(getattr(report, name)) for name in names}
@@ -251,19 +214,12 @@ class Segmentation:
         }
 
     def describe(self) -> dict[str, Any]:
-        mean, deviation = self._normalisation
-        return {
-            "family": self.family,
-            "network": self.exported,
-            "config": dataclasses.asdict(self.config.model),
-            "input": {
-                "mean": list(mean),
-                "deviation": list(deviation),
-                "gray": self._gray,
-                "base": self.config.base_size,
-                "evaluate": self.config.evaluate,
-            },
-        }
+        form = dataclasses.asdict(self._form)
+        for name in ("channels", "multiple"):  # earlier versions read files without them
+            if form[name] == getattr(InputForm, name):
+                del form[name]
+        form |= {name: list(form[name]) for name in ("mean", "deviation")}
+        return {**self._networks.description, "network": self.exported, "input": form}
 
     def summary(self) -> Sequence[str]:
         config = self.config
@@ -271,16 +227,11 @@ class Segmentation:
         names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
         where = "on the device" if self._resident else "in host memory"
         return (
-            f"mshnet, {weights:,} parameters, {config.model.loss} loss; {names}; "
+            f"{self._networks.title}, {weights:,} parameters, {self._networks.loss} loss; {names}; "
             f"batch {config.batch} of {config.crop_size} px over mesh {config.mesh}",
             f"training on {len(self.data)} images of {self.data.source} ({self.data.split}), kept "
             f"{where}; validating on {len(self.held_out)} ({self.held_out.split})",
         )
-
-
-def build(config: SegmentationRun) -> Segmentation:
-    """The task of a run."""
-    return Segmentation(config)
 
 
 def _open(config: SegmentationRun) -> tuple[Infrared, Infrared]:

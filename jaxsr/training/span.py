@@ -3,11 +3,12 @@
 Data and validation are those of every super-resolution family, `super_resolution.py`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from jaxsr.models.span.config import SpanConfig
 from jaxsr.models.span.objective import build_span_objective
-from jaxsr.training.super_resolution import Networks, PhotoRun, SuperResolution
+from jaxsr.training.networks import Networks
+from jaxsr.training.super_resolution import PhotoRun, SuperResolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,4 +79,7 @@ def _networks(config: SpanRun) -> Networks:
     return Networks(
         objective=build_span_objective(config.model),
         blocks=tuple(f"generator.blocks.{index}" for index in range(config.model.depth)),
+        title="span",
+        loss=config.model.pixel_loss,
+        description={"family": "span", "config": asdict(config.model)},
     )

@@ -1,5 +1,6 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
+import sys
 from contextlib import ExitStack
 from importlib import metadata
 from typing import Any
@@ -14,11 +15,23 @@ from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import flat_options
+from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.loop import train
 from jaxsr.training.run_folder import choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
+from jaxsr.training.user_code import located_in_users_files
 
-_PER_HOST = ("data", "val", "cache_gb", "scratch", "compile_cache", "aot", "aot_json", "aot_save")
+_PER_HOST = (
+    "data",
+    "val",
+    "cache_gb",
+    "scratch",
+    "workers",
+    "compile_cache",
+    "aot",
+    "aot_json",
+    "aot_save",
+)
 """Options that the processes of a job may have different: the files themselves are compared."""
 
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
@@ -41,14 +54,17 @@ def start(name: str, family: Any, config: RunConfig) -> None:
             setup_compute(config, jax_on_host=True, job=lambda: _facts(name, config))
             out = choose_folder(config, name, jax.process_count())
             task = family.build(config)  # checks the data before anything is computed
+            remarks = prepare_network(task)
             check_alike({"files": task.files()})
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
                 threads = available_cpus()
                 record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
+                print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
         try:
-            train(task, out, record)
+            with located_in_users_files():
+                train(task, out, record)
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a stream that is full does not know its file

@@ -1,13 +1,13 @@
 """Training super-resolution: photos in, a generator out, judged on photos it never saw.
 
-What the families of generators share: the options of a run on photos, its data and its validation.
+What all generators share, those of families and the user's: the options of a run on photos, its
+data and its validation.
 Figures are PSNR and SSIM on MATLAB's Y (BT.601, studio range) of 8-bit pictures, `scale` pixels
 cut from each border, as super-resolution papers report them; the low-resolution side is made by
 MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargement. LPIPS
 (AlexNet, lower is better) joins them where its weights are installed and no photo is too small.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -22,7 +22,8 @@ from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
-from jaxsr.training.config import RunConfig
+from jaxsr.training.config import PictureRunConfig
+from jaxsr.training.networks import Networks
 from jaxsr.training.task import HostBatches, Network, ValidationResult
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
@@ -30,7 +31,7 @@ _GRID_ROWS = 4
 
 
 class ImageModel(Protocol):
-    """What a generator's configuration says of its pictures."""
+    """The form of a generator's pictures."""
 
     @property
     def scale(self) -> int: ...
@@ -39,9 +40,12 @@ class ImageModel(Protocol):
     def channels(self) -> Literal[1, 3]: ...
 
 
+_SYMMETRIC = (-1.0, 1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
-class PhotoRun(RunConfig):
-    """Options of every run on photos; a family adds `model` and its phases."""
+class PhotoRun(PictureRunConfig):
+    """Options of every run on photos; a family adds `model`, or another `picture`."""
 
     crop: int
     """Side of the high-resolution crops in pixels."""
@@ -75,25 +79,23 @@ class PhotoRun(RunConfig):
 
     @property
     def picture(self) -> ImageModel:
-        """The family's `model`."""
+        """What says the form of the pictures: the family's `model`."""
         return self.model  # type: ignore[attr-defined]
+
+    @property
+    def intensities(self) -> tuple[float, float]:
+        """Black and white in the pictures that the network takes and gives."""
+        return _SYMMETRIC
+
+    @property
+    def side_multiple(self) -> int:
+        """Pixels that the sides of the network's input are multiples of."""
+        return 1
 
     @property
     def phases(self) -> tuple[tuple[str, int], ...]:
         """The generator alone on pixels, through the whole run."""
         return (("pretrain", self.total_steps),)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Networks:
-    """What a family trains."""
-
-    objective: Any
-    """With the network `generator`; see `jaxsr.interop.train.objective`."""
-    blocks: Sequence[str]
-    """Names of the objective's submodules that `remat` recomputes."""
-    labels: Mapping[str, tuple[float, float]] | None = None
-    """Ranges of the labels that the losses take with each sample."""
 
 
 class SuperResolution:
@@ -103,13 +105,16 @@ class SuperResolution:
     metric = "psnr_y"
     best: Literal["max", "min"] = "max"
 
-    def __init__(self, config: Any, family: str, make_networks: Callable[[Any], Networks]) -> None:
+    def __init__(
+        self, config: PhotoRun, family: str, make_networks: Callable[[Any], Networks]
+    ) -> None:
         """Checks every photo and builds the networks; no device is used yet.
 
         Args:
-          config: a `PhotoRun` with its family's `model`.
-          family: the family's name.
-          make_networks: builds what is trained, from the configuration in steps.
+          config: of the run.
+          family: its name on the command line.
+          make_networks: builds what is trained, with the generator as `generator`, from the
+            configuration in steps.
 
         Raises:
           FileNotFoundError, ValueError: the data or the weights cannot be used.
@@ -120,7 +125,7 @@ class SuperResolution:
             config.val,
             built_in=config.built_in,
             crop=config.crop,
-            val_crop=max(config.model.scale * 16, 16),
+            val_crop=max(config.picture.scale * max(16, config.side_multiple), 16),
             on_bad_file=config.on_bad_file,
             held_out=config.held_out,
             cache_bytes=cache,
@@ -136,18 +141,19 @@ class SuperResolution:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            made = make_networks(config)
-        self.objective, self.blocks = made.objective, made.blocks
+            self._networks = make_networks(config)
+        self.objective, self.blocks = self._networks.objective, self._networks.blocks
         self._resident = resident_bytes(self.photos) <= config.resident_gb * 2**30
         detail = DetailLoss(factors=config.detail_factors, noise=config.detail_noise)
         self._prepare = make_preparation(
             crop=config.crop,
-            scale=config.model.scale,
-            channels=config.model.channels,
+            scale=config.picture.scale,
+            channels=config.picture.channels,
             swap_colours=config.swap_colours,
             bicubic=config.bicubic,
-            loss_of_detail=detail if config.model.scale == 1 else None,
-            labels=made.labels,
+            loss_of_detail=detail if config.picture.scale == 1 else None,
+            labels=self._networks.labels,
+            value_range=config.intensities,
         )
         self._pairs: list[ValidationPair] = []
         self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
@@ -176,7 +182,7 @@ class SuperResolution:
         )
 
     def extra_inputs(self, phase: str) -> tuple[Any, ...]:
-        return ()
+        return self._networks.extra_inputs.get(phase, ())
 
     def validate(self, network: Network) -> ValidationResult:
         if not self._pairs:
@@ -184,13 +190,13 @@ class SuperResolution:
             shortest = min(min(pair.high.shape[2:]) for pair in self._pairs)
             if shortest >= LPIPS_SMALLEST:
                 self._lpips = lpips_if_installed()
-        scale = self.config.model.scale
+        scale, intensities = self.config.picture.scale, self.config.intensities
         figures: list[dict[str, float]] = []
         rows: list[np.ndarray] = []
         for pair in self._pairs:
-            low, high = _levels(pair.low), _levels(pair.high)
+            low, high = _levels(pair.low, intensities), _levels(pair.high, intensities)
             bicubic = _bicubic(low, scale)
-            output = _levels(network(pair.low))
+            output = _levels(network(pair.low), intensities)
             figures.append(
                 {
                     **_judge(output, high, scale),
@@ -209,9 +215,11 @@ class SuperResolution:
     def _load_pairs(self) -> Iterator[ValidationPair]:
         return validation_pairs(
             self.held_out,
-            self.config.model.scale,
-            channels=self.config.model.channels,
+            self.config.picture.scale,
+            channels=self.config.picture.channels,
             longest_px=self.config.validation_px,
+            multiple=self.config.side_multiple,
+            value_range=self.config.intensities,
         )
 
     def files(self) -> dict[str, str]:
@@ -224,29 +232,30 @@ class SuperResolution:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "family": self.family,
+            **self._networks.description,
             "network": self.exported,
-            "config": dataclasses.asdict(self.config.model),
             # So that whoever judges the weights can leave out what they were trained on.
             "held_out": self.held_out.names,
         }
 
     def summary(self) -> Sequence[str]:
-        model = self.config.model
+        scale = self.config.picture.scale
         weights = sum(p.numel() for p in self.objective.generator.parameters())
         names = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
         return (
-            f"{self.family} ×{model.scale}, {weights:,} parameters; {names}; "
+            f"{self._networks.title} ×{scale}, {weights:,} parameters; {names}; "
             f"batch {self.config.batch} of {self.config.crop} px over mesh {self.config.mesh}",
             f"training on {len(set(self.photos.paths))} photos from {self.photos.source}, "
             f"validating on {len(self.held_out)} held out; PSNR and SSIM on MATLAB's Y, "
-            f"{model.scale} px border cut",
+            f"{scale} px border cut",
         )
 
 
-def _levels(images: np.ndarray) -> np.ndarray:
-    """[-1, 1] to uint8, rounded."""
-    levels = jnp.clip(jnp.round((jnp.asarray(images) + 1) * 127.5), 0, 255)
+def _levels(images: np.ndarray, intensities: tuple[float, float]) -> np.ndarray:
+    """Black to white as uint8, rounded."""
+    black, white = intensities
+    levels = (jnp.asarray(images) - black) * (255 / (white - black))
+    levels = jnp.clip(jnp.round(levels), 0, 255)
     return np.asarray(levels.astype(jnp.uint8))  # by XLA, which casts a NaN without a warning
 
 

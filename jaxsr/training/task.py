@@ -1,6 +1,6 @@
 """What the loop asks of a model family, and the families there are."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,9 +12,31 @@ from jaxsr.errors import InputError
 from jaxsr.models.registry import find_family, trainable_families
 from jaxsr.training.config import RunConfig
 
-Network = Callable[..., np.ndarray]
-"""A network in evaluation mode: float32 NCHW in, float32 NCHW out. Arrays given by keyword go to
-the torch module's `forward` under that name."""
+
+class Network(Protocol):
+    """The exported network in evaluation mode."""
+
+    def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
+        """Float32 NCHW in, float32 NCHW out; on one device.
+
+        Arrays given by keyword go to the torch module's `forward` under that name.
+        """
+        ...
+
+    def run(self, module: Any, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> Any:
+        """A method of a torch module that holds this network, on a batch split over the mesh.
+
+        Args:
+          module: its attribute `network` is the exported network, and it has no other parameters.
+          method: takes the batch.
+          batch: all rows, equal on all hosts.
+          seed: of the random numbers that the method draws.
+
+        Returns:
+          The method's result with NumPy arrays for tensors.
+        """
+        ...
+
 
 HostBatches = AbstractContextManager[Iterator[dict[str, np.ndarray]]]
 
@@ -29,7 +51,7 @@ class ValidationResult:
     """uint8 (h, w, 3) for a person to look at."""
 
 
-class Task(Protocol):
+class Trainable(Protocol):
     """One run's data, objective and validation, built from its configuration."""
 
     @property
@@ -51,8 +73,8 @@ class Task(Protocol):
         ...
 
     @property
-    def metric(self) -> str:
-        """Validation figure that ranks checkpoints."""
+    def metric(self) -> str | None:
+        """Validation figure that ranks checkpoints; None where nothing is validated."""
         ...
 
     @property
@@ -103,15 +125,35 @@ class Task(Protocol):
         ...
 
 
+CUSTOM = {
+    "super-resolution": "jaxsr.training.custom_super_resolution",
+    "detection": "jaxsr.training.custom_detection",
+}
+"""Module that trains a network of the user's, by the name that stands for a family's."""
+
+
 def load_family(name: str) -> Any:
-    """The module that trains a family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`,
-    `default_preset` and `build`.
+    """What trains a family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`, `default_preset`
+    and `build`.
+
+    Args:
+      name: of a family, or `package.module:Class` for a user's task.
 
     Raises:
-      ValueError: there is no such family, or nothing trains it.
+      ValueError: there is no such family or task, or nothing trains it.
     """
+    if name in CUSTOM:
+        return import_module(CUSTOM[name])
+    if ":" in name:
+        from jaxsr.training.task_run import TaskFamily
+
+        return TaskFamily(name)
     if name not in (trainable := trainable_families()):
-        raise InputError(f"no model family {name!r} to train; there are {', '.join(trainable)}")
+        raise InputError(
+            f"no model family {name!r} to train; there are {', '.join(trainable)}, with --network "
+            f"{' and '.join(CUSTOM)}, and a task of your own is module:Class, for instance "
+            f"{name}:MyTask"
+        )
     module = find_family(name).training
     assert module is not None
     return import_module(module)

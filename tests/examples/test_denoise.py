@@ -1,44 +1,48 @@
-"""docs/migrating.md: the migrated script trains as the one it came from, and the page shows it."""
+"""examples/denoise: the script as a task and with a loop of its own trains as the one it was."""
 
-import importlib.util
-import sys
-from pathlib import Path
+import json
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "examples" / "denoise"
+from jaxsr.train import main
+from tests.examples.plain_torch import EXAMPLES, load_example
 
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # the migrated script imports the other by this name
-    spec.loader.exec_module(module)
-    return module
+DOCS = EXAMPLES.parent / "docs"
 
 
 @pytest.fixture(scope="module")
-def scripts():
-    """Both scripts, and what the first found."""
-    before, after = load("in_torch"), load("in_jaxsr")
-    yield after, before.main(40)
-    for name in ("in_torch", "in_jaxsr"):
-        del sys.modules[name]
+def plain():
+    """The losses and the network of the plain script."""
+    return load_example("denoise", "in_torch").main(40)
+
+
+def by_task(out, *, steps, devices):
+    arguments = ["in_jaxsr:Denoising", "--steps", f"{steps}", "--mesh", f"{devices}"]
+    if (out / "config.json").exists():
+        arguments = ["--resume", *arguments[1:]]
+    assert main([*arguments, "--out", str(out)]) == 0
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [record["network/loss"] for record in records], out / "network.safetensors"
+
+
+def by_own_loop(out, *, steps, devices):
+    losses = load_example("denoise", "own_loop").main(out, steps=steps, devices=devices)
+    return losses, out / "denoiser.safetensors"
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_the_same_losses_and_weights(scripts, tmp_path, devices):
-    migrated, (wanted, network) = scripts
-    losses = migrated.main(tmp_path, steps=40, devices=devices)
+@pytest.mark.parametrize("train", [by_task, by_own_loop])
+def test_the_same_losses_and_weights(plain, tmp_path, monkeypatch, train, devices):
+    monkeypatch.syspath_prepend(str(EXAMPLES / "denoise"))
+    expected, network = plain
+    losses, file = train(tmp_path, steps=40, devices=devices)
     # Float32 in another order of sums, through 40 steps.
-    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
     assert losses[-1] < 0.5 * losses[0]
-    weights = load_file(tmp_path / "denoiser.safetensors")
+    weights = load_file(file)
     assert weights.keys() == network.state_dict().keys()
     for name, value in network.state_dict().items():
         # AdamW moves a weight by up to 3e-3 a step; rounding turns into a part of that.
@@ -46,18 +50,26 @@ def test_the_same_losses_and_weights(scripts, tmp_path, devices):
     network.load_state_dict(weights)
 
 
-def test_it_goes_on_where_it_stopped(scripts, tmp_path):
-    migrated, _ = scripts
-    whole = migrated.main(tmp_path / "whole", steps=40, devices=4)
-    assert migrated.main(tmp_path / "parts", steps=20, devices=4) == whole[:20]
-    assert migrated.main(tmp_path / "parts", steps=40, devices=4) == whole[20:]
-    assert migrated.main(tmp_path / "parts", steps=40, devices=4) == []
+def test_the_task_goes_on_where_it_stopped(plain, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES / "denoise"))
+    whole, _ = by_task(tmp_path / "whole", steps=40, devices=4)
+    assert by_task(tmp_path / "parts", steps=20, devices=4)[0] == whole[:20]
+    assert by_task(tmp_path / "parts", steps=40, devices=4)[0] == whole
 
 
-@pytest.mark.parametrize("name", ["in_torch", "in_jaxsr"])
+def test_the_loop_goes_on_where_it_stopped(plain, tmp_path):
+    train = load_example("denoise", "own_loop").main
+    whole = train(tmp_path / "whole", steps=40, devices=4)
+    assert train(tmp_path / "parts", steps=20, devices=4) == whole[:20]
+    assert train(tmp_path / "parts", steps=40, devices=4) == whole[20:]
+    assert train(tmp_path / "parts", steps=40, devices=4) == []
+
+
+@pytest.mark.parametrize("name", ["in_torch", "in_jaxsr", "own_loop"])
 def test_the_page_shows_the_scripts_as_they_are(name):
-    page = (ROOT / "docs" / "migrating.md").read_text()
-    code = (FOLDER / f"{name}.py").read_text()
+    page = (DOCS / "migrating.md").read_text()
+    code = (EXAMPLES / "denoise" / f"{name}.py").read_text()
     start = code.index("class Den")
-    end = code.index("def batch_of") if name == "in_torch" else code.index('if __name__ == "__')
+    ends = {"in_torch": "def batch_of", "own_loop": 'if __name__ == "__'}
+    end = code.index(ends[name]) if name in ends else len(code)
     assert code[start:end].strip() in page

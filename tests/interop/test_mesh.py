@@ -41,6 +41,7 @@ def test_parse(text, data, fsdp):
         ("eight", "mesh 'eight' is neither a number"),
         ("data=2,data=2", "is neither"),
         ("model=2", "is neither"),
+        ("tensor=0", "mesh axis tensor must be at least 1, got 0"),
         ("2x2", "is neither"),
         ("", "is neither"),
     ],
@@ -101,3 +102,17 @@ def test_place_keeps_values_and_dtypes():
     placed = place(tree, jax.tree.map(lambda _: replicated(mesh), tree))
     assert jax.tree.map(lambda x: x.dtype, placed) == jax.tree.map(lambda x: x.dtype, tree)
     jax.tree.map(np.testing.assert_array_equal, placed, tree)
+
+
+def test_three_axes():
+    shape = MeshShape.parse("data=2,fsdp=2,tensor=2")
+    assert (shape.devices, shape.row_devices) == (8, 4)
+    mesh = make_mesh(shape)
+    weight = np.zeros((64, 96))
+    assert parameter_sharding(weight, mesh, tensor=0).spec == PartitionSpec("tensor", "fsdp")
+    assert parameter_sharding(weight, mesh, tensor=1).spec == PartitionSpec("fsdp", "tensor")
+    assert parameter_sharding(np.zeros((33, 64)), mesh, tensor=0).spec == PartitionSpec(
+        None, "fsdp"
+    )
+    rows = place_batch({"x": np.zeros((8, 3), np.float32)}, mesh)["x"]
+    assert {shard.data.shape for shard in rows.addressable_shards} == {(2, 3)}

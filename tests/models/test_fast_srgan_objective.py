@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from jaxsr.models.fast_srgan import FastSRGANConfig, FastSRGANObjective, build_objective
-from jaxsr.models.fast_srgan.losses import logit_loss, pixel_loss
+from jaxsr.models.losses.adversarial import logit_loss
+from jaxsr.models.losses.pictures import l1
 from jaxsr.models.perceptual import PerceptualLoss
 from jaxsr.models.trunks import VGG16
 
@@ -137,7 +138,7 @@ def test_a_label_per_image_is_spread_over_its_patches():
 
 def test_images_of_unequal_shape_are_not_broadcast():
     with pytest.raises(ValueError, match="must be exactly `scale` times the low ones"):
-        pixel_loss(torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8), kind="l1")
+        l1(torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8))
 
 
 def test_a_run_without_the_adversarial_phase_needs_no_weights_and_no_discriminator(monkeypatch):

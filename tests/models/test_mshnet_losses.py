@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from jaxsr.models.mshnet.losses import deep_supervision, sls_loss, warmup_loss
+from jaxsr.models.losses.sls import deep_supervision, sls_loss, warmup_loss
 
 FORMS = ["paper", "corrected"]
 SURE = 30.0  # a logit whose sigmoid is 1 in float32

@@ -25,6 +25,14 @@ class Small(nn.Module):
         return y if scale is None else y * scale[:, :, None, None]
 
 
+class Several(Small):
+    """Also gives a smaller picture, first."""
+
+    def forward(self, x, scale=None):
+        y = super().forward(x, scale)
+        return [y[..., ::2, ::2], y]
+
+
 @pytest.fixture(scope="module")
 def network() -> Small:
     torch.manual_seed(0)
@@ -57,6 +65,13 @@ def options(request) -> ComputeOptions:
 
 def test_results_are_those_of_torch(network, batch, options):
     runner: Runner = open_runner(network, options)
+    np.testing.assert_allclose(runner.submit(batch)(), plain(network, batch), atol=1e-5)
+
+
+def test_of_several_outputs_the_largest_is_the_result(network, batch, options):
+    several = Several()
+    several.load_state_dict(network.state_dict())
+    runner: Runner = open_runner(several, options)
     np.testing.assert_allclose(runner.submit(batch)(), plain(network, batch), atol=1e-5)
     scale = np.arange(4, dtype=np.float32).reshape(4, 1)
     result = runner.submit(batch, scale=scale)()

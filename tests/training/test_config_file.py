@@ -8,14 +8,15 @@ import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.interop.bounded_read import MOST_BYTES
-from jaxsr.training import fast_srgan, segmentation, span
+from jaxsr.training import span
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.config_file import read_config, summarize, to_json
+from jaxsr.training.task import load_family
 
 PRESETS = {
     f"{name} {preset}": (name, config)
-    for name, family in (("fast-srgan", fast_srgan), ("span", span), ("mshnet", segmentation))
-    for preset, config in family.PRESET_RUNS.items()
+    for name in ("fast-srgan", "span", "mshnet", "super-resolution", "detection")
+    for preset, config in load_family(name).PRESET_RUNS.items()
 }
 
 

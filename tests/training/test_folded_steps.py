@@ -10,7 +10,7 @@ import pytest
 
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.training import fast_srgan, segmentation
+from jaxsr.training import fast_srgan, mshnet
 from tests.training.running import take_steps
 
 RUNS = {
@@ -26,8 +26,8 @@ RUNS = {
         ),
     ),
     "mshnet": (
-        segmentation,
-        segmentation.SegmentationRun(
+        mshnet,
+        mshnet.MSHNetRun(
             model=MSHNetConfig(widths=(4, 8, 16), blocks=(1, 1, 1), attention_ratio=4),
             steps=10, warmup_epochs=0, batch=8, base_size=32, crop_size=32, scenes=24,
             optimizer="adam", lr=1e-3, augment="patch", normalise="imagenet", evaluate="base",

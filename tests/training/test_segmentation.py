@@ -10,18 +10,18 @@ from jaxsr import train
 from jaxsr.detection.detector import load_detector
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.training import segmentation
+from jaxsr.training import mshnet
 from tests.training.running import take_steps
 
 THIN = MSHNetConfig(widths=(4, 8, 8), blocks=(1, 1, 1), attention_ratio=4)
 SMALL = dataclasses.replace(
-    segmentation.PRESET_RUNS["quick"], model=THIN, epochs=None, steps=8, warmup_epochs=2,
+    mshnet.PRESET_RUNS["quick"], model=THIN, epochs=None, steps=8, warmup_epochs=2,
     batch=8, base_size=32, crop_size=32, scenes=16, schedule="constant", lr=5e-4,
 )  # fmt: skip
 
 
 def losses(config):
-    metrics, _ = take_steps(segmentation, config)
+    metrics, _ = take_steps(mshnet, config)
     return [step["network/loss"] for step in metrics]
 
 

@@ -1,7 +1,7 @@
 """The configuration of MSHNet: one network that marks small targets in infrared images.
 
 Defaults are the network of "Infrared Small Target Detection with Scale and Location Sensitivity"
-(CVPR 2024, arXiv:2403.19366). Presets that train it: `jaxsr/training/segmentation.py`.
+(CVPR 2024, arXiv:2403.19366). Presets that train it: `jaxsr/training/mshnet.py`.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class MSHNetConfig:
     attention_ratio: int = 16
     """Channels of a block over the hidden channels of its channel attention."""
     loss: Literal["paper", "corrected"] = "corrected"
-    """SLS loss as published, or with its defects mended (see `losses.py`)."""
+    """SLS loss as published, or with its defects mended (see `losses/sls.py`)."""
 
     def __post_init__(self) -> None:
         check_literals(self)

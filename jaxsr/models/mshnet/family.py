@@ -35,5 +35,5 @@ FAMILY = Family(
     small=MSHNetConfig(),
     recognise=recognise,
     prefix="network.",
-    training="jaxsr.training.segmentation",
+    training="jaxsr.training.mshnet",
 )

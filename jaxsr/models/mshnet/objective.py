@@ -8,8 +8,8 @@ to answer with, for validation.
 from torch import Tensor, nn
 
 from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
+from jaxsr.models.losses.sls import deep_supervision, warmup_loss
 from jaxsr.models.mshnet.config import MSHNetConfig
-from jaxsr.models.mshnet.losses import deep_supervision, warmup_loss
 from jaxsr.models.mshnet.network import MSHNet
 
 PHASES = (

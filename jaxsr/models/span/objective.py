@@ -1,14 +1,13 @@
-"""SPAN's training objective: Fast-SRGAN's pixel phase with SPAN as the generator."""
+"""SPAN's training objective: the pixel phase of `picture_objective` alone."""
 
-from jaxsr.models.fast_srgan.config import FastSRGANConfig
-from jaxsr.models.fast_srgan.objective import FastSRGANObjective
+from jaxsr.models.losses.pictures import PICTURE_LOSSES
+from jaxsr.models.losses.terms import Term
+from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.models.span.config import SpanConfig
 from jaxsr.models.span.generator import Span
 
 
-def build_span_objective(config: SpanConfig) -> FastSRGANObjective:
+def build_span_objective(config: SpanConfig) -> PictureObjective:
     """One phase, `pretrain`, with the pixel loss alone: no weights to get, no discriminator."""
-    losses = FastSRGANConfig(
-        scale=config.scale, channels=config.channels, pixel_loss=config.pixel_loss
-    )
-    return FastSRGANObjective(losses, phases=("pretrain",), generator=Span(config))
+    loss = Term("pixel", 1.0, PICTURE_LOSSES[config.pixel_loss])
+    return PictureObjective(Span(config), pretrain=[loss])

@@ -252,7 +252,7 @@ def compiled_step(topology, shape="4", **options):
     torch.manual_seed(0)
     mesh = meshes.make_mesh(meshes.MeshShape.parse(shape), topology.devices)
     objective, config = Small(), StepConfig(**options)
-    model = convert(objective, config, fsdp=mesh.shape["fsdp"])
+    model = convert(objective, config, model_devices=meshes.model_devices(mesh))
     optimizers = {name: optax.adam(1e-3) for name in ("first", "second")}
     step = TrainStep(
         model, objective.phases[0], optimizers, prepare=lambda b, _: b, mesh=mesh, config=config

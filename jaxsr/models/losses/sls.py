@@ -47,15 +47,15 @@ _SMOOTHING = 1e-8  # of the published location term
 
 def warmup_loss(logits_B1HW: Tensor, mask_B1HW: Tensor, *, form: Form) -> Tensor:
     """1 − IoU, the loss of the first epochs, on the finest head alone."""
-    predicted, mask = _pair(logits_B1HW, mask_B1HW)
-    P, G, both = _sums(predicted, mask)
+    predicted, mask = checked_pair(logits_B1HW, mask_B1HW)
+    P, G, both = mass_and_overlap(predicted, mask)
     return 1 - _iou(P, G, both, form).mean()
 
 
 def sls_loss(logits_B1HW: Tensor, mask_B1HW: Tensor, *, form: Form) -> tuple[Tensor, Tensor]:
     """The scale and the location term of one head; the loss is their sum."""
-    predicted, mask = _pair(logits_B1HW, mask_B1HW)
-    P, G, both = _sums(predicted, mask)
+    predicted, mask = checked_pair(logits_B1HW, mask_B1HW)
+    P, G, both = mass_and_overlap(predicted, mask)
     smooth = ONE_PIXEL if form == "corrected" else 0.0
     distance = ((P - G) / 2) ** 2
     alpha = (torch.minimum(P, G) + distance + smooth) / (torch.maximum(P, G) + distance + smooth)
@@ -94,7 +94,12 @@ def deep_supervision(
     }
 
 
-def _pair(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def checked_pair(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and mask in float32.
+
+    Raises:
+      ValueError: they are not both (B, 1, H, W) of one size.
+    """
     if logits.shape != mask.shape or logits.ndim != 4 or logits.shape[1] != 1:
         raise InputError(
             f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} must both be "
@@ -104,7 +109,8 @@ def _pair(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(logits.float()), mask.float()
 
 
-def _sums(predicted: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def mass_and_overlap(predicted: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """P, G and I of each image, (B,)."""
     axes = (1, 2, 3)
     return predicted.sum(dim=axes), mask.sum(dim=axes), (predicted * mask).sum(dim=axes)
 

@@ -1,28 +1,9 @@
-"""Losses of the Fast-SRGAN family: between pixels, and of the two players.
-
-Images and logits are NCHW; every loss is the mean over all its elements, in the inputs' dtype.
-"""
-
-from typing import Literal
+"""The loss of a discriminator's logits. It is the mean over all logits, in their dtype."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from jaxsr.errors import InputError
-
-
-def pixel_loss(image: Tensor, target: Tensor, *, kind: Literal["smooth_l1", "l1"]) -> Tensor:
-    """Mean distance between two image batches of one shape.
-
-    Raises:
-      ValueError: the shapes differ, which torch would broadcast.
-    """
-    if image.shape != target.shape:
-        raise InputError(
-            f"the output is {tuple(image.shape)} and the truth {tuple(target.shape)}; the high "
-            "images must be exactly `scale` times the low ones, with the same channels"
-        )
-    return F.l1_loss(image, target) if kind == "l1" else F.smooth_l1_loss(image, target)
 
 
 def logit_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,78 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) for linear layers, chosen by name.
+
+A layer computes `W x + alpha / rank · B A x`; only A and B learn. B starts at 0.
+"""
+
+import math
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from jaxsr.errors import InputError
+
+
+class LoraLinear(nn.Module):
+    """A linear layer that is frozen, and its adapter."""
+
+    def __init__(self, base: nn.Linear, *, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, alpha / rank
+        self.a = nn.Parameter(torch.empty(rank, base.in_features, dtype=base.weight.dtype))
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=base.weight.dtype))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output and the adapter's."""
+        update = nn.functional.linear(nn.functional.linear(x, self.a), self.b)
+        return self.base(x) + self.scale * update
+
+    def merged(self) -> nn.Linear:
+        """The layer with the adapter added to its weight."""
+        with torch.no_grad():
+            self.base.weight += self.scale * self.b @ self.a
+        return self.base
+
+
+def add_lora(
+    network: nn.Module, *patterns: str, rank: int = 8, alpha: float | None = None
+) -> list[str]:
+    """Freezes a network and gives the linear layers that match a pattern an adapter, in place.
+
+    Args:
+      network: any module.
+      *patterns: of the layers' names, as `fnmatch` has them: "*.q_proj".
+      rank: rows of A, at least 1.
+      alpha: see the module's docstring. Default: the rank.
+
+    Returns:
+      Names of the layers.
+
+    Raises:
+      InputError: a pattern matches no linear layer, or the rank is below 1.
+    """
+    if rank < 1:
+        raise InputError(f"rank must be at least 1, got {rank}")
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in linear):
+            raise InputError(
+                f"the LoRA pattern {pattern!r} matches no linear layer; there are "
+                f"{', '.join(linear[:4])}, …"
+            )
+    network.requires_grad_(False)
+    chosen = [name for name in linear if any(fnmatchcase(name, p) for p in patterns)]
+    for name in chosen:
+        base = network.get_submodule(name)
+        assert isinstance(base, nn.Linear)
+        adapted = LoraLinear(base, rank=rank, alpha=rank if alpha is None else alpha)
+        network.set_submodule(name, adapted)
+    return chosen
+
+
+def merge_lora(network: nn.Module) -> nn.Module:
+    """Adds all adapters to their weights, in place; layers have their first names again."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, LoraLinear):
+            network.set_submodule(name, module.merged())
+    return network

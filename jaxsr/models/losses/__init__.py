@@ -1,0 +1,1 @@
+"""Losses of training, by name: torch functions of a prediction and its target."""

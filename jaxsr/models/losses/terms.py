@@ -1,0 +1,132 @@
+"""The weighted sum of losses that an option names: `l1=1,ssim=0.1,my_losses:edges=0.5`.
+
+A name without a weight has 1. `package.module:function` is a function of (prediction, target) that
+returns a scalar, or a class without arguments whose objects are called so (`torch.nn:HuberLoss`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from jaxsr.errors import InputError
+from jaxsr.models.build import import_attribute
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+ADVERSARIAL = "adversarial"
+"""The term that a discriminator gives; it has no function of its own."""
+
+
+class Term(NamedTuple):
+    """One loss of a sum."""
+
+    name: str
+    weight: float
+    function: Loss | None = None
+    """None for `ADVERSARIAL`."""
+
+    def value(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """The loss without its weight.
+
+        Raises:
+          InputError: it is not a scalar tensor.
+        """
+        assert self.function is not None
+        value = self.function(prediction, target)
+        if not isinstance(value, Tensor) or value.ndim:
+            kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"the loss {self.name} gave {kind}, not a scalar tensor; end it with .mean()"
+            )
+        return value
+
+
+def parse_weights(text: str, *, names: Iterable[str], option: str) -> dict[str, float]:
+    """Weights by the loss's name, in the text's order.
+
+    Args:
+      text: as the module's docstring shows it.
+      names: losses that need no module.
+      option: whose text it is, for errors.
+
+    Raises:
+      InputError: an unknown loss, one twice, or a weight that is no number above 0.
+    """
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = (word.strip() for word in part.partition("="))
+        if name not in (known := [*names]) and ":" not in name:
+            raise InputError(
+                f"{option} {text!r}: no loss {name!r}; there are {', '.join(known)}, and "
+                "package.module:function of your own"
+            )
+        if name in weights:
+            raise InputError(f"{option} {text!r} names {name} twice; give one weight")
+        try:
+            weights[name] = float(number) if equals else 1.0
+        except ValueError:
+            weights[name] = math.nan
+        if not 0 < weights[name] < math.inf:
+            raise InputError(
+                f"{option} {text!r}: {name} has the weight {number!r}; give a number above 0, as "
+                f"{name}=0.5"
+            )
+    return weights
+
+
+def make_terms(
+    weights: Mapping[str, float], functions: Mapping[str, Loss | None], *, option: str
+) -> tuple[Term, ...]:
+    """The losses of these weights.
+
+    Args:
+      weights: what `parse_weights` returned.
+      functions: losses by name; others are imported.
+      option: for errors.
+
+    Raises:
+      InputError: a module cannot be imported, or holds no such function.
+    """
+    return tuple(
+        Term(name, weight, functions[name] if name in functions else _imported(name, option))
+        for name, weight in weights.items()
+    )
+
+
+def _imported(name: str, option: str) -> Loss:
+    loss: Any = import_attribute(name, option=option)
+    if isinstance(loss, type):
+        try:
+            loss = loss()
+        except TypeError as error:
+            raise InputError(
+                f"{option} {name} is a class that needs arguments ({error}); write a function "
+                "that calls it"
+            ) from error
+    if not callable(loss):
+        raise InputError(
+            f"{option} {name} is a {type(loss).__name__}; give a function of (prediction, target)"
+        )
+    if isinstance(loss, nn.Module):
+        loss.requires_grad_(False)
+    function: Any = loss
+    return function
+
+
+def register_losses(objective: nn.Module, terms: Iterable[Term]) -> None:
+    """Makes losses that are modules part of the objective, whose state both engines hold."""
+    for term in terms:
+        if isinstance(term.function, nn.Module):
+            name = term.name.replace(".", "_").replace(":", "_")
+            setattr(objective, name, term.function)
+
+
+def weighted_sum(terms: Iterable[tuple[float, Tensor]]) -> Tensor:
+    """The sum of weight · value."""
+    values = [weight * value for weight, value in terms]
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total

@@ -1,0 +1,50 @@
+"""What a network of the user's may return: a tensor, a list of them, or a dictionary of one.
+
+Works for torch tensors and JAX arrays alike.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxsr.errors import InputError
+
+
+def tensors_of(output: Any) -> list[Any]:
+    """The tensors of a network's output, in its order.
+
+    Args:
+      output: a tensor, a list or tuple of tensors, or a mapping (`ModelOutput`) of one tensor.
+
+    Raises:
+      InputError: it is something else.
+    """
+    if _is_tensor(output):
+        return [output]
+    if isinstance(output, Mapping):
+        values = [value for value in output.values() if value is not None]
+        if len(values) == 1 and _is_tensor(values[0]):
+            return values
+        names = ", ".join(map(str, output))
+        raise InputError(
+            f"the network returned a {type(output).__name__} of {names}; wrap it in a module that "
+            "returns the one tensor to train"
+        )
+    if isinstance(output, (list, tuple)) and output and all(map(_is_tensor, output)):
+        return [*output]
+    raise InputError(
+        f"the network returned a {type(output).__name__}, not a tensor; wrap it in a module that "
+        "returns the one tensor to train"
+    )
+
+
+def answer_of(output: Any) -> Any:
+    """The tensor that a network answers with: the first of the largest, where it gives several.
+
+    Raises:
+      InputError: see `tensors_of`.
+    """
+    return max(tensors_of(output), key=lambda one: one.shape[-2:])  # the first of equals
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")

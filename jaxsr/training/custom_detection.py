@@ -1,0 +1,152 @@
+"""Training a network of the user's that marks targets in infrared images.
+
+Data and validation are those of every detector, `segmentation.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxsr.errors import InputError
+from jaxsr.models.losses.masks import MASK_LOSSES
+from jaxsr.models.losses.terms import make_terms, parse_weights
+from jaxsr.models.mask_objective import MaskObjective
+from jaxsr.runtime.options import parse_json_object
+from jaxsr.training.custom_network import (
+    NetworkOptions,
+    check_blocks,
+    check_in_jax,
+    check_side,
+    random_pictures,
+    remat_blocks,
+    try_losses,
+    try_network,
+)
+from jaxsr.training.networks import Networks
+from jaxsr.training.segmentation import Segmentation, SegmentationRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomDetectionRun(NetworkOptions, SegmentationRun):
+    """Options of a run of a network that gives logit maps, (n, 1, h, w)."""
+
+    multiple: int = 32
+    """The sides of the network's input must be multiples of so many pixels."""
+    loss: str = "bce=1,iou=1"
+    """Losses and weights, as bce=1,dice=1: bce, dice, iou, focal, sls, or package.module:function
+    of your own, which takes (logits, mask) and returns a scalar."""
+    scale_weights: tuple[float, ...] | None = None
+    """Weights of the network's logit maps, in its order, where it gives several. Default: equal."""
+
+    def __post_init__(self) -> None:
+        self.check_at_least(1, "multiple")
+        parse_json_object(self.network_args, "network_args")
+        _ = self.loss_weights  # checks itself
+        weights = self.scale_weights
+        if weights is not None and not (weights and min(weights) >= 0 and sum(weights) > 0):
+            raise InputError(
+                f"scale_weights must be numbers from 0, one above 0, got {weights}; give one for "
+                "each logit map"
+            )
+        super().__post_init__()
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the losses by name."""
+        return parse_weights(self.loss, names=MASK_LOSSES, option="--loss")
+
+    @property
+    def side_multiple(self) -> int:
+        return self.multiple
+
+    @property
+    def input_channels(self) -> Literal[1, 3]:
+        return self.channels
+
+
+CONFIG = CustomDetectionRun
+
+# In the manner of the BasicIRSTD toolbox.
+TOOLBOX = CustomDetectionRun(
+    epochs=400,
+    batch=16,
+    optimizer="adam",
+    lr=5e-4,
+    augment="patch",
+    normalise="dataset",
+    evaluate="native",
+)
+
+# Minutes on two CPU cores, on synthetic scenes.
+QUICK = CustomDetectionRun(
+    epochs=6,
+    batch=8,
+    optimizer="adam",
+    lr=1e-3,
+    schedule="cosine",
+    augment="patch",
+    normalise="dataset",
+    base_size=128,
+    crop_size=128,
+    scenes=128,
+)
+
+PRESET_RUNS = {"quick": QUICK, "toolbox": TOOLBOX}
+
+
+def default_preset(*, has_data: bool) -> str:
+    """`quick` for the synthetic scenes, `toolbox` for a data set."""
+    return "toolbox" if has_data else "quick"
+
+
+def build(config: CustomDetectionRun) -> Segmentation:
+    """The task of a run.
+
+    Raises:
+      InputError: the network or a loss cannot be used.
+    """
+    return Segmentation(config, "detection", _networks)
+
+
+def _networks(config: CustomDetectionRun) -> Networks:
+    network = config.build()
+    option = f"--network {config.network}"
+    blocks = remat_blocks(network, "network")
+    check_blocks(config, blocks, option)
+    _try(config, network, option)
+    terms = make_terms(config.loss_weights, MASK_LOSSES, option="--loss")
+    objective = MaskObjective(network, terms, scale_weights=config.scale_weights)
+    side = config.crop_size
+    mask = (random_pictures(2, 1, side, side) > 0.99).float()
+    batch = {"image": random_pictures(2, config.channels, side, side), "mask": mask}
+    try_losses(objective, batch, option=option)
+    if config.check:
+        small = check_side(config.multiple)
+        picture = random_pictures(2, config.channels, small, small)
+        check_in_jax(network, picture, config=config, option=option)
+    return Networks(
+        objective=objective,
+        blocks=blocks,
+        title=str(config.network),
+        description=config.describe("detection"),
+        loss=config.loss,
+    )
+
+
+def _try(config: CustomDetectionRun, network: Any, option: str) -> None:
+    """Runs the network on crops as in training, and on a picture of other sides.
+
+    Raises:
+      InputError: it fails, or gives no logit map of the picture's size.
+    """
+    multiple = config.multiple
+    odd = multiple * max(2, 48 // multiple)
+    for height, width in ((config.crop_size, config.crop_size), (odd, odd + multiple)):
+        expected = (1, 1, height, width)
+
+        def hint(shape: Any, expected: tuple[int, ...] = expected) -> str | None:
+            if shape == expected:
+                return None
+            return f"one logit map {expected}; end it with one channel, or give --multiple"
+
+        pictures = random_pictures(1, config.channels, height, width)
+        try_network(network, pictures, option=option, hint=hint)

@@ -1,0 +1,211 @@
+"""Networks of the user's in training: built by name, tried in torch, compared with torch in JAX.
+
+Before a run begins, one batch of random pictures goes through the network and its losses, in torch.
+What does not fit is then one line, not an error in the middle of a program. With the JAX engine,
+`jaxsr.check` also compares outputs and gradients with torch's.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from jaxsr.errors import InputError
+from jaxsr.models.build import build_network
+from jaxsr.models.outputs import answer_of
+from jaxsr.runtime.options import parse_json_object
+from jaxsr.training.config import RunConfig
+from jaxsr.training.user_code import located
+
+_ROUNDING = 1e-3
+"""Relative error that rounding may reach in training through normalisations. Wrong code is further
+off; `python -m jaxsr.check` judges by torch's own rounding."""
+_CHECK_PX = 32
+"""Least side of the pictures that JAX and torch are compared on: small, to compile in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Options of runs that train a network of the user's."""
+
+    network: str | None = None
+    """The network, needed: package.module:Class or :function (modules in the current folder are
+    found), timm:NAME, torchvision:NAME, smp:NAME, spandrel:ARCHITECTURE."""
+    network_args: str = "{}"
+    """Keyword arguments of the class or function, as a JSON object."""
+    channels: Literal[1, 3] = 3
+    """Channels of the network's pictures: 1 for luma (or gray), 3 for RGB."""
+    check: bool = True
+    """Before training, compare the network's outputs and gradients in JAX with torch's, on small
+    pictures."""
+
+    def build(self) -> nn.Module:
+        """The network, with the initial values that its own code gives it.
+
+        Raises:
+          InputError: no network is named, or it cannot be built.
+        """
+        if self.network is None:
+            raise InputError(
+                "this run needs a network: --network package.module:Class, or timm:, smp:, "
+                "spandrel:NAME"
+            )
+        arguments = parse_json_object(self.network_args, "network_args")
+        return build_network(self.network, arguments, option="--network").float()
+
+    def describe(self, task: str) -> dict[str, Any]:
+        """What builds the network, for the metadata of its weights."""
+        return {
+            "task": task,
+            "builder": self.network,
+            "builder_args": parse_json_object(self.network_args, "network_args"),
+        }
+
+
+def remat_blocks(network: nn.Module, prefix: str) -> list[str]:
+    """The submodules that `remat` recomputes, outermost first and none inside another.
+
+    They are the items of an `nn.Sequential` or `nn.ModuleList` that has two or more of one class
+    with submodules of their own. Where there is no such list, they are the network's children that
+    have submodules.
+
+    Args:
+      network: the network.
+      prefix: its name in the objective.
+    """
+    blocks: list[str] = []
+    for name, module in network.named_modules():
+        if any(name == block or name.startswith(block + ".") for block in blocks):
+            continue
+        if isinstance(module, (nn.Sequential, nn.ModuleList)):
+            classes = [type(child) for child in module.children() if _has_children(child)]
+            repeated = {kind for kind in classes if classes.count(kind) > 1}
+            blocks += [
+                f"{name}.{key}" if name else key
+                for key, child in module.named_children()
+                if type(child) in repeated
+            ]
+    children = [key for key, child in network.named_children() if _has_children(child)]
+    return [f"{prefix}.{block}" for block in blocks or children]
+
+
+def _has_children(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def check_blocks(config: RunConfig, blocks: list[str], option: str) -> None:
+    """Raises `InputError` where `remat` is asked for and there is nothing to recompute."""
+    if config.remat and not blocks:
+        raise InputError(
+            f"remat finds no blocks in {option}: it recomputes submodules that have submodules; "
+            "leave --remat out, or write the network as blocks"
+        )
+
+
+def try_network(
+    network: nn.Module, picture: Tensor, *, option: str, hint: Callable[[Any], str | None]
+) -> None:
+    """Runs the network in torch, in evaluation mode, and refuses what is no picture.
+
+    Args:
+      network: unchanged.
+      picture: a batch of one.
+      option: how the user named the network, for errors.
+      hint: what is wrong with the answer's shape, or None.
+
+    Raises:
+      InputError: it fails, or gives something else.
+    """
+    shape = tuple(picture.shape)
+    with torch.no_grad(), located(f"{option} on pictures {shape}"):
+        answer = answer_of(copy.deepcopy(network).eval()(picture))
+        wrong = hint(tuple(answer.shape))
+        if wrong is not None:
+            raise InputError(
+                f"{option} gives {tuple(answer.shape)} for pictures {shape}, not {wrong}"
+            )
+        if not torch.is_floating_point(answer):
+            raise InputError(f"{option} gives {answer.dtype}; training needs floating point")
+
+
+def try_losses(objective: Any, batch: Mapping[str, Tensor], *, option: str) -> None:
+    """Runs every loss of an objective in torch, once.
+
+    Args:
+      objective: unchanged.
+      batch: of at least two samples, as the run's are.
+      option: how the user named the network, for errors.
+
+    Raises:
+      InputError: a loss fails, or is no scalar.
+    """
+    trial = copy.deepcopy(objective).train()
+    shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for phase in trial.phases:
+            with located(f"{option} in training on {shapes}"):
+                shared = getattr(trial, phase.share)(batch)
+            for player in phase.players:
+                with located(f"the loss of {player.network} ({option}) on {shapes}"):
+                    getattr(trial, player.loss)(shared, batch)
+
+
+def check_in_jax(network: nn.Module, picture: Tensor, *, config: RunConfig, option: str) -> None:
+    """Refuses a network that computes otherwise in JAX than in torch, rounding aside.
+
+    A resumed run passed before it began.
+
+    Args:
+      network: unchanged.
+      picture: a small batch.
+      config: of the run.
+      option: how the user named the network, for errors.
+
+    Raises:
+      InputError: outputs, gradients or buffers differ, or something is not supported.
+    """
+    if config.engine != "jax" or config.aot is not None or config.resume:
+        return
+    import jax
+
+    from jaxsr.checking.check_module import check
+
+    if jax.process_index() == 0:
+        shape = "×".join(map(str, picture.shape))
+        line = f"comparing {option} in JAX with torch on {shape} (--no-check skips this)"
+        print(line, file=sys.stderr, flush=True)
+    result = check(
+        network, picture, name=option, vmap=False, mesh=1, speed_s=0, train=True, gradients=True
+    )
+    for row in result.rows:
+        if row.status in ("failed", "refused") and row.required:
+            reason = f"{row.name}: {row.detail}"
+        elif row.status == "differs" and (row.worst is None or row.worst.error > _ROUNDING):
+            error = f" of {row.worst.name} is off by {row.worst.error:.1e}" if row.worst else ""
+            fault = result.fault
+            where = f", first in {fault.path or 'the network'} ({fault.kind})" if fault else ""
+            reason = f"{row.name}{error}{where} {row.detail}".rstrip()
+        else:
+            continue
+        raise InputError(
+            f"{option} does not compute in JAX as in torch: {reason}; change that line, train "
+            "with --engine torch, or train anyway with --no-check"
+        )
+
+
+def check_side(multiple: int) -> int:
+    """Side in pixels of the pictures that JAX and torch are compared on.
+
+    At least two multiples: the coarsest features are then more than one pixel, as instance
+    normalisation needs.
+    """
+    return max(-(-_CHECK_PX // multiple), 2) * multiple
+
+
+def random_pictures(*size: int, seed: int = 0) -> Tensor:
+    """Noise in 0…1."""
+    return torch.rand(*size, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,117 @@
+"""Batches loaded ahead by worker processes, through Grain.
+
+The processes are spawned, never forked: JAX runs threads, which a forked child would lack. So the
+data and the task's `collate` are pickled (by cloudpickle), and modules of the current folder are
+imported anew. Worker w of n makes the batches of steps w, w + n, …; Grain puts them in order. What
+a step's batch holds does not depend on n.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from typing import Any
+
+from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.training.task_data import BatchIterator, HostBatch
+
+_AHEAD = 2
+"""Batches that each worker makes ahead."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A source from a step on, whose errors are values: exceptions lose their type on the way."""
+
+    source: Any
+    start: int
+
+    def __len__(self) -> int:
+        return len(self.source) - self.start
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.source[self.start + int(index)]
+        except UserError as error:
+            return {"error": str(error)}
+
+
+def in_workers(source: Any, *, start: int, workers: int) -> BatchIterator:
+    """Batches of `source[start]`, `source[start + 1]`, … made by processes.
+
+    Args:
+      source: picklable; its items are batches.
+      start: index of the first.
+      workers: processes, at least 1.
+
+    Raises:
+      InputError: Grain is not installed, or the source cannot be pickled.
+    """
+    try:
+        import cloudpickle
+        import grain
+        from absl import flags
+    except ImportError as error:
+        raise InputError(
+            f"--workers {workers} needs Grain ({error}); install jaxsr's extra data, or use "
+            "--workers 0"
+        ) from error
+    try:
+        cloudpickle.dumps(source)
+    except Exception as error:
+        raise InputError(
+            f"the data cannot be sent to worker processes ({type(error).__name__}: "
+            f"{one_line(error)}); open files in __getitem__ instead of __init__, or use --workers 0"
+        ) from error
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # Grain reads flags, which nobody gives on this command line
+    batches = (
+        grain.MapDataset.source(_Steps(source, start))
+        # Threads would share the random generators that are seeded for each item.
+        .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        .mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_AHEAD),
+            worker_init_fn=_begin,
+        )
+    )
+    iterator: Any = iter(batches)
+
+    def load() -> Iterator[HostBatch]:
+        while True:
+            try:
+                batch = next(iterator)
+            except UserError:
+                raise
+            except Exception as error:
+                raise InputError(
+                    f"a worker process failed: {type(error).__name__}: {one_line(error)}; "
+                    "--workers 0 shows where"
+                ) from error
+            if isinstance(batch.get("error"), str):
+                raise InputError(batch["error"])
+            yield batch
+
+    return BatchIterator(load(), iterator.close)
+
+
+def _begin(worker: int, workers: int) -> None:
+    """Prepares a worker: one thread for torch, no signals of the terminal, an end with its parent.
+
+    A parent that is killed cannot tell its workers to stop.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

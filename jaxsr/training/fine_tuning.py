@@ -1,0 +1,193 @@
+"""Training from given weights: `--init`, `--freeze` and `--lr-factor`.
+
+Patterns are `fnmatch`'s, over the names of the exported network. A frozen parameter has neither
+gradient, update nor optimiser state. A BatchNorm whose statistics match a pattern of `freeze`
+normalises with these, in training too, and keeps them: `encoder.*` freezes both.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from jaxsr.errors import InputError, first_of
+from jaxsr.models.load import exported_weights
+from jaxsr.models.weight_files import read_weights
+from jaxsr.training.task import Trainable
+
+
+def prepare_network(task: Trainable) -> list[str]:
+    """Loads and freezes what the task's configuration says; the objective changes in place.
+
+    A run that continues another's checkpoint (`branch_from`) has its weights; compiling ahead of
+    time needs none.
+
+    Returns:
+      Lines that tell a person what was done.
+
+    Raises:
+      InputError: no weight fits, a pattern matches nothing, or no parameter is left to train.
+      FileNotFoundError: there are no weights to start from.
+    """
+    config = task.config
+    network = task.objective.get_submodule(task.exported)
+    lines = []
+    if config.init is not None and config.branch_from is None and config.aot is None:
+        lines += initialise(network, config.init)
+    if config.freeze:
+        lines.append(freeze(network, config.freeze))
+    learning_rate_factors(task)  # refuses what matches nothing
+    return lines
+
+
+def initialise(network: nn.Module, source: Path) -> list[str]:
+    """Copies the weights that fit by name and shape.
+
+    Args:
+      network: changed in place.
+      source: a weights file, or the folder of a run.
+
+    Returns:
+      What was loaded and what did not fit, in lines.
+
+    Raises:
+      InputError: no tensor fits, or one that does is not finite.
+      FileNotFoundError: there is no such file.
+    """
+    path = exported_weights(source) if source.is_dir() else source
+    weights = _under_names_of(network, read_weights(path))
+    state = network.state_dict()
+    fitting = {n: w for n, w in weights.items() if n in state and w.shape == state[n].shape}
+    misshapen = [
+        f"{name} {tuple(weights[name].shape)} instead of {tuple(state[name].shape)}"
+        for name in weights
+        if name in state and name not in fitting
+    ]
+    if not any(n in fitting for n, _ in network.named_parameters()):
+        seen = first_of(misshapen) or first_of(weights)
+        raise InputError(
+            f"init={source}: no parameter fits the network, whose first are {first_of(state)}; "
+            f"the file has {seen}; give weights of this network"
+        )
+    if broken := [name for name, value in fitting.items() if not torch.isfinite(value).all()]:
+        raise InputError(
+            f"{path} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
+        )
+    network.load_state_dict(fitting, strict=False)
+    lines = [f"initialised {len(fitting)} of {len(state)} tensors from {path}"]
+    groups = {
+        "kept their initial values": [n for n in state if n not in weights],
+        "have another shape in the file": misshapen,
+        "of the file are not the network's": [n for n in weights if n not in state],
+    }
+    lines += [
+        f"  {len(names)} {what}: {first_of(names)}" for what, names in groups.items() if names
+    ]
+    return lines
+
+
+def _under_names_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, without a first component that all names share where only that fits."""
+    state = network.state_dict()
+    bare = {name.partition(".")[2]: value for name, value in weights.items()}
+    shared = len({name.partition(".")[0] for name in weights}) == 1
+    if shared and not any(map(state.__contains__, weights)) and any(map(state.__contains__, bare)):
+        return bare
+    return dict(weights)
+
+
+def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
+    """Takes matching parameters, and matching statistics of BatchNorm, out of training.
+
+    Args:
+      network: changed in place.
+      patterns: of names.
+
+    Returns:
+      What was frozen, in a line.
+
+    Raises:
+      InputError: a pattern matches no parameter, or nothing is left to train.
+    """
+    parameters = dict(network.named_parameters())
+    frozen = {name for pattern in patterns for name in _matching(parameters, pattern, "freeze")}
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise InputError(
+            f"freeze={' '.join(patterns)} leaves no parameter to train; freeze fewer of them"
+        )
+    fixed = 0
+    for name, module in network.named_modules():
+        statistics = f"{name}.running_mean"
+        if isinstance(module, _NormBase) and _matches_any(statistics, patterns):
+            fixed += 1
+            kind = type(module)
+            module.__class__ = type(f"Frozen{kind.__name__}", (_FixedStatistics, kind), {})
+            module.eval()
+    values = sum(parameters[name].numel() for name in frozen)
+    norms = f", and the statistics of {fixed} normalisations" if fixed else ""
+    return f"frozen: {len(frozen)} of {len(parameters)} parameters ({values:,} values){norms}"
+
+
+class _FixedStatistics(nn.Module):
+    """A normalisation that stays in evaluation mode."""
+
+    def train(self, mode: bool = True) -> "_FixedStatistics":
+        return super().train(False)
+
+
+def learning_rate_factors(task: Trainable) -> dict[str, float]:
+    """Factors of the learning rate, by the objective's parameter names; 1 is left out.
+
+    The first pattern that matches a name counts.
+
+    Raises:
+      InputError: an entry is not PATTERN=FACTOR, or its pattern matches nothing.
+    """
+    network = task.objective.get_submodule(task.exported)
+    names = [name for name, _ in network.named_parameters()]
+    factors: dict[str, float] = {}
+    for pattern, factor in parse_factors(task.config.lr_factor):
+        for name in _matching(names, pattern, "lr_factor"):
+            factors.setdefault(f"{task.exported}.{name}", factor)
+    return {name: factor for name, factor in factors.items() if factor != 1.0}
+
+
+def parse_factors(entries: Iterable[str]) -> list[tuple[str, float]]:
+    """Patterns and factors of `PATTERN=FACTOR`.
+
+    Raises:
+      InputError: an entry is not of that form, or its factor is not above 0.
+    """
+    pairs = []
+    for entry in entries:
+        pattern, _, number = entry.rpartition("=")
+        try:
+            factor = float(number)
+        except ValueError:
+            factor = 0.0
+        if not (pattern and 0 < factor < float("inf")):
+            raise InputError(
+                f"lr_factor must be PATTERN=FACTOR with a factor above 0, as head.*=10, got "
+                f"{entry!r}; --freeze takes a parameter out of training"
+            )
+        pairs.append((pattern, factor))
+    return pairs
+
+
+def _matching(names: Iterable[str], pattern: str, option: str) -> list[str]:
+    matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if not matches:
+        raise InputError(
+            f"{option}: {pattern!r} matches no parameter of the network; there are "
+            f"{first_of(names, 6)}"
+        )
+    return matches
+
+
+def _matches_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

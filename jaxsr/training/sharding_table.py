@@ -1,0 +1,77 @@
+"""How a run's parameters lie on a mesh, as a table: what each chip holds."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Row:
+    """Parameters that are alike but for the numbers in their names."""
+
+    name: str
+    """With `*` for numbers."""
+    count: int
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    """For each axis of the array, the mesh's axis that it is split over; empty: whole."""
+    chip_bytes: int
+    """Of all of them, on one chip."""
+
+
+def sharding_rows(arrays: Mapping[str, Any], shardings: Mapping[str, Any]) -> list[Row]:
+    """A row for each kind of parameter.
+
+    Args:
+      arrays: shapes and dtypes by name.
+      shardings: of each.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for name, array in arrays.items():
+        spec = tuple(shardings[name].spec)
+        axes = tuple(str(a or "") for a in spec) + ("",) * (len(array.shape) - len(spec))
+        key = re.sub(r"\d+", "*", name), tuple(array.shape), axes
+        groups.setdefault(key, []).append(chip_bytes(array, shardings[name]))
+    return [
+        Row(name, len(sizes), shape, axes, sum(sizes))
+        for (name, shape, axes), sizes in groups.items()
+    ]
+
+
+def chip_bytes(array: Any, sharding: Any) -> int:
+    """Bytes of an array on one chip, without padding."""
+    shape = sharding.shard_shape(tuple(array.shape))
+    return int(np.prod(shape)) * np.dtype(array.dtype).itemsize
+
+
+def show_sharding(state: Any, shardings: Any) -> None:
+    """Prints the table, and what the whole state takes on a chip.
+
+    Args:
+      state: a `TrainState` of shapes and dtypes.
+      shardings: its shardings.
+    """
+    import jax
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="parameters on the mesh")
+    for title in ("name", "count", "shape", "split over", "MB a chip"):
+        text = title in ("name", "split over")
+        table.add_column(title, justify="left" if text else "right", overflow="fold")
+    for row in sharding_rows(state.params, shardings.params):
+        split = ", ".join(axis or "·" for axis in row.axes) if any(row.axes) else "whole"
+        shape = "×".join(map(str, row.shape)) or "()"
+        table.add_row(row.name, str(row.count), shape, split, f"{row.chip_bytes / 1e6:,.2f}")
+    console = Console()
+    console.print(table)
+    totals = {
+        name: sum(jax.tree.leaves(jax.tree.map(chip_bytes, getattr(state, name), where)))
+        for name in ("params", "buffers", "optimizers", "ema")
+        if jax.tree.leaves(where := getattr(shardings, name))
+    }
+    listed = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in totals.items())
+    console.print(f"state on a chip: {listed}; {sum(totals.values()) / 1e6:,.1f} MB in all")

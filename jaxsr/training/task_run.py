@@ -1,0 +1,301 @@
+"""One run of a user's task: what the loop asks, answered by `jaxsr.training.user_task.Task`."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from jaxsr.errors import InputError
+from jaxsr.interop.sharding_rules import planned_rules
+from jaxsr.models.build import import_attribute
+from jaxsr.training.engines import traced_result
+from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
+from jaxsr.training.task_data import (
+    TaskData,
+    describe,
+    preserved_generators,
+    step_batches,
+    validation_batches,
+)
+from jaxsr.training.user_code import located, located_in_users_files
+from jaxsr.training.user_task import Evaluation, Task, TaskConfig
+
+_PICTURED = 8
+"""Images in a validation's picture."""
+
+
+class TaskFamily:
+    """What `jaxsr.train` needs of a family, from a class of the user's."""
+
+    def __init__(self, name: str) -> None:
+        """Imports the class `package.module:Class`.
+
+        Raises:
+          InputError: there is none, it is no task, or its options are no `TaskConfig`.
+        """
+        module, _, kind = name.partition(":")
+        if Path(module).is_file() and Path(module) == Path(Path(module).name):
+            name = f"{module.removesuffix('.py')}:{kind}"
+        task = import_attribute(name, option="the task")
+        if not (isinstance(task, type) and issubclass(task, Task)):
+            raise InputError(
+                f"{name} is no task: make it a subclass of jaxsr.Task, see docs/own-task.md"
+            )
+        if not (isinstance(task.Config, type) and issubclass(task.Config, TaskConfig)):
+            raise InputError(f"{name}.Config must be a subclass of jaxsr.TaskConfig")
+        self.name, self._task = name, task
+        self.CONFIG = task.Config
+        with located(f"{name}.Config"):
+            self.PRESET_RUNS = {"default": task.Config()}
+
+    def default_preset(self, *, has_data: bool) -> str:
+        """There is one preset: the options' defaults."""
+        return "default"
+
+    def build(self, config: TaskConfig) -> "TaskRun":
+        """The run of a configuration."""
+        return TaskRun(self.name, self._task, config)
+
+
+class TaskRun:
+    """A task's data, objective and validation."""
+
+    def __init__(self, name: str, kind: type[Task], config: TaskConfig) -> None:
+        """Opens the data and builds the networks; looks at one item of each data set.
+
+        Raises:
+          InputError: the task's code fails, or gives what cannot be used.
+        """
+        self.family, label = name, kind.__name__
+        with located(f"{label}(config)"):
+            self._user = kind(config)
+        self.train = self._open("train_data", self._source("train_data", config.seed))
+        held_out = self._source("validation_data", config.seed)
+        self.held_out = None if held_out is None else self._open("validation_data", held_out)
+        self._form = self._look(self.train)
+        if self.held_out is not None:
+            self._look(self.held_out)
+        if config.epochs is not None and self.train.length is None:
+            raise InputError(
+                f"epochs={config.epochs:g} need data with a length, which {self.train.name} does "
+                "not have; give --steps"
+            )
+        self.config = self._user.config = config.in_steps(self.train.length or 0)
+        self.objective = self._build(label)
+        try:
+            network = self.objective.get_submodule(self.exported)
+        except AttributeError as error:
+            raise InputError(
+                f"the objective of {label} has no network {self.exported!r}; set exported"
+            ) from error
+        self._evaluation = Evaluation(self._user, network)
+        with located(f"{label}.phases"):
+            self.phases = tuple(self._user.phases(self.objective))
+        check_phases(self.phases, self.config.total_steps)
+        self.blocks = self._blocks() if config.remat else ()
+        if self.held_out is not None and config.aot is None:
+            self._try_validation(self.held_out)
+
+    @property
+    def exported(self) -> str:
+        return self._user.exported
+
+    @property
+    def metric(self) -> str | None:
+        return self._user.metric if self.held_out is not None else None
+
+    @property
+    def best(self) -> Any:
+        return self._user.best
+
+    def _source(self, method: str, seed: int) -> Any:
+        """What the task's method returns."""
+        label = f"{type(self._user).__name__}.{method}"
+        with located(label), preserved_generators():
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            return getattr(self._user, method)()
+
+    def _open(self, method: str, source: Any) -> TaskData:
+        collate = self._user.collate if type(self._user).collate is not Task.collate else None
+        return TaskData.open(
+            source,
+            name=f"{type(self._user).__name__}.{method}",
+            item_names=self._user.item_names,
+            collate=collate,
+            seed=self._user.config.seed,
+        )
+
+    def _look(self, data: TaskData) -> str:
+        """Reads one item, and says what it holds."""
+        return describe(data.first(), samples=True)
+
+    def _build(self, label: str) -> Any:
+        def build() -> Any:
+            torch.manual_seed(self.config.seed)
+            return self._user.objective()
+
+        with located(f"{label}.network"), torch.random.fork_rng(devices=[]):
+            if self.config.aot is not None:
+                # Without values, as for a network that this machine could not hold.
+                with contextlib.suppress(Exception), torch.device("meta"):
+                    return build()
+            return build()
+
+    def _blocks(self) -> list[str]:
+        """Submodules that `remat` recomputes.
+
+        Raises:
+          InputError: the task names none, and the network has no list of equal modules.
+        """
+        if self._user.remat_blocks:
+            return [f"{self.exported}.{pattern}" for pattern in self._user.remat_blocks]
+        blocks: list[str] = []
+        for name, module in self._evaluation.network.named_modules():
+            members = list(module.children())
+            repeated = len(members) > 1 and len({type(member) for member in members}) == 1
+            inside = any(name.startswith(f"{block}.") or name == block for block in blocks)
+            plain = isinstance(module, nn.ModuleList | nn.Sequential) and not inside
+            if plain and repeated and next(members[0].children(), None) is not None:
+                blocks += [f"{name}.{key}" for key, _ in module.named_children()]
+        if not blocks:
+            raise InputError(
+                "remat finds no list of equal modules in the network; set remat_blocks to the "
+                "names of its blocks"
+            )
+        return [f"{self.exported}.{block.removeprefix('.')}" for block in blocks]
+
+    def _try_validation(self, data: TaskData) -> None:
+        """Runs or traces the figures of one batch: what is wrong with them shows before training.
+
+        Raises:
+          InputError: they fail, are not scalars, or lack the metric.
+        """
+        label = type(self._user).__name__
+        with located_in_users_files():
+            batch = next(validation_batches(data, self.config.batch))
+            if self.config.engine == "torch":
+                network = self._evaluation.network
+                was_training = network.training
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    tensors = {name: torch.from_numpy(rows) for name, rows in batch.items()}
+                    network.eval()
+                    figures = self._evaluation.measure(tensors)
+                network.train(was_training)
+            else:
+                figures = traced_result(self._evaluation, "measure", batch)
+        for name, value in figures.items():
+            pair = value if isinstance(value, tuple | list) else (value, 1)
+            if len(pair) != 2 or any(np.shape(part) for part in pair):
+                shape = tuple(np.shape(pair[0]))
+                raise InputError(
+                    f"{label}.metrics returned {name!r} of shape {shape}; return scalars, or pairs "
+                    "of a numerator and a denominator"
+                )
+        if self.metric not in figures:
+            raise InputError(
+                f"{label}.metric is {self.metric!r}, but validation gives "
+                f"{', '.join(sorted(figures)) or 'no figure'}"
+            )
+
+    @property
+    def sharding_rules(self) -> dict[str, str]:
+        """The task's rules, or those that transformers plans for its network."""
+        network = self._evaluation.network
+        rules = dict(self._user.sharding_rules) or planned_rules(network)
+        return {f"{self.exported}.{pattern}": style for pattern, style in rules.items()}
+
+    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        return batch
+
+    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+        return {}
+
+    def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
+        config = self.config
+        if config.batch % hosts:
+            raise InputError(
+                f"batch={config.batch} cannot be split over {hosts} processes; use a multiple"
+            )
+        return step_batches(
+            self.train,
+            batch=config.batch,
+            start_step=start_step,
+            host=host,
+            hosts=hosts,
+            shuffle=config.shuffle,
+            workers=config.workers if config.aot is None else 0,
+        )
+
+    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+        return ()
+
+    def validate(self, network: Network) -> ValidationResult:
+        if self.held_out is None:
+            return ValidationResult({}, None)
+        sums: dict[str, np.ndarray] = {}
+        picture = None
+        for number, batch in enumerate(validation_batches(self.held_out, self.config.batch)):
+            rows = len(next(iter(batch.values())))
+            figures = network.run(self._evaluation, "measure", batch, seed=number)
+            for name, value in figures.items():
+                pair = value if isinstance(value, tuple | list) else (value * rows, rows)
+                sums[name] = sums.get(name, 0) + np.asarray(pair, np.float64)
+            if number == 0 and type(self._user).pictures is not Task.pictures:
+                picture = _tiled(network.run(self._evaluation, "picture", batch, seed=number))
+        metrics = {
+            name: float(total / weight) if weight else float("nan")
+            for name, (total, weight) in sums.items()
+        }
+        return ValidationResult(metrics, picture)
+
+    def files(self) -> dict[str, str]:
+        parts = {"train": self.train, "validation": self.held_out}
+        return {
+            part: f"{data.length} items of {self._look(data)}"
+            for part, data in parts.items()
+            if data is not None
+        }
+
+    def describe(self) -> dict[str, Any]:
+        options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
+        return {"family": self.family, "network": self.exported, "options": options}
+
+    def summary(self) -> Sequence[str]:
+        network = self._evaluation.network
+        weights = sum(p.numel() for p in network.parameters())
+        learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
+        frozen = f" ({learning:,} learn)" if learning != weights else ""
+        phases = ", ".join(f"{name} {steps} steps" for name, steps in self.phases)
+        count = "" if self.train.length is None else f"{self.train.length:,} items of "
+        held_out = "no validation data"
+        if self.held_out is not None:
+            length = self.held_out.length
+            held_out = f"validating on {length:,}" if length is not None else "validating"
+        return (
+            f"{self.family}, {type(network).__name__} of {weights:,} parameters{frozen}; {phases}; "
+            f"batch {self.config.batch} over mesh {self.config.mesh}",
+            f"training on {count}{self._form or 'an iterable'}; {held_out}",
+        )
+
+
+def _tiled(images: np.ndarray) -> np.ndarray:
+    """A few images beside one another, uint8 (h, w, 3).
+
+    Raises:
+      InputError: they are no images.
+    """
+    images = np.asarray(images, np.float32)
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise InputError(
+            f"pictures returned shape {images.shape}; return images (n, 1 or 3, h, w) in [0, 1]"
+        )
+    row = np.concatenate(list(images[:_PICTURED]), axis=-1)
+    pixels = np.rint(np.clip(np.nan_to_num(row), 0, 1) * 255).astype(np.uint8)
+    return np.ascontiguousarray(np.broadcast_to(np.moveaxis(pixels, 0, -1), (*row.shape[1:], 3)))

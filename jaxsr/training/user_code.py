@@ -1,0 +1,74 @@
+"""Errors of users' code as one line with its place; `JAXSR_TRACEBACK=1` shows the traceback."""
+
+import sysconfig
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import jaxsr
+from jaxsr.errors import InputError, UserError, one_line
+
+_PACKAGE = Path(jaxsr.__file__).parent
+_LIBRARIES = tuple(
+    f"{folder}/"
+    for folder in {
+        _PACKAGE,
+        *(path.resolve() for path in (_PACKAGE / "interop", _PACKAGE / "ops")),  # may be links
+        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+    }
+)
+
+
+@contextmanager
+def located(what: str) -> Generator[None]:
+    """Makes any error one line that names the file and line where it was raised.
+
+    Args:
+      what: the code that runs, all of it the user's.
+
+    Raises:
+      InputError: it raised something that is not an `UserError` already.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} failed: {_described(error)}") from error
+
+
+@contextmanager
+def located_in_users_files() -> Generator[None]:
+    """The same for errors that pass through a file which is neither jaxsr's nor of a library.
+
+    Others are faults of jaxsr and keep their traceback.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not _passes_users_file(error.__traceback__):
+            raise
+        # What happens while a network is traced for JAX names its place itself.
+        text = _described(error)
+        if getattr(error, "located", False):
+            text = " ".join(str(error.args[0]).split())  # a KeyError's text has quotes
+        raise InputError(f"{text} (JAXSR_TRACEBACK=1 shows the traceback)") from error
+
+
+def _described(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    candidates = [f for f in frames if _is_users(f.filename)] or frames
+    place = f"{Path(candidates[-1].filename).name}:{candidates[-1].lineno}"
+    return f"{type(error).__name__}: {one_line(error)} ({place})"
+
+
+def _passes_users_file(trace: TracebackType | None) -> bool:
+    return any(_is_users(frame.filename) for frame in traceback.extract_tb(trace))
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith((*_LIBRARIES, "<"))

@@ -1,0 +1,248 @@
+"""A task of the user's own: its network, its loss in torch code, and its data.
+
+    class Denoising(jaxsr.Task):
+        class Config(jaxsr.TaskConfig):
+            lr = 3e-3
+            width: int = 16
+
+        def network(self):
+            return Denoiser(self.config.width)
+
+        def loss(self, network, batch):
+            return F.mse_loss(network(batch["noisy"]), batch["clean"])
+
+        def train_data(self):
+            return NoisyPictures(self.config.data)
+
+`python -m jaxsr.train my_file:Denoising` trains it. docs/own-task.md has the whole protocol.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, dataclass_transform
+
+from torch import Tensor, nn
+
+from jaxsr.errors import InputError
+from jaxsr.interop.train.objective import Objective, Phase, Player
+from jaxsr.training.config import RunConfig
+
+Batch = Mapping[str, Tensor]
+Loss = Tensor | tuple[Tensor, Mapping[str, Tensor]]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(RunConfig):
+    """Options of a task; a subclass adds its own, and needs no decorator.
+
+    `lr = 3e-3` in a subclass gives an option of the base another default.
+    """
+
+    batch: int = 16
+    """Samples per step, over the whole mesh and all hosts."""
+    data: Path | None = None
+    """Where the data to train on is; the task decides how it is read."""
+    val: Path | None = None
+    """Where the data to validate on is; the task decides how it is read."""
+    steps: int | None = 1000
+    """Optimiser steps of the whole run; either these or epochs."""
+    shuffle: bool = True
+    """Each epoch is a fresh permutation of the data; off: the data's own order."""
+    workers: int = 0
+    """Processes that load data ahead; 0 loads in this process between steps."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        types = {field.name: field.type for field in dataclasses.fields(cls)}
+        stated = inspect.get_annotations(cls)
+        # A plain `lr = 3e-3` would not reach the field that it names.
+        cls.__annotations__ = {n: types[n] for n in vars(cls) if n in types} | stated
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(0, "workers")
+
+
+class Task:
+    """Base of users' tasks: `network`, `loss` and `train_data` are needed, all else is optional.
+
+    The object itself holds what the data and the losses need; the network is passed to each method,
+    because the engines run it with their own arrays.
+    """
+
+    Config: ClassVar[type[TaskConfig]] = TaskConfig
+    """Options of the run, read from the command line."""
+    metric: ClassVar[str] = "loss"
+    """Validation figure that ranks checkpoints."""
+    best: ClassVar[Literal["max", "min"]] = "min"
+    """Which way the metric is better."""
+    item_names: ClassVar[Sequence[str]] = ("x", "y")
+    """Names in the batch for the parts of items that are tuples."""
+    remat_blocks: ClassVar[Sequence[str]] = ()
+    """Submodules of the network that `--remat` recomputes, `fnmatch` patterns. Default: the members
+    of its lists of equal modules."""
+    sharding_rules: ClassVar[Mapping[str, str]] = {}
+    """How `--mesh tensor=N` splits parameters: pattern of the module's name -> `colwise`,
+    `rowwise` or `replicate`. Default: what transformers' configuration plans, if it is one."""
+    exported: ClassVar[str] = "network"
+    """The objective's network that is validated and exported."""
+
+    def __init__(self, config: Any) -> None:
+        """Keeps the options; a subclass that needs more calls this first."""
+        self.config = config
+
+    def network(self) -> nn.Module:
+        """The network with its initial weights; the run's seed is set."""
+        raise self._lacks("network")
+
+    def loss(self, network: nn.Module, batch: Batch) -> Loss:
+        """A scalar, the mean over the batch's samples; with it, scalars to log, by name.
+
+        Random numbers that it draws differ from step to step, and repeat after a restart.
+        """
+        raise self._lacks("loss")
+
+    def train_data(self) -> Any:
+        """A dataset, a table, an iterable, or a function of the step number."""
+        raise self._lacks("train_data")
+
+    def validation_data(self) -> Any:
+        """Data to validate on, None for no validation. A function of the step is none."""
+        return None
+
+    def metrics(self, network: nn.Module, batch: Batch) -> Mapping[str, Any]:
+        """Figures on a validation batch, beside the loss: the mean over its samples, or a pair.
+
+        A pair (numerator, denominator) is summed over all batches, then divided.
+        """
+        return {}
+
+    def pictures(self, network: nn.Module, batch: Batch) -> Tensor | None:
+        """Images (n, 1 or 3, h, w) in [0, 1] of the first validation batch, to look at."""
+        return None
+
+    def collate(self, items: list[Any]) -> Mapping[str, Any]:
+        """A batch from items, with the samples along the first axis. Default: fields are stacked.
+
+        On several hosts each collates its own rows.
+        """
+        raise self._lacks("collate")
+
+    def objective(self) -> Objective:
+        """The networks and losses. Default: `network` and `loss`; several networks need their own,
+        see `jaxsr.interop.train.objective`.
+        """
+        return SingleNetwork(self)
+
+    def phases(self, objective: Objective) -> Sequence[tuple[str, int]]:
+        """Names of the objective's phases and the steps each takes, which add up to the run's."""
+        names = [phase.name for phase in objective.phases]
+        if len(names) != 1:
+            raise InputError(
+                f"the objective of {type(self).__name__} has the phases {', '.join(names)}; "
+                "define phases, which says how many steps each takes"
+            )
+        return ((names[0], self.config.total_steps),)
+
+    def _lacks(self, method: str) -> InputError:
+        return refusal(f"{type(self).__name__} defines no {method}; docs/own-task.md shows one")
+
+
+class SingleNetwork(Objective):
+    """One network and its loss."""
+
+    phases = (
+        Phase(
+            name="train",
+            players=(Player(network="network", loss="loss", through_shared=False),),
+        ),
+    )
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.network = task.network()
+        if not isinstance(self.network, nn.Module):
+            raise InputError(
+                f"{type(task).__name__}.network returned a {type(self.network).__name__}, not a "
+                "torch module"
+            )
+        # A function, which copies of the module share: the task holds the data.
+        self._loss = lambda network, batch: loss_and_metrics(task, network, batch)
+
+    def share(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Nothing: there is one player."""
+        return {}
+
+    def loss(self, shared: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The task's loss."""
+        return self._loss(self.network, batch)
+
+
+class Evaluation(nn.Module):
+    """What is computed on a validation batch, as methods of a module that holds the network."""
+
+    def __init__(self, task: Task, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._task = lambda: task  # a function, which copies of the module share
+
+    def measure(self, batch: Batch) -> dict[str, Any]:
+        """Every figure, a scalar or a pair."""
+        task = self._task()
+        figures: dict[str, Any] = {}
+        if type(task).loss is not Task.loss:
+            loss, reported = loss_and_metrics(task, self.network, batch)
+            figures |= {"loss": loss, **reported}
+        return figures | dict(task.metrics(self.network, with_long_integers(batch)))
+
+    def picture(self, batch: Batch) -> Tensor:
+        """The task's pictures."""
+        pictures = self._task().pictures(self.network, with_long_integers(batch))
+        assert pictures is not None
+        return pictures
+
+
+def refusal(message: str) -> InputError:
+    """An error that says where it is from: tracing puts no place in front of it."""
+    error = InputError(message)
+    error.located = True  # pyright: ignore[reportAttributeAccessIssue]
+    return error
+
+
+def loss_and_metrics(
+    task: Task, network: nn.Module, batch: Batch
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a batch, checked.
+
+    Raises:
+      InputError: it is not a scalar of floats.
+    """
+    name = f"{type(task).__name__}.loss"
+    result: Any = task.loss(network, with_long_integers(batch))
+    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):
+        raise refusal(
+            f"{name} returned {type(result).__name__}; return a scalar tensor, or one and a "
+            "dictionary of scalars to log"
+        )
+    if loss.ndim or not loss.is_floating_point():
+        raise refusal(
+            f"{name} returned a tensor of shape {tuple(loss.shape)}, {loss.dtype}; return one "
+            "float, the mean over the batch: loss.mean()"
+        )
+    for metric, value in metrics.items():
+        if not isinstance(value, Tensor) or value.ndim:
+            raise refusal(f"{name} returned {metric!r} that is not a scalar tensor")
+    return loss, {metric: value.float() for metric, value in metrics.items()}
+
+
+def with_long_integers(batch: Batch) -> dict[str, Tensor]:
+    """The batch with torch's default integers, which its losses and indexing ask for."""
+    import torch
+
+    return {n: t.long() if t.dtype == torch.int32 else t for n, t in batch.items()}

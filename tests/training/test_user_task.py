@@ -1,0 +1,382 @@
+"""A user's task from a file: trained by both engines, on a mesh, resumed, refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch.nn import functional as F
+
+from jaxsr.errors import InputError
+from jaxsr.train import main
+from jaxsr.training.cli_options import parse_command_line
+from jaxsr.training.task import load_family
+from tests.training.running import take_steps
+
+FILE = '''
+import numpy as np
+import jaxsr
+import torch
+from jaxsr.interop.train.objective import Objective, Phase, Player
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+
+class Points(Dataset):
+    def __init__(self, count):
+        rng = np.random.default_rng(count)
+        self.x = rng.standard_normal((count, 3)).astype(np.float32)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = torch.from_numpy(self.x[index])
+        return x + 0.01 * torch.randn(3), x.sum(0, keepdim=True)
+
+
+class Fit(jaxsr.Task):
+    class Config(jaxsr.TaskConfig):
+        batch = 8
+        steps = 6
+        lr = 1e-2
+        width: int = 5
+        """Of the hidden layer."""
+
+    metric = "error"
+
+    def network(self):
+        layers = [nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Tanh())
+                  for _ in range(2)]
+        ends = nn.Linear(3, self.config.width), nn.Linear(self.config.width, 1)
+        return nn.Sequential(ends[0], nn.Dropout(0.1), nn.Sequential(*layers), ends[1])
+
+    def loss(self, network, batch):
+        loss = F.mse_loss(network(batch["x"]), batch["y"])
+        return loss, {"rms": loss.detach().sqrt()}
+
+    def metrics(self, network, batch):
+        error = (network(batch["x"]) - batch["y"]).abs()
+        return {"error": error.mean(), "ratio": (error.sum(), batch["y"].abs().sum())}
+
+    def pictures(self, network, batch):
+        return network(batch["x"])[..., None, None].expand(-1, 3, 4, 4)
+
+    def train_data(self):
+        return Points(20)
+
+    def validation_data(self):
+        return Points(13)
+
+
+class Vector(Fit):
+    def loss(self, network, batch):
+        return network(batch["x"]) ** 2
+
+
+class Nothing(Fit):
+    def loss(self, network, batch):
+        network(batch["x"])
+
+
+class Shapes(Fit):
+    def network(self):
+        return nn.Linear(4, 1)
+
+
+class Names(Fit):
+    def metrics(self, network, batch):
+        return {"error": batch["z"]}
+
+
+class NotScalar(Fit):
+    def metrics(self, network, batch):
+        return {"error": network(batch["x"])}
+
+
+class NoMetric(Fit):
+    metric = "iou"
+
+
+class NoNetwork(Fit):
+    def network(self):
+        return 5
+
+
+class Fails(Fit):
+    def network(self):
+        raise OSError("no weights")
+
+
+class NoData(jaxsr.Task):
+    pass
+
+
+class NoOptions(Fit):
+    Config = dict
+
+
+class Plain:
+    pass
+
+
+class Pair(Objective):
+    """A generator and a critic, after a phase without the critic."""
+
+    phases = (
+        Phase(name="warmup", players=(Player(network="generator", loss="distance"),)),
+        Phase(
+            name="main",
+            players=(
+                Player(network="generator", loss="fooling"),
+                Player(network="critic", loss="telling", through_shared=False),
+            ),
+        ),
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = nn.Linear(3, 1), nn.Linear(1, 1)
+
+    def share(self, batch):
+        return {"made": self.generator(batch["x"])}
+
+    def distance(self, shared, batch):
+        return F.mse_loss(shared["made"], batch["y"]), {}
+
+    def fooling(self, shared, batch):
+        return F.softplus(-self.critic(shared["made"])).mean(), {}
+
+    def telling(self, shared, batch):
+        real, made = self.critic(batch["y"]), self.critic(shared["made"])
+        return (F.softplus(-real) + F.softplus(made)).mean(), {}
+
+
+class Gan(Fit):
+    loss = jaxsr.Task.loss
+    exported = "generator"
+
+    def objective(self):
+        return Pair()
+
+    def phases(self, objective):
+        return ("warmup", 2), ("main", self.config.total_steps - 2)
+
+
+class GanWithoutPhases(Gan):
+    phases = jaxsr.Task.phases
+
+
+class NoBlocks(Fit):
+    def network(self):
+        return nn.Linear(3, 1)
+
+
+class Damaged(Fit):
+    def train_data(self):
+        items = [{"x": np.ones(3), "y": np.ones(1)}] * 32
+        return [*items[:-1], {"x": np.full(3, np.nan), "y": np.ones(1)}]
+
+
+class NoLength(Fit):
+    def train_data(self):
+        return lambda step: {"x": np.ones((8, 3)), "y": np.ones((8, 1))}
+'''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with the tasks in `fit_task.py`."""
+    (tmp_path / "fit_task.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("fit_task", None)
+
+
+def build(*arguments):
+    _, family, config = parse_command_line(arguments)
+    return family, config
+
+
+def test_options_are_those_of_the_task(folder):
+    _, config = build("fit_task:Fit", "--width", "7", "--lr", "0.5")
+    assert (config.width, config.lr, config.batch, config.steps) == (7, 0.5, 8, 6)
+    _, config = build("fit_task:Fit", "--epochs", "2")
+    assert (config.steps, config.epochs) == (None, 2)
+
+
+def test_help_names_the_options(folder, capsys):
+    assert main(["fit_task:Fit", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--width INT" in text and "Of the hidden layer." in text and "--cache-gb" not in text
+
+
+def test_the_same_steps_as_plain_torch(folder):
+    """Dropout aside, on both engines and a mesh."""
+    from fit_task import Fit  # type: ignore[import-not-found]
+
+    class NoDropout(Fit):
+        def network(self):
+            network = super().network()
+            network[1].p = 0.0
+            return network
+
+    from jaxsr.training.task_run import TaskRun
+
+    losses = {}
+    for options in ({}, {"mesh": "8"}, {"engine": "torch"}, {"mesh": "data=2,fsdp=4"}):
+        family = type("Family", (), {"build": lambda c: TaskRun("t:Fit", NoDropout, c)})
+        metrics, weights = take_steps(family, Fit.Config(**options))
+        losses[str(options)] = [m["network/loss"] for m in metrics], weights
+        assert metrics[0]["network/rms"] == pytest.approx(metrics[0]["network/loss"] ** 0.5)
+
+    torch.manual_seed(0)
+    network = NoDropout(Fit.Config()).network()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0)
+    task = TaskRun("t:Fit", NoDropout, Fit.Config())
+    expected = []
+    with task.batches(0, host=0, hosts=1) as batches:
+        for _ in range(6):
+            batch = {name: torch.from_numpy(array) for name, array in next(batches).items()}
+            loss = F.mse_loss(network(batch["x"]), batch["y"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+    for name, (values, weights) in losses.items():
+        # float32 sums in another order, through six steps
+        np.testing.assert_allclose(values, expected, rtol=1e-4, err_msg=name)
+        for key, tensor in network.state_dict().items():
+            np.testing.assert_allclose(weights[key], tensor.numpy(), atol=1e-4, err_msg=name)
+
+
+def test_validation_figures_are_those_of_the_whole_data(folder):
+    from fit_task import Fit  # type: ignore[import-not-found]
+
+    from jaxsr.training.engines import make_engine
+    from jaxsr.training.task_data import validation_batches
+    from jaxsr.training.task_run import TaskRun
+
+    figures = []
+    for options in ({"mesh": "4"}, {"engine": "torch"}):
+        task = TaskRun("t:Fit", Fit, Fit.Config(**options))
+        result = task.validate(make_engine(task).network("train"))
+        figures.append(result.metrics)
+        assert result.picture is not None and result.picture.shape == (4, 32, 3)
+    assert task.held_out is not None
+    batches = list(validation_batches(task.held_out, 13))
+    x, y = (torch.from_numpy(batches[0][name]) for name in "xy")
+    with torch.no_grad():
+        network = task.objective.network.eval()
+        error = (network(x) - y).abs()
+        expected = {
+            "loss": F.mse_loss(network(x), y).item(),
+            "error": error.mean().item(),
+            "ratio": (error.sum() / y.abs().sum()).item(),
+        }
+    for metrics in figures:
+        assert {n: metrics[n] for n in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
+    common = ["--engine", engine, "--ema", "0.5"]
+    assert main(["fit_task:Fit", "--out", "whole", *common]) == 0
+    assert main(["fit_task:Fit", "--out", "parts", "--steps", "3", *common]) == 0
+    assert main(["--resume", "--out", "parts", "--steps", "6"]) == 0
+    whole, parts = (load_file(Path(f"{n}/network.safetensors")) for n in ("whole", "parts"))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(parts[name], array)
+    assert json.loads(Path("parts/config.json").read_text())["family"] == "fit_task:Fit"
+    assert Path("parts/network.best.safetensors").exists()
+    assert list(Path("parts/validation").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere:Fit"], "cannot import nowhere"),
+        (["fit_task:Missing"], "no class or function 'Missing'"),
+        (["fit_task"], "a task of your own is module:Class, for instance fit_task:MyTask"),
+        (["fit_task:Plain"], "fit_task:Plain is no task: make it a subclass of jaxsr.Task"),
+        (["fit_task:NoOptions"], "Config must be a subclass of jaxsr.TaskConfig"),
+        (["fit_task:NoData"], "NoData defines no train_data"),
+        (["fit_task:NoNetwork"], "NoNetwork.network returned a int, not a torch module"),
+        (["fit_task:Fails"], "Fails.network failed: OSError: no weights (fit_task.py:"),
+        (["fit_task:Vector"], "returned a tensor of shape (8, 1), torch.float32; return one float"),
+        (["fit_task:Nothing"], "Nothing.loss returned NoneType; return a scalar"),
+        (["fit_task:Shapes"], "fit_task.py"),
+        (["fit_task:Names"], "KeyError: 'z'"),
+        (["fit_task:NotScalar"], "metrics returned 'error' of shape (8, 1); return scalars"),
+        (["fit_task:NoMetric"], "metric is 'iou', but validation gives error, loss, ratio, rms"),
+        (["fit_task:NoBlocks", "--remat"], "set remat_blocks"),
+        (["fit_task:GanWithoutPhases"], "has the phases warmup, main; define phases"),
+        (["fit_task:NoLength", "--epochs", "1"], "epochs=1 need data with a length"),
+        (["fit_task:Fit", "--workers", "-1"], "workers must be at least 0, got -1"),
+        (["fit_task:Fit", "--wdth", "3"], "Unrecognized options"),
+        (["fit_task.py:NoMetric"], "metric is 'iou'"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_what_is_refused_is_one_line(folder, capsys, arguments, message, engine):
+    assert main([*arguments, "--engine", engine]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("jaxsr: ") and message in lines[-1]
+
+
+def test_remat_finds_the_blocks(folder):
+    family, config = build("fit_task:Fit", "--remat")
+    assert family.build(config).blocks == ["network.2.0", "network.2.1"]
+
+
+def test_load_family_names_what_there_is():
+    with pytest.raises(InputError, match="there are fast-srgan, span, mshnet"):
+        load_family("nothing")
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_several_networks_and_phases(folder, engine):
+    assert main(["fit_task:Gan", "--out", "gan", "--engine", engine]) == 0
+    records = [json.loads(line) for line in Path("gan/metrics.jsonl").read_text().splitlines()]
+    phases = [record["phase"] for record in records if "phase" in record]
+    assert phases == ["warmup"] * 2 + ["main"] * 4
+    assert "critic/loss" in records[-2] and "validation/error" in records[-1]
+    assert load_file("gan/generator.safetensors").keys() == {"weight", "bias"}
+
+
+def test_other_runs_begin_with_its_configuration_or_weights(folder):
+    assert main(["fit_task:Fit", "--out", "first", "--width", "4"]) == 0
+    assert main(["--config", "first", "--out", "second", "--steps", "2"]) == 0
+    assert main(["--branch-from", "first", "--out", "third", "--steps", "8"]) == 0
+    for out, steps in (("second", 2), ("third", 8)):
+        options = json.loads(Path(f"{out}/config.json").read_text())["options"]
+        assert (options["width"], options["steps"]) == (4, steps)
+
+
+def test_tensor_needs_rules(folder, capsys):
+    assert main(["fit_task:Fit", "--mesh", "tensor=2"]) == 2
+    assert "set sharding_rules in the task, or use fsdp" in capsys.readouterr().err
+
+
+def test_workers_under_the_command(folder):
+    pytest.importorskip("grain", reason="the extra data is not installed")
+    assert main(["fit_task:Fit", "--out", "alone"]) == 0
+    command = [sys.executable, "-m", "jaxsr.train", "fit_task:Fit", "--out", "two", "--workers=2"]
+    subprocess.run(command, check=True, capture_output=True)
+    first, second = (load_file(f"{out}/network.safetensors") for out in ("alone", "two"))
+    for name, array in first.items():
+        np.testing.assert_allclose(second[name], array, atol=1e-6)  # another number of threads
+
+
+def test_steps_before_damaged_data_are_saved(folder, capsys):
+    assert main(["fit_task:Damaged", "--no-shuffle", "--out", "run"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "item 31: 'x' holds NaN" in lines[-1]
+    assert "the state of step 3 is saved" in lines
+    assert Path("run/checkpoints/3").is_dir()
