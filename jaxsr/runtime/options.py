@@ -81,17 +81,7 @@ class ModelOptions(CheckedOptions):
 
     def class_options(self) -> dict[str, Any]:
         """`model_options` as a dictionary."""
-        try:
-            options = json.loads(self.model_options)
-        except (ValueError, RecursionError) as error:
-            reason = f"model_options is no JSON ({error}): {self.model_options[:80]!r}"
-            raise InputError(reason) from None
-        if not isinstance(options, dict):
-            raise InputError(
-                f"model_options must be a JSON object such as '{{\"width\": 64}}', got "
-                f"{self.model_options[:80]!r}"
-            )
-        return options
+        return parse_json_object(self.model_options, "model_options")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,10 @@ def test_a_file_elsewhere_runs_nothing(run, tmp_path):
     options = json.dumps({"scale": 2})
     command = f"--model door_nets:Net --model-options '{options}' --weights {elsewhere}"
     assert command in str(error.value)
-    assert load_model("door_nets:Net", options={"scale": 2}, weights=elsewhere).family == "Net"
+    assert load_model("door_nets:Net", options={"scale": 2}, weights=elsewhere).value_range == (
+        -1,
+        1,
+    )
 
 
 def test_a_damaged_or_other_config_builds_nothing(run):
