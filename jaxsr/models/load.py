@@ -27,7 +27,7 @@ from jaxsr.models.build import (
     is_class_name,
     is_configuration,
 )
-from jaxsr.models.own_network import load_own_network
+from jaxsr.models.own_network import load_own_network, stated_uses
 from jaxsr.models.registry import (
     FAMILIES,
     Family,
@@ -96,12 +96,15 @@ def load_model(
             network = build_untrained(name, options)
         else:
             raise InputError(f"--model {name} needs its weights: add --weights FILE")
+        uses: dict[str, Any] = {}
         if weights is not None:
             load_weights(network, read_weights(weights), source=str(weights))
             freeze_merged(network)
+            if weights.suffix == ".safetensors":  # the class may be built otherwise, not used so
+                uses = stated_uses(weights, read_metadata(weights))
         family_name = type(network).__name__
         name = family_name if isinstance(model, nn.Module) else name
-        return LoadedModel(network=network.cpu().eval(), name=name, family=family_name)
+        return LoadedModel(network=network.cpu().eval(), name=name, family=family_name, **uses)
     if weights is not None or options:
         raise InputError(
             "--weights and --model-options go with --model package.module:Class or library:NAME; "

@@ -46,33 +46,47 @@ def load_own_network(
       InputError: the metadata are damaged, the builder may not be called or fails, or the weights
         do not fit.
     """
+    uses = stated_uses(path, metadata)
     builder, arguments = metadata["builder"], metadata.get("builder_args", {})
-    kind = KINDS.get(str(metadata.get("task")))
-    value_range = metadata.get("value_range", [0.0, 1.0])
-    channels = metadata.get("channels")
-    try:
-        low, high = map(float, value_range)
-        known = isinstance(builder, str) and isinstance(arguments, dict) and kind is not None
-        known = known and (channels is None or isinstance(channels, int))
-    except (TypeError, ValueError):
-        known = False
-    if not known:
-        raise InputError(
-            f"{path} has metadata that jaxsr.train does not write (task, builder, builder_args, "
-            "channels or value_range); export it again"
-        )
+    if not (isinstance(builder, str) and isinstance(arguments, dict)):
+        raise _unknown_metadata(path)
     if builder.partition(":")[0] not in LIBRARIES:
         _check_builder(path, builder, arguments)
     network = build_network(builder, arguments)
     load_weights(network, weights, source=str(path))
     return LoadedModel(
-        network=network.cpu().eval(),
-        name=name,
-        family=type(network).__name__,
-        kind=kind,
-        value_range=(low, high),
-        channels=channels,
-        metadata=metadata,
+        network=network.cpu().eval(), name=name, family=type(network).__name__, **uses
+    )
+
+
+def stated_uses(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What an exported file says of its network's use, as fields of `LoadedModel`.
+
+    Args:
+      path: the file, for errors.
+      metadata: what it says of itself; nothing is read of files without `builder`.
+
+    Raises:
+      InputError: the metadata are damaged.
+    """
+    if "builder" not in metadata:
+        return {}
+    kind = KINDS.get(str(metadata.get("task")))
+    channels = metadata.get("channels")
+    try:
+        low, high = map(float, metadata.get("value_range", [0.0, 1.0]))
+    except (TypeError, ValueError):
+        raise _unknown_metadata(path) from None
+    if kind is None or not (channels is None or isinstance(channels, int)):
+        raise _unknown_metadata(path)
+    uses = {"kind": kind, "value_range": (low, high), "channels": channels}
+    return {**uses, "metadata": metadata}
+
+
+def _unknown_metadata(path: Path) -> InputError:
+    return InputError(
+        f"{path} has metadata that jaxsr.train does not write (task, builder, builder_args, "
+        "channels or value_range); export it again"
     )
 
 

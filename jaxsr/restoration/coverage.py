@@ -79,7 +79,7 @@ class CoveredTensor(Tensor):
     def __new__(cls, meta: Tensor, range: Range, coverage: Coverage) -> "CoveredTensor":
         made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(),
-            dtype=meta.dtype, device="cpu",
+            dtype=meta.dtype, device=torch.device("cpu"),
         )  # fmt: skip
         made.meta, made.range, made.coverage = meta, range, coverage
         made.hidden, made.weights = None, False
@@ -171,7 +171,7 @@ def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     call = _Call(func, args, kwargs, meta, coverage, covered)
     result = rule(call)
     scores = result if isinstance(result, _Scores) else None
-    ranges = scores.range if scores else result
+    ranges: Any = scores.range if scores else result
     if func._schema.is_mutable:
         return _written(call, args[0], ranges, scores)
     if isinstance(meta, Tensor):
@@ -385,7 +385,7 @@ def _moved(call: _Call) -> Any:
         moved = call.func(expanded, *call.args[1:], **call.kwargs)
         return _compact(moved) if isinstance(moved, Tensor) else [_compact(m) for m in moved]
 
-    first, last = _each(source.range, move)
+    first, last = (move(values) for values in source.range)
     if isinstance(first, list):
         return list(zip(first, last, strict=True))
     hidden = move(source.hidden) if source.hidden is not None else None

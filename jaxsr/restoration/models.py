@@ -24,7 +24,7 @@ from jaxsr.restoration.receptive_field import Reach
 class RestorationModel(LoadedModel):
     """A network that restores pictures."""
 
-    channels: int  # pyright: ignore[reportIncompatibleVariableOverride]
+    channels: int  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     """1 (luma or gray) or 3 (RGB)."""
 
     @functools.cached_property

@@ -1,5 +1,6 @@
 """Restores pictures that are in memory, without touching the disk."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import CHANNELS, Kind, Picture, PictureError, read_picture
 from jaxsr.restoration.pipeline import Work
 from jaxsr.restoration.restorer import make_restorer
+
+log = logging.getLogger(__name__)
 
 _KINDS: dict[int, Kind] = {1: "gray", 2: "gray-alpha", 3: "rgb", 4: "rgb-alpha"}
 _PILLOW: dict[str, Kind] = {
@@ -96,7 +99,9 @@ def restore_arrays(
       ValueError: a picture could not be restored.
     """
     sizes = {picture.pixels.shape[:2] for picture in pictures}
-    restorer, _, _ = make_restorer(model, config, sizes=sizes)
+    restorer, _, tiler = make_restorer(model, config, sizes=sizes)
+    if tiler.note:
+        log.warning(tiler.note)
     sinks = [ArraySink(f"image {index}") for index in range(len(pictures))]
     restorer.run(
         Work(pixels=picture.pixels, kind=picture.kind, sink=sink)

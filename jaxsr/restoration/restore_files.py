@@ -124,12 +124,8 @@ def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:
 def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
     """Says so where tiles would change the result, cost much, or are not as asked for."""
     reach, tiler = model.reach, make_tiler(model, config, ())
-    if tiler.raised_tile:
-        print(
-            f"note: this network reads {tiler.margin} pixels beyond each side of a tile; tiles of "
-            f"{tiler.side} pixels take the place of --tile {config.tile}",
-            flush=True,
-        )
+    if tiler.note:
+        print(f"note: {tiler.note}", flush=True)
     changed = f"cuts them with {APPROXIMATE_MARGIN} pixels of overlap, which changes the result"
     if reach.margin is None:
         if config.tiling == "approximate":

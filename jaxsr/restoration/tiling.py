@@ -30,6 +30,8 @@ _LARGEST_RESULT = 1536
 _SMALLEST_TILE = 64
 # Overlaps cost: at least this many margins to a tile, so that three quarters of each axis count.
 _MARGINS_PER_TILE = 8
+# Sides of what is taken from a tile, where the one asked for has no room for its margins.
+_LEAST_INNER = 32
 APPROXIMATE_MARGIN = 16
 # Beyond this, `approximate` takes its own margin even where an exact one is known.
 LARGEST_EXACT_MARGIN = 64
@@ -81,8 +83,8 @@ class Tiler:
       sizes: of the pictures to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
 
-    A `tile` that is too small for the network's margin becomes the smallest that is not, and
-    `raised_tile` is true.
+    A `tile` that is too small for the network's margin becomes one that takes them and 32
+    pixels more, and `note` says so.
     """
 
     def __init__(
@@ -102,8 +104,14 @@ class Tiler:
         self.margin = self._aligned(self.margin)
         self.side = self._aligned(tile or self._default_side())
         least = self._aligned(max(2 * self.margin + reach.period, reach.least_side))
-        self.raised_tile = tile is not None and self.side < least and not self._uncut
-        self.side = max(self.side, least)
+        self.note = ""
+        if self.side < least:
+            self.side = self._aligned(max(least, 2 * self.margin + _LEAST_INNER))
+            if tile is not None and not self._uncut:
+                self.note = (
+                    f"this network reads {self.margin} pixels beyond each side of a tile; tiles of "
+                    f"{self.side} pixels take the place of --tile {tile}"
+                )
         smallest = self._aligned(max(_SMALLEST_TILE, 2 * self.margin + 16))
         sides = [self.side]
         while len(sides) < MOST_PROGRAMS and self._aligned(sides[-1] // 2) >= smallest:

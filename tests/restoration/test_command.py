@@ -94,6 +94,7 @@ def test_a_luma_network_keeps_chroma_and_alpha_at_scale_one():
     np.testing.assert_array_equal(result[..., 3], picture[..., 3])
     luma = np.array([0.299, 0.587, 0.114])
     inside = ((result[..., :3] > 0) & (result[..., :3] < 255)).all(-1)  # nothing was clipped
+    inside &= picture[..., 3] > 0  # invisible pixels get a visible one's colour
     before, after = picture[..., :3] - (picture[..., :3] @ luma)[..., None], result[..., :3]
     after = after - (after @ luma)[..., None]
     assert np.abs(before - after)[inside].max() <= 1.01  # each channel is rounded
@@ -158,8 +159,13 @@ def test_wrong_arguments_are_told():
         jaxsr.restore(np.zeros((4, 4, 3), np.float32), networks.Small())
     with pytest.raises(ValueError, match=r"image 1 has shape \(4, 4, 7\)"):
         jaxsr.restore([noise(4, 4, 3), noise(4, 4, 7)], networks.Small())
-    with pytest.raises(ValueError, match="tile=8 is too small"):
-        jaxsr.restore(noise(40, 40, 3), networks.Small(), tile=8, engine="torch")
+
+
+def test_a_tile_too_small_is_raised(caplog):
+    network, picture = networks.Small(), noise(60, 60, 3)
+    tiled = jaxsr.restore(picture, network, tile=8, engine="torch")
+    assert "tiles of 40 pixels take the place of --tile 8" in caplog.text
+    np.testing.assert_allclose(tiled, jaxsr.restore(picture, network, engine="torch"), atol=1)
 
 
 def test_folders_keep_their_structure_and_files_their_notes(tmp_path, weights, capsys):

@@ -15,6 +15,8 @@ try:
 except InputError as error:
     pytest.skip(f"spandrel is not usable here: {error}", allow_module_level=True)
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")
+
 SWIN = {"img_size": 16, "embed_dim": 12, "depths": [2], "num_heads": [2], "mlp_ratio": 2,
         "resi_connection": "1conv"}  # fmt: skip
 NETWORKS = {
@@ -36,9 +38,9 @@ NETWORKS = {
              "squeeze_factor": 3, "upsampler": "pixelshuffle"}),
     "DAT": ("DAT.__arch.DAT:DAT",
             {"upscale": 2, "in_chans": 3, "img_size": 16, "split_size": [8, 8], "depth": [2],
-             "embed_dim": 12, "num_heads": [2], "expansion_factor": 2,
+             "embed_dim": 32, "num_heads": [2], "expansion_factor": 2,
              "resi_connection": "1conv"}),
-    "DnCNN": ("DnCNN.__arch.dncnn:DnCNN", {"in_nc": 3, "out_nc": 3, "nc": 16, "nb": 4}),
+    "DnCNN": ("DnCNN.__arch.network_dncnn:DnCNN", {"in_nc": 3, "out_nc": 3, "nc": 16, "nb": 4}),
 }  # fmt: skip
 EXACT = {"Compact", "ESRGAN", "Real-ESRGAN x2", "SPAN", "SwinIR", "DnCNN"}
 

@@ -138,10 +138,10 @@ def test_a_large_picture_is_not_cut_unasked():
 
 def test_a_tile_too_small_for_the_margin_becomes_the_next_that_works():
     tiler = Tiler(Reach(scale=4, margin=20), tile=32)
-    assert tiler.raised_tile and tiler.side == 41
+    assert tiler.note and tiler.side == 72
     tiler = Tiler(Reach(scale=4, margin=24, period=8), tile=30)
-    assert tiler.raised_tile and tiler.side == 56
-    assert not Tiler(Reach(scale=4, margin=20), tile=64).raised_tile
+    assert tiler.note and tiler.side == 80
+    assert not Tiler(Reach(scale=4, margin=20), tile=64).note
 
 
 def test_approximate_tiles_do_not_overlap_by_a_large_margin():
