@@ -12,13 +12,14 @@ jaxlib ships): pointers to the buffers and the attributes of the call. A call co
 """
 
 import contextlib
+import contextvars
 import ctypes
 import functools
 import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
@@ -46,6 +47,19 @@ _METADATA_EXTENSION = 1
 _INT64 = np.dtype(np.int64)
 
 
+_xla_only = contextvars.ContextVar("xla_only", default=False)
+
+
+@contextlib.contextmanager
+def xla_only() -> Iterator[None]:
+    """Programs lowered inside call no kernels of other libraries: those that are to be stored."""
+    token = _xla_only.set(True)
+    try:
+        yield
+    finally:
+        _xla_only.reset(token)
+
+
 def enabled() -> bool:
     """Whether programs lowered for CPUs call kernels of other libraries.
 
@@ -55,7 +69,7 @@ def enabled() -> bool:
     value = os.environ.get(SWITCH, "native")
     if value not in ("native", "xla"):
         raise ValueError(f"{SWITCH}={value!r}: must be 'native' or 'xla'; unset it for 'native'")
-    return value == "native"
+    return value == "native" and not _xla_only.get()
 
 
 def kernel(name: str) -> Callable[[Kernel], str]:

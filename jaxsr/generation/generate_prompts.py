@@ -35,9 +35,9 @@ def run(config: GenerateConfig) -> None:
     _check_packages(config)
     platform = setup_compute(config, jax_on_host=True, deterministic=config.deterministic)
     if config.model.is_dir():
-        from jaxsr.models.llama.hf_folder import check_folder
+        from jaxsr.models.language_models import check_folder
 
-        check_folder(config.model)
+        check_folder(config.model, config.implementation)
     elif not config.model.is_file():
         raise MissingFileError(
             f"no model at {config.model}; give a Hugging Face folder or a .gguf file"

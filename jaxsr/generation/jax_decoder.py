@@ -6,6 +6,7 @@ place; nothing crosses to the host in between. The torch module is traced throug
 """
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.llama.transposed import transpose
+from jaxsr.ops._cpu_calls import xla_only
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
@@ -108,8 +110,12 @@ class JaxEngine(Engine):
         if key not in self._programs:
             begin = time.perf_counter()
             long_key = (*key, self.platform, structure(self._skeleton))
-            traced = stored(self._folder, long_key, function, args, name=key[0])
-            self._programs[key] = jax.jit(traced, donate_argnums=donate).lower(*args).compile()
+            with xla_only(), warnings.catch_warnings():  # calls of kernels cannot be stored
+                # Of libraries' code that counts in int64, which JAX has as int32.
+                warnings.filterwarnings("ignore", "Explicitly requested dtype")
+                traced = stored(self._folder, long_key, function, args, name=key[0])
+                lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
+            self._programs[key] = lowered.compile()
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 

@@ -133,7 +133,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     else:
         table = csv.DictWriter(text, list(rows[0]))
         table.writeheader()
-        table.writerows(rows)
+        for row in rows:  # a list as its entries, spaces between
+            lists = {n: " ".join(map(str, v)) for n, v in row.items() if isinstance(v, list)}
+            table.writerow({**row, **lists})
     atomic_write(path, text.getvalue().encode())
 
 

@@ -171,7 +171,7 @@ class Session:
             "prompt_tokens": count,
             "output": self.tokenizer.decode(ids),
             "output_tokens": len(done.tokens),
-            "output_ids": " ".join(map(str, done.tokens)),
+            "output_ids": done.tokens,
             "finish": done.finish,
             "temperature": options.temperature,
             "top_k": options.top_k,

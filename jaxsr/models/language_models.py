@@ -10,8 +10,8 @@ import torch
 
 from jaxsr.errors import InputError
 from jaxsr.models.llama import loading
-from jaxsr.models.llama.config import ARCHITECTURES
-from jaxsr.models.llama.hf_folder import read_json
+from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
+from jaxsr.models.llama.hf_folder import read_json, weight_files
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.quantized import Scheme
 
@@ -48,6 +48,18 @@ def load_language_model(
     from jaxsr.models.hugging_face.loading import load_folder
 
     return load_folder(path, dtype=dtype)
+
+
+def check_folder(path: Path, implementation: Implementation = "auto") -> None:
+    """Refuses a folder that cannot be loaded, before anything large is read.
+
+    Raises:
+      FileNotFoundError: config.json, the weights or some of their shards are missing.
+      InputError: config.json is broken, or describes a model that is not computed here.
+    """
+    if choose(path, implementation) == "own":
+        LlamaConfig.from_hf(read_json(path / "config.json"))
+    weight_files(path)
 
 
 def choose(path: Path, implementation: Implementation = "auto") -> Literal["own", "transformers"]:

@@ -269,7 +269,7 @@ def broken(folder, how, tensors):
         (folder / "config.json").write_text("{")
     elif how == "architecture":
         path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "mamba"}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "resnet"}))
     elif how == "shard":
         next(folder.glob("model-00002*")).unlink()
     elif how == "truncated shard":
@@ -286,7 +286,7 @@ def broken(folder, how, tensors):
     [
         ("no config", FileNotFoundError, "no config.json in"),
         ("config not JSON", ValueError, "config.json is not JSON"),
-        ("architecture", ValueError, "model_type 'mamba'"),
+        ("architecture", ValueError, "model_type 'resnet' makes no"),
         ("shard", FileNotFoundError, "lacks 1 of"),
         ("truncated shard", ValueError, "not a complete safetensors file"),
         ("no weights", FileNotFoundError, "pickles, which are never opened"),

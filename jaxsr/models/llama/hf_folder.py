@@ -13,7 +13,6 @@ from torch import Tensor
 from jaxsr.errors import InputError, MissingFileError, one_line
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.weights import open_safetensors
-from jaxsr.models.llama.config import LlamaConfig
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -73,17 +72,6 @@ def _shards(index: Path) -> list[str]:
             "get the index from its source again"
         )
     return sorted(names)
-
-
-def check_folder(folder: Path) -> None:
-    """Refuses a folder that cannot be loaded, before anything large is read.
-
-    Raises:
-      FileNotFoundError: config.json, the weights or some of their shards are missing.
-      ValueError: config.json is broken, or describes a model that is not computed here.
-    """
-    LlamaConfig.from_hf(read_json(folder / "config.json"))
-    weight_files(folder)
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
