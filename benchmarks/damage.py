@@ -156,9 +156,12 @@ def weights_kind(folder: Path) -> Kind:
 
 def cache_kind(folder: Path) -> Kind:
     """A KV cache of two rows."""
+    import torch
+
     from jaxsr.generation.cache_file import load_snapshot, save_snapshot
     from jaxsr.generation.decoder import Snapshot
     from jaxsr.models.llama.config import LlamaConfig
+    from jaxsr.models.llama.network import CausalLM
 
     config = LlamaConfig(
         vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
@@ -166,9 +169,11 @@ def cache_kind(folder: Path) -> Kind:
         rms_norm_eps=1e-5, rope_theta=1e4, model_type="llama",
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    caches = [rng.normal(size=(2, 2, 9, 8)).astype(np.float32) for _ in range(4)]
+    with torch.device("meta"):
+        network = CausalLM(config)
+    cache = {n: rng.normal(size=(2, 2, 9, 8)).astype(np.float32) for n in network.cache_shapes()}
     snapshot = Snapshot(
-        keys=caches[:2], values=caches[2:], filled=np.array([9, 5]), token=np.array([7, 8]),
+        cache=cache, filled=np.array([9, 5]), token=np.array([7, 8]),
         done=np.array([False, True]), outputs=np.array([[7], [8]]), requests=np.array([0, 1]),
     )  # fmt: skip
     folder.mkdir()
@@ -176,7 +181,7 @@ def cache_kind(folder: Path) -> Kind:
     save_snapshot(folder / file, snapshot, fingerprint="f", model="m", prompts=["a", "b"])
 
     def read(path: Path) -> Any:
-        loaded, prompts = load_snapshot(path / file, fingerprint="f", model="m", config=config)
+        loaded, prompts = load_snapshot(path / file, fingerprint="f", model="m", network=network)
         return bits(vars(loaded)), prompts
 
     return Kind(folder, read, (read(folder),))

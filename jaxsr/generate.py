@@ -1,4 +1,4 @@
-"""`python -m jaxsr.generate PROMPT… --model PATH`: text from a Llama or Qwen3 model.
+"""`python -m jaxsr.generate PROMPT… --model PATH`: text from a causal language model.
 
 The model is a Hugging Face folder or a GGUF file. Prompts are arguments, or lines of a .txt or
 .jsonl file; outputs go to the terminal and, with --out, to a row per prompt.

@@ -19,7 +19,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
@@ -51,7 +51,7 @@ _xla_only = contextvars.ContextVar("xla_only", default=False)
 
 
 @contextlib.contextmanager
-def xla_only() -> Iterator[None]:
+def xla_only() -> Generator[None]:
     """Programs lowered inside call no kernels of other libraries: those that are to be stored."""
     token = _xla_only.set(True)
     try:

@@ -104,17 +104,17 @@ def test_losses_are_those_of_the_paper(channels):
     config, batch = objective.config, make_batch(FastSRGANConfig(**{**TINY, "channels": channels}))
     shared = objective.share(batch)
     bce, l1 = nn.BCEWithLogitsLoss(), nn.SmoothL1Loss()
-    assert objective.discriminator is not None
-    assert objective.perceptual is not None
-    real, fake = objective.discriminator(batch["high"]), objective.discriminator(shared["fake"])
+    discriminator: Any = objective.discriminator
+    perceptual: Any = objective.perceptual
+    real, fake = discriminator(batch["high"]), discriminator(shared["fake"])
     want = 0.5 * bce(real, batch["label_real"]) + 0.5 * bce(fake, batch["label_fake"])
     torch.testing.assert_close(objective.discriminator_loss(shared, batch)[0], want)
     want = (
         config.pixel_weight * l1(shared["fake"], batch["high"])
         + config.perceptual_weight
         * l1(
-            objective.perceptual.features(shared["fake"]),
-            objective.perceptual.features(batch["high"]),
+            perceptual.features(shared["fake"]),
+            perceptual.features(batch["high"]),
         )
         + config.adversarial_weight * bce(fake, batch["label_generator"])
     )

@@ -1,6 +1,7 @@
 """Each loss against somebody else's, and what it refuses."""
 
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -173,4 +174,4 @@ def test_a_loss_must_be_a_scalar():
     with pytest.raises(InputError, match=r"the loss mine gave \(1, 1, 4, 4\), not a scalar"):
         Term("mine", 1.0, lambda x, y: x - y).value(a, b)
     with pytest.raises(InputError, match="the loss mine gave float, not a scalar tensor"):
-        Term("mine", 1.0, lambda x, y: 0.0).value(a, b)
+        Term("mine", 1.0, lambda x, y: cast(Any, 0.0)).value(a, b)

@@ -17,7 +17,7 @@ def test_invisible_pixels_get_the_nearest_colour(dtype):
     pixels = generator.integers(0, np.iinfo(dtype).max, (23, 31, 4), dtype)
     pixels[..., 3] *= generator.random((23, 31)) < 0.2
     hidden = pixels[..., 3] == 0
-    distance, nearest = ndimage.distance_transform_edt(hidden, return_indices=True)
+    distance = np.asarray(ndimage.distance_transform_edt(hidden))
     filled = fill_hidden(pixels)
     np.testing.assert_array_equal(filled[~hidden], pixels[~hidden])
     np.testing.assert_array_equal(filled[..., 3], pixels[..., 3])
@@ -29,7 +29,6 @@ def test_invisible_pixels_get_the_nearest_colour(dtype):
         colours = [tuple(pixels[p][:3]) for p in around
                    if 0 <= p[0] < 23 and 0 <= p[1] < 31 and not hidden[p]]  # fmt: skip
         assert tuple(filled[y, x, :3]) in colours
-    assert nearest.shape == (2, 23, 31)
 
 
 def test_all_or_nothing_hidden_stays():
@@ -45,8 +44,8 @@ def test_hidden_colour_does_not_reach_the_visible_edge(hidden):
     image[6:18, 6:18] = (90, 120, 60, 255)
     plain = np.full((24, 24, 3), (90, 120, 60), np.uint8)
     network = networks.Small(scale=2)
-    got = restore(image, network, engine="torch")
-    want = restore(plain, network, engine="torch")
+    got = np.asarray(restore(image, network, engine="torch"))
+    want = np.asarray(restore(plain, network, engine="torch"))
     inside = got[..., 3] > 0
     # Away from the picture's own edge the colours are those of a plain picture.
     np.testing.assert_array_equal(got[inside][:, :3], want[inside][:, :3])

@@ -37,7 +37,7 @@ class SlotLayer(StaticLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self.keys is None:
+        if self.keys is None or self.values is None:
             self.keys, self.values = key_states, value_states
         else:
             assert isinstance(self.filled, Tensor)
