@@ -8,19 +8,17 @@ interrupted run continues. `docs/zoo.md` is made from `benchmarks/results/zoo.js
 import contextlib
 import copy
 import json
-import multiprocessing
 import os
 import re
-import resource
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks._child_process import row_of_child, without_folders
 from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
 from benchmarks._zoo_models import GROUPS, Entry, Group, entries, write_configuration
 from jaxsr.errors import InputError, one_line
@@ -114,47 +112,18 @@ def run_entry(entry: Entry, options: Options) -> Row:
     if result["status"] == "differs" and not options.full:
         # Sums of programs that are not optimised run in order, and round more.
         result = _in_child(entry, options, optimise=True)
-    return row | result | {"reason": _without_folders(result["reason"])[:400]}
-
-
-def _without_folders(text: str) -> str:
-    """Messages name files; results say nothing of the machine's folders."""
-    return re.sub(r"/\S*/(?:site-packages/|tmp\w+/(?=[\w.-]+/config\.json))", "", text)
+    return row | result | {"reason": without_folders(result["reason"])[:400]}
 
 
 def _in_child(entry: Entry, options: Options, *, optimise: bool) -> Row:
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, entry, options, optimise))
-    process.start()
-    sender.close()
-    try:
-        if receiver.poll(options.timeout_s):
-            return receiver.recv()
-        return {"status": "timeout", "reason": f"more than {options.timeout_s} s"}
-    except EOFError:
-        process.join(10)
-        return {"status": "crashed", "reason": f"the process ended with {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
+    def compute() -> Row:
+        # Programs are tiny: what takes time is optimising them.
+        if not optimise:
+            flags = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
+        return check_entry(entry, full=options.full) | {"optimised": optimise}
 
-
-def _child(sender: Connection, entry: Entry, options: Options, optimise: bool) -> None:
-    # Programs are tiny: what takes time is optimising them.
-    if not optimise:
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
-    size = options.memory_gib * 2**30
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    with open(os.devnull, "w") as null:  # of the libraries
-        os.dup2(null.fileno(), 1)
-        os.dup2(null.fileno(), 2)
-        try:
-            row = check_entry(entry, full=options.full) | {"optimised": optimise}
-        except Exception as error:
-            row = {"status": "failed", "reason": f"{type(error).__name__}: {one_line(error)}"}
-        sender.send(row)
+    return row_of_child(compute, timeout_s=options.timeout_s, memory_gib=options.memory_gib)
 
 
 def _import_libraries() -> None:

@@ -1,5 +1,6 @@
 """Norms, softmax and cumulative sums, with torch's gradient at zero and in masked rows."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,13 +51,43 @@ def vector_norm(
     return out.astype(size.dtype)
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def softmax(x: jax.Array, axis: int) -> jax.Array:
+    """The softmax of float numbers, also of rows filled with a mask's largest negative number.
+
+    Compilers for CPUs round `a * b - peak` once. Where `a * b` is -1e38 that leaves not 0 but
+    1e31, and the row is NaN: the peak's own weight is therefore written down as 1.
+    """
+    peak = x.max(axis, keepdims=True)
+    at_peak = (x == peak) & jnp.isfinite(peak)
+    weights = jnp.where(at_peak, 1, jnp.exp(x - peak))
+    return weights / weights.sum(axis, keepdims=True)
+
+
+@softmax.defjvp
+def _softmax_jvp(
+    axis: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    y = softmax(primals[0], axis)
+    (tangent,) = tangents
+    return y, y * (tangent - (y * tangent).sum(axis, keepdims=True))
+
+
+@lowers(aten._softmax.default)
+def softmax_of_dtype(x: jax.Array, dim: int, half_to_float: bool = False) -> jax.Array:
+    if not x.size or not x.ndim:
+        return jax.nn.softmax(x, axis=dim) if x.size else x
+    wide = softmax(widened(x), dim % x.ndim)
+    return wide if half_to_float else wide.astype(x.dtype)
+
+
 @lowers(aten._safe_softmax.default)
 def safe_softmax(x: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
     if dtype is not None:
         x = x.astype(to_jax_dtype(dtype))
     wide = widened(x)
     hidden = jnp.all(wide == -jnp.inf, dim, keepdims=True)
-    out = jax.nn.softmax(jnp.where(hidden, 0, wide), axis=dim)
+    out = softmax(jnp.where(hidden, 0, wide), dim % x.ndim)
     return jnp.where(hidden, 0, out).astype(x.dtype)
 
 

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from benchmarks._tiny_language_models import NEW_TOKENS, PROMPTS, reference_tokens, tiny_model
 from jaxsr.errors import InputError
 from jaxsr.generation.cache_file import load_snapshot, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
@@ -18,7 +19,6 @@ from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import fingerprint
-from tests.generation.tiny_models import NEW_TOKENS, PROMPTS, reference_tokens, tiny_model
 
 GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
 
@@ -115,6 +115,7 @@ def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
     ("family", "message"),
     [
         ("rwkv", "keeps its past in a way of its own"),
+        ("bert", "is an encoder here"),
         ("deepseek_v32", "block 0 keeps a StaticIndexedLayer"),
     ],
 )

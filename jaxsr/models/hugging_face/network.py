@@ -59,6 +59,11 @@ class LibraryLM(nn.Module):
         accepted = inspect.signature(inner.forward).parameters
         self._takes = {*accepted}
         names = [n for n in ("past_key_values", "cache_params") if n in accepted]
+        if getattr(inner.config, "is_decoder", True) is False:
+            raise InputError(
+                f"{self.config.model_type} is an encoder here, which sees tokens to come; set "
+                "is_decoder to true in its config.json"
+            )
         if not names:
             raise InputError(
                 f"{self.config.model_type} keeps its past in a way of its own, not in "
