@@ -35,11 +35,14 @@ def attention(
     Rows in which every key is masked give zeros, as in torch, not NaN.
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if enable_gqa:
-        # Keys and values may have different numbers of heads.
-        heads = query.shape[-3]
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    if enable_gqa and key.shape[-3] != value.shape[-3]:
         key, value = (jnp.repeat(t, heads // t.shape[-3], axis=-3) for t in (key, value))
-    scores = jnp.einsum("...ld,...sd->...ls", query * scale, key)
+    grouped = enable_gqa and key.shape[-3] != heads
+    if grouped:
+        # Queries of a group are rows of one product: no key or value is repeated in memory.
+        query, attn_mask = _in_groups(query, attn_mask, key.shape[-3])
+    scores = _product("...ld,...sd->...ls", query * scale, key, grouped)
     scores = widened(scores)
     allowed = None
     if is_causal:
@@ -57,7 +60,29 @@ def attention(
     weights = weights / jnp.where(total == 0, 1, total)
     if drop is not None:
         weights = drop(weights)
-    return jnp.einsum("...ls,...sd->...ld", weights.astype(value.dtype), value)
+    out = _product("...ls,...sd->...ld", weights.astype(value.dtype), value, grouped)
+    return out.reshape(*out.shape[:-4], heads, *out.shape[-2:]) if grouped else out
+
+
+def _in_groups(
+    query: jax.Array, mask: jax.Array | None, groups: int
+) -> tuple[jax.Array, jax.Array | None]:
+    """Queries (…, H, L, D) and their mask with the heads as (groups, heads of each)."""
+    heads = query.shape[-3]
+    query = query.reshape(*query.shape[:-3], groups, heads // groups, *query.shape[-2:])
+    if mask is None or mask.ndim < 3:
+        return query, mask
+    if mask.shape[-3] == heads:
+        return query, mask.reshape(*mask.shape[:-3], groups, heads // groups, *mask.shape[-2:])
+    return query, jnp.expand_dims(mask, -3)
+
+
+def _product(spec: str, a: jax.Array, b: jax.Array, grouped: bool) -> jax.Array:
+    if not grouped:
+        return jnp.einsum(spec, a, b)
+    *front, each, rows, inner = a.shape
+    product = jnp.einsum(spec, a.reshape(*front, each * rows, inner), b)
+    return product.reshape(*product.shape[:-2], each, rows, product.shape[-1])
 
 
 def _drop(rng: jax.Array, p: float, weights: jax.Array) -> jax.Array:

@@ -1,9 +1,11 @@
 """A causal language model of transformers behind the calls of `jaxsr.models.llama.network`."""
 
 import inspect
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,8 @@ from jaxsr.models.hugging_face.cache import Entries, close_cache, open_cache
 from jaxsr.models.llama.network import wide
 
 _NO_LIMIT = 2**31 - 1
+_GROUPED_QUERIES = {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}
+"""Keys and values go to attention as they are cached, not repeated for every query head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,9 @@ class LibraryLM(nn.Module):
             "return_dict": True,
             "logits_to_keep": 1,
         }
-        outputs = self.inner(tokens_BT, **{n: v for n, v in options.items() if n in self._takes})
+        with mock.patch.dict(os.environ, _GROUPED_QUERIES):
+            outputs = self.inner(
+                tokens_BT, **{n: v for n, v in options.items() if n in self._takes}
+            )
         logits = outputs.logits[:, -1]
         return logits.to(wide(logits.dtype)), close_cache(state)
