@@ -27,7 +27,7 @@ from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import CausalLM
-from jaxsr.models.llama.transposed import transpose
+from jaxsr.models.llama.transposed import linear_weights, transpose, untie_head
 from jaxsr.ops._cpu_calls import xla_only
 
 if TYPE_CHECKING:
@@ -74,8 +74,14 @@ class JaxEngine(Engine):
         on_cpu = self.platform == "cpu"
         multiply_integers(self._skeleton, weight_only=on_cpu)
         self._layout = layout_of(network, self.mesh)
-        own = on_cpu and isinstance(network, CausalLM)
-        self._turned = transpose(self._skeleton) if own else frozenset[str]()
+        self._turned, self._turned_in_program = frozenset[str](), False
+        self._copied: dict[str, str] = {}
+        if on_cpu and isinstance(network, CausalLM):
+            self._turned = transpose(self._skeleton)
+        elif on_cpu:
+            # The program turns them back, and XLA drops both turns.
+            self._copied = untie_head(self._skeleton)
+            self._turned, self._turned_in_program = linear_weights(self._skeleton), True
         self._folder = programs
         self._weights = self._placed(network)
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
@@ -83,6 +89,7 @@ class JaxEngine(Engine):
 
     def _placed(self, network: Any) -> dict[str, jax.Array]:
         host = host_weights(network)
+        host |= {name: host[source] for name, source in self._copied.items()}
         for name in self._turned:
             host[name] = np.ascontiguousarray(host[name].T)
         return place(host, self._layout.weight_shardings(host, self._turned))
@@ -97,6 +104,8 @@ class JaxEngine(Engine):
         return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
+        if self._turned_in_program:
+            weights = {n: w.T if n in self._turned else w for n, w in weights.items()}
         params = {name: weights[name] for name in self._model.params}
         buffers = {name: weights[name] for name in self._model.buffers}
         return self._model.apply(params, buffers, *args, **kwargs)[0]

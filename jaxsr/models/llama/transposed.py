@@ -47,6 +47,43 @@ class TransposedEmbedding(nn.Module):
         return x_BTE @ self.weight
 
 
+def linear_weights(network: nn.Module) -> frozenset[str]:
+    """Names of the weights of linear layers that no other kind of layer shares."""
+    others = {
+        id(parameter)
+        for module in network.modules()
+        if type(module) is not nn.Linear
+        for parameter in module.parameters(recurse=False)
+    }
+    return frozenset(
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if type(module) is nn.Linear and id(module.weight) not in others
+    ) & {name for name, _ in network.named_parameters()}
+
+
+def untie_head(network: nn.Module) -> dict[str, str]:
+    """Gives a linear layer that shares its weight with an embedding a weight of its own.
+
+    Args:
+      network: on the meta device, changed in place.
+
+    Returns:
+      Name of the new weight -> name of the weight whose values it has.
+    """
+    embeddings = {
+        id(module.weight): f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Embedding)
+    }
+    copied = {}
+    for name, module in network.named_modules():
+        if type(module) is nn.Linear and id(module.weight) in embeddings:
+            copied[f"{name}.weight"] = embeddings[id(module.weight)]
+            module.weight = nn.Parameter(torch.empty_like(module.weight), requires_grad=False)
+    return copied
+
+
 def _flipped(weight: Tensor) -> Tensor:
     # Shapes only: an engine turns the values on their way to its device.
     return torch.empty(weight.shape[::-1], dtype=weight.dtype, device="meta")
