@@ -79,6 +79,7 @@ def compare_family(family: str) -> Row:
 
     try:
         network = LibraryLM(model).requires_grad_(False).eval()
+        network.check_continues()
         engine = JaxEngine(network)
         batch = tokens(complete(engine, PROMPTS, greedy, batch_size=2, padding="left"))
         two = JaxEngine(network, mesh=tensor_mesh(2))

@@ -38,6 +38,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.host_arrays",
     "jaxsr.interop.train.objective",
     "jaxsr.interop.sealed_json",
+    "jaxsr.interop.sharding_rules",
     "jaxsr.interop.weights",
 }
 """What `models` may import of interop: modules that import no JAX."""

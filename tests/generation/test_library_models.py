@@ -115,13 +115,15 @@ def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
     ("family", "message"),
     [
         ("rwkv", "keeps its past in a way of its own"),
-        ("bert", "is an encoder here"),
+        ("bert", "sees tokens to come, or counts padding"),
+        ("bart", "sees tokens to come, or counts padding"),
+        ("deepseek_v4", "blocks of kind"),
         ("deepseek_v32", "block 0 keeps a StaticIndexedLayer"),
     ],
 )
 def test_a_cache_that_is_not_known_is_refused(family, message, tmp_path):
     with pytest.raises(InputError, match=message):
-        LibraryLM(tiny_model(family, tmp_path))
+        LibraryLM(tiny_model(family, tmp_path)).check_continues()
 
 
 @pytest.mark.parametrize(

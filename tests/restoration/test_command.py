@@ -298,7 +298,7 @@ def test_the_public_checkpoint_is_told_to_have_global_statistics(tmp_path, capsy
     arguments = [str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--engine", "torch"]
     assert main([*arguments, "--model", str(checkpoint), "--platform", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "InstanceNorm2d at 'stem.0.bn1'" in said and "--tiling approximate" in said
+    assert "in 'stem.0.bn1' (InstanceNorm2d)" in said and "--tiling approximate" in said
     assert read_picture(tmp_path / "out" / "a.png").pixels.shape == (96, 128, 3)
 
 

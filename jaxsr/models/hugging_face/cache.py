@@ -74,7 +74,13 @@ def open_cache(
     Raises:
       InputError: a block keeps what is not known here.
     """
-    cache = StaticCache(config, max_cache_len=1)
+    try:
+        cache = StaticCache(config, max_cache_len=1)
+    except KeyError as error:
+        raise InputError(
+            f"{config.model_type} has blocks of kind {error}, whose cache transformers makes in no "
+            "fixed size; use another model"
+        ) from error
     cache.layers = [_open_layer(i, layer, entries, filled) for i, layer in enumerate(cache.layers)]
     return cache
 

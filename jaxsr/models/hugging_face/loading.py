@@ -63,10 +63,12 @@ def load_folder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Language
         if names := sorted(report.get(kind) or ()):
             raise InputError(f"the checkpoint {problem} {first_of(names)}; get the folder again")
     stop_ids, sampling = generation_settings(folder, fields)
+    network = LibraryLM(inner).requires_grad_(False).eval()
+    network.check_continues()
     return LanguageModel(
         name=folder.resolve().name,
         family=str(fields.get("model_type")),
-        network=LibraryLM(inner).requires_grad_(False).eval(),
+        network=network,
         stop_ids=stop_ids,
         sampling=sampling,
     )

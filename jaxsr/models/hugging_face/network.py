@@ -63,11 +63,6 @@ class LibraryLM(nn.Module):
         accepted = inspect.signature(inner.forward).parameters
         self._takes = {*accepted}
         names = [n for n in ("past_key_values", "cache_params") if n in accepted]
-        if getattr(inner.config, "is_decoder", True) is False:
-            raise InputError(
-                f"{self.config.model_type} is an encoder here, which sees tokens to come; set "
-                "is_decoder to true in its config.json"
-            )
         if not names:
             raise InputError(
                 f"{self.config.model_type} keeps its past in a way of its own, not in "
@@ -80,6 +75,34 @@ class LibraryLM(nn.Module):
     def dtype(self) -> torch.dtype:
         """Of the activations."""
         return self.inner.dtype
+
+    @torch.no_grad()
+    def check_continues(self) -> None:
+        """Tries, in torch, that tokens after padding and one at a time give the same logits.
+
+        Raises:
+          InputError: they do not: an encoder sees the tokens to come, and some families count
+            padding among their positions.
+        """
+        device = next(self.parameters()).device
+        tokens = torch.arange(4, 8, device=device)[None] % self.config.vocab_size
+        at_once, _ = self(tokens)
+        padded = torch.cat((tokens.new_zeros(1, 2), tokens[:, :3]), 1)
+        first = torch.full((1,), 2, device=device)
+        _, entries = self(padded, first_B=first)
+        filled = torch.tensor(5, device=device)
+        entries = {
+            n: nn.functional.pad(t, (0, 0, 0, 3)) if has_slots(n) else t for n, t in entries.items()
+        }
+        continued, _ = self(tokens[:, 3:], entries, filled=filled, first_B=first)
+        error = float((continued - at_once).abs().max() / at_once.abs().max())
+        allowed = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.2
+        if not error <= allowed:
+            raise InputError(
+                f"{self.config.model_type} gives other logits where tokens come after padding and "
+                f"one at a time (by {error:.2g} of the largest): it sees tokens to come, or counts "
+                "padding among its positions; generate with transformers itself"
+            )
 
     def sharding_rules(self) -> Rules:
         """How weights are split over a mesh's `tensor` axis, from the configuration's plan."""
