@@ -5,13 +5,16 @@ further token, with its key-value cache on the host between steps. The next toke
 or the one that another run took, so that two runs can be compared.
 """
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import nn
+
+from jaxsr.models.cache_entries import has_slots
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -107,7 +110,7 @@ class _ImageRollout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LanguageWorkload(Workload):
-    """A language model of `jaxsr.models.llama` on one prompt."""
+    """A language model on one prompt."""
 
     prompt: tuple[int, ...]
     """Token ids."""
@@ -117,7 +120,11 @@ class LanguageWorkload(Workload):
     """Token ids → text, or None."""
 
     def begin(self) -> Rollout:
-        return _LanguageRollout(self.prompt, self.new_tokens)
+        from jaxsr.models.llama.network import CausalLM
+
+        network: Any = self.network
+        rollout = _OwnRollout if isinstance(network, CausalLM) else _LibraryRollout
+        return rollout(self.prompt, self.new_tokens, network.config.max_position_embeddings)
 
     @property
     def steps(self) -> int:
@@ -134,15 +141,17 @@ class LanguageWorkload(Workload):
 class _LanguageRollout:
     """Prompt and cache in the shapes that `jaxsr.generate` uses, so that it computes the same."""
 
-    def __init__(self, prompt: Sequence[int], count: int) -> None:
+    padding: Literal["left", "right"]
+
+    def __init__(self, prompt: Sequence[int], count: int, context: int) -> None:
         from jaxsr.generation.padding import cache_slots, padded
 
-        tokens, length = padded([prompt], padding="right")
+        tokens, self._length = padded([prompt], padding=self.padding)
+        self._width = tokens.shape[1]
         self._count = count
-        self._slots = cache_slots(len(prompt), count)
-        self._filled = int(length[0])
-        self._cache: list[tuple[np.ndarray, np.ndarray]] | None = None
-        self._next: Inputs | None = ((tokens,), {"read_B": length - 1})
+        self._slots = cache_slots(len(prompt), count, context=context)
+        self._cache: Any = None
+        self._next: Inputs | None = ((tokens,), self._prompt_options())
         self.tokens: list[int] = []
 
     def inputs(self) -> Inputs | None:
@@ -150,20 +159,67 @@ class _LanguageRollout:
 
     def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
         logits, new = outputs
+        self._store(new)
+        self.tokens.append(int(np.argmax(logits[0])) if token is None else token)
+        fed = np.array([[self.tokens[-1]]], np.int32)
+        # A copy: the runs of one step may still look at it when the next one writes.
+        inputs = ((fed, copy.deepcopy(self._cache)), self._token_options())
+        self._next = inputs if len(self.tokens) < self._count else None
+        return np.asarray(logits)
+
+    def _prompt_options(self) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def _token_options(self) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def _store(self, new: Any) -> None:
+        raise NotImplementedError
+
+
+class _OwnRollout(_LanguageRollout):
+    """Of a network of `jaxsr.models.llama`."""
+
+    padding = "right"
+
+    def _prompt_options(self) -> dict[str, np.ndarray]:
+        self._filled = int(self._length[0])
+        return {"read_B": self._length - 1}
+
+    def _token_options(self) -> dict[str, np.ndarray]:
+        return {"filled_B": np.array([self._filled], np.int32), "read_B": np.zeros(1, np.int32)}
+
+    def _store(self, new: Any) -> None:
         if self._cache is None:
             self._cache = [(_grown(k, self._slots), _grown(v, self._slots)) for k, v in new]
-        else:
-            for filled, added in zip(self._cache, new, strict=True):
-                for array, column in zip(filled, added, strict=True):
-                    array[:, :, self._filled] = column[:, :, 0]
-            self._filled += 1
-        self.tokens.append(int(np.argmax(logits[0])) if token is None else token)
-        # A copy: the runs of one step may still look at it when the next one writes.
-        cache = [(k.copy(), v.copy()) for k, v in self._cache]
-        named = {"filled_B": np.array([self._filled], np.int32), "read_B": np.zeros(1, np.int32)}
-        fed = np.array([[self.tokens[-1]]], np.int32)
-        self._next = ((fed, cache), named) if len(self.tokens) < self._count else None
-        return np.asarray(logits)
+            return
+        for filled, added in zip(self._cache, new, strict=True):
+            for array, column in zip(filled, added, strict=True):
+                array[:, :, self._filled] = column[:, :, 0]
+        self._filled += 1
+
+
+class _LibraryRollout(_LanguageRollout):
+    """Of a network of `jaxsr.models.hugging_face`."""
+
+    padding = "left"
+
+    def _prompt_options(self) -> dict[str, np.ndarray]:
+        self._filled = self._width
+        return {"first_B": self._width - self._length}
+
+    def _token_options(self) -> dict[str, np.ndarray]:
+        filled = np.array(self._filled, np.int32)
+        return {"filled": filled, "first_B": self._width - self._length}
+
+    def _store(self, new: Any) -> None:
+        if self._cache is None:
+            self._cache = {
+                n: _grown(t, self._slots) if has_slots(n) else np.array(t) for n, t in new.items()
+            }
+            return
+        self._cache = {name: np.array(array) for name, array in new.items()}
+        self._filled += 1
 
 
 def _grown(cache: np.ndarray, slots: int) -> np.ndarray:

@@ -119,7 +119,8 @@ def run(config: GenerateConfig) -> int:
 
         tokenizer = load_tokenizer(config.tokenizer or config.model)
         prompt = bucket(max(len(tokenizer.encode(text)) for text in config.prompts))
-        slots = cache_slots(prompt, config.max_new_tokens)
+        limit = network.config.max_position_embeddings
+        slots = cache_slots(prompt, config.max_new_tokens, context=limit)
     else:
         prompt, slots = bucket(context // 4), context
     devices = config.devices if config.devices > 1 else None

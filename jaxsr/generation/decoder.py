@@ -84,7 +84,8 @@ class Engine(ABC):
           padding: side on which shorter rows are padded.
         """
         tokens, length = padded(prompts, padding=padding)
-        least = cache_slots(int(length.max()), options.max_new_tokens)
+        context = self.config.max_position_embeddings
+        least = cache_slots(int(length.max()), options.max_new_tokens, context=context)
         numbers = np.asarray(requests, np.int32)
         slots = max(slots or least, least)
         return self._start(tokens, length, numbers, options, tuple(stop_ids), slots, padding)

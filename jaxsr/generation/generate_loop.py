@@ -132,7 +132,8 @@ def complete(
     together = 1 if deterministic else min(batch_size, len(prompts))
     # One cache size for the whole run means one compiled loop; a deterministic row has its own.
     longest = max(len(prompt) for prompt in prompts)
-    slots = None if deterministic else cache_slots(longest, options.max_new_tokens)
+    context = config.max_position_embeddings
+    slots = cache_slots(longest, options.max_new_tokens, context=context)
     requests = _requests_of(prompts) if deterministic else list(range(len(prompts)))
     run = Run()
     for begin in range(0, len(prompts), together):
@@ -145,7 +146,7 @@ def complete(
             [requests[i] for i in fill],
             options,
             stop_ids=stop_ids,
-            slots=slots,
+            slots=None if deterministic else slots,
             padding="right" if deterministic else padding,
         )
         first = engine.outputs(batch)

@@ -264,7 +264,8 @@ class JaxEngine(Engine):
     ) -> JaxBatch:
         count, room = snapshot.outputs.shape[1], room_for(options)
         longest = int(snapshot.filled.max())
-        slots = cache_slots(longest, max(options.max_new_tokens - count, 1))
+        remaining = max(options.max_new_tokens - count, 1)
+        slots = cache_slots(longest, remaining, context=self.config.max_position_embeddings)
         cache, filled, first = self._layout.placed(
             snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
         )

@@ -21,14 +21,16 @@ def bucket(length: int) -> int:
     return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
 
 
-def cache_slots(prompt_length: int, max_new_tokens: int) -> int:
+def cache_slots(prompt_length: int, max_new_tokens: int, *, context: int) -> int:
     """Slots that a prompt of this length and its output need, rounded up.
 
     Multiples of 128 up to 1024 and powers of two above: attention reads the whole cache at
-    every step, so a coarse rounding would cost time.
+    every step, so a coarse rounding would cost time. Rounding does not pass the `context`, for
+    some networks have tables of its size.
     """
     need = bucket(prompt_length) + max_new_tokens
-    return -(-need // 128) * 128 if need <= 1024 else bucket(need)
+    rounded = -(-need // 128) * 128 if need <= 1024 else bucket(need)
+    return max(need, min(rounded, context))
 
 
 def padded(prompts: Sequence[Sequence[int]], *, padding: Padding) -> tuple[np.ndarray, np.ndarray]:

@@ -125,7 +125,8 @@ class TorchEngine(Engine):
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> TorchBatch:
         left = max(options.max_new_tokens - snapshot.outputs.shape[1], 1)
-        slots = cache_slots(int(snapshot.filled.max()), left)
+        context = self.config.max_position_embeddings
+        slots = cache_slots(int(snapshot.filled.max()), left, context=context)
 
         def row(array: np.ndarray, kind: Any) -> torch.Tensor:
             return torch.from_numpy(array.astype(kind)).to(self.torch_device)

@@ -14,8 +14,8 @@ def test_buckets_hold_their_lengths_and_are_few():
     assert [bucket(n) for n in (1, 16, 17, 100, 128, 129)] == [16, 16, 32, 128, 128, 256]
     for length in range(1, 2000, 7):
         for new in (1, 64, 500):
-            assert cache_slots(length, new) >= bucket(length) + new
-    assert len({cache_slots(n, 128) for n in range(1, 1025)}) < 10
+            assert cache_slots(length, new, context=4096) >= bucket(length) + new
+    assert len({cache_slots(n, 128, context=4096) for n in range(1, 1025)}) < 10
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
