@@ -20,8 +20,13 @@ def test_models_of_transformers_choose_their_own_tokens(family, tmp_path):
     )  # fmt: skip
     rollout = workload.begin()
     while (inputs := rollout.inputs()) is not None:
-        args, options = torch.utils._pytree.tree_map(torch.as_tensor, inputs)
+        args, options = torch.utils._pytree.tree_map(_tensor, inputs)
         logits, entries = network(*args, **options)
         outputs = (logits.numpy(), {name: t.numpy() for name, t in entries.items()})
         rollout.take(outputs)
     assert rollout.tokens == reference_tokens(model, new_tokens=6)[1]
+
+
+def _tensor(array):
+    tensor = torch.as_tensor(array)
+    return tensor if tensor.is_floating_point() else tensor.long()
