@@ -1,11 +1,11 @@
 """A causal language model of transformers behind the calls of `jaxsr.models.llama.network`."""
 
+import contextlib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from jaxsr.models.hugging_face.cache import Entries, close_cache, open_cache
 from jaxsr.models.llama.network import wide
 
 _NO_LIMIT = 2**31 - 1
-_GROUPED_QUERIES = {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}
+_GROUPED_QUERIES = "TRANSFORMERS_SDPA_FORCE_GQA"
 """Keys and values go to attention as they are cached, not repeated for every query head."""
 
 
@@ -161,9 +161,22 @@ class LibraryLM(nn.Module):
             "return_dict": True,
             "logits_to_keep": 1,
         }
-        with mock.patch.dict(os.environ, _GROUPED_QUERIES):
+        with _grouped_queries():
             outputs = self.inner(
                 tokens_BT, **{n: v for n, v in options.items() if n in self._takes}
             )
         logits = outputs.logits[:, -1]
         return logits.to(wide(logits.dtype)), close_cache(state)
+
+
+@contextlib.contextmanager
+def _grouped_queries() -> Iterator[None]:
+    before = os.environ.get(_GROUPED_QUERIES)
+    os.environ[_GROUPED_QUERIES] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_GROUPED_QUERIES]
+        else:
+            os.environ[_GROUPED_QUERIES] = before
