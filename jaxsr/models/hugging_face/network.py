@@ -151,7 +151,8 @@ class LibraryLM(nn.Module):
         first_B1 = slots_T.new_zeros(batch, 1) if first_B is None else first_B[:, None]
         state = open_cache(self.inner.config, cache, 0 if cache is None else start)
         spans = [t.shape[2] for n, t in (cache or {}).items() if n.endswith(".keys")]
-        span = torch.arange(spans[0] if spans else count, device=device)
+        # Without keys, the mask is that of the tokens fed: states hold nothing of single slots.
+        span = torch.arange(spans[0], device=device) if spans else slots_T
         mask_BS = span[None] >= first_B1
         options: dict[str, Any] = {
             "attention_mask": mask_BS.to(torch.int64),
