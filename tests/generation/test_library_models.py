@@ -23,7 +23,17 @@ from jaxsr.models.llama.loading import fingerprint
 GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
 
 # A window, a recurrence, both, latent attention, experts, learned positions, biased scores.
-FAMILIES = ("gemma2", "mamba2", "falcon_h1", "deepseek_v3", "mixtral", "gpt2", "bloom")
+FAMILIES = (
+    "gemma2",
+    "mamba",
+    "mamba2",
+    "falcon_h1",
+    "deepseek_v3",
+    "deepseek_v32",
+    "mixtral",
+    "gpt2",
+    "bloom",
+)
 MORE = ("qwen3_next", "jamba", "gpt_oss", "falcon", "gptj", "phi3", "llama4_text", "zamba2", "lfm2")
 
 
@@ -118,7 +128,6 @@ def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
         ("bert", "sees tokens to come, or counts padding"),
         ("bart", "sees tokens to come, or counts padding"),
         ("deepseek_v4", "blocks of kind"),
-        ("deepseek_v32", "block 0 keeps a StaticIndexedLayer"),
     ],
 )
 def test_a_cache_that_is_not_known_is_refused(family, message, tmp_path):
