@@ -16,8 +16,8 @@ from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.jax_decoder import JaxEngine, room_for
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import bucket, cache_slots
-from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.interop.aot.topology import Topology
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.quantized import Scheme
 from jaxsr.runtime.aot import conclude, prepare
