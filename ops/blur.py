@@ -34,13 +34,16 @@ from jaxsr.ops._arguments import (
     positive_pair,
 )
 from jaxsr.ops._border import Border, border_name
-from jaxsr.ops._separable import filter_bordered, fold_channels
+from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._typed_jax import jit, platform_dependent
 
 Convention = Literal["torchvision", "opencv"]
 CONVENTIONS = ("torchvision", "opencv")
 Windows = tuple[tuple[float, ...], tuple[float, ...]]
 """Weights along height and along width."""
+
+LONGEST_WINDOW = (1 << 16) - 1
+"""Pixels of a window."""
 
 # What cv2.getGaussianKernel returns when sigma is left out and the kernel is small.
 _OPENCV_TABLES = {
@@ -103,10 +106,17 @@ def gaussian_windows(
             )
         reach = 3 if dtype == jnp.uint8 else 4  # sigmas to each side, as OpenCV cuts
         sizes = tuple(round(2 * reach * s + 1) | 1 for s in sigmas if s is not None)
+        if max(sizes) > LONGEST_WINDOW:
+            raise ValueError(
+                f"sigma={sigma} asks for a window of {max(sizes)} px, of {LONGEST_WINDOW} at most; "
+                "lower it, or blur a smaller picture"
+            )
     else:
         sizes = positive_pair(kernel_size, "kernel_size")
         if any(size % 2 == 0 for size in sizes):
             raise ValueError(f"kernel_size must be odd, got {kernel_size}; use the next one")
+        if max(sizes) > LONGEST_WINDOW:
+            raise ValueError(f"kernel_size must be at most {LONGEST_WINDOW}, got {kernel_size}")
     fixed_point = convention == "opencv" and dtype == jnp.uint8
     vertical, horizontal = (_window(*each, convention) for each in zip(sizes, sigmas, strict=True))
     if fixed_point:
@@ -186,7 +196,8 @@ def _blur(
         # Within 0…255 as it is: weights are positive and sum to 1.
         return (jnp.floor(x + 0.5) if convention == "opencv" else jnp.round(x)).astype(jnp.uint8)
 
-    if image.dtype == jnp.uint8 and convention == "opencv":
+    fits = len(window) <= LONGEST_SUM
+    if image.dtype == jnp.uint8 and convention == "opencv" and fits:
         x = platform_dependent(x, cpu=in_uint16, default=in_float)
     else:
         x = in_float(x)
