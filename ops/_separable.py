@@ -31,7 +31,7 @@ def fold_channels(x: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, dict[
     """`x` with all that lies behind the later axis folded into it, and the step of each axis."""
     last = max(axes)
     step = math.prod(x.shape[last + 1 :])
-    return x.reshape(*x.shape[:last], -1), {min(axes): 1, last: step}
+    return x.reshape(*x.shape[:last], x.shape[last] * step), {min(axes): 1, last: step}
 
 
 def filter_valid(x: jax.Array, weights: Sequence[Weight], axis: int, step: int = 1) -> jax.Array:

@@ -28,8 +28,7 @@ from jaxtyping import Array, Shaped
 from jaxsr.ops._arguments import (
     ImageLike,
     compute_dtype,
-    image_array,
-    normal_axes,
+    image_and_axes,
     one_of,
     positive_pair,
 )
@@ -81,11 +80,11 @@ def gaussian_blur(
       TypeError: not uint8 or floating point, or sizes that are not integers.
       ValueError: an even window, sigma not positive, neither of them given, an unknown name.
     """
-    image = image_array(image)
+    image, axes = image_and_axes(image, axes)
     one_of(convention, CONVENTIONS, "blur convention")
-    axes = normal_axes(axes, image.ndim)
     windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
-    return _blur(image, windows, border_name(border, convention), convention, axes)
+    border = border_name(border, convention)
+    return _blur(image, windows, border, convention, axes) if image.size else image
 
 
 def gaussian_windows(

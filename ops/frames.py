@@ -21,9 +21,9 @@ from jaxsr.ops._arguments import (
     ImageLike,
     compute_dtype,
     frames_and_masks,
+    image_and_axes,
     image_array,
     is_integer,
-    normal_axes,
     positive_pair,
 )
 from jaxsr.ops._typed_jax import asarray, jit, map_in_batches
@@ -38,7 +38,6 @@ def normalise(
 
     Raises:
       TypeError: the image is not uint8 or floating point, or `dtype` is not floating point.
-      ValueError: empty.
     """
     image = image_array(image)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -53,7 +52,6 @@ def denormalise(
 
     Raises:
       TypeError: the image is not floating point, or `dtype` neither uint8 nor floating point.
-      ValueError: empty.
     """
     image = image_array(image)
     if image.dtype == jnp.uint8:
@@ -130,8 +128,7 @@ def resize_frames(
     if chunk is not None and (not is_integer(chunk) or chunk < 1):
         raise ValueError(f"chunk must be an integer of at least 1 or None, got {chunk!r}")
     if masks is None:
-        frames = image_array(frames, "frames")
-        axes = normal_axes(axes, frames.ndim)
+        frames, axes = image_and_axes(frames, axes, "frames")
     else:
         frames, masks, axes = frames_and_masks(frames, masks, axes)
     height, width = (frames.shape[axis] for axis in axes)

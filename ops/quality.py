@@ -25,10 +25,11 @@ from jaxtyping import Array, Float, Shaped
 from jaxsr.ops._arguments import (
     ImageLike,
     compute_dtype,
+    image_and_axes,
     image_array,
     is_integer,
-    normal_axes,
     normal_axis,
+    number,
     one_of,
 )
 from jaxsr.ops._separable import filter_valid, filter_valid_apart, fold_channels
@@ -120,11 +121,10 @@ def ssim(
       ValueError: an even window, one larger than what the border leaves, or sigma not positive.
     """
     one_of(window, ("gaussian", "uniform"), "window")
-    if not sigma > 0 or not math.isfinite(sigma):
-        raise ValueError(f"sigma must be positive, got {sigma}")
+    sigma = number(sigma, "sigma", above=0)
     if window_size is None:
         window_size = 2 * int(_TRUNCATE * sigma + 0.5) + 1 if window == "gaussian" else 7
-    if window_size < 3 or window_size % 2 == 0:
+    if not is_integer(window_size) or window_size < 3 or window_size % 2 == 0:
         raise ValueError(f"window_size must be odd and at least 3, got {window_size}")
     checked = _checked(
         image, reference, data_range, luma, crop_border, axes, channel, window=window_size
@@ -151,7 +151,8 @@ def _checked(
     channel: int | None,
     window: int,
 ) -> tuple[jax.Array, jax.Array, _Comparison]:
-    image, reference = image_array(image), image_array(reference, "reference")
+    image, (height, width) = image_and_axes(image, axes)
+    reference = image_array(reference, "reference")
     if image.shape != reference.shape:
         raise ValueError(
             f"image and reference must have one shape, got {image.shape} and {reference.shape}"
@@ -161,7 +162,6 @@ def _checked(
             f"image and reference must have one dtype, got {image.dtype} and {reference.dtype}; "
             "their ranges differ, so convert one of them first"
         )
-    height, width = normal_axes(axes, image.ndim)
     if channel is not None:
         channel = normal_axis(channel, image.ndim, "channel")
         if channel in (height, width):
@@ -178,9 +178,9 @@ def _checked(
             f"a border of {crop_border} px leaves {extent} px of "
             f"{image.shape[height]}x{image.shape[width]}, but {window} are needed"
         )
-    peak = (255.0 if image.dtype == jnp.uint8 else 1.0) if data_range is None else float(data_range)
-    if not peak > 0 or not math.isfinite(peak):
-        raise ValueError(f"data_range must be positive, got {data_range}")
+    if data_range is None:
+        data_range = 255 if image.dtype == jnp.uint8 else 1
+    peak = number(data_range, "data_range", above=0)
     return image, reference, _Comparison(peak, luma, crop_border, height, width, channel)
 
 

@@ -7,16 +7,27 @@ Every convention is tested against the library it is named for; where their rule
 in `_resize/conventions/`.
 """
 
-import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Shaped
 
-from jaxsr.ops._arguments import ImageLike, image_array, is_integer, normal_axis, one_of
+from jaxsr.ops._arguments import (
+    ImageLike,
+    channel_axis,
+    image_array,
+    is_integer,
+    normal_axis,
+    number,
+    one_of,
+)
 from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.conventions.matlab import EDGES
+from jaxsr.ops._resize.conventions.pillow import divide_by_alpha, multiply_by_alpha
 from jaxsr.ops._resize.primitive import resize_in_jax, resize_p
 from jaxsr.ops._typed_jax import jit
 
@@ -34,7 +45,8 @@ def resize(
     axes: Sequence[int] = (-3, -2),
     scale: float | Sequence[float] | None = None,
     align_corners: bool = False,
-    matlab_edges: str = "clamp",
+    matlab_edges: str | None = None,
+    alpha: int | None = None,
 ) -> Shaped[Array, "..."]:
     """Resizes an image, or every image of a batch, along `axes`.
 
@@ -59,17 +71,24 @@ def resize(
       align_corners: torch's option: the centres of the corner pixels stay where they are, rather
         than the outer edges of the image.
       matlab_edges: what lies outside MATLAB's image: 'clamp', the nearest pixel (older
-        releases, the literature's images), or 'mirror' (newer releases).
+        releases, the literature's images; the default), or 'mirror' (newer releases).
+      alpha: the channel that holds opacity, such as 3 or -1 of RGBA, in the pillow convention:
+        colours are multiplied by it before and divided by it afterwards, as Pillow does for RGBA
+        and LA in every method but 'nearest'. Default: all channels are resized alike.
 
     Raises:
-      TypeError: `image` is boolean, complex, or of another integer type.
+      TypeError: `image` is boolean, complex, or of another integer type; an option of a wrong type.
       ValueError: an extent below 1, an unknown name, an empty image, or options that do not go
         together.
     """
     image = image_array(image)
+    if not isinstance(axes, Sequence):
+        raise TypeError(f"axes must be a sequence of axes, height first, got {axes!r}")
     positive = tuple(normal_axis(axis, image.ndim, "axes") for axis in axes)
     if not positive or len(set(positive)) < len(positive):
         raise ValueError(f"axes must name different axes, at least one, got {tuple(axes)}")
+    if 0 in image.shape[min(positive) :]:
+        raise ValueError(f"image is empty, its shape is {image.shape}; only a batch may be")
     if convention not in CONVENTIONS:
         raise ValueError(
             f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}, or add "
@@ -90,7 +109,12 @@ def resize(
     elif align_corners:
         raise ValueError("align_corners=True exists in the torch convention only")
     if "matlab_edges" in rules.options:
-        options["matlab_edges"] = one_of(matlab_edges, EDGES, "matlab_edges")
+        options["matlab_edges"] = one_of(matlab_edges or EDGES[0], EDGES, "matlab_edges")
+    elif matlab_edges is not None:
+        raise ValueError("matlab_edges exists in the matlab convention only; leave it out")
+    for name, value in (("antialias", antialias), ("align_corners", align_corners)):
+        if value is not None and not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
     if not rules.antialias_is_fixed:
         # torch's Lanczos exists with antialias alone.
         default = rules.antialias or (convention == "torch" and method == "lanczos")
@@ -102,13 +126,24 @@ def resize(
             "the torch and matlab conventions leave the choice"
         )
     rules.check(**options)
-    return _resize(
-        image,
+    run = partial(
+        _resize,
         axes=positive,
         size=_check_size(size, len(positive)),
         convention=convention,
         options=tuple(options.items()),
     )
+    if alpha is None:
+        return run(image)
+    if convention != "pillow":
+        raise ValueError(f"alpha={alpha!r} exists in the pillow convention only; leave it out")
+    channel = channel_axis(positive, image.ndim) if len(positive) == 2 else None
+    if channel is None:
+        raise ValueError(f"alpha={alpha!r} needs images of NHWC or NCHW, got {image.shape}")
+    alpha = normal_axis(alpha, image.shape[channel], "alpha")
+    if method == "nearest":
+        return run(image)
+    return divide_by_alpha(run(multiply_by_alpha(image, channel, alpha)), channel, alpha)
 
 
 def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -126,14 +161,11 @@ def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
 def _check_scale(scale: float | Sequence[float] | None, count: int) -> tuple[float | None, ...]:
     if scale is None:
         return (None,) * count
-    scales = tuple(float(s) for s in _one_each(scale, count, "scale"))
-    if not all(math.isfinite(s) and s > 0 for s in scales):
-        raise ValueError(f"scale must be positive and finite, got {scale!r}")
-    return scales
+    return tuple(number(s, "scale", above=0) for s in _one_each(scale, count, "scale"))
 
 
 def _one_each(value: Any, count: int, name: str) -> tuple[Any, ...]:
-    if not hasattr(value, "__len__"):
+    if not hasattr(value, "__len__") or isinstance(value, str):
         return (value,) * count
     if len(value) != count:
         raise ValueError(f"{name} must hold one value for each of {count} axes, got {value!r}")
@@ -149,6 +181,9 @@ def _resize(
     convention: str,
     options: tuple[tuple[str, Any], ...],
 ) -> jax.Array:
+    if image.size == 0:
+        extents = dict(zip(axes, size, strict=True))
+        return jnp.zeros([extents.get(k, n) for k, n in enumerate(image.shape)], image.dtype)
     static: Any = {"axes": axes, "size": size, "convention": convention, "options": options}
     if CONVENTIONS[convention].library:
         return resize_p.bind(image, **static)
