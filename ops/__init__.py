@@ -12,6 +12,7 @@ from jaxsr.ops.frames import (
     resize_frames,
 )
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
+from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.quality import psnr, ssim
 from jaxsr.ops.resize import resize
 
@@ -20,6 +21,7 @@ __all__ = [
     "feather",
     "frame_size",
     "gaussian_blur",
+    "keep_freed_memory",
     "mask_box",
     "mask_crop",
     "mask_paste",

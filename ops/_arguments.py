@@ -6,7 +6,7 @@ Kernels take any number of leading axes and name the axes that they work on. So 
 
 import math
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,7 @@ def normal_axis(axis: object, ndim: int, name: str = "axis") -> int:
 
 def normal_axes(axes: Sequence[int], ndim: int) -> tuple[int, int]:
     """(height axis, width axis) counted from the front."""
-    if not isinstance(axes, Sequence) or len(axes) != 2:
+    if not hasattr(axes, "__len__") or len(axes) != 2:
         raise TypeError(f"axes must be (height axis, width axis), got {axes!r}")
     height, width = (normal_axis(axis, ndim, "axes") for axis in axes)
     if height == width:
@@ -137,10 +137,18 @@ def number(
     if not isinstance(value, int | float | np.number) or isinstance(value, bool):
         raise TypeError(f"{name} must be a Python number, got {value!r}")
     limit = f" above {above}" if above > -math.inf else f" of at least {least}"
-    if not math.isfinite(value) or value <= above or value < least:
+    real = float(cast(float, value))
+    if not math.isfinite(real) or real <= above or real < least:
         bounded = max(above, least) > -math.inf
         raise ValueError(f"{name} must be a finite number{limit * bounded}, got {value!r}")
-    return float(value)
+    return real
+
+
+def flag(value: object, name: str) -> bool:
+    """`value` if it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value is True or bool(cast(bool, value))
 
 
 def one_of(value: str, choices: Sequence[str], name: str) -> str:

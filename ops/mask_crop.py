@@ -11,7 +11,7 @@ made even. A mask that is empty in every frame stands for the whole frame.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +164,7 @@ def mask_paste(
     return _paste(frames, patches, alpha, box, axes)
 
 
-def _checked_box(box: Box, height: int, width: int) -> jax.Array:
+def _checked_box(box: Box | None, height: int, width: int) -> jax.Array:
     corners = None if box is None else asarray(box)
     if corners is None or corners.shape != (4,) or not jnp.issubdtype(corners.dtype, jnp.integer):
         raise TypeError(f"box must be 4 integers (x1, y1, x2, y2), got {box!r}")
@@ -175,7 +175,7 @@ def _checked_box(box: Box, height: int, width: int) -> jax.Array:
                 f"box=({x1}, {y1}, {x2}, {y2}) is empty or leaves the frame of {height}x{width}; "
                 "clip it first"
             )
-    return corners
+    return cast(jax.Array, corners)
 
 
 def feather(

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
     channel_axis,
+    flag,
     image_array,
     is_integer,
     normal_axis,
@@ -29,7 +28,7 @@ from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.conventions.matlab import EDGES
 from jaxsr.ops._resize.conventions.pillow import divide_by_alpha, multiply_by_alpha
 from jaxsr.ops._resize.primitive import resize_in_jax, resize_p
-from jaxsr.ops._typed_jax import jit
+from jaxsr.ops._typed_jax import jit, zeros_like
 
 LARGEST_EXTENT = 1 << 24
 """Pixels along one axis, beyond which float32 no longer numbers them one by one."""
@@ -82,7 +81,7 @@ def resize(
         together.
     """
     image = image_array(image)
-    if not isinstance(axes, Sequence):
+    if not hasattr(axes, "__len__"):
         raise TypeError(f"axes must be a sequence of axes, height first, got {axes!r}")
     positive = tuple(normal_axis(axis, image.ndim, "axes") for axis in axes)
     if not positive or len(set(positive)) < len(positive):
@@ -105,20 +104,19 @@ def resize(
     elif scale is not None:
         raise ValueError(f"scale has no meaning in the {convention} convention; leave it out")
     if "align_corners" in rules.options:
-        options["align_corners"] = bool(align_corners)
+        options["align_corners"] = align_corners
     elif align_corners:
         raise ValueError("align_corners=True exists in the torch convention only")
     if "matlab_edges" in rules.options:
         options["matlab_edges"] = one_of(matlab_edges or EDGES[0], EDGES, "matlab_edges")
     elif matlab_edges is not None:
         raise ValueError("matlab_edges exists in the matlab convention only; leave it out")
-    for name, value in (("antialias", antialias), ("align_corners", align_corners)):
-        if value is not None and not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
+    antialias = None if antialias is None else flag(antialias, "antialias")
+    align_corners = flag(align_corners, "align_corners")
     if not rules.antialias_is_fixed:
         # torch's Lanczos exists with antialias alone.
         default = rules.antialias or (convention == "torch" and method == "lanczos")
-        options["antialias"] = default if antialias is None else bool(antialias)
+        options["antialias"] = default if antialias is None else antialias
     elif antialias is not None and antialias != rules.antialias:
         always = "always" if rules.antialias else "never"
         raise ValueError(
@@ -183,7 +181,7 @@ def _resize(
 ) -> jax.Array:
     if image.size == 0:
         extents = dict(zip(axes, size, strict=True))
-        return jnp.zeros([extents.get(k, n) for k, n in enumerate(image.shape)], image.dtype)
+        return zeros_like(image, shape=[extents.get(k, n) for k, n in enumerate(image.shape)])
     static: Any = {"axes": axes, "size": size, "convention": convention, "options": options}
     if CONVENTIONS[convention].library:
         return resize_p.bind(image, **static)
