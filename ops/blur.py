@@ -7,7 +7,7 @@ result keeps the input's dtype.
 | left out | `convention="torchvision"` | `convention="opencv"` |
 |---|---|---|
 | `sigma` | 0.15 k + 0.35 | 0.3 ((k - 1)/2 - 1) + 0.8; a fixed table up to k = 9 |
-| `kernel_size` | refused, as torchvision does | 1 + 8 sigma, on uint8 1 + 6 sigma, made odd |
+| `kernel_size` | 2 int(4 sigma + 0.5) + 1, SciPy's | 1 + 8 sigma, on uint8 1 + 6 sigma, made odd |
 | `border` | `"reflect"`: the edge pixel not repeated | `"reflect101"`: the same |
 
 uint8: torchvision's rule rounds the float32 sum half to even, which differs from its own result by
@@ -23,7 +23,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
@@ -35,6 +34,7 @@ from jaxsr.ops._arguments import (
 from jaxsr.ops._border import Border, border_name
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._typed_jax import jit, platform_dependent
+from jaxsr.ops._types import Array, Shaped
 
 Convention = Literal["torchvision", "opencv"]
 CONVENTIONS = ("torchvision", "opencv")
@@ -79,6 +79,12 @@ def gaussian_blur(
     Raises:
       TypeError: not uint8 or floating point, or sizes that are not integers.
       ValueError: an even window, sigma not positive, neither of them given, an unknown name.
+
+    Example:
+      >>> image = np.zeros((5, 5, 1), np.float32)
+      >>> image[2, 2] = 1
+      >>> print(np.asarray(ops.gaussian_blur(image, sigma=1, border="constant"))[2, :, 0].round(3))
+      [0.022 0.097 0.159 0.097 0.022]
     """
     image, axes = image_and_axes(image, axes)
     one_of(convention, CONVENTIONS, "blur convention")
@@ -98,13 +104,7 @@ def gaussian_windows(
     if kernel_size is None:
         if sigma is None:
             raise ValueError("gaussian_blur needs sigma or kernel_size, got neither")
-        if convention == "torchvision":
-            raise ValueError(
-                f"torchvision's rule derives no kernel_size from sigma={sigma}; give one, or use "
-                "convention='opencv'"
-            )
-        reach = 3 if dtype == jnp.uint8 else 4  # sigmas to each side, as OpenCV cuts
-        sizes = tuple(round(2 * reach * s + 1) | 1 for s in sigmas if s is not None)
+        sizes = tuple(_window_size(s, convention, dtype) for s in sigmas if s is not None)
         if max(sizes) > LONGEST_WINDOW:
             raise ValueError(
                 f"sigma={sigma} asks for a window of {max(sizes)} px, of {LONGEST_WINDOW} at most; "
@@ -121,6 +121,13 @@ def gaussian_windows(
     if fixed_point:
         return _to_fixed_point(vertical), _to_fixed_point(horizontal)
     return vertical, horizontal
+
+
+def _window_size(sigma: float, convention: str, dtype: np.dtype) -> int:
+    if convention == "torchvision":  # which has no rule of its own; this is SciPy's
+        return 2 * int(4 * sigma + 0.5) + 1
+    reach = 3 if dtype == jnp.uint8 else 4  # sigmas to each side, as OpenCV cuts
+    return round(2 * reach * sigma + 1) | 1
 
 
 def _positive_floats(sigma: float | Sequence[float]) -> tuple[float, float]:

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, Shaped
 
 from jaxsr.ops._arguments import (
     MASK_THRESHOLD,
@@ -32,6 +31,7 @@ from jaxsr.ops._arguments import (
 )
 from jaxsr.ops._box_rule import box_around
 from jaxsr.ops._typed_jax import asarray, cond, jit, zeros_like
+from jaxsr.ops._types import Array, Float, Int, Shaped
 from jaxsr.ops._window import resample_window
 from jaxsr.ops.blur import gaussian_blur
 
@@ -68,6 +68,12 @@ def mask_box(
     Raises:
       TypeError: complex or integer masks other than uint8.
       ValueError: empty axes, or an option outside its range.
+
+    Example:
+      >>> masks = np.zeros((1, 90, 160, 1), np.uint8)
+      >>> masks[:, 40:50, 60:80] = 1
+      >>> ops.mask_box(masks, min_size=(20, 30)).tolist()
+      [50, 35, 90, 55]
     """
     masks, axes = masks_and_axes(masks, axes)
     return _box(masks, axes, checked_rule(padding_ratio, min_size, critical_ratio))
@@ -97,6 +103,14 @@ def mask_crop(
     Raises:
       TypeError: unsuitable dtypes, or no `size` where the masks are traced.
       ValueError: masks of another size, empty axes, or an option outside its range.
+
+    Example:
+      >>> frames, masks = np.zeros((1, 90, 160, 3), np.uint8), np.zeros((1, 90, 160, 1), np.uint8)
+      >>> masks[:, 40:50, 60:80] = 1
+      >>> ops.mask_crop(frames, masks, min_size=(20, 30)).frames.shape
+      (1, 20, 40, 3)
+      >>> ops.mask_crop(frames, masks, size=(32, 32)).frames.shape
+      (1, 32, 32, 3)
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
     rule = checked_rule(padding_ratio, min_size, critical_ratio)
@@ -145,6 +159,12 @@ def mask_paste(
     Raises:
       TypeError: unsuitable dtypes, frames and patches of two, or a box that is not 4 integers.
       ValueError: shapes that do not belong together, an even window, or a box outside the frame.
+
+    Example:
+      >>> frames, masks = np.zeros((1, 20, 20, 1)), np.ones((1, 20, 20, 1))
+      >>> pasted = ops.mask_paste(frames, np.ones((1, 4, 4, 1)), masks, (5, 5, 15, 15))
+      >>> round(float(pasted.sum()))
+      100
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
     patches = image_array(patches, "patches")
@@ -185,7 +205,12 @@ def feather(
     sigma: float = 1.5,
     axes: Sequence[int] = (-3, -2),
 ) -> Float[Array, "*shape"]:
-    """Masks cut at 0.5, then blurred on a scale of 0…255 with reflected borders: float32, 0…1."""
+    """Masks cut at 0.5, then blurred on a scale of 0…255 with reflected borders: float32, 0…1.
+
+    Example:
+      >>> print(ops.feather(np.ones((1, 4, 4, 1), bool))[0, 0, :, 0].round(3))
+      [1. 1. 1. 1.]
+    """
     masks, axes = masks_and_axes(masks, axes)
     return _feather(masks, kernel_size, sigma, axes)
 

@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
@@ -34,6 +33,7 @@ from jaxsr.ops._arguments import (
 )
 from jaxsr.ops._separable import filter_valid, filter_valid_apart, fold_channels
 from jaxsr.ops._typed_jax import jit
+from jaxsr.ops._types import Array, Float, Shaped
 from jaxsr.ops.colour import CONVENTIONS, Convention, luma_of_difference, rgb_to_y
 
 _K1, _K2 = 0.01, 0.03  # Wang et al. 2004, section III-B
@@ -84,6 +84,11 @@ def psnr(
     Raises:
       TypeError: not uint8 or floating point, or two dtypes.
       ValueError: two shapes, a range that is not positive, or a border that leaves nothing.
+
+    Example:
+      >>> image = np.full((1, 8, 8, 3), 0.5, np.float32)
+      >>> ops.psnr(image + np.float32(0.1), image).round(1).tolist()
+      [20.0]
     """
     checked = _checked(image, reference, data_range, luma, crop_border, axes, channel, window=1)
     return _psnr(*checked)
@@ -119,6 +124,11 @@ def ssim(
 
     Raises:
       ValueError: an even window, one larger than what the border leaves, or sigma not positive.
+
+    Example:
+      >>> image = np.linspace(0, 1, 192, dtype=np.float32).reshape(1, 8, 8, 3)
+      >>> ops.ssim(image, image, window="uniform").tolist()
+      [1.0]
     """
     one_of(window, ("gaussian", "uniform"), "window")
     sigma = number(sigma, "sigma", above=0)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import jax
-from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
@@ -29,7 +28,16 @@ from jaxsr.ops._resize.conventions.matlab import EDGES
 from jaxsr.ops._resize.conventions.pillow import divide_by_alpha, multiply_by_alpha
 from jaxsr.ops._resize.primitive import resize_in_jax, resize_p
 from jaxsr.ops._typed_jax import jit, zeros_like
+from jaxsr.ops._types import Array, Shaped
 
+JAX_METHODS = {
+    "linear": "bilinear",
+    "trilinear": "bilinear",
+    "triangle": "bilinear",
+    "cubic": "bicubic",
+    "tricubic": "bicubic",
+}
+"""Names of `jax.image.resize` for methods of every convention."""
 LARGEST_EXTENT = 1 << 24
 """Pixels along one axis, beyond which float32 no longer numbers them one by one."""
 
@@ -79,6 +87,11 @@ def resize(
       TypeError: `image` is boolean, complex, or of another integer type; an option of a wrong type.
       ValueError: an extent below 1, an unknown name, an empty image, or options that do not go
         together.
+
+    Example:
+      >>> image = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1)
+      >>> ops.resize(image, (2, 2), method="bicubic", antialias=True)[0, ..., 0].tolist()
+      [[3, 4], [11, 12]]
     """
     image = image_array(image)
     if not hasattr(axes, "__len__"):
@@ -96,6 +109,9 @@ def resize(
     rules = CONVENTIONS[convention]
     if rules.most_axes is not None and len(positive) > rules.most_axes:
         raise ValueError(f"the {convention} convention has two axes at most, got {tuple(axes)}")
+    method = JAX_METHODS.get(method, method)
+    if convention != "opencv" and method == "lanczos3":
+        method = "lanczos"
     one_of(method, rules.methods, f"method of the {convention} convention")
     options: dict[str, Any] = {"method": method}
     scales = _check_scale(scale, len(positive))

@@ -43,7 +43,7 @@ def image(*shape: int, dtype: type = np.float32) -> np.ndarray:
         ({"size": (1, 2, 3)}, ValueError, "one value for each of 2 axes"),
         ({"size": 4.5}, TypeError, "size must hold integers, got 4.5"),
         ({"size": True}, TypeError, "size must hold integers"),
-        ({"size": 4, "method": "cubic"}, ValueError, "unknown method of the torch convention"),
+        ({"size": 4, "method": "lanczos5"}, ValueError, "unknown method of the torch convention"),
         ({"size": 4, "convention": "scipy"}, ValueError, "unknown convention 'scipy'"),
         ({"size": 4, "method": "hamming"}, ValueError, "choose one of nearest"),
         ({"size": 4, "axes": (0, 0)}, ValueError, "different axes"),
@@ -310,3 +310,16 @@ def test_property_tables_stay_inside_and_sum_to_one(rule, extent, outputs, dtype
 @cache
 def _line(convention: str, method: str, after: int) -> Callable:
     return jax.jit(lambda x: resize(x, after, method=method, convention=convention, axes=(-3,)))
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("name", ["linear", "cubic", "lanczos3"])
+def test_names_of_jax(name, convention):
+    if (name, convention) == ("lanczos3", "opencv"):
+        pytest.skip("OpenCV's has 4 lobes")
+    picture, method = (
+        image(9, 7, 2),
+        {"linear": "bilinear", "cubic": "bicubic"}.get(name, "lanczos"),
+    )
+    got, want = (resize(picture, 5, method=m, convention=convention) for m in (name, method))
+    np.testing.assert_array_equal(got, want)

@@ -60,7 +60,12 @@ MOST_BITS = 20
 
 
 def matlab_size(extents: Sequence[int], scale: float) -> tuple[int, ...]:
-    """The extents of `imresize(image, scale)`: each one times the scale, rounded up."""
+    """The extents of `imresize(image, scale)`: each one times the scale, rounded up.
+
+    Example:
+      >>> ops.matlab_size((321, 481), 1 / 3)
+      (107, 161)
+    """
     return tuple(math.ceil(extent * scale) for extent in extents)
 
 
