@@ -11,29 +11,50 @@ from jaxsr.ops.frames import (
     preprocess,
     resize_frames,
 )
+from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.quality import psnr, ssim
 from jaxsr.ops.resize import resize
+from jaxsr.ops.warps import (
+    grid_sample,
+    map_coordinates,
+    remap,
+    rotate,
+    warp_affine,
+    warp_perspective,
+)
 
 __all__ = [
+    "center_crop",
+    "crop",
     "denormalise",
     "feather",
+    "flip",
     "frame_size",
     "gaussian_blur",
+    "grid_sample",
     "keep_freed_memory",
+    "map_coordinates",
     "mask_box",
     "mask_crop",
     "mask_paste",
     "matlab_size",
     "normalise",
+    "pad",
     "postprocess",
     "preprocess",
     "psnr",
+    "remap",
     "resize",
     "resize_frames",
     "rgb_to_y",
     "rgb_to_ycbcr",
+    "rot90",
+    "rotate",
     "ssim",
+    "transpose",
+    "warp_affine",
+    "warp_perspective",
     "ycbcr_to_rgb",
 ]

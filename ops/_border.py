@@ -28,6 +28,12 @@ _ALIASES: dict[str, dict[str, Border]] = {
 _NUMPY_MODE = {"reflect101": "reflect"}
 
 
+def checked_border(border: str) -> Border:
+    """`border` if it is one of ours."""
+    names: dict[str, Border] = {name: name for name in BORDERS}
+    return names[one_of(border, BORDERS, "border")]
+
+
 def border_name(border: str | None, convention: str) -> Border:
     """Our name of a border; the default of both conventions is `reflect101`."""
     if border is None:
