@@ -2,6 +2,7 @@
 
 from jaxsr.ops._resize.conventions.matlab import matlab_size
 from jaxsr.ops.blur import gaussian_blur
+from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.frames import (
     denormalise,
@@ -28,6 +29,7 @@ from jaxsr.ops.warps import (
 __all__ = [
     "center_crop",
     "crop",
+    "crop_and_resize",
     "denormalise",
     "feather",
     "flip",
@@ -50,6 +52,7 @@ __all__ = [
     "resize_frames",
     "rgb_to_y",
     "rgb_to_ycbcr",
+    "roi_align",
     "rot90",
     "rotate",
     "ssim",

@@ -24,6 +24,7 @@ Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
 FUNCTIONS: dict[str, Function] = {
     "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
     "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
+    "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
     "feather": (ops.feather, (*FLOATS, *LEVELS)),
     "flip": (ops.flip, ALL),
     "gaussian_blur": (partial(ops.gaussian_blur, sigma=0.7), (*FLOATS, *LEVELS)),
@@ -42,7 +43,7 @@ FUNCTIONS: dict[str, Function] = {
 OTHERS = {
     "denormalise", "frame_size", "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
     "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
-    "rgb_to_ycbcr", "ssim", "ycbcr_to_rgb",
+    "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
 }  # fmt: skip
 CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in dtypes]
 
