@@ -1,6 +1,16 @@
 """Image kernels: jitted, differentiable, and exact in the convention that they name."""
 
 from jaxsr.ops._resize.conventions.matlab import matlab_size
+from jaxsr.ops.adjust import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_gamma,
+    adjust_hue,
+    adjust_saturation,
+    invert,
+    posterize,
+    solarize,
+)
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
@@ -27,6 +37,11 @@ from jaxsr.ops.warps import (
 )
 
 __all__ = [
+    "adjust_brightness",
+    "adjust_contrast",
+    "adjust_gamma",
+    "adjust_hue",
+    "adjust_saturation",
     "center_crop",
     "crop",
     "crop_and_resize",
@@ -36,6 +51,7 @@ __all__ = [
     "frame_size",
     "gaussian_blur",
     "grid_sample",
+    "invert",
     "keep_freed_memory",
     "map_coordinates",
     "mask_box",
@@ -44,6 +60,7 @@ __all__ = [
     "matlab_size",
     "normalise",
     "pad",
+    "posterize",
     "postprocess",
     "preprocess",
     "psnr",
@@ -55,6 +72,7 @@ __all__ = [
     "roi_align",
     "rot90",
     "rotate",
+    "solarize",
     "ssim",
     "transpose",
     "warp_affine",

@@ -22,6 +22,8 @@ PLACES = np.linspace(-1, 9, 84, dtype=np.float32).reshape(2, 6, 7)
 
 Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
 FUNCTIONS: dict[str, Function] = {
+    "adjust_brightness": (partial(ops.adjust_brightness, factor=1.3), ALL),
+    "adjust_gamma": (partial(ops.adjust_gamma, gamma=0.7), ALL),
     "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
     "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
     "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
@@ -29,19 +31,23 @@ FUNCTIONS: dict[str, Function] = {
     "flip": (ops.flip, ALL),
     "gaussian_blur": (partial(ops.gaussian_blur, sigma=0.7), (*FLOATS, *LEVELS)),
     "grid_sample": (partial(ops.grid_sample, grid=np.moveaxis(PLACES, 0, -1) / 6), ALL),
-    "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES), ALL),
+    "invert": (ops.invert, ALL),
+    "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES, order=2), ALL),
     "pad": (partial(ops.pad, padding=2, border="symmetric"), ALL),
+    "posterize": (partial(ops.posterize, bits=3), ("uint8", "uint16")),
     "remap": (partial(ops.remap, rows=PLACES[0], columns=PLACES[1]), ALL),
     "resize": (partial(ops.resize, size=(5, 12)), (*FLOATS, *LEVELS)),
     "rot90": (ops.rot90, ALL),
     "rotate": (partial(ops.rotate, degrees=20.0), ALL),
+    "solarize": (partial(ops.solarize, threshold=0.5), ALL),
     "transpose": (ops.transpose, ALL),
     "warp_affine": (partial(ops.warp_affine, matrix=TURN), ALL),
     "warp_perspective": (partial(ops.warp_perspective, matrix=np.eye(3) + 0.01), ALL),
 }
 """With axes of height and width alone. Others have properties of their own in their files."""
 OTHERS = {
-    "denormalise", "frame_size", "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
+    "adjust_contrast", "adjust_hue", "adjust_saturation", "denormalise", "frame_size",
+    "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
     "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
     "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
 }  # fmt: skip
@@ -89,7 +95,10 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     assert empty.shape == (0, *plain.shape[1:]) and empty.dtype == plain.dtype
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "feather"])
+NOT_LINEAR = {"adjust_gamma", "feather", "invert", "posterize", "solarize"}
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_LINEAR])
 def test_linear_functions_have_the_gradient_of_linear_ones(name):
     """`vdot(f(x), y) = vdot(x, grad)`, as each is linear in its pictures."""
     function, _ = FUNCTIONS[name]
