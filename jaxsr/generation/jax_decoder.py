@@ -27,6 +27,7 @@ from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import CausalLM
+from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.models.llama.transposed import linear_weights, transpose, untie_head
 from jaxsr.ops._cpu_calls import xla_only
 
@@ -70,8 +71,10 @@ class JaxEngine(Engine):
             f" × {self.mesh.size}" if self.mesh.size > 1 else ""
         )
         self.compile_s = 0.0
-        self._skeleton = without_values(network)
         on_cpu = self.platform == "cpu"
+        if has_blocks(network):
+            network = arranged_copy(network)
+        self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
         self._layout = layout_of(network, self.mesh)
         self._turned, self._turned_in_program = frozenset[str](), False
