@@ -39,6 +39,7 @@ class Session:
             dtype=dtype,
             scheme=config.quantize,
             implementation=config.implementation,
+            packed=config.packed != "off",
         )
         assert isinstance(model, LanguageModel)
         self.model = model
@@ -78,6 +79,7 @@ class Session:
             self.model.network,
             mesh=tensor_mesh(devices),
             programs=compiled_folder(self.config) / "traced",
+            packed=self.config.packed,
         )
 
     def _stop_id(self, text: str) -> int:

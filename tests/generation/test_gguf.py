@@ -12,7 +12,9 @@ from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
 
-gguf = pytest.importorskip("gguf")
+pytest.importorskip("gguf")
+
+import gguf
 
 from tests.generation.gguf_writer import write_gguf, zip_names
 

@@ -167,9 +167,7 @@ def _on_meta(fields: dict[str, Any], dtype: torch.dtype) -> Any:
     return _built(fields, dtype, torch.device("meta"))
 
 
-def _built(
-    fields: dict[str, Any], dtype: torch.dtype, where: AbstractContextManager[Any]
-) -> Any:
+def _built(fields: dict[str, Any], dtype: torch.dtype, where: AbstractContextManager[Any]) -> Any:
     transformers = _transformers()
     from transformers import initialization
 

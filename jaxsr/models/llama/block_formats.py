@@ -1,7 +1,7 @@
 """The block formats of GGUF files: whole numbers, and the scales that make weights of them.
 
-A weight is `(level - offset) · scale · sub_scale + zero · sub_zero`, with a level for each weight, scales
-and zeros for each block, and sub-scales and sub-zeros, where there are, for each group in a block.
+A weight is `(level - offset) · scale · sub_scale + zero · sub_zero`, with a level for each weight,
+scales and zeros for each block, and sub-scales and sub-zeros, where there are, for each group.
 Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h; the tests compare with the
 `gguf` package.
 """
@@ -115,9 +115,7 @@ def _q4_0(b: Tensor) -> Levels:
 
 
 def _q4_1(b: Tensor) -> Levels:
-    return Levels(
-        levels=_nibbles(b[..., 4:]), scale=_half(b[..., :2]), zero=_half(b[..., 2:4])
-    )
+    return Levels(levels=_nibbles(b[..., 4:]), scale=_half(b[..., :2]), zero=_half(b[..., 2:4]))
 
 
 def _q5_0(b: Tensor) -> Levels:

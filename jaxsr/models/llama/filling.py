@@ -1,4 +1,4 @@
-"""Gives a network without values those of a checkpoint: the one place where tensors meet modules."""
+"""Puts the values of a checkpoint into a network without values."""
 
 import warnings
 from collections.abc import Iterable
@@ -67,9 +67,7 @@ def fill(
 
 def _assign(network: nn.Module, name: str, value: Tensor) -> None:
     if not value.is_floating_point() or value.dtype in _FP8:
-        raise InputError(
-            f"{name} is {value.dtype}, but config.json states no quantisation for it"
-        )
+        raise InputError(f"{name} is {value.dtype}, but config.json states no quantisation for it")
     parent, _, leaf = name.rpartition(".")
     module = network.get_submodule(parent)
     value = value.to(getattr(module, leaf).dtype)

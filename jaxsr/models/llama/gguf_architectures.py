@@ -1,7 +1,7 @@
-"""The configuration of a model from the header of its GGUF file, as its `config.json` would have it.
+"""The configuration of a model from the header of its GGUF file, as in its `config.json`.
 
-Names of fields: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Each field of the model is
-read, or checked to have the one value that is computed; a field that nobody reads is refused.
+Names of fields: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Each field of the model
+is read, or checked to have the one value that is computed; a field that nobody reads is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -295,10 +295,12 @@ def _falcon(header: Header) -> Config:
 
 
 def _phi3(header: Header) -> Config:
-    return {
+    config = _attention(header)
+    original = config["rope_parameters"].get("original_max_position_embeddings")
+    return config | {
         "model_type": "phi3",
-        **_attention(header),
         "sliding_window": header.get("attention.sliding_window") or None,
+        "original_max_position_embeddings": original or config["max_position_embeddings"],
     }
 
 

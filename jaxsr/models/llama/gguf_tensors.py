@@ -60,9 +60,7 @@ def _groups_interleaved(rows: np.ndarray, config: Config) -> np.ndarray:
     return np.concatenate(parts, 1).reshape(rows.shape)
 
 
-_PERMUTED = _Restore(
-    pattern=r"\.attn_[qk]\.(weight|bias)$", function=_halves_of_heads, by_row=True
-)
+_PERMUTED = _Restore(pattern=r"\.attn_[qk]\.(weight|bias)$", function=_halves_of_heads, by_row=True)
 _ONE_ADDED = _Restore(pattern=r"norm\.weight$", function=lambda array, _: array - 1)
 _RESTORES: Mapping[str, tuple[_Restore, ...]] = {
     "bloom": (_Restore(pattern=r"\.attn_qkv\.", function=_heads_interleaved, by_row=True),),
@@ -199,9 +197,7 @@ def _parts(name: str, parts: Mapping[str, Any]) -> Any:
     return tuple(f"blk.{match[1]}.{source}" for source in sources), join
 
 
-def _restored(
-    file: GGUFFile, name: str, config: Config, *, packed: bool
-) -> np.ndarray | Blocks:
+def _restored(file: GGUFFile, name: str, config: Config, *, packed: bool) -> np.ndarray | Blocks:
     restores = [
         r
         for r in _RESTORES.get(file.fields["general.architecture"], ())

@@ -27,9 +27,7 @@ class BlockLinear(QuantizedLinear):
 
     def __init__(self, kind: int, blocks: Tensor, *, bias: Tensor | None = None) -> None:
         block = FORMATS[kind]
-        super().__init__(
-            blocks.shape[1] // block.size * block.weights, blocks.shape[0], bias
-        )
+        super().__init__(blocks.shape[1] // block.size * block.weights, blocks.shape[0], bias)
         self.kind = kind
         self.register_buffer("blocks", blocks)
 
@@ -120,7 +118,8 @@ class LevelsLinear(QuantizedLinear):
         for name in _PARTS:
             self.register_buffer(name, getattr(levels, name))
 
-    def _levels(self, index: Tensor | None = None) -> Levels:
+    def unpacked(self, index: Tensor | None = None) -> Levels:
+        """The matrix, or some of its rows, with a byte for each level."""
         parts = {n: getattr(self, n) for n in _PARTS}
         if index is not None:
             parts = {n: None if t is None else t.index_select(0, index) for n, t in parts.items()}
@@ -129,11 +128,11 @@ class LevelsLinear(QuantizedLinear):
         return Levels(offset=self.offset, **parts)
 
     def dequantized(self) -> Tensor:
-        return self._levels().dequantized()
+        return self.unpacked().dequantized()
 
     def rows(self, index: Tensor) -> Tensor:
         """Some rows of the matrix, float32."""
-        return self._levels(index).dequantized()
+        return self.unpacked(index).dequantized()
 
 
 class LevelsEmbedding(nn.Module):
