@@ -44,9 +44,9 @@ class PackedMatrix:
     """A matrix as the kernel takes it."""
 
     planes: torch.Tensor
-    """Levels in the kernel's own order, uint8, (P, O, (I + 32) / 2)."""
+    """Levels in the kernel's own order, uint8, (P, O, I / 2), for `exact` with a group more."""
     tables: torch.Tensor
-    """Scales and zeros, bfloat16, (P, halves, parts, G + 1, O, 2). With two halves, the first and the
+    """Scales and zeros, bfloat16, (P, halves, parts, G, O, 2). With two halves, the first and the
     second 16 inputs of each group have their own; parts add up."""
 
 
@@ -62,61 +62,83 @@ def pack(
       bits: 4 or 8.
       exact: keep 16 bits of scales and zeros instead of 8.
     """
-    outputs, inputs = levels.shape
+    inputs = levels.shape[1]
     run = inputs // scale.shape[1]
     if run > GROUP:
         scale, zero = (t.repeat_interleave(run // GROUP, 1) for t in (scale, zero))
     halves = 2 if run == GROUP // 2 else 1
-    levels = levels.int()
     # The kernel subtracts 8 from each level.
-    if bits == 4:
-        planes, weights, zeros = [levels], [scale], [zero + 8 * scale]
-    else:
-        low = (levels & 15).int()
-        planes, weights = [low, (levels >> 4) + 8], [scale, 16 * scale]
-        zeros = [zero + 8 * scale, torch.zeros_like(zero)]
-    extra = torch.full((outputs, GROUP), 8, dtype=torch.int32)
-    packed = [aten._convert_weight_to_int4pack_for_cpu(torch.cat((p, extra), 1), 1) for p in planes]
+    weights, zeros = [scale], [zero + 8 * scale]
+    if bits == 8:
+        weights.append(16 * scale)
+        zeros.append(torch.zeros_like(zero))
     tables = [
         _table(scale[:, half::halves], zero[:, half::halves], exact=exact)
         for scale, zero in zip(weights, zeros, strict=True)
         for half in range(halves)
     ]
-    shape = (len(planes), halves, *tables[0].shape)
-    return PackedMatrix(planes=torch.stack(packed), tables=torch.stack(tables).view(shape))
+    shape = (len(weights), halves, *tables[0].shape)
+    # The kernel's order has blocks of rows; int32 of all rows at once would take eight times more.
+    parts = [_planes(part, bits=bits, exact=exact) for part in levels.split(_PACKED_AT_ONCE)]
+    return PackedMatrix(planes=torch.cat(parts, 1), tables=torch.stack(tables).view(shape))
+
+
+_PACKED_AT_ONCE = 4096
+"""Rows; a multiple of the blocks of every instruction set."""
+
+
+def _planes(levels: torch.Tensor, *, bits: int, exact: bool) -> torch.Tensor:
+    levels = levels.int()
+    planes = [levels] if bits == 4 else [levels & 15, (levels >> 4) + 8]
+    if exact:
+        extra = torch.full((len(levels), GROUP), 8, dtype=torch.int32)
+        planes = [torch.cat((plane, extra), 1) for plane in planes]
+    return torch.stack([aten._convert_weight_to_int4pack_for_cpu(p, 1) for p in planes])
 
 
 def _table(scale: torch.Tensor, zero: torch.Tensor, *, exact: bool) -> torch.Tensor:
-    """(parts, G + 1, O, 2); the last group has scale and zero 0."""
+    """(parts, G, O, 2); for `exact` with a last group whose scale and zero are 0."""
     values = torch.stack((scale.t(), zero.t()), -1)
+    if not exact:
+        return values.bfloat16()[None]
     values = torch.cat((values, torch.zeros_like(values[:1])))
     high = values.bfloat16()
-    return torch.stack((high, (values - high.float()).bfloat16()) if exact else (high,))
+    return torch.stack((high, (values - high.float()).bfloat16()))
 
 
 @torch_kernel(NAME)
 def _product(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
-    x, out = inputs[0], outputs[0]
-    matrices, start = (inputs[1::2], inputs[2::2]), 0
-    for planes, tables in zip(*matrices, strict=True):
-        size = planes.shape[1]
-        out[:, start : start + size] = product(x, planes, tables)
-        start += size
+    product(*inputs, out=outputs[0])
 
 
-def product(x: torch.Tensor, planes: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """`x Wᵀ`, float32, (M, O)."""
+def product(
+    x: torch.Tensor, planes: torch.Tensor, tables: torch.Tensor, *, out: torch.Tensor
+) -> None:
+    """Writes `x Wᵀ`.
+
+    Args:
+      x: (M, I), bfloat16, or float32 for `exact`.
+      planes: see `PackedMatrix`.
+      tables: see `PackedMatrix`.
+      out: (M, O), of any dtype.
+    """
     halves, exact = tables.shape[1], tables.shape[2] == 2
-    x = torch.nn.functional.pad(x.float(), (0, GROUP))
-    high = x.bfloat16()
-    parts = [high, (x - high.float()).bfloat16()] if exact else [high]
-    total: Any = 0
+    if exact:
+        x = torch.nn.functional.pad(x, (0, GROUP))
+        high = x.bfloat16()
+        parts = [high, (x - high.float()).bfloat16()]
+    else:
+        parts = [x]
+    results: list[torch.Tensor] = []
     for half in range(halves):
         rows = [part if halves == 1 else _half(part, half) for part in parts]
         for plane, table in zip(planes, tables[:, half], strict=True):
-            one = _exact(rows, plane, table) if exact else _multiply(rows[0], plane, table[0]).float()
-            total = total + one
-    return total
+            one = _exact(rows, plane, table) if exact else _multiply(rows[0], plane, table[0])
+            results.append(one)
+    if len(results) == 1:
+        out.copy_(results[0])
+    else:
+        out.copy_(sum((r.float() for r in results[1:]), results[0].float()))
 
 
 def _half(x: torch.Tensor, half: int) -> torch.Tensor:
@@ -144,16 +166,9 @@ def _multiply(x: torch.Tensor, plane: torch.Tensor, table: torch.Tensor) -> torc
     return aten._weight_int4pack_mm_for_cpu(x, plane, GROUP, table)
 
 
-def call(x: jax.Array, *arrays: jax.Array) -> jax.Array:
-    """`x` times several matrices by one call, their outputs beside each other.
-
-    Args:
-      x: (M, I).
-      *arrays: planes and tables of each matrix.
-    """
-    outputs = sum(planes.shape[1] for planes in arrays[::2])
-    result = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)
-    y = cpu_calls.call(
-        NAME, result, x.astype(jnp.float32), *arrays, threads=(threads_per_call(),)
-    )
+def call(x: jax.Array, planes: jax.Array, tables: jax.Array) -> jax.Array:
+    """`product` in a program for CPUs; x and the result are (M, I) and (M, O)."""
+    result = jax.ShapeDtypeStruct((x.shape[0], planes.shape[1]), jnp.float32)
+    activations = x.astype(jnp.float32 if tables.shape[2] == 2 else jnp.bfloat16)
+    y = cpu_calls.call(NAME, result, activations, planes, tables, threads=(threads_per_call(),))
     return y.astype(x.dtype)

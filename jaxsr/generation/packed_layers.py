@@ -1,11 +1,10 @@
 """Layers with packed weights whose products with a few tokens are torch's, in programs for CPUs.
 
 See `jaxsr.interop.cpu_kernels.packed_product`. Layers that multiply the same input (query, key and
-value; gate and up) share a call: each asks for all of them, and XLA computes equal calls once.
+value; gate and up) share a matrix: each asks for all of it, and XLA computes equal calls once.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,85 +22,107 @@ _OUTPUTS = 16
 
 
 @torch.library.custom_op("jaxsr::packed_product", mutates_args=())
-def _packed_product(x: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    products = [
-        packed_product.product(x, planes, tables)
-        for planes, tables in zip(arrays[::2], arrays[1::2], strict=True)
-    ]
-    return torch.cat(products, -1).to(x.dtype)
+def _packed_product(x: Tensor, planes: Tensor, tables: Tensor) -> Tensor:
+    out = x.new_empty(len(x), planes.shape[1])
+    exact = tables.shape[2] == 2
+    packed_product.product(x.float() if exact else x.bfloat16(), planes, tables, out=out)
+    return out
 
 
 @_packed_product.register_fake
-def _(x: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    return x.new_empty(len(x), sum(planes.shape[1] for planes in arrays[::2]))
+def _(x: Tensor, planes: Tensor, tables: Tensor) -> Tensor:
+    return x.new_empty(len(x), planes.shape[1])
 
 
-def lower_packed_product(x: Any, arrays: Sequence[Any]) -> Any:
-    """`jaxsr::packed_product` of JAX arrays."""
-    return packed_product.call(x, *arrays)
+lower_packed_product = packed_product.call
+"""`jaxsr::packed_product` of JAX arrays."""
 
 
-class KernelLinear(nn.Module):
-    """`x Wᵀ + b` by torch's kernel up to `MOST_ROWS` tokens, by `plain` beyond."""
+class KernelMatrix(nn.Module):
+    """Weights of one layer, or of several with the same input beneath each other."""
 
     planes: Tensor
     tables: Tensor
 
-    def __init__(self, plain: LevelsLinear, matrix: packed_product.PackedMatrix) -> None:
+    def __init__(self, layers: Sequence[LevelsLinear], *, exact: bool) -> None:
         super().__init__()
-        self.plain = plain
-        self.register_buffer("planes", matrix.planes)
-        self.register_buffer("tables", matrix.tables)
-        self._together: tuple[KernelLinear, ...] = (self,)
+        levels, scales, zeros = [], [], []
+        for layer in layers:
+            matrix = layer.unpacked()
+            scale, zero = matrix.of_groups()
+            levels.append(matrix.levels)
+            scales.append(scale)
+            zeros.append(zero - matrix.offset * scale)
+        packed = packed_product.pack(
+            torch.cat(levels), torch.cat(scales), torch.cat(zeros), bits=layers[0].bits, exact=exact
+        )
+        self.register_buffer("planes", packed.planes)
+        self.register_buffer("tables", packed.tables)
 
-    def share_calls(self, layers: Sequence["KernelLinear"]) -> None:
-        """Computes these layers, this one among them, in one call."""
-        self._together = tuple(layers)
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Some rows of the matrix, float32."""
-        return self.plain.rows(index)
+class KernelLinear(nn.Module):
+    """`x Wᵀ + b` by torch's kernel.
+
+    Args:
+      plain: the same layer by XLA, for more tokens than `exact` takes; without values for `fast`.
+      matrix: with the weights, perhaps of several layers.
+      first: of this layer's outputs among the matrix's.
+      owns: whether the matrix is this layer's in the table of tensors.
+    """
+
+    def __init__(
+        self, plain: LevelsLinear, matrix: KernelMatrix, *, first: int = 0, owns: bool = True
+    ) -> None:
+        super().__init__()
+        self.exact = matrix.tables.shape[2] == 2
+        self.first, self.out_features = first, plain.out_features
+        self.register_buffer("bias", plain.bias)
+        if self.exact:
+            self.plain = plain
+        if owns:
+            self.matrix = matrix
+        self._matrix = (matrix,)  # in a tuple, so that it has one place among the modules
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() // x.shape[-1] > packed_product.MOST_ROWS:
+        if self.exact and x.numel() // x.shape[-1] > packed_product.MOST_ROWS:
             return self.plain(x)
-        arrays = [array for layer in self._together for array in (layer.planes, layer.tables)]
-        y = torch.ops.jaxsr.packed_product(x.flatten(0, -2), arrays)
-        place = next(i for i, layer in enumerate(self._together) if layer is self)
-        sizes = [layer.plain.out_features for layer in self._together]
-        y = y.split(sizes, -1)[place].unflatten(0, x.shape[:-1])
-        return y if self.plain.bias is None else y + self.plain.bias.to(y.dtype)
+        (matrix,) = self._matrix
+        y = torch.ops.jaxsr.packed_product(x.flatten(0, -2), matrix.planes, matrix.tables)
+        y = y.narrow(-1, self.first, self.out_features).unflatten(0, x.shape[:-1])
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 def use_kernels(network: nn.Module, *, exact: bool) -> None:
     """Swaps arranged layers for those with kernels, in place, where the kernel takes their sizes."""
-    made: dict[str, dict[str, KernelLinear]] = defaultdict(dict)
-    for name, module in list(network.named_modules()):
-        if isinstance(module, LevelsEmbedding):
-            module.rows = _with_kernel(module.rows, exact=exact)
-        elif isinstance(module, LevelsLinear) and not _inside_embedding(network, name):
-            layer = _with_kernel(module, exact=exact)
-            if isinstance(layer, KernelLinear):
-                swap(network, name, layer)
-                parent, _, leaf = name.rpartition(".")
-                made[parent][leaf] = layer
-    for layers in made.values():
-        for names in _SIBLINGS:
-            together = [layers[n] for n in names if n in layers]
-            for layer in together:
-                layer.share_calls(together)
+    modules = dict(network.named_modules())
+    embeddings = [m for m in modules.values() if isinstance(m, LevelsEmbedding)]
+    inside = {id(embedding.rows) for embedding in embeddings}
+    for embedding in embeddings:
+        if _fits(embedding.rows) and embedding.is_head:
+            matrix = KernelMatrix([embedding.rows], exact=exact)
+            embedding.product = KernelLinear(embedding.rows, matrix)
+    layers = {n: m for n, m in modules.items() if _fits(m) and id(m) not in inside}
+    while layers:
+        names = _together(next(iter(layers)), layers)
+        plain = [layers.pop(name) for name in names]
+        matrix, first = KernelMatrix(plain, exact=exact), 0
+        for name, layer in zip(names, plain, strict=True):
+            swap(network, name, KernelLinear(layer, matrix, first=first, owns=not first))
+            first += layer.out_features
 
 
-def _inside_embedding(network: nn.Module, name: str) -> bool:
-    return isinstance(network.get_submodule(name.rpartition(".")[0]), LevelsEmbedding)
+def _fits(layer: Any) -> bool:
+    return isinstance(layer, LevelsLinear) and layer.out_features % _OUTPUTS == 0
 
 
-def _with_kernel(plain: Any, *, exact: bool) -> Any:
-    if plain.out_features % _OUTPUTS:
-        return plain
-    levels = plain.unpacked()
-    scale, zero = levels.of_groups()
-    matrix = packed_product.pack(
-        levels.levels, scale, zero - levels.offset * scale, bits=plain.bits, exact=exact
-    )
-    return KernelLinear(plain, matrix)
+def _together(name: str, layers: Mapping[str, LevelsLinear]) -> list[str]:
+    """The layer, and those that multiply the same input in blocks of the same kind."""
+    parent, _, leaf = name.rpartition(".")
+    siblings = next((group for group in _SIBLINGS if leaf in group), (leaf,))
+    names = [n for n in (f"{parent}.{leaf}".strip(".") for leaf in siblings) if n in layers]
+
+    def kind(layer: LevelsLinear) -> tuple[int, ...]:
+        scale = layer.scale if layer.sub_scale is None else layer.sub_scale
+        return (layer.bits, scale.shape[1])
+
+    return [n for n in names if kind(layers[n]) == kind(layers[name])]

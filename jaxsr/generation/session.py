@@ -18,6 +18,7 @@ from jaxsr.generation.streaming import StreamPrinter
 from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
+from jaxsr.runtime.allocator import release_freed_memory
 from jaxsr.runtime.setup import compiled_folder
 
 
@@ -44,6 +45,7 @@ class Session:
         assert isinstance(model, LanguageModel)
         self.model = model
         self.engine = self._engine(platform)
+        release_freed_memory()
         self.load_s = time.perf_counter() - begin
         self.stop_ids = () if config.ignore_eos else self.model.stop_ids
         self.stop_ids += tuple(self._stop_id(text) for text in config.stop)

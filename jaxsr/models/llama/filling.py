@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError, first_of
 from jaxsr.models.llama.block_formats import Blocks
+from jaxsr.models.llama.network import Embedding
 from jaxsr.models.llama.packed import BlockEmbedding, BlockLinear, TiedHead
 from jaxsr.models.llama.quantized import swap
 
@@ -85,7 +86,13 @@ def _hold(network: nn.Module, name: str, value: Blocks) -> None:
         scale = getattr(module, "embed_scale", None)
         if isinstance(scale, int | float):
             scale = torch.tensor(float(scale))
-        layer = BlockEmbedding(value.kind, blocks, dtype=module.weight.dtype, scale=scale)
+        layer = BlockEmbedding(
+            value.kind,
+            blocks,
+            dtype=module.weight.dtype,
+            scale=scale,
+            is_head=isinstance(module, Embedding) and network.lm_head is None,
+        )
     else:
         assert isinstance(module, nn.Linear)
         layer = BlockLinear(

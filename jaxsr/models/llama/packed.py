@@ -55,13 +55,20 @@ class BlockEmbedding(nn.Module):
       blocks: (V, bytes of a row).
       dtype: of the result.
       scale: that the result is multiplied by.
+      is_head: whether the network calls `head`.
     """
 
     def __init__(
-        self, kind: int, blocks: Tensor, *, dtype: torch.dtype, scale: Tensor | None = None
+        self,
+        kind: int,
+        blocks: Tensor,
+        *,
+        dtype: torch.dtype,
+        scale: Tensor | None = None,
+        is_head: bool = False,
     ) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.is_head = dtype, is_head
         self.rows = BlockLinear(kind, blocks)
         self.register_buffer("scale", scale)
 
@@ -138,10 +145,13 @@ class LevelsLinear(QuantizedLinear):
 class LevelsEmbedding(nn.Module):
     """`BlockEmbedding` of levels."""
 
-    def __init__(self, rows: LevelsLinear, *, dtype: torch.dtype, scale: Tensor | None) -> None:
+    def __init__(
+        self, rows: LevelsLinear, *, dtype: torch.dtype, scale: Tensor | None, is_head: bool
+    ) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.is_head = dtype, is_head
         self.rows = rows
+        self.product: nn.Module | None = None  # computes the head instead of `rows`
         self.register_buffer("scale", scale)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -150,7 +160,7 @@ class LevelsEmbedding(nn.Module):
 
     def head(self, x_BTE: Tensor) -> Tensor:
         """Logits of a head that is tied to the embedding."""
-        return self.rows(x_BTE)
+        return (self.product or self.rows)(x_BTE)
 
 
 def has_blocks(network: nn.Module) -> bool:
@@ -178,9 +188,14 @@ def arranged_copy(network: nn.Module) -> nn.Module:
             swap(network, name, arranged(module))
     for name, module in embeddings.items():
         rows: Any = arranged(module.rows)
-        embedding = LevelsEmbedding(rows, dtype=module.dtype, scale=module.scale)
+        heads = [h for h in network.modules() if isinstance(h, TiedHead) and h.embedding is module]
+        embedding = LevelsEmbedding(
+            rows,
+            dtype=module.dtype,
+            scale=module.scale,
+            is_head=module.is_head or bool(heads),
+        )
         swap(network, name, embedding)
-        for head in network.modules():
-            if isinstance(head, TiedHead) and head.embedding is module:
-                head.tie(embedding)
+        for head in heads:
+            head.tie(embedding)
     return network
