@@ -140,12 +140,12 @@ def _network(config: GenerateConfig) -> Any:
     from jaxsr.models.llama import hf_folder
 
     path = Path(config.model)
-    if path.is_dir() and choose(path, config.implementation) == "transformers":
-        from jaxsr.models.hugging_face.loading import shapes_of_folder
-
-        return shapes_of_folder(path, dtype=getattr(torch, config.dtype))
     if path.is_dir():
         fields = hf_folder.read_json(path / "config.json")
+        if choose(fields, config.implementation) == "transformers":
+            from jaxsr.models.hugging_face.loading import shapes_of_folder
+
+            return shapes_of_folder(path, dtype=getattr(torch, config.dtype))
         if "quantization_config" not in fields:
             known = LlamaConfig.from_hf(fields)
             return shapes_of(known, dtype=config.dtype, scheme=config.quantize)

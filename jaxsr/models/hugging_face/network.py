@@ -112,7 +112,8 @@ class LibraryLM(nn.Module):
         """What a traced program depends on, besides the tensors."""
         import transformers
 
-        return [(type(self.inner).__qualname__, transformers.__version__, self.config.values)]
+        model = (type(self.inner).__qualname__, transformers.__version__, self.config.values)
+        return [model, *(_settings(n, m) for n, m in self.named_modules() if _is_swapped(m))]
 
     @torch.no_grad()
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -181,3 +182,13 @@ def _grouped_queries() -> Iterator[None]:
             del os.environ[_GROUPED_QUERIES]
         else:
             os.environ[_GROUPED_QUERIES] = before
+
+
+def _is_swapped(module: nn.Module) -> bool:
+    """Whether a layer is jaxsr's, put where the family's code had another."""
+    return type(module).__module__.startswith("jaxsr.") and not isinstance(module, LibraryLM)
+
+
+def _settings(name: str, module: nn.Module) -> tuple[str, str, str]:
+    values = sorted((n, repr(v)) for n, v in vars(module).items() if not n.startswith("_"))
+    return name, type(module).__qualname__, repr(values)
