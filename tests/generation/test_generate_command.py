@@ -46,7 +46,7 @@ def test_rows_hold_what_was_generated(capsys, model_folder, hf_model, hf_tokeniz
     prompts.write_text('{"prompt": "How are people?"}\n')
     common = ("--model", folder, "--max-new-tokens", 8, "--ignore-eos")
     status, shown, said = run(
-        capsys, "Hello there", "--file", prompts, *common, "--batch-size", 1, 2, "--out", out
+        capsys, "Hello there", "--prompts", prompts, *common, "--batch-size", 1, 2, "--out", out
     )
     assert status == 0, said
     rows = [json.loads(line) for line in out.open()]
@@ -136,12 +136,13 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         (["hi", "--save-cache", "."], ".: Is a directory"),
         (["hi", "--save-cache", "/proc/cache"], "/proc/cache: No such file or directory"),
         (["hi", "--out", "rows.txt"], "must end in .jsonl or .csv"),
-        (["hi", "--stop", "two words here"], "tokens of this model"),
+        (["hi", "--stop", ""], "stop got an empty text"),
+        (["hi", "--stop", "99999"], "is no token of this model, which knows 320"),
         (["hi", "--temperature", "-1"], "temperature must be finite"),
         (["hi", "--resume", "absent"], "give no others"),
         (["--resume", "absent"], "no weights file at absent"),
-        (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-2'"),
-        (["--file", "absent.txt"], "no prompt file at absent.txt"),
+        (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-3'"),
+        (["--prompts", "absent.txt"], "no prompt file at absent.txt"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, message, capsys, model_folder, tmp_path, monkeypatch):
