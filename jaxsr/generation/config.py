@@ -76,8 +76,10 @@ class GenerateConfig(SamplingOptions, AotOptions):
         Raises:
           InputError: `stream` is on, and several outputs run together.
         """
-        one_at_a_time = batch_size == 1 or self.deterministic
+        one_at_a_time = (batch_size == 1 or self.deterministic) and self.num_beams == 1
         if self.stream == "on" and not one_at_a_time:
-            raise InputError("--stream on prints one output at a time; use --batch-size 1")
+            raise InputError(
+                "--stream on prints one output at a time; use --batch-size 1 and no beams"
+            )
         terminal = self.stream == "auto" and sys.stdout.isatty()
         return one_at_a_time and (self.stream == "on" or terminal)

@@ -156,6 +156,24 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        padding: Padding = "right",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Beam search: the best outputs of each prompt.
+
+        Args: as for `start`.
+
+        Returns:
+          Tokens (P, K, N), `UNFILLED` after an output's end, and scores (P, K), the best first.
+        """
+
+    @abstractmethod
     def outputs(self, batch: Any) -> np.ndarray:
         """Tokens so far, (B, N) int32, `UNFILLED` after a row's end; waits for the device."""
 

@@ -48,6 +48,8 @@ class Completion:
     """From the first token to the last, prompts of other rows left out."""
     decode_tokens_per_s: float
     """Tokens of all the batch's rows in that time, per second; 0 where there are none."""
+    beams: tuple[tuple[list[int], float], ...] = ()
+    """With beam search the best outputs and their scores; `tokens` is the first."""
     logprobs: tuple[np.ndarray, ...] | None = None
     """The arrays `jaxsr.generation.decoder.LOGPROBS` of its tokens, if asked for."""
 
@@ -156,6 +158,11 @@ def complete(
             f"deterministic generation needs an engine on one device, got {engine.devices}; sums "
             "that are split over devices round otherwise"
         )
+    if options.num_beams > 1 and (stop_text is not None or keep_snapshots):
+        raise InputError(
+            "beam search ends at tokens and saves no cache; leave out --save-cache, and name "
+            "special tokens or ids with --stop"
+        )
     config = engine.config
     check_prompts(
         prompts, options, context=config.max_position_embeddings, vocabulary=config.vocab_size
@@ -172,6 +179,12 @@ def complete(
         first = [waiting.popleft() for _ in range(min(together, len(waiting)))]
         # The last batch is filled up with its first prompt, so that it needs no program of its own.
         fill = first + [first[0]] * (together - len(first))
+        if options.num_beams > 1:
+            if deterministic:
+                size = len(first[0].prompt)
+                slots = cache_slots(size, options.max_new_tokens, context=context)
+            rounds.search(first, fill, slots, "right" if deterministic else padding)
+            continue
         batch, prefill_s = rounds.timed(
             engine.start,
             [request.prompt for request in fill],
@@ -248,6 +261,8 @@ def continue_from(
     Raises:
       ValueError: the snapshot has that many tokens already, or the context ends before them.
     """
+    if options.num_beams > 1:
+        raise InputError("a saved batch goes on without beams; leave out --num-beams or --resume")
     have = snapshot.outputs.shape[1]
     if have >= options.max_new_tokens:
         raise InputError(
@@ -349,6 +364,42 @@ class _Rounds:
             for row in free:
                 live.pop(row, None)
 
+    def search(
+        self, first: Sequence[_Request], fill: Sequence[_Request], slots: int, padding: Padding
+    ) -> None:
+        """Beam search of a batch; the requests after the first ones only fill it up."""
+        begin, compiled = time.perf_counter(), self.engine.compile_s
+        outputs, scores = self.engine.search(
+            [request.prompt for request in fill],
+            self.options,
+            stop_ids=self.stop_ids,
+            slots=slots,
+            padding=padding,
+        )
+        seconds = time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        length = int((outputs[: len(first), 0] != UNFILLED).sum())
+        for row, request in enumerate(first):
+            kept = range(self.options.num_return_sequences)
+            tokens = [[int(t) for t in outputs[row, k] if t != UNFILLED] for k in kept]
+            self._report(
+                Completion(
+                    index=request.index,
+                    tokens=tokens[0],
+                    finish="stop" if tokens[0][-1] in self.stop_ids else "length",
+                    row=row,
+                    rows=len(fill),
+                    prefill_s=seconds,
+                    decode_s=seconds,
+                    decode_tokens_per_s=length / seconds,
+                    beams=tuple((tokens[k], float(scores[row, k])) for k in kept),
+                )
+            )
+
+    def _report(self, completion: Completion) -> None:
+        self.run.completions.append(completion)
+        if self.on_done is not None:
+            self.on_done(completion)
+
     def _admit(self, batch: Any, row: int, request: _Request) -> Any:
         self.engine.admit(batch, row, request.prompt, request.number, request.seed)
         return batch
@@ -383,17 +434,16 @@ class _Rounds:
         decode_s = self.decode_s - state.decode_s_before
         later = self.tokens - state.tokens_before
         arrays = self.engine.logprobs(batch, row)
-        completion = Completion(
-            index=state.request.index,
-            tokens=tokens,
-            finish="stop" if stopped or tokens[-1] in self.stop_ids else "length",
-            row=row,
-            rows=rows,
-            prefill_s=state.prefill_s,
-            decode_s=decode_s,
-            decode_tokens_per_s=later / decode_s if later else 0.0,
-            logprobs=arrays and tuple(array[: len(tokens)] for array in arrays),
+        self._report(
+            Completion(
+                index=state.request.index,
+                tokens=tokens,
+                finish="stop" if stopped or tokens[-1] in self.stop_ids else "length",
+                row=row,
+                rows=rows,
+                prefill_s=state.prefill_s,
+                decode_s=decode_s,
+                decode_tokens_per_s=later / decode_s if later else 0.0,
+                logprobs=arrays and tuple(array[: len(tokens)] for array in arrays),
+            )
         )
-        self.run.completions.append(completion)
-        if self.on_done is not None:
-            self.on_done(completion)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxsr.generation import sampling, sharding
+from jaxsr.generation import beams, sampling, sharding
 from jaxsr.generation.cache_layouts import layout_of
 from jaxsr.generation.decoder import (
     ENDED,
@@ -166,15 +166,11 @@ class JaxEngine(Engine):
         seed_B: jax.Array,
         settings: Settings,
     ) -> State:
-        rows, count = tokens_BT.shape
-        left = padding == "left"
+        rows, left = len(tokens_BT), padding == "left"
         logits_BV, cache, filled_B, first_B = self._layout.prefill(
             partial(self._run, weights), tokens_BT, length_B, left=left, slots=slots
         )
-        padding_B1 = (count - length_B)[:, None]
-        aligned_BT = tokens_BT if left else jax.vmap(jnp.roll)(tokens_BT, padding_B1[:, 0])
-        prompt_BT = jnp.where(jnp.arange(count) < padding_B1, UNFILLED, aligned_BT)
-        prompt_BT = _widened(prompt_BT, prompt_slots)
+        prompt_BT = _widened(_right_aligned(tokens_BT, length_B, left=left), prompt_slots)
         room = room_for(options)
         state: State = {
             "cache": cache,
@@ -336,6 +332,62 @@ class JaxEngine(Engine):
         program = self._decode_program(batch, *args)
         batch.state = program(self._weights, batch.state, *args)
 
+    def search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        padding: Padding = "right",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        settings = settings_of(options, stop_ids) | beams.beam_settings(options, room_for(options))
+        args = self._replicated(*padded(prompts, padding=padding), settings)
+        static = (options.num_beams, room_for(options), slots, padding)
+        key = ("beams", _tables(settings), static, args[0].shape)
+        program = self._program(key, partial(self._search, *static), self._weights, *args)
+        outputs, scores = program(self._weights, *args)
+        return np.asarray(outputs), np.asarray(scores)
+
+    def _search(
+        self,
+        count: int,
+        room: int,
+        slots: int,
+        padding: Padding,
+        weights: dict[str, jax.Array],
+        tokens_BT: jax.Array,
+        length_B: jax.Array,
+        settings: Settings,
+    ) -> tuple[jax.Array, jax.Array]:
+        left, run = padding == "left", partial(self._run, weights)
+        logits_BV, cache, filled_B, first_B = self._layout.prefill(
+            run, tokens_BT, length_B, left=left, slots=slots
+        )
+
+        def repeated(tree: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.repeat(x, count, 0), tree)
+
+        prompt_BT = repeated(_right_aligned(tokens_BT, length_B, left=left))
+        search, _, token_B = beams.step(
+            repeated(logits_BV), prompt_BT, beams.no_beams(len(tokens_BT), count, room), settings
+        )
+        state = repeated({"cache": cache, "filled": filled_B, "first": first_B})
+        state["token"] = token_B
+
+        def advanced(carry: tuple[State, State]) -> tuple[State, State]:
+            state, search = carry
+            logits_BV, written = self._layout.decode(run, state, left=left)
+            state = {**state, "cache": written(state["token"]), "filled": state["filled"] + 1}
+            search, parent_B, token_B = beams.step(logits_BV, prompt_BT, search, settings)
+            state = jax.tree.map(lambda x: x[parent_B], state)
+            return {**state, "token": token_B}, search
+
+        _, search = jax.lax.while_loop(
+            lambda carry: beams.goes_on(carry[1], settings), advanced, (state, search)
+        )
+        return search["ended_outputs"], search["ended_scores"]
+
     def outputs(self, batch: JaxBatch) -> np.ndarray:
         count, outputs = jax.device_get((batch.state["count"], batch.state["outputs"]))
         return outputs[:, : count.max()]
@@ -426,6 +478,14 @@ def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
 def _tables(settings: Settings) -> tuple[Any, ...]:
     """Sizes of the tables in `settings_of`: all that a program depends on."""
     return tuple((name, x.shape) for name, x in settings.items() if x.ndim)
+
+
+def _right_aligned(tokens_BT: jax.Array, length_B: jax.Array, *, left: bool) -> jax.Array:
+    """Prompts that end in the last column, `UNFILLED` before them."""
+    count = tokens_BT.shape[1]
+    gap_B = count - length_B
+    aligned_BT = tokens_BT if left else jax.vmap(jnp.roll)(tokens_BT, gap_B)
+    return jnp.where(jnp.arange(count) < gap_B[:, None], UNFILLED, aligned_BT)
 
 
 def _widened(prompt_BT: jax.Array, slots: int) -> jax.Array:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from jaxsr.errors import InputError, one_line
 from jaxsr.runtime.options import CheckedOptions
@@ -23,6 +23,9 @@ _SAME_NAMES = (
     "typical_p",
     "repetition_penalty",
     "no_repeat_ngram_size",
+    "num_beams",
+    "length_penalty",
+    "num_return_sequences",
 )
 _ONLY_DRAWN = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 # Fields that change which tokens come out, with the values that change nothing.
@@ -85,6 +88,15 @@ class SamplingOptions(CheckedOptions):
     follows the others. Or one JSON object of such pairs."""
     logprobs: int | None = None
     """Report log-probabilities of the chosen tokens and of this many likeliest ones, 0 for none."""
+    num_beams: int = 1
+    """Outputs of each prompt that run side by side, to find the likeliest as a whole; 1 is off."""
+    length_penalty: float = 1.0
+    """With beams: scores are divided by the length to this power; above 0 favours long outputs."""
+    early_stopping: Literal["false", "true", "never"] = "false"
+    """With beams. true: stop at num_beams ended outputs; false: when better ones are unlikely;
+    never: when better ones are impossible."""
+    num_return_sequences: int = 1
+    """With beams: so many of the best outputs are reported."""
     seed: int = 0
     """Of the random draws; each request draws with its own key, made of this and its number."""
 
@@ -120,6 +132,28 @@ class SamplingOptions(CheckedOptions):
                     f"{name} must be finite, got {getattr(self, name)}; 0 changes nothing"
                 )
         _ = self.biases
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        self.check_at_least(1, "num_beams", "num_return_sequences")
+        if not math.isfinite(self.length_penalty):
+            raise InputError(
+                f"length_penalty must be finite, got {self.length_penalty}; 1 is usual"
+            )
+        if self.num_return_sequences > self.num_beams:
+            raise InputError(
+                f"num_return_sequences={self.num_return_sequences} is above num_beams="
+                f"{self.num_beams}; raise --num-beams"
+            )
+        if self.num_beams == 1:
+            return
+        if not self.greedy:
+            raise InputError(
+                f"num_beams={self.num_beams} looks for the likeliest output, and temperature="
+                f"{self.temperature} draws; use one of them"
+            )
+        if self.logprobs is not None:
+            raise InputError("logprobs are of single outputs; leave them out, or num_beams")
 
     @property
     def greedy(self) -> bool:
@@ -188,6 +222,8 @@ def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], 
         values = {"temperature": 1.0, "top_k": 50} | values  # transformers' own defaults
     if values.get("top_k") == 0:
         del values["top_k"]
+    if (early := generation.get("early_stopping")) is not None:
+        values["early_stopping"] = str(early).lower()
     biases = [(ids, -math.inf) for ids in generation.get("bad_words_ids") or ()]
     stop = generation.get("eos_token_id")
     stop = stop if isinstance(stop, list) else [stop]

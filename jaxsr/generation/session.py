@@ -236,7 +236,6 @@ class Session:
             print(row["output"] + "\n", flush=True)
 
     def _row(self, done: Completion, text: str, count: int, batch_size: int) -> dict[str, Any]:
-        ids = [token for token in done.tokens if token not in self.stop_ids]
         settings = self._settings()
         if self._row_file is not None:
             settings = self._row_file.settings
@@ -249,7 +248,7 @@ class Session:
             "row": done.row,
             "prompt": text,
             "prompt_tokens": count,
-            "output": self.texts.text(ids),
+            "output": self._text(done.tokens),
             "output_tokens": len(done.tokens),
             "output_ids": done.tokens,
             "finish": done.finish,
@@ -257,9 +256,17 @@ class Session:
             "decode_s": round(done.decode_s, 6),
             "decode_tokens_per_s": round(done.decode_tokens_per_s, 2),
         }
+        if done.beams:
+            row["beams"] = [
+                {"output": self._text(tokens), "output_ids": tokens, "score": score}
+                for tokens, score in done.beams
+            ]
         if done.logprobs is not None:
             row["token_logprobs"] = self._logprobs(done)
         return row
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self.texts.text([token for token in tokens if token not in self.stop_ids])
 
     def _logprobs(self, done: Completion) -> list[dict[str, Any]]:
         """For each token its log-probability, and the likeliest tokens with theirs."""

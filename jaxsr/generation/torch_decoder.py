@@ -8,10 +8,12 @@ network computes.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jaxsr.generation import beams
 from jaxsr.generation.decoder import (
     ENDED,
     LOGPROBS,
@@ -97,17 +99,14 @@ class TorchEngine(Engine):
         prompt_slots: int,
         padding: Padding,
     ) -> TorchBatch:
-        length_B = torch.from_numpy(length).long().to(self.torch_device)
-        tokens_BT = torch.from_numpy(tokens).long().to(self.torch_device)
+        length_B, tokens_BT = (self._integers(array) for array in (length, tokens))
         batch = TorchBatch(options, stop_ids, requests, seeds, padding=padding, slots=slots)
         left = padding == "left"
         logits_BV = self._calls.prefill(batch, tokens_BT, length_B, left, slots)
-        rows = len(length)
-        batch.prompt = np.full((rows, prompt_slots), UNFILLED, np.int32)
-        for row, size in enumerate(length):
-            part = tokens[row, -size:] if left else tokens[row, :size]
-            batch.prompt[row, -size:] = part
-        self._begin(batch, rows)
+        gap = [(0, 0), (prompt_slots - tokens.shape[1], 0)]
+        prompt = _right_aligned(tokens, length, left=left)
+        batch.prompt = np.pad(prompt, gap, constant_values=UNFILLED)
+        self._begin(batch, len(length))
         self._take(batch, logits_BV)
         return batch
 
@@ -174,10 +173,45 @@ class TorchEngine(Engine):
             on_device = torch.from_numpy(running).to(self.torch_device)
             if batch.admits:
                 self._calls.make_room(batch, on_device)
-            token = torch.from_numpy(batch.token).long().to(self.torch_device)
-            logits_BV = self._calls.decode(batch, token)
+            logits_BV = self._calls.decode(batch, self._integers(batch.token))
             batch.filled = batch.filled + on_device
             self._take(batch, logits_BV)
+
+    @torch.no_grad()
+    def search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        padding: Padding = "right",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens, length = padded(prompts, padding=padding)
+        batch = TorchBatch(options, stop_ids, length, length, padding=padding, slots=slots)
+        length_B, tokens_BT = (self._integers(array) for array in (length, tokens))
+        left, count = padding == "left", options.num_beams
+        logits_BV = self._calls.prefill(batch, tokens_BT, length_B, left, slots)
+        rows = np.repeat(np.arange(len(length)), count)
+        self._calls.take(batch, self._integers(rows))
+        logits_BV = logits_BV[rows]
+        prompt_BT = _right_aligned(tokens, length, left=left)[rows]
+        settings = batch.settings | beams.beam_settings(options, options.max_new_tokens)
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            search = beams.begin_on_host(len(length), count, options.max_new_tokens)
+            while True:
+                search, parent_B, token_B, goes_on = beams.step_on_host(
+                    logits_BV.cpu().numpy(), prompt_BT, search, settings
+                )
+                if not goes_on:
+                    break
+                self._calls.take(batch, self._integers(np.asarray(parent_B)))
+                logits_BV = self._calls.decode(batch, self._integers(np.asarray(token_B)))
+                batch.filled = batch.filled + 1
+        return np.asarray(search["ended_outputs"]), np.asarray(search["ended_scores"])
+
+    def _integers(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.torch_device)
 
     def outputs(self, batch: TorchBatch) -> np.ndarray:
         return batch.outputs[:, : batch.count.max()].copy()
@@ -230,9 +264,8 @@ class TorchEngine(Engine):
             )
             for name, array in snapshot.cache.items()
         }
-        filled = torch.from_numpy(snapshot.filled.astype(np.int64)).to(self.torch_device)
-        self._calls.resume(batch, cache, filled, slots)
-        self._begin(batch, len(filled))
+        self._calls.resume(batch, cache, self._integers(snapshot.filled), slots)
+        self._begin(batch, len(snapshot.filled))
         batch.prompt = snapshot.prompt
         batch.outputs[:, : snapshot.outputs.shape[1]] = snapshot.outputs
         batch.count, batch.token = snapshot.counts, snapshot.token.copy()
@@ -286,6 +319,12 @@ class _OwnCalls:
 
     def make_room(self, batch: TorchBatch, running: torch.Tensor) -> None:
         """Nothing to do: each row fills slots of its own."""
+
+    def take(self, batch: TorchBatch, rows: torch.Tensor) -> None:
+        """Replaces the rows by some of them."""
+        batch.cache = [(keys[rows], values[rows]) for keys, values in batch.cache]
+        batch.filled = batch.filled[rows]
+        batch.first = None if batch.first is None else batch.first[rows]
 
     def entries(self, batch: TorchBatch) -> dict[str, torch.Tensor]:
         pairs = enumerate(batch.cache)
@@ -363,6 +402,12 @@ class _LibraryCalls:
         batch.filled = torch.where(running, end, 0)
         batch.first = torch.where(running, batch.first + by, 0)
 
+    def take(self, batch: TorchBatch, rows: torch.Tensor) -> None:
+        """Replaces the rows by some of them."""
+        assert batch.first is not None
+        batch.cache = {n: t[rows] for n, t in batch.cache.items()}
+        batch.filled, batch.first = batch.filled[rows], batch.first[rows]
+
     def entries(self, batch: TorchBatch) -> dict[str, torch.Tensor]:
         return batch.cache
 
@@ -378,6 +423,14 @@ class _LibraryCalls:
             return _grown(torch.stack([row.roll(shift, 1) for row, shift in rows]), slots)
 
         batch.cache = {n: aligned(t) if has_slots(n) else t for n, t in cache.items()}
+
+
+def _right_aligned(tokens: np.ndarray, length: np.ndarray, *, left: bool) -> np.ndarray:
+    """Prompts that end in the last column, `UNFILLED` before them."""
+    prompt = np.full(tokens.shape, UNFILLED, np.int32)
+    for row, size in enumerate(length):
+        prompt[row, -size:] = tokens[row, -size:] if left else tokens[row, :size]
+    return prompt
 
 
 def _grown(cache: torch.Tensor, slots: int) -> torch.Tensor:
