@@ -60,7 +60,7 @@ class TorchBatch:
         self.requests, self.seeds = requests, seeds
         self.padding, self.slots, self.admits = padding, slots, False
         self.settings = settings_of(options, stop_ids)
-        self.keys = np.asarray(request_keys(jnp.asarray(seeds), jnp.asarray(requests)))
+        self.keys = np.array(request_keys(jnp.asarray(seeds), jnp.asarray(requests)))
 
     @property
     def running(self) -> np.ndarray:

@@ -87,27 +87,51 @@ def check(run, reference):
         assert completion.tokens == outputs[0]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "falcon_h1"])
+CHANGES = (
+    {},
+    {"early_stopping": "true", "length_penalty": 0.0},
+    {"early_stopping": "never", "length_penalty": 2.0},
+    {"length_penalty": -1.5},
+    {"early_stopping": "never", "length_penalty": -0.7},
+)
+
+
+def references(model, prompts, options, ids):
+    return [expected(model, prompt, options, ids) for prompt in prompts]
+
+
+def some_stops(model, prompts):
+    """Tokens that end some of the outputs."""
+    free = [outputs for outputs, _ in references(model, prompts, BEAMS, [])]
+    return sorted({free[0][0][2], free[0][1][6], free[1][0][4], free[2][2][8]})
+
+
 @pytest.mark.parametrize("kind", ["jax", "torch"])
-def test_outputs_and_scores_are_those_of_transformers(kind, family, engines, models, prompts):
-    engine, model = engines(kind, family), models(family)[1]
-    free = [expected(model, prompt, BEAMS, [])[0] for prompt in prompts]
-    stops = sorted({free[0][0][2], free[0][1][6], free[1][0][4], free[2][2][8]})
-    for change in (
-        {},
-        {"early_stopping": "true", "length_penalty": 0.0},
-        {"early_stopping": "never", "length_penalty": 2.0},
-        {"length_penalty": -1.5},
-        {"early_stopping": "never", "length_penalty": -0.7},
-    ):
+def test_outputs_and_scores_are_those_of_transformers(kind, engines, models, prompts):
+    engine, model = engines(kind, "llama"), models("llama")[1]
+    stops = some_stops(model, prompts)
+    for change in CHANGES:
         options = dataclasses.replace(BEAMS, **change)
         for ids in ([], stops):
-            reference = [expected(model, prompt, options, ids) for prompt in prompts]
+            reference = references(model, prompts, options, ids)
             check(complete(engine, prompts, options, batch_size=3, stop_ids=ids), reference)
-    left = complete(engine, prompts, options, batch_size=2, stop_ids=ids, padding="left")
+    left = complete(engine, prompts, options, batch_size=2, stop_ids=stops, padding="left")
     check(left, reference)
-    alone = complete(engine, prompts, options, stop_ids=ids, deterministic=True)
+    alone = complete(engine, prompts, options, stop_ids=stops, deterministic=True)
     check(alone, reference)
+
+
+# A window, and a recurrence: the states of a beam are those of the beam that it goes on from.
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param("gemma2", marks=pytest.mark.slow), "falcon_h1"],
+)
+@pytest.mark.parametrize("kind", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
+def test_beams_of_models_of_transformers(kind, family, engines, models, prompts):
+    engine, model = engines(kind, family), models(family)[1]
+    stops = some_stops(model, prompts)
+    reference = references(model, prompts, BEAMS, stops)
+    check(complete(engine, prompts, BEAMS, batch_size=3, stop_ids=stops), reference)
 
 
 def test_processors_change_the_scores_of_beams_too(engines, models, prompts):
