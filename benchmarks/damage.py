@@ -174,7 +174,9 @@ def cache_kind(folder: Path) -> Kind:
     cache = {n: rng.normal(size=(2, 2, 9, 8)).astype(np.float32) for n in network.cache_shapes()}
     snapshot = Snapshot(
         cache=cache, filled=np.array([9, 5]), token=np.array([7, 8]),
-        done=np.array([False, True]), outputs=np.array([[7], [8]]), requests=np.array([0, 1]),
+        done=np.array([False, True]),
+        prompt=np.array([[3, 4], [-1, 5]]), outputs=np.array([[7], [8]]),
+        requests=np.array([0, 1]), seeds=np.array([0, 0]),
     )  # fmt: skip
     folder.mkdir()
     file = "cache.safetensors"

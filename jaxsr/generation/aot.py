@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from jaxsr.generation import sharding
 from jaxsr.generation.config import GenerateConfig
-from jaxsr.generation.jax_decoder import JaxEngine, room_for
+from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.logits_processors import settings_of
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import bucket, cache_slots
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
@@ -61,31 +62,31 @@ class AheadEngine(JaxEngine):
         everywhere = sharding.replicated(self.mesh)
 
         def build(*args: Any) -> Any:
-            return self._prefill(options, slots, room_for(options), "right", *args)
+            return self._prefill(options, slots, prompt, "right", *args)
 
         def integers(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)
 
-        inputs = (integers(batch, prompt), integers(batch), integers(batch), integers())
-        stop = integers(2)
+        inputs = (integers(batch, prompt), integers(batch), integers(batch), integers(batch))
+        settings = abstract(settings_of(options, ()), everywhere)
         prefill = compile_ahead(
             jax.jit(build),
-            (self._weights, *inputs, stop),
+            (self._weights, *inputs, settings),
             self._topology,
             name=f"prefill {batch}x{prompt}",
         )
-        state = jax.eval_shape(build, self._weights, *inputs, stop)
+        state = jax.eval_shape(build, self._weights, *inputs, settings)
         others = abstract({k: v for k, v in state.items() if k != "cache"}, everywhere)
         cache = jax.tree.map(
             lambda leaf: abstract(leaf, self._layout.cache_sharding(leaf.shape[1])), state["cache"]
         )
 
         def loop(*args: Any) -> Any:
-            return self._loop(options, False, *args)
+            return self._loop(False, *args)
 
         decode = compile_ahead(
             jax.jit(loop, donate_argnums=1),
-            (self._weights, {**others, "cache": cache}, integers(), stop),
+            (self._weights, {**others, "cache": cache}, integers(), integers(), settings),
             self._topology,
             name=f"decode {batch}x{slots}",
         )
@@ -114,11 +115,11 @@ def run(config: GenerateConfig) -> int:
     topology = prepare(config)
     network = _network(config)
     context = min(_CONTEXT, network.config.max_position_embeddings)
-    if config.prompts:
+    if config.prompt:
         from jaxsr.models.llama.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(config.tokenizer or config.model)
-        prompt = bucket(max(len(tokenizer.encode(text)) for text in config.prompts))
+        prompt = bucket(max(len(tokenizer.encode(text)) for text in config.prompt))
         limit = network.config.max_position_embeddings
         slots = cache_slots(prompt, config.max_new_tokens, context=limit)
     else:

@@ -19,7 +19,7 @@ from jaxsr.generation.decoder import UNFILLED, Snapshot
 from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.models.cache_entries import has_slots
 
-FORMAT = "jaxsr-kv-cache-2"
+FORMAT = "jaxsr-kv-cache-3"
 """To be raised with any change of what the numbers mean."""
 
 log = logging.getLogger(__name__)
@@ -97,8 +97,7 @@ def load_snapshot(
     if problem:
         raise InputError(f"{path} cannot be gone on with: {problem}; write it again")
     fields = {name: arrays[name] for name in Snapshot.row_fields()}
-    for name in ("filled", "token", "outputs", "requests"):
-        fields[name] = fields[name].astype(np.int32)
+    fields = {name: array.astype(np.int32) for name, array in fields.items()}
     fields["done"] = fields["done"].astype(bool)
     cache = {name: array for name, array in arrays.items() if name not in fields}
     snapshot = Snapshot(cache=cache, **fields)
@@ -120,7 +119,7 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
         return f"it has {surplus[0]}, which a model of {layers} layers lacks"
     rows = len(prompts) if isinstance(prompts, list) else -1
     for name in Snapshot.row_fields():
-        array, ndim = arrays[name], 2 if name == "outputs" else 1
+        array, ndim = arrays[name], 2 if name in ("prompt", "outputs") else 1
         if array.ndim != ndim or len(array) != rows or array.dtype.kind not in "iu":
             return (
                 f"{name} is {array.dtype} of shape {array.shape}, for {rows} rows of whole numbers"
@@ -132,8 +131,8 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
             return f"{name} is {arrays[name].dtype} of shape {arrays[name].shape}, not {shape}"
         if not np.isfinite(arrays[name]).all():
             return f"{name} holds NaN or infinity"
-    tokens, outputs = arrays["token"], arrays["outputs"]
-    known = np.concatenate([tokens, outputs[outputs != UNFILLED]])
+    tokens, outputs, prompt = (arrays[name] for name in ("token", "outputs", "prompt"))
+    known = np.concatenate([tokens, *(a[a != UNFILLED] for a in (outputs, prompt))])
     if known.size and not 0 <= known.min() <= known.max() < network.config.vocab_size:
         size = network.config.vocab_size
         return f"it has token ids from {known.min()} to {known.max()}, of {size} known"
@@ -147,7 +146,6 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
 
 def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Several batches' snapshots as one; shorter caches and outputs are padded."""
-    count = max(s.outputs.shape[1] for s in snapshots)
 
     def joined(name: str) -> np.ndarray:
         arrays = [s.cache[name] for s in snapshots]
@@ -156,13 +154,19 @@ def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
             arrays = [np.pad(t, [(0, 0), (0, 0), (0, slots - t.shape[2]), (0, 0)]) for t in arrays]
         return np.concatenate(arrays)
 
-    outputs = [
-        np.pad(s.outputs, [(0, 0), (0, count - s.outputs.shape[1])], constant_values=UNFILLED)
-        for s in snapshots
-    ]
-    plain = ("filled", "token", "done", "requests")
+    def padded(name: str, *, left: bool) -> np.ndarray:
+        arrays = [getattr(s, name) for s in snapshots]
+        longest = max(array.shape[1] for array in arrays)
+        gaps = [(longest - a.shape[1], 0) if left else (0, longest - a.shape[1]) for a in arrays]
+        pairs = zip(arrays, gaps, strict=True)
+        return np.concatenate(
+            [np.pad(array, [(0, 0), gap], constant_values=UNFILLED) for array, gap in pairs]
+        )
+
+    plain = ("filled", "token", "done", "requests", "seeds")
     return Snapshot(
         cache={name: joined(name) for name in snapshots[0].cache},
-        outputs=np.concatenate(outputs),
+        prompt=padded("prompt", left=True),
+        outputs=padded("outputs", left=False),
         **{name: np.concatenate([getattr(s, name) for s in snapshots]) for name in plain},
     )

@@ -28,6 +28,9 @@ Run = Callable[..., Any]
 class CacheLayout(ABC):
     """One kind of network's cache on the devices of a mesh."""
 
+    shares_slots: bool
+    """Whether all running rows are filled up to the same slot."""
+
     def __init__(self, network: Any, mesh: Mesh) -> None:
         self.config, self.mesh = network.config, mesh
 
@@ -66,6 +69,28 @@ class CacheLayout(ABC):
         """
 
     @abstractmethod
+    def admitted(
+        self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """Puts a batch of one in the place of a row.
+
+        Args:
+          state: of a batch, with `cache`, `filled` and `first`.
+          new: of the batch of one, with as many slots.
+          row: the place.
+          running_B: the other rows that go on.
+
+        Returns:
+          The cache, filled slots and first slots.
+        """
+
+    def realigned(
+        self, state: Mapping[str, Any], running_B: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """Moves the running rows to the lowest slots; where rows share slots."""
+        raise NotImplementedError
+
+    @abstractmethod
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -88,6 +113,8 @@ class OwnLayout(CacheLayout):
     Scores are then a plain product with the stored keys; stored the other way, the CPU would
     transpose every block's keys at every step.
     """
+
+    shares_slots = False
 
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
@@ -139,6 +166,13 @@ class OwnLayout(CacheLayout):
 
         return logits_BV, written
 
+    def admitted(
+        self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        cache = jax.tree.map(partial(_with_row, row=row), state["cache"], new["cache"])
+        filled_B, first_B = (state[n].at[row].set(new[n][0]) for n in ("filled", "first"))
+        return cache, filled_B, first_B
+
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -165,6 +199,8 @@ class OwnLayout(CacheLayout):
 
 class LibraryLayout(CacheLayout):
     """Of `jaxsr.models.hugging_face`: the table itself, all rows filled up to the same slot."""
+
+    shares_slots = True
 
     def __init__(self, network: Any, mesh: Mesh) -> None:
         super().__init__(network, mesh)
@@ -206,6 +242,21 @@ class LibraryLayout(CacheLayout):
         )
         return logits_BV, lambda chosen_B: cache
 
+    def admitted(
+        self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        length = (new["filled"] - new["first"])[0]
+        cache, filled_B, first_B = _moved(state, running_B, least=length)
+        end = jnp.maximum(filled_B.max(), length)
+        by = end - new["filled"][0]
+        cache = {n: _with_row(t, _rolled(n, new["cache"][n], by), row) for n, t in cache.items()}
+        return cache, filled_B.at[row].set(end), first_B.at[row].set(end - length)
+
+    def realigned(
+        self, state: Mapping[str, Any], running_B: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        return _moved(state, running_B, least=jnp.int32(0))
+
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -244,3 +295,23 @@ def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> ja
         return jax.lax.dynamic_update_slice_in_dim(cache, new, at_B[0], axis)
     put = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
     return jax.vmap(put)(cache, new, at_B)
+
+
+def _with_row(array: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(array, new, row, 0)
+
+
+def _rolled(name: str, array: jax.Array, by: jax.Array) -> jax.Array:
+    """An entry with its slots moved up; what wraps around lies beyond the filled ones."""
+    return jnp.roll(array, by, 2) if has_slots(name) else array
+
+
+def _moved(
+    state: Mapping[str, Any], running_B: jax.Array, *, least: jax.Array
+) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+    """The running rows moved to end at the longest one's length, at slot `least` or above."""
+    filled_B, first_B = state["filled"], state["first"]
+    end = jnp.maximum(jnp.where(running_B, filled_B - first_B, 0).max(), least)
+    by = end - jnp.where(running_B, filled_B, 0).max()
+    cache = {n: _rolled(n, t, by) for n, t in state["cache"].items()}
+    return cache, jnp.where(running_B, end, 0), jnp.where(running_B, first_B + by, 0)

@@ -16,15 +16,16 @@ from jaxsr.runtime.options import AotOptions
 class GenerateConfig(SamplingOptions, AotOptions):
     """Generates text with a causal language model, on JAX or on torch."""
 
-    prompts: tyro.conf.Positional[tuple[str, ...]] = ()
+    prompt: tyro.conf.Positional[tuple[str, ...]] = ()
     """Texts to go on from."""
     model: Path
     """Hugging Face folder (config.json, safetensors, tokenizer.json) or .gguf file."""
     implementation: Literal["auto", "own", "transformers"] = "auto"
     """Who computes: `own`, jaxsr's networks for Llama and Qwen3; or `transformers`, the code of
     the model's own family. `auto`: own where there is one, which is faster."""
-    file: Path | None = None
-    """Prompts, one per line: .txt, or .jsonl with `prompt`, `text` or `messages`."""
+    prompts: Path | None = None
+    """File of prompts, one per line: .txt, or .jsonl with `prompt`, `text` or `messages`, and where
+    wanted a `seed`. With --out FILE.jsonl a run that was killed goes on where it stopped."""
     tokenizer: Path | None = None
     """Folder or tokenizer.json to use instead of the model's own."""
     raw: bool = False
@@ -32,11 +33,13 @@ class GenerateConfig(SamplingOptions, AotOptions):
     system: str | None = None
     """System message put before every prompt; needs the chat template."""
     model_sampling: bool = False
-    """Take temperature, top_k and top_p from the model's generation_config.json."""
+    """Take what the model's generation_config.json says about choosing tokens; options that the
+    command names go before it."""
     batch_size: tuple[int, ...] = (1,)
-    """Prompts that run together; several values run everything once with each."""
+    """Prompts that run together; the next takes the place of one that ends. Several values run
+    everything once with each."""
     stop: tuple[str, ...] = ()
-    """Further tokens that end an output, as text that is one token, or as ids."""
+    """What else ends an output: texts, special tokens by their name, token ids."""
     ignore_eos: bool = False
     """Go on after the model's own end tokens."""
     deterministic: bool = False
@@ -53,7 +56,7 @@ class GenerateConfig(SamplingOptions, AotOptions):
     stream: Literal["auto", "on", "off"] = "auto"
     """Print tokens as they come; `auto`: when one prompt at a time goes to a terminal."""
     out: Path | None = None
-    """.jsonl or .csv with one row per prompt and batch size."""
+    """.jsonl or .csv with one row per prompt and batch size; .jsonl is written as outputs end."""
     save_cache: Path | None = None
     """File that the KV cache and tokens are saved to at the end (safetensors)."""
     resume: Path | None = None
@@ -63,6 +66,8 @@ class GenerateConfig(SamplingOptions, AotOptions):
         super().__post_init__()
         if not self.batch_size or min(self.batch_size) < 1:
             raise InputError(f"batch_size needs values of at least 1, got {self.batch_size}")
+        if "" in self.stop:
+            raise InputError("stop got an empty text, which every output has; leave it out")
         if self.system and self.raw:
             raise InputError("system needs the chat template; drop --raw or --system")
         if self.save_cache is not None and len(self.batch_size) > 1:
@@ -75,8 +80,10 @@ class GenerateConfig(SamplingOptions, AotOptions):
         Raises:
           InputError: `stream` is on, and several outputs run together.
         """
-        one_at_a_time = batch_size == 1 or self.deterministic
+        one_at_a_time = (batch_size == 1 or self.deterministic) and self.num_beams == 1
         if self.stream == "on" and not one_at_a_time:
-            raise InputError("--stream on prints one output at a time; use --batch-size 1")
+            raise InputError(
+                "--stream on prints one output at a time; use --batch-size 1 and no beams"
+            )
         terminal = self.stream == "auto" and sys.stdout.isatty()
         return one_at_a_time and (self.stream == "on" or terminal)

@@ -5,7 +5,7 @@ An engine is `JaxEngine` or `TorchEngine`; a batch under way is its own object, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,16 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots, padded
 
 UNFILLED = -1
-"""Stands in a row of outputs where no token has been generated."""
+"""Stands where there is no token: after a row's outputs, and before a row's prompt."""
+
+LOGPROBS = ("logprobs", "top_logprobs", "top_tokens")
+"""Of the chosen tokens (B, N), of the likeliest ones (B, N, K), and their ids."""
+
+ENDED = ("filled", "token", "done", "outputs", "count")
+"""Arrays of a batch that `end_rows` changes."""
+
+# Log-probabilities of so many tokens at least, so that few programs are compiled.
+_LEAST_TOP = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +42,20 @@ class Snapshot:
     token: np.ndarray
     """Each row's last token, chosen but not fed yet, (B,) int32."""
     done: np.ndarray
-    """Rows that met a stop token, (B,) bool."""
+    """Rows that met a stop token or a stop text, (B,) bool."""
+    prompt: np.ndarray
+    """The prompts, (B, T) int32, ending in the last column, `UNFILLED` before them."""
     outputs: np.ndarray
     """Tokens generated so far, (B, N) int32, `UNFILLED` after a row's end."""
     requests: np.ndarray
     """Numbers of the requests, which their random keys are made of, (B,) int32."""
+    seeds: np.ndarray
+    """Seeds of the requests, which their random keys are made of too, (B,) int32."""
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Tokens generated in each row, (B,) int32."""
+        return (self.outputs != UNFILLED).sum(1, dtype=np.int32)
 
     def rows(self, index: Sequence[int] | np.ndarray) -> "Snapshot":
         """The snapshot of some of the rows."""
@@ -48,7 +66,7 @@ class Snapshot:
     @staticmethod
     def row_fields() -> tuple[str, ...]:
         """Names of the fields that are one array with the rows first."""
-        return ("filled", "token", "done", "outputs", "requests")
+        return ("filled", "token", "done", "prompt", "outputs", "requests", "seeds")
 
 
 class Engine(ABC):
@@ -71,7 +89,9 @@ class Engine(ABC):
         *,
         stop_ids: Sequence[int] = (),
         slots: int | None = None,
+        prompt_slots: int = 0,
         padding: Padding = "right",
+        seeds: Sequence[int] | None = None,
     ) -> Any:
         """Feeds the prompts and chooses each row's first token.
 
@@ -81,14 +101,26 @@ class Engine(ABC):
           options: how tokens are chosen.
           stop_ids: tokens that end a row.
           slots: size of the cache; at least `cache_slots` of the longest prompt, the default.
+          prompt_slots: tokens of the longest prompt that `admit` will bring.
           padding: side on which shorter rows are padded.
+          seeds: of each row's random key. Default: that of the options.
         """
         tokens, length = padded(prompts, padding=padding)
         context = self.config.max_position_embeddings
         least = cache_slots(int(length.max()), options.max_new_tokens, context=context)
         numbers = np.asarray(requests, np.int32)
-        slots = max(slots or least, least)
-        return self._start(tokens, length, numbers, options, tuple(stop_ids), slots, padding)
+        own_seeds = np.asarray([options.seed] * len(numbers) if seeds is None else seeds, np.int32)
+        return self._start(
+            tokens,
+            length,
+            numbers,
+            own_seeds,
+            options,
+            tuple(stop_ids),
+            max(slots or least, least),
+            max(prompt_slots, tokens.shape[1]),
+            padding,
+        )
 
     @abstractmethod
     def _start(
@@ -96,24 +128,70 @@ class Engine(ABC):
         tokens: np.ndarray,
         length: np.ndarray,
         requests: np.ndarray,
+        seeds: np.ndarray,
         options: SamplingOptions,
         stop_ids: tuple[int, ...],
         slots: int,
+        prompt_slots: int,
         padding: Padding,
     ) -> Any:
-        """`start` with the prompts as one array (B, T); lengths and numbers are int32 (B,)."""
+        """`start` with the prompts as one array (B, T); lengths, numbers and seeds are (B,)."""
 
     @abstractmethod
-    def advance(self, batch: Any, steps: int) -> None:
-        """Generates up to `steps` more tokens in each row that is not done; may not wait."""
+    def admit(self, batch: Any, row: int, prompt: Sequence[int], request: int, seed: int) -> None:
+        """Gives the place of a row that has ended to another prompt.
+
+        The batch was started with enough slots for it, and with its prompt's. Such a batch has no
+        snapshots of rows that ended.
+        """
+
+    @abstractmethod
+    def advance(self, batch: Any, steps: int, *, least_running: int = 1) -> None:
+        """Generates more tokens in each row that has not ended; may not wait.
+
+        Args:
+          batch: of `start` or `resume`.
+          steps: tokens at most.
+          least_running: ends as soon as fewer rows are running.
+        """
+
+    @abstractmethod
+    def search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        padding: Padding = "right",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Beam search: the best outputs of each prompt.
+
+        Args: as for `start`.
+
+        Returns:
+          Tokens (P, K, N), `UNFILLED` after an output's end, and scores (P, K), the best first.
+        """
 
     @abstractmethod
     def outputs(self, batch: Any) -> np.ndarray:
         """Tokens so far, (B, N) int32, `UNFILLED` after a row's end; waits for the device."""
 
     @abstractmethod
+    def running(self, batch: Any) -> np.ndarray:
+        """Rows that met no stop and may have more tokens, (B,) bool; waits for the device."""
+
     def finished(self, batch: Any) -> bool:
-        """Whether every row met a stop token or has all its tokens; waits for the device."""
+        """Whether no row is running; waits for the device."""
+        return not self.running(batch).any()
+
+    @abstractmethod
+    def logprobs(self, batch: Any, row: int) -> tuple[np.ndarray, ...] | None:
+        """The arrays `LOGPROBS` of a row, NaN where not known; None where not asked for."""
+
+    @abstractmethod
+    def end(self, batch: Any, lengths: Mapping[int, int]) -> None:
+        """Ends rows after so many of their tokens, at least one; later ones are dropped."""
 
     @abstractmethod
     def snapshot(self, batch: Any) -> Snapshot:
@@ -127,6 +205,31 @@ class Engine(ABC):
 
         `options.max_new_tokens` counts from the beginning, those in the snapshot included.
         """
+
+
+def end_rows(arrays: MutableMapping[str, np.ndarray], lengths: Mapping[int, int]) -> None:
+    """`Engine.end` on the arrays `ENDED` of a batch, in place."""
+    for row, length in lengths.items():
+        arrays["filled"][row] -= arrays["count"][row] - length
+        arrays["outputs"][row, length:] = UNFILLED
+        arrays["token"][row] = arrays["outputs"][row, length - 1]
+        arrays["count"][row], arrays["done"][row] = length, True
+
+
+def logprobs_capacity(options: SamplingOptions, vocabulary: int) -> int | None:
+    """How many of the likeliest tokens are recorded at each step; None records nothing."""
+    if options.logprobs is None:
+        return None
+    return min(max(_LEAST_TOP, 1 << max(options.logprobs - 1, 0).bit_length()), vocabulary)
+
+
+def empty_logprobs(rows: int, room: int, top: int | None) -> dict[str, np.ndarray]:
+    """The arrays `LOGPROBS` before any token; none where `top` is None."""
+    if top is None:
+        return {}
+    shapes = ((rows, room), (rows, room, top))
+    values = [np.full(shape, np.nan, np.float32) for shape in shapes]
+    return dict(zip(LOGPROBS, (*values, np.full(shapes[1], UNFILLED, np.int32)), strict=True))
 
 
 def from_slot_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Prompts through an engine in batches: order, limits, streaming, timing.
 
+As soon as a row of a batch ends, the next prompt takes its place.
+
 Deterministic mode runs every prompt alone, on one device, in programs whose shapes follow from its
 own length and the options, and draws with a key made of its own tokens. It is fed from slot 0:
 padding on the left would move it to other lanes of each sum, which then rounds in another order; a
@@ -9,16 +11,18 @@ whatever the batch, the row's place in it, the padding, the mesh, and the other 
 
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from jaxsr.errors import InputError
 from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding, cache_slots
+from jaxsr.generation.padding import Padding, bucket, cache_slots
+from jaxsr.generation.stop_text import StopText
 
 OnTokens = Callable[[int, list[int]], None]
 """Called with the prompt's index and the tokens that are new since the last call."""
@@ -26,14 +30,14 @@ OnTokens = Callable[[int, list[int]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One prompt's output. Times are those of its batch, in seconds, compiling left out."""
+    """One prompt's output. Times are in seconds, compiling left out."""
 
     index: int
     """Number of the prompt."""
     tokens: list[int]
-    """Generated tokens, the stop token included."""
+    """Generated tokens, the stop token included, or the token that completes a stop text."""
     finish: str
-    """`stop` after a stop token, `length` after the last token asked for."""
+    """`stop` after a stop token or a stop text, `length` after the last token asked for."""
     row: int
     """Its place in the batch."""
     rows: int
@@ -41,9 +45,17 @@ class Completion:
     prefill_s: float
     """From the prompt to the first token."""
     decode_s: float
-    """From the first token to the batch's last."""
+    """From the first token to the last, prompts of other rows left out."""
     decode_tokens_per_s: float
-    """Tokens after the first, of all the batch's rows, per second; 0 where there are none."""
+    """Tokens of all the batch's rows in that time, per second; 0 where there are none."""
+    beams: tuple[tuple[list[int], float], ...] = ()
+    """With beam search the best outputs and their scores; `tokens` is the first."""
+    logprobs: tuple[np.ndarray, ...] | None = None
+    """The arrays `jaxsr.generation.decoder.LOGPROBS` of its tokens, if asked for."""
+
+
+OnDone = Callable[[Completion], None]
+"""Called as soon as an output has ended."""
 
 
 @dataclass
@@ -63,7 +75,7 @@ def check_prompts(
       ValueError: no prompt, an empty one, one too long for the context, or unknown token ids.
     """
     if not prompts:
-        raise InputError("there is no prompt; give one as an argument, or a file with --file")
+        raise InputError("there is no prompt; give one as an argument, or a file with --prompts")
     for index, prompt in enumerate(prompts):
         if not len(prompt):
             raise InputError(f"prompt {index} is empty; give it at least one token")
@@ -83,6 +95,17 @@ def check_prompts(
                 f"prompt {index} has the token id {max(prompt)}, but the model knows "
                 f"{vocabulary}; is the tokenizer this model's?"
             )
+    biased = max((max(ids) for ids, _ in options.biases), default=0)
+    if biased >= vocabulary:
+        raise InputError(
+            f"logit_bias names the token id {biased}, but the model knows {vocabulary}; use a "
+            "smaller id"
+        )
+    if options.logprobs is not None and options.logprobs > vocabulary:
+        raise InputError(
+            f"logprobs={options.logprobs} asks for more tokens than the model's {vocabulary}; use "
+            "fewer"
+        )
 
 
 def complete(
@@ -92,10 +115,14 @@ def complete(
     *,
     batch_size: int = 1,
     stop_ids: Sequence[int] = (),
+    stop_text: StopText | None = None,
     deterministic: bool = False,
     padding: Padding = "right",
+    seeds: Sequence[int | None] = (),
+    skip: int = 0,
     chunk: int | None = None,
     on_tokens: OnTokens | None = None,
+    on_done: OnDone | None = None,
     keep_snapshots: bool = False,
 ) -> Run:
     """Generates from every prompt.
@@ -107,12 +134,18 @@ def complete(
         mode with one made of its tokens.
       batch_size: prompts that run together.
       stop_ids: tokens that end an output.
+      stop_text: texts that end an output.
       deterministic: run each prompt alone, see above.
       padding: side on which the shorter prompts of a batch are padded; in deterministic mode there
         is no batch, and nothing is padded on the left.
-      chunk: tokens between two calls of `on_tokens`. Default: 8 with `on_tokens`, else all at once.
+      seeds: of the prompts; one that has none draws by the options' and its number.
+      skip: so many of the first prompts have their outputs already.
+      chunk: tokens between two calls of `on_tokens`. Default: 8 with `on_tokens` or `stop_text`,
+        else all at once.
       on_tokens: receives tokens while the batch runs.
-      keep_snapshots: keep each batch's cache and tokens, for saving.
+      on_done: receives each output as soon as it has ended, in any order.
+      keep_snapshots: keep each batch's cache and tokens, for saving; batches then run one after
+        another, no row's place is taken.
 
     Raises:
       ValueError: see `check_prompts`; or `batch_size` is below 1, or the engine computes on
@@ -125,6 +158,11 @@ def complete(
             f"deterministic generation needs an engine on one device, got {engine.devices}; sums "
             "that are split over devices round otherwise"
         )
+    if options.num_beams > 1 and (stop_text is not None or keep_snapshots):
+        raise InputError(
+            "beam search ends at tokens and saves no cache; leave out --save-cache, and name "
+            "special tokens or ids with --stop"
+        )
     config = engine.config
     check_prompts(
         prompts, options, context=config.max_position_embeddings, vocabulary=config.vocab_size
@@ -134,41 +172,74 @@ def complete(
     longest = max(len(prompt) for prompt in prompts)
     context = config.max_position_embeddings
     slots = cache_slots(longest, options.max_new_tokens, context=context)
-    requests = _requests_of(prompts) if deterministic else list(range(len(prompts)))
-    run = Run()
-    for begin in range(0, len(prompts), together):
-        indices = list(range(begin, min(begin + together, len(prompts))))
+    requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
+    rounds = _Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
+    waiting = deque(requests[skip:])
+    while waiting:
+        first = [waiting.popleft() for _ in range(min(together, len(waiting)))]
         # The last batch is filled up with its first prompt, so that it needs no program of its own.
-        fill = indices + [indices[0]] * (together - len(indices))
-        before, compiled = time.perf_counter(), engine.compile_s
-        batch = engine.start(
-            [prompts[i] for i in fill],
-            [requests[i] for i in fill],
+        fill = first + [first[0]] * (together - len(first))
+        if options.num_beams > 1:
+            if deterministic:
+                size = len(first[0].prompt)
+                slots = cache_slots(size, options.max_new_tokens, context=context)
+            rounds.search(first, fill, slots, "right" if deterministic else padding)
+            continue
+        batch, prefill_s = rounds.timed(
+            engine.start,
+            [request.prompt for request in fill],
+            [request.number for request in fill],
             options,
             stop_ids=stop_ids,
             slots=None if deterministic else slots,
+            prompt_slots=0 if deterministic else bucket(longest),
             padding="right" if deterministic else padding,
+            seeds=[request.seed for request in fill],
         )
-        first = engine.outputs(batch)
-        prefill_s = time.perf_counter() - before - (engine.compile_s - compiled)
-        _follow(run, engine, batch, indices, options, first, prefill_s, stop_ids, chunk, on_tokens)
+        alone = deterministic or keep_snapshots
+        rounds.follow(batch, first, prefill_s, deque() if alone else waiting, together)
         if keep_snapshots:
-            run.snapshots.append(engine.snapshot(batch).rows(range(len(indices))))
-    return run
+            rounds.run.snapshots.append(engine.snapshot(batch).rows(range(len(first))))
+    rounds.run.completions.sort(key=lambda completion: completion.index)
+    return rounds.run
 
 
-def _requests_of(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Numbers of requests that follow from each prompt's tokens alone.
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """A prompt, and what its random key is made of."""
 
-    Of equal prompts the second is the first's number and one, so that their draws differ.
+    index: int
+    prompt: Sequence[int]
+    number: int
+    seed: int
+
+
+def _requests_of(
+    prompts: Sequence[Sequence[int]],
+    options: SamplingOptions,
+    seeds: Sequence[int | None],
+    *,
+    deterministic: bool,
+) -> list[_Request]:
+    """Requests in the prompts' order.
+
+    In deterministic mode their numbers follow from each prompt's tokens alone. Of equal prompts the
+    second is the first's number and one, so that their draws differ. A prompt with a seed of its
+    own draws as it would as the only one.
     """
     repeats: Counter[int] = Counter()
-    numbers = []
-    for prompt in prompts:
-        checksum = zlib.crc32(np.asarray(prompt, np.int32).tobytes())
-        numbers.append((checksum + repeats[checksum]) % 2**31)
-        repeats[checksum] += 1
-    return numbers
+    requests = []
+    for index, prompt in enumerate(prompts):
+        seed, number = seeds[index] if index < len(seeds) else None, index
+        if deterministic:
+            checksum = zlib.crc32(np.asarray(prompt, np.int32).tobytes())
+            number = (checksum + repeats[checksum]) % 2**31
+            repeats[checksum] += 1
+        elif seed is not None:
+            number = 0
+        seed = options.seed if seed is None else seed
+        requests.append(_Request(index=index, prompt=prompt, number=number, seed=seed))
+    return requests
 
 
 def continue_from(
@@ -177,15 +248,21 @@ def continue_from(
     options: SamplingOptions,
     *,
     stop_ids: Sequence[int] = (),
+    stop_text: StopText | None = None,
     chunk: int | None = None,
     on_tokens: OnTokens | None = None,
+    on_done: OnDone | None = None,
     keep_snapshots: bool = False,
 ) -> Run:
     """Goes on from a snapshot; `options.max_new_tokens` counts the tokens already in it.
 
+    Rows draw with the seeds of the snapshot.
+
     Raises:
       ValueError: the snapshot has that many tokens already, or the context ends before them.
     """
+    if options.num_beams > 1:
+        raise InputError("a saved batch goes on without beams; leave out --num-beams or --resume")
     have = snapshot.outputs.shape[1]
     if have >= options.max_new_tokens:
         raise InputError(
@@ -197,59 +274,176 @@ def continue_from(
             f"{options.max_new_tokens} tokens would pass the model's context of "
             f"{engine.config.max_position_embeddings}; use a smaller --max-new-tokens"
         )
-    run = Run()
-    before, compiled = time.perf_counter(), engine.compile_s
-    batch = engine.resume(snapshot, options, stop_ids=stop_ids)
-    first = engine.outputs(batch)
-    prefill_s = time.perf_counter() - before - (engine.compile_s - compiled)
-    indices = list(range(len(snapshot.requests)))
-    _follow(run, engine, batch, indices, options, first, prefill_s, stop_ids, chunk, on_tokens)
+    rounds = _Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
+    batch, prefill_s = rounds.timed(engine.resume, snapshot, options, stop_ids=stop_ids)
+    rows = [
+        _Request(index=i, prompt=(), number=int(n), seed=0) for i, n in enumerate(snapshot.requests)
+    ]
+    rounds.follow(batch, rows, prefill_s, deque(), len(rows))
     if keep_snapshots:
-        run.snapshots.append(engine.snapshot(batch))
-    return run
+        rounds.run.snapshots.append(engine.snapshot(batch))
+    rounds.run.completions.sort(key=lambda completion: completion.index)
+    return rounds.run
 
 
-def _follow(
-    run: Run,
-    engine: Engine,
-    batch: object,
-    indices: list[int],
-    options: SamplingOptions,
-    first: np.ndarray,
-    prefill_s: float,
-    stop_ids: Sequence[int],
-    chunk: int | None,
-    on_tokens: OnTokens | None,
-) -> None:
-    """Advances a started batch to its end and notes its completions."""
-    begin, compiled = time.perf_counter(), engine.compile_s
-    reported = 0
-    outputs = first
-    step = chunk or (8 if on_tokens else options.max_new_tokens)
-    while True:
-        if on_tokens is not None:
-            for row, index in enumerate(indices):
-                if new := [int(t) for t in outputs[row, reported:] if t != UNFILLED]:
-                    on_tokens(index, new)
-        reported = outputs.shape[1]
-        if engine.finished(batch):
-            break
-        engine.advance(batch, step)
-        outputs = engine.outputs(batch)
-    decode_s = time.perf_counter() - begin - (engine.compile_s - compiled)
-    # Rows that only fill the batch up do not count.
-    later = int((outputs[: len(indices), first.shape[1] :] != UNFILLED).sum())
-    for row, index in enumerate(indices):
-        tokens = [int(t) for t in outputs[row] if t != UNFILLED]
-        run.completions.append(
+@dataclass
+class _Row:
+    """A request in its place of the batch."""
+
+    request: _Request
+    prefill_s: float
+    tokens_before: int
+    """Tokens that all rows had when it began."""
+    decode_s_before: float
+    length: int = 0
+    """Tokens that were looked at."""
+
+
+@dataclass
+class _Rounds:
+    """Advances batches until their rows have ended, and fills the places of those that did."""
+
+    engine: Engine
+    options: SamplingOptions
+    stop_ids: Sequence[int]
+    stop_text: StopText | None
+    chunk: int | None
+    on_tokens: OnTokens | None
+    on_done: OnDone | None
+    run: Run = field(default_factory=Run)
+    tokens: int = 0
+    """Tokens that were decoded so far, in all rows."""
+    decode_s: float = 0.0
+
+    def timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
+        """A batch from the engine, and the seconds until its first tokens, without compiling."""
+        begin, compiled = time.perf_counter(), self.engine.compile_s
+        batch = function(*args, **kwargs)
+        self.engine.running(batch)  # waits
+        return batch, time.perf_counter() - begin - (self.engine.compile_s - compiled)
+
+    def follow(
+        self,
+        batch: Any,
+        first: Sequence[_Request],
+        prefill_s: float,
+        waiting: deque[_Request],
+        rows: int,
+    ) -> None:
+        """Advances a batch until its rows have ended and nothing waits.
+
+        Args:
+          batch: of the engine, just started.
+          first: requests of its first rows; further rows only fill it up.
+          prefill_s: seconds of the start.
+          waiting: requests that take the places of rows that end.
+          rows: of the batch.
+        """
+        step = self.chunk or (8 if self.on_tokens or self.stop_text else None)
+        live = {row: self._row(request, prefill_s) for row, request in enumerate(first)}
+        free = self._settle(batch, live, rows, decoded=False)
+        while True:
+            while free and waiting:
+                row, request = free.pop(), waiting.popleft()
+                _, seconds = self.timed(self._admit, batch, row, request)
+                live[row] = self._row(request, seconds)
+                free += self._settle(batch, {row: live[row]}, rows, decoded=False)
+                if row in free:
+                    del live[row]
+            if not live:
+                return
+            begin, compiled = time.perf_counter(), self.engine.compile_s
+            self.engine.advance(
+                batch,
+                step or self.options.max_new_tokens,
+                least_running=len(live) if waiting else 1,
+            )
+            self.engine.running(batch)  # waits
+            self.decode_s += time.perf_counter() - begin - (self.engine.compile_s - compiled)
+            free += self._settle(batch, live, rows, decoded=True)
+            for row in free:
+                live.pop(row, None)
+
+    def search(
+        self, first: Sequence[_Request], fill: Sequence[_Request], slots: int, padding: Padding
+    ) -> None:
+        """Beam search of a batch; the requests after the first ones only fill it up."""
+        begin, compiled = time.perf_counter(), self.engine.compile_s
+        outputs, scores = self.engine.search(
+            [request.prompt for request in fill],
+            self.options,
+            stop_ids=self.stop_ids,
+            slots=slots,
+            padding=padding,
+        )
+        seconds = time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        length = int((outputs[: len(first), 0] != UNFILLED).sum())
+        for row, request in enumerate(first):
+            kept = range(self.options.num_return_sequences)
+            tokens = [[int(t) for t in outputs[row, k] if t != UNFILLED] for k in kept]
+            self._report(
+                Completion(
+                    index=request.index,
+                    tokens=tokens[0],
+                    finish="stop" if tokens[0][-1] in self.stop_ids else "length",
+                    row=row,
+                    rows=len(fill),
+                    prefill_s=seconds,
+                    decode_s=seconds,
+                    decode_tokens_per_s=length / seconds,
+                    beams=tuple((tokens[k], float(scores[row, k])) for k in kept),
+                )
+            )
+
+    def _report(self, completion: Completion) -> None:
+        self.run.completions.append(completion)
+        if self.on_done is not None:
+            self.on_done(completion)
+
+    def _admit(self, batch: Any, row: int, request: _Request) -> Any:
+        self.engine.admit(batch, row, request.prompt, request.number, request.seed)
+        return batch
+
+    def _row(self, request: _Request, prefill_s: float) -> _Row:
+        return _Row(request, prefill_s, self.tokens, self.decode_s)
+
+    def _settle(self, batch: Any, live: dict[int, _Row], rows: int, *, decoded: bool) -> list[int]:
+        """Reports new tokens and outputs that ended; returns the rows of these."""
+        outputs, running = self.engine.outputs(batch), self.engine.running(batch)
+        tokens = {row: [int(t) for t in outputs[row] if t != UNFILLED] for row in live}
+        ends = {}
+        if self.stop_text is not None:
+            lengths = {r: self.stop_text.length(tokens[r], live[r].length) for r in live}
+            ends = {row: length for row, length in lengths.items() if length is not None}
+        if ends:
+            self.engine.end(batch, ends)
+        for row, state in live.items():
+            tokens[row] = tokens[row][: ends.get(row)]
+            new, state.length = tokens[row][state.length :], len(tokens[row])
+            self.tokens += len(new) if decoded else 0
+            if new and self.on_tokens is not None:
+                self.on_tokens(state.request.index, new)
+        ended = [row for row in live if row in ends or not running[row]]
+        for row in ended:
+            self._note(batch, row, rows, live[row], tokens[row], stopped=row in ends)
+        return ended
+
+    def _note(
+        self, batch: Any, row: int, rows: int, state: _Row, tokens: list[int], *, stopped: bool
+    ) -> None:
+        decode_s = self.decode_s - state.decode_s_before
+        later = self.tokens - state.tokens_before
+        arrays = self.engine.logprobs(batch, row)
+        self._report(
             Completion(
-                index=index,
+                index=state.request.index,
                 tokens=tokens,
-                finish="stop" if tokens and tokens[-1] in stop_ids else "length",
+                finish="stop" if stopped or tokens[-1] in self.stop_ids else "length",
                 row=row,
-                rows=len(outputs),
-                prefill_s=prefill_s,
+                rows=rows,
+                prefill_s=state.prefill_s,
                 decode_s=decode_s,
                 decode_tokens_per_s=later / decode_s if later else 0.0,
+                logprobs=arrays and tuple(array[: len(tokens)] for array in arrays),
             )
         )

@@ -15,14 +15,14 @@ def run(config: GenerateConfig) -> None:
     Raises:
       UserError: nothing could start.
     """
-    prompts = [Prompt.of(text, system=config.system) for text in config.prompts]
-    for index, text in enumerate(config.prompts):
+    prompts = [Prompt.of(text, system=config.system) for text in config.prompt]
+    for index, text in enumerate(config.prompt):
         if not text:
             raise InputError(f"prompt {index} is empty; give it some text")
-    if config.file is not None:
-        prompts += read_prompts(config.file, system=config.system)
+    if config.prompts is not None:
+        prompts += read_prompts(config.prompts, system=config.system)
     if config.resume is None and not prompts:
-        raise InputError("there is no prompt; give one as an argument, or a file with --file")
+        raise InputError("there is no prompt; give one as an argument, or a file with --prompts")
     if config.resume is not None and prompts:
         raise InputError("--resume goes on from saved prompts; give no others")
     for path in (config.out, config.save_cache):
@@ -48,8 +48,7 @@ def run(config: GenerateConfig) -> None:
     if config.resume is not None:
         session.resume()
     else:
-        for batch_size in config.batch_size:
-            session.run(prompts, batch_size)
+        session.run(prompts)
     session.finish()
 
 

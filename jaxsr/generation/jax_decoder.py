@@ -7,7 +7,7 @@ place; nothing crosses to the host in between. The torch module is traced throug
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxsr.generation import sampling, sharding
+from jaxsr.generation import beams, sampling, sharding
 from jaxsr.generation.cache_layouts import layout_of
-from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
+from jaxsr.generation.decoder import (
+    ENDED,
+    LOGPROBS,
+    UNFILLED,
+    Engine,
+    Snapshot,
+    empty_logprobs,
+    end_rows,
+    logprobs_capacity,
+)
+from jaxsr.generation.logits_processors import (
+    History,
+    Settings,
+    is_stop,
+    settings_of,
+)
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
-from jaxsr.generation.padding import Padding, cache_slots
+from jaxsr.generation.padding import Padding, cache_slots, padded
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.interop.mesh import place
@@ -43,14 +58,24 @@ _OUTPUT_STEP = 64
 
 
 class JaxBatch:
-    """A batch under way: its state on the device, and the compiled loop that moves it."""
+    """A batch under way: its state on the device, and what decides how it goes on."""
 
     def __init__(
-        self, state: State, options: SamplingOptions, stop_ids: Sequence[int], padding: Padding
+        self,
+        state: State,
+        options: SamplingOptions,
+        stop_ids: Sequence[int],
+        padding: Padding,
+        requests: np.ndarray,
+        seeds: np.ndarray,
+        *,
+        settings: Settings,
+        slots: int,
     ) -> None:
         self.state, self.options, self.stop_ids = state, options, tuple(stop_ids)
-        self.padding = padding
-        self.count = int(state["count"])
+        self.padding, self.requests, self.seeds = padding, requests, seeds
+        self.settings, self.slots = settings, slots
+        self.admits = False
 
 
 class JaxEngine(Engine):
@@ -147,72 +172,94 @@ class JaxEngine(Engine):
         self,
         options: SamplingOptions,
         slots: int,
-        room: int,
+        prompt_slots: int,
         padding: Padding,
         weights: dict[str, jax.Array],
         tokens_BT: jax.Array,
         length_B: jax.Array,
         request_B: jax.Array,
-        seed: jax.Array,
-        stop_N: jax.Array,
+        seed_B: jax.Array,
+        settings: Settings,
     ) -> State:
+        rows, left = len(tokens_BT), padding == "left"
         logits_BV, cache, filled_B, first_B = self._layout.prefill(
-            partial(self._run, weights), tokens_BT, length_B, left=padding == "left", slots=slots
+            partial(self._run, weights), tokens_BT, length_B, left=left, slots=slots
         )
-        keys_B2 = sampling.request_keys(seed, request_B)
-        token_B = sampling.choose(logits_BV, keys_B2, jnp.int32(0), options)
-        return {
+        prompt_BT = _widened(_right_aligned(tokens_BT, length_B, left=left), prompt_slots)
+        room = room_for(options)
+        state: State = {
             "cache": cache,
             "filled": filled_B,
             "first": first_B,
-            "token": token_B,
-            "done": (token_B[:, None] == stop_N).any(1),
-            "outputs": jnp.full((len(tokens_BT), room), UNFILLED, jnp.int32).at[:, 0].set(token_B),
-            "count": jnp.int32(1),
-            "keys": keys_B2,
-            "requests": request_B,
+            "token": jnp.zeros(rows, jnp.int32),
+            "done": jnp.zeros(rows, bool),
+            "prompt": prompt_BT,
+            "outputs": jnp.full((rows, room), UNFILLED, jnp.int32),
+            "count": jnp.zeros(rows, jnp.int32),
+            "keys": sampling.request_keys(seed_B, request_B),
+            **empty_logprobs(rows, room, self._top(options)),
         }
+        return state | self._chosen(state, logits_BV, settings)
+
+    def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings) -> State:
+        """What choosing the next tokens changes."""
+        history = History(state["prompt"], state["outputs"], state["count"])
+        chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
+        running_B = self._running(state, settings)
+        # A row that has ended keeps its last token, so that a saved batch ends as it should.
+        token_B = jnp.where(running_B, chosen_B, state["token"])
+        rows = jnp.arange(len(token_B))
+        at = (rows, jnp.where(running_B, state["count"], state["outputs"].shape[1]))
+        changed = {
+            "token": token_B,
+            "done": state["done"] | (running_B & is_stop(token_B, settings)),
+            "outputs": state["outputs"].at[at].set(token_B, mode="drop"),
+            "count": state["count"] + running_B,
+        }
+        if recorded := [name for name in LOGPROBS if name in state]:
+            top = state["top_logprobs"].shape[2]
+            new = sampling.log_probabilities(logits_BV, token_B, top)
+            changed |= {
+                name: state[name].at[at].set(value, mode="drop")
+                for name, value in zip(recorded, new, strict=True)
+            }
+        return changed
+
+    @staticmethod
+    def _running(state: State, settings: Settings) -> jax.Array:
+        """Rows that met no stop token and may have more tokens."""
+        return ~state["done"] & (state["count"] < settings["max_new_tokens"])
 
     def _step(
-        self,
-        options: SamplingOptions,
-        left: bool,
-        weights: dict[str, jax.Array],
-        stop_N: jax.Array,
-        state: State,
+        self, left: bool, weights: dict[str, jax.Array], settings: Settings, state: State
     ) -> State:
-        done_B = state["done"]
+        running_B = self._running(state, settings)
         logits_BV, written = self._layout.decode(partial(self._run, weights), state, left=left)
-        chosen_B = sampling.choose(logits_BV, state["keys"], state["count"], options)
-        # A done row keeps its last token, so that a saved batch ends as it should.
-        token_B = jnp.where(done_B, state["token"], chosen_B)
-        out_B = jnp.where(done_B, UNFILLED, token_B)
-        return {
-            **state,
-            "cache": written(chosen_B),
-            "filled": state["filled"] + ~done_B,
-            "token": token_B,
-            "done": done_B | (token_B[:, None] == stop_N).any(1),
-            "outputs": jax.lax.dynamic_update_slice(
-                state["outputs"], out_B[:, None], (jnp.int32(0), state["count"])
-            ),
-            "count": state["count"] + 1,
+        changed = self._chosen(state, logits_BV, settings)
+        return state | {
+            **changed,
+            "cache": written(changed["token"]),
+            "filled": state["filled"] + running_B,
         }
 
     def _loop(
         self,
-        options: SamplingOptions,
         left: bool,
         weights: dict[str, jax.Array],
         state: State,
-        limit: jax.Array,
-        stop_N: jax.Array,
+        steps: jax.Array,
+        least_running: jax.Array,
+        settings: Settings,
     ) -> State:
-        return jax.lax.while_loop(
-            lambda s: (s["count"] < limit) & ~s["done"].all(),
-            partial(self._step, options, left, weights, stop_N),
-            state,
-        )
+        def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
+            step, state = carry
+            return (step < steps) & (self._running(state, settings).sum() >= least_running)
+
+        def advanced(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+            step, state = carry
+            return step + 1, self._step(left, weights, settings, state)
+
+        return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
 
     # ---- what Engine asks for
 
@@ -221,46 +268,158 @@ class JaxEngine(Engine):
         tokens: np.ndarray,
         length: np.ndarray,
         requests: np.ndarray,
+        seeds: np.ndarray,
         options: SamplingOptions,
         stop_ids: tuple[int, ...],
         slots: int,
+        prompt_slots: int,
         padding: Padding,
     ) -> JaxBatch:
-        shape = (*tokens.shape, slots, room_for(options), padding)
-        args = self._replicated(
+        settings = settings_of(options, stop_ids)
+        args = self._replicated(tokens, length, requests, seeds, settings)
+        static = (options, slots, prompt_slots, padding)
+        build = partial(self._prefill, *static)
+        shape = (*tokens.shape, slots, prompt_slots, room_for(options), padding)
+        key = ("prefill", _tables(settings), self._top(options), shape)
+        program = self._program(key, build, self._weights, *args)
+        state = program(self._weights, *args)
+        return JaxBatch(
+            state, options, stop_ids, padding, requests, seeds, settings=args[-1], slots=slots
+        )
+
+    def admit(
+        self, batch: JaxBatch, row: int, prompt: Sequence[int], request: int, seed: int
+    ) -> None:
+        tokens, length = padded([prompt], padding=batch.padding)
+        numbers = (np.asarray([number], np.int32) for number in (request, seed))
+        prompt_slots = batch.state["prompt"].shape[1]
+        new = self._start(
             tokens,
             length,
-            requests,
-            np.int32(options.seed),
-            np.array([*stop_ids, UNFILLED - 1], np.int32),
+            *numbers,
+            batch.options,
+            batch.stop_ids,
+            batch.slots,
+            prompt_slots,
+            batch.padding,
         )
-        build = partial(self._prefill, options, slots, room_for(options), padding)
-        key = ("prefill", _static(options), len(stop_ids), shape)
-        program = self._program(key, build, self._weights, *args)
-        return JaxBatch(program(self._weights, *args), options, stop_ids, padding)
+        args = (batch.state, new.state, *self._replicated(np.int32(row)))
+        batch.state = self._replaced("admit", batch, self._admitted, *args)
+        batch.admits = True
 
-    def _loop_args(self, batch: JaxBatch, limit: int) -> tuple[Any, ...]:
-        stop = np.array([*batch.stop_ids, UNFILLED - 1], np.int32)
-        return self._replicated(np.int32(limit), stop)
+    def _admitted(self, state: State, new: State, row: jax.Array, settings: Settings) -> State:
+        running_B = self._running(state, settings).at[row].set(False)
+        cache, filled_B, first_B = self._layout.admitted(state, new, row, running_B)
+        others = {n: v for n, v in state.items() if n not in ("cache", "filled", "first")}
+        rows = {n: v.at[row].set(new[n][0]) for n, v in others.items()}
+        return {**rows, "cache": cache, "filled": filled_B, "first": first_B}
+
+    def _realigned(self, state: State, settings: Settings) -> State:
+        cache, filled_B, first_B = self._layout.realigned(state, self._running(state, settings))
+        return {**state, "cache": cache, "filled": filled_B, "first": first_B}
+
+    def _replaced(
+        self, name: str, batch: JaxBatch, function: Callable[..., Any], *args: Any
+    ) -> State:
+        """The state that a program makes of `args`, of which the first is the batch's state."""
+        shapes = tuple(x.shape for x in jax.tree.leaves(args))
+        args = (*args, batch.settings)
+        program = self._program((name, _tables(batch.settings), shapes), function, *args, donate=0)
+        return program(*args)
+
+    def _loop_args(self, batch: JaxBatch, steps: int, least_running: int = 1) -> tuple[Any, ...]:
+        return *self._replicated(np.int32(steps), np.int32(least_running)), batch.settings
 
     def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
-        left = batch.padding == "left"
+        loop = partial(self._loop, batch.padding == "left")
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
-        key = ("decode", _static(batch.options), len(batch.stop_ids), left, shapes)
-        loop = partial(self._loop, batch.options, left)
+        key = ("decode", _tables(batch.settings), batch.padding == "left", shapes)
         return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
-    def advance(self, batch: JaxBatch, steps: int) -> None:
-        batch.count = min(batch.count + steps, batch.options.max_new_tokens)
-        args = self._loop_args(batch, batch.count)
+    def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
+        if batch.admits and self._layout.shares_slots:
+            reach = int(batch.state["filled"].max())
+            if reach + steps > batch.slots:
+                batch.state = self._replaced("realign", batch, self._realigned, batch.state)
+                reach = int(batch.state["filled"].max())
+            steps = min(steps, batch.slots - reach)
+        args = self._loop_args(batch, steps, least_running)
         program = self._decode_program(batch, *args)
         batch.state = program(self._weights, batch.state, *args)
 
-    def outputs(self, batch: JaxBatch) -> np.ndarray:
-        return np.asarray(batch.state["outputs"])[:, : batch.count]
+    def search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        padding: Padding = "right",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        settings = settings_of(options, stop_ids) | beams.beam_settings(options, room_for(options))
+        args = self._replicated(*padded(prompts, padding=padding), settings)
+        static = (options.num_beams, room_for(options), slots, padding)
+        key = ("beams", _tables(settings), static, args[0].shape)
+        program = self._program(key, partial(self._search, *static), self._weights, *args)
+        outputs, scores = program(self._weights, *args)
+        return np.asarray(outputs), np.asarray(scores)
 
-    def finished(self, batch: JaxBatch) -> bool:
-        return batch.count >= batch.options.max_new_tokens or bool(batch.state["done"].all())
+    def _search(
+        self,
+        count: int,
+        room: int,
+        slots: int,
+        padding: Padding,
+        weights: dict[str, jax.Array],
+        tokens_BT: jax.Array,
+        length_B: jax.Array,
+        settings: Settings,
+    ) -> tuple[jax.Array, jax.Array]:
+        left, run = padding == "left", partial(self._run, weights)
+        logits_BV, cache, filled_B, first_B = self._layout.prefill(
+            run, tokens_BT, length_B, left=left, slots=slots
+        )
+
+        def repeated(tree: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.repeat(x, count, 0), tree)
+
+        prompt_BT = repeated(_right_aligned(tokens_BT, length_B, left=left))
+        search, _, token_B = beams.step(
+            repeated(logits_BV), prompt_BT, beams.no_beams(len(tokens_BT), count, room), settings
+        )
+        state = repeated({"cache": cache, "filled": filled_B, "first": first_B})
+        state["token"] = token_B
+
+        def advanced(carry: tuple[State, State]) -> tuple[State, State]:
+            state, search = carry
+            logits_BV, written = self._layout.decode(run, state, left=left)
+            state = {**state, "cache": written(state["token"]), "filled": state["filled"] + 1}
+            search, parent_B, token_B = beams.step(logits_BV, prompt_BT, search, settings)
+            state = jax.tree.map(lambda x: x[parent_B], state)
+            return {**state, "token": token_B}, search
+
+        _, search = jax.lax.while_loop(
+            lambda carry: beams.goes_on(carry[1], settings), advanced, (state, search)
+        )
+        return search["ended_outputs"], search["ended_scores"]
+
+    def outputs(self, batch: JaxBatch) -> np.ndarray:
+        count, outputs = jax.device_get((batch.state["count"], batch.state["outputs"]))
+        return outputs[:, : count.max()]
+
+    def running(self, batch: JaxBatch) -> np.ndarray:
+        done, count = jax.device_get((batch.state["done"], batch.state["count"]))
+        return ~done & (count < batch.options.max_new_tokens)
+
+    def logprobs(self, batch: JaxBatch, row: int) -> tuple[np.ndarray, ...] | None:
+        if LOGPROBS[0] not in batch.state:
+            return None
+        return tuple(np.asarray(batch.state[name][row]) for name in LOGPROBS)
+
+    def end(self, batch: JaxBatch, lengths: Mapping[int, int]) -> None:
+        state = {n: np.array(v) for n, v in batch.state.items() if n in ENDED}
+        end_rows(state, lengths)
+        batch.state |= dict(zip(state, self._replicated(*state.values()), strict=True))
 
     def snapshot(self, batch: JaxBatch) -> Snapshot:
         state = jax.device_get(batch.state)
@@ -270,39 +429,57 @@ class JaxEngine(Engine):
             filled=filled - first,
             token=state["token"],
             done=state["done"],
-            outputs=state["outputs"][:, : int(state["count"])],
-            requests=state["requests"],
+            prompt=state["prompt"],
+            outputs=state["outputs"][:, : int(state["count"].max())],
+            requests=batch.requests,
+            seeds=batch.seeds,
         )
 
     def resume(
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> JaxBatch:
-        count, room = snapshot.outputs.shape[1], room_for(options)
+        count_B = snapshot.counts
         longest = int(snapshot.filled.max())
-        remaining = max(options.max_new_tokens - count, 1)
+        remaining = max(options.max_new_tokens - int(count_B.min()), 1)
         slots = cache_slots(longest, remaining, context=self.config.max_position_embeddings)
         cache, filled, first = self._layout.placed(
             snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
         )
-        outputs = np.full((len(snapshot.filled), max(room, count)), UNFILLED, np.int32)
-        outputs[:, :count] = snapshot.outputs
-        keys = sampling.request_keys(options.seed, jnp.asarray(snapshot.requests))
+        rows, room = len(count_B), max(room_for(options), snapshot.outputs.shape[1])
+        outputs = np.full((rows, room), UNFILLED, np.int32)
+        outputs[:, : snapshot.outputs.shape[1]] = snapshot.outputs
+        keys = sampling.request_keys(jnp.asarray(snapshot.seeds), jnp.asarray(snapshot.requests))
         state: State = {
             "filled": filled,
             "first": first,
             "token": snapshot.token.astype(np.int32),
             "done": snapshot.done | np.isin(snapshot.token, stop_ids),
+            "prompt": snapshot.prompt,
             "outputs": outputs,
-            "count": np.int32(count),
+            "count": count_B,
             "keys": np.asarray(keys),
-            "requests": snapshot.requests.astype(np.int32),
+            **empty_logprobs(rows, room, self._top(options)),
         }
         state = dict(zip(state, self._replicated(*state.values()), strict=True))
         state["cache"] = cache
-        return JaxBatch(state, options, stop_ids, "right")
+        return JaxBatch(
+            state,
+            options,
+            stop_ids,
+            "right",
+            snapshot.requests,
+            snapshot.seeds,
+            settings=self._replicated(settings_of(options, stop_ids))[0],
+            slots=slots,
+        )
+
+    def _top(self, options: SamplingOptions) -> int | None:
+        return logprobs_capacity(options, self.config.vocab_size)
 
     def _replicated(self, *arrays: Any) -> tuple[jax.Array, ...]:
-        return tuple(place(array, sharding.replicated(self.mesh)) for array in arrays)
+        """Arrays, or tables of them, on every device."""
+        everywhere = sharding.replicated(self.mesh)
+        return tuple(jax.tree.map(lambda x: place(x, everywhere), array) for array in arrays)
 
 
 def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -313,9 +490,22 @@ def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jax.lax.dot_general(a, b.T, contract, preferred_element_type=jnp.int32)
 
 
-def _static(options: SamplingOptions) -> tuple[Any, ...]:
-    """What of the options is compiled in; the seed and the length are arguments."""
-    return (options.temperature, options.top_k, options.top_p)
+def _tables(settings: Settings) -> tuple[Any, ...]:
+    """Sizes of the tables in `settings_of`: all that a program depends on."""
+    return tuple((name, x.shape) for name, x in settings.items() if x.ndim)
+
+
+def _right_aligned(tokens_BT: jax.Array, length_B: jax.Array, *, left: bool) -> jax.Array:
+    """Prompts that end in the last column, `UNFILLED` before them."""
+    count = tokens_BT.shape[1]
+    gap_B = count - length_B
+    aligned_BT = tokens_BT if left else jax.vmap(jnp.roll)(tokens_BT, gap_B)
+    return jnp.where(jnp.arange(count) < gap_B[:, None], UNFILLED, aligned_BT)
+
+
+def _widened(prompt_BT: jax.Array, slots: int) -> jax.Array:
+    grow = [(0, 0), (slots - prompt_BT.shape[1], 0)]
+    return jnp.pad(prompt_BT, grow, constant_values=UNFILLED)
 
 
 def room_for(options: SamplingOptions) -> int:

@@ -1,39 +1,240 @@
 """How tokens are chosen and when an output ends; the same for every engine."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, one_line
 from jaxsr.runtime.options import CheckedOptions
+
+Bias = tuple[tuple[int, ...], float]
+"""Token ids, and what is added to the last one's logit where the others stand before it."""
+
+# Fields of transformers' `GenerationConfig` that have the same name and meaning here.
+_SAME_NAMES = (
+    "min_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "length_penalty",
+    "num_return_sequences",
+)
+_ONLY_DRAWN = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+# Fields that change which tokens come out, with the values that change nothing.
+_NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
+    "begin_suppress_tokens": (None, []),
+    "constraints": (None,),
+    "diversity_penalty": (None, 0.0),
+    "dola_layers": (None,),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "exponential_decay_length_penalty": (None,),
+    "force_words_ids": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1.0),
+    "min_length": (None, 0),
+    "num_beam_groups": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "remove_invalid_values": (None, False),
+    "stop_strings": (None, []),
+    "top_h": (None,),
+    "watermarking_config": (None,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(CheckedOptions):
-    """Checked when built. Filters apply in this order: temperature, top-k, top-p."""
+    """Checked when built.
+
+    Names are those of transformers, and so is the order in which they apply: logit bias, penalties,
+    n-grams, minimum length; then temperature, top-k, top-p, min-p, typical-p.
+    """
 
     max_new_tokens: int = 128
     """Tokens to generate at most for each prompt."""
+    min_new_tokens: int = 0
+    """Tokens before which no stop token is chosen and no stop text ends an output."""
     temperature: float = 0.0
-    """What logits are divided by; 0 is greedy and makes the filters below pointless."""
+    """What logits are divided by; 0 is greedy, and top_k, top_p, min_p, typical_p do nothing."""
     top_k: int | None = None
     """Only this many of the likeliest tokens stay; None keeps all."""
     top_p: float | None = None
     """The likeliest tokens stay until their probabilities reach this sum; None keeps all."""
+    min_p: float | None = None
+    """Tokens stay whose probability is at least this times the likeliest's; None keeps all."""
+    typical_p: float | None = None
+    """Tokens whose information is closest to the entropy stay, up to this sum; None keeps all."""
+    repetition_penalty: float = 1.0
+    """Positive logits of tokens in prompt and output are divided by it, negative multiplied."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the output, as OpenAI and vLLM define it."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that the token is in the output."""
+    no_repeat_ngram_size: int = 0
+    """Sequences of this many tokens come once in prompt and output; 0 allows repeats."""
+    logit_bias: tuple[str, ...] = ()
+    """ID=VALUE: added to this token's logit, -inf bans it. ID,ID=VALUE: where the last token
+    follows the others. Or one JSON object of such pairs."""
+    logprobs: int | None = None
+    """Report log-probabilities of the chosen tokens and of this many likeliest ones, 0 for none."""
+    num_beams: int = 1
+    """Outputs of each prompt that run side by side, to find the likeliest as a whole; 1 is off."""
+    length_penalty: float = 1.0
+    """With beams: scores are divided by the length to this power; above 0 favours long outputs."""
+    early_stopping: Literal["false", "true", "never"] = "false"
+    """With beams. true: stop at num_beams ended outputs; false: when better ones are unlikely;
+    never: when better ones are impossible."""
+    num_return_sequences: int = 1
+    """With beams: so many of the best outputs are reported."""
     seed: int = 0
     """Of the random draws; each request draws with its own key, made of this and its number."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(1, "max_new_tokens")
+        self.check_at_least(0, "min_new_tokens", "no_repeat_ngram_size", "logprobs")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise InputError(
+                f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
+                f"{self.max_new_tokens}; raise --max-new-tokens"
+            )
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise InputError(f"temperature must be finite and not below 0, got {self.temperature}")
         if not -(2**31) <= self.seed < 2**31:
             raise InputError(f"seed must have 32 bits, from -2**31 to 2**31 - 1, got {self.seed}")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be at least 1, or None for all; got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must lie in (0, 1], or None for all; got {self.top_p}")
+        for name in ("top_p", "typical_p"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise InputError(f"{name} must lie in (0, 1], or None for all; got {value}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise InputError(f"min_p must lie in [0, 1], or None for all; got {self.min_p}")
+        penalty = self.repetition_penalty
+        if not (penalty > 0 and math.isfinite(penalty)):
+            raise InputError(
+                f"repetition_penalty must be finite and above 0, got {penalty}; 1 changes nothing"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(
+                    f"{name} must be finite, got {getattr(self, name)}; 0 changes nothing"
+                )
+        _ = self.biases
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        self.check_at_least(1, "num_beams", "num_return_sequences")
+        if not math.isfinite(self.length_penalty):
+            raise InputError(
+                f"length_penalty must be finite, got {self.length_penalty}; 1 is usual"
+            )
+        if self.num_return_sequences > self.num_beams:
+            raise InputError(
+                f"num_return_sequences={self.num_return_sequences} is above num_beams="
+                f"{self.num_beams}; raise --num-beams"
+            )
+        if self.num_beams == 1:
+            return
+        if not self.greedy:
+            raise InputError(
+                f"num_beams={self.num_beams} looks for the likeliest output, and temperature="
+                f"{self.temperature} draws; use one of them"
+            )
+        if self.logprobs is not None:
+            raise InputError("logprobs are of single outputs; leave them out, or num_beams")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def plain(self) -> bool:
+        """Greedy, with no change of the logits."""
+        return (
+            self.greedy
+            and self.min_new_tokens == self.no_repeat_ngram_size == 0
+            and self.repetition_penalty == 1
+            and self.presence_penalty == self.frequency_penalty == 0
+            and not self.logit_bias
+        )
+
+    @cached_property
+    def biases(self) -> tuple[Bias, ...]:
+        """`logit_bias` as token ids and values; of equal ids the last counts."""
+        pairs: dict[tuple[int, ...], float] = {}
+        for item in self.logit_bias:
+            pairs |= _parsed_bias(item)
+        return tuple(pairs.items())
+
+
+def _parsed_bias(item: str) -> dict[tuple[int, ...], float]:
+    """The pairs of one value of `logit_bias`."""
+    if item.lstrip().startswith("{"):
+        try:
+            entries = [(str(ids), value) for ids, value in json.loads(item).items()]
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"logit_bias is no JSON ({one_line(error)}): {item[:80]!r}") from None
+    else:
+        ids, _, value = item.rpartition("=")
+        entries = [(ids, value)]
+    try:
+        pairs = {tuple(int(i) for i in ids.split(",")): float(value) for ids, value in entries}
+    except (TypeError, ValueError):
+        pairs = {}
+    good = bool(pairs) and all(min(ids) >= 0 and bias < math.inf for ids, bias in pairs.items())
+    if not good:
+        raise InputError(
+            "logit_bias must be ID=VALUE, ID,ID=VALUE or a JSON object of such pairs, with ids "
+            f"from 0 and values below infinity, got {item[:80]!r}"
+        )
+    return pairs
+
+
+def recommended_options(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a model's `generation_config.json` says about choosing tokens.
+
+    Args:
+      generation: the file's fields.
+
+    Returns:
+      Fields of `SamplingOptions`, and the names of fields that change sampling but are not computed
+      here.
+    """
+    drawn = bool(generation.get("do_sample"))
+    values = {
+        name: generation[name]
+        for name in _SAME_NAMES
+        if generation.get(name) is not None and (drawn or name not in _ONLY_DRAWN)
+    }
+    if drawn:
+        values = {"temperature": 1.0, "top_k": 50} | values  # transformers' own defaults
+    if values.get("top_k") == 0:
+        del values["top_k"]
+    if (early := generation.get("early_stopping")) is not None:
+        values["early_stopping"] = str(early).lower()
+    biases = [(ids, -math.inf) for ids in generation.get("bad_words_ids") or ()]
+    stop = generation.get("eos_token_id")
+    stop = stop if isinstance(stop, list) else [stop]
+    biases = [(ids, bias) for ids, bias in biases if not (len(ids) == 1 and ids[0] in stop)]
+    biases += [([token], -math.inf) for token in generation.get("suppress_tokens") or ()]
+    biases += [(ids, bias) for ids, bias in generation.get("sequence_bias") or ()]
+    if biases:
+        values["logit_bias"] = tuple(f"{','.join(map(str, i))}={float(b)}" for i, b in biases)
+    unknown = [
+        name
+        for name, neutral in _NOT_COMPUTED.items()
+        if name in generation and generation[name] not in neutral
+    ]
+    return values, unknown

@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Prompt:
     """What reports show: the text, or the last user message."""
     messages: tuple[Message, ...]
     """For the chat template."""
+    seed: int | None = None
+    """Of its random draws; None for the command's."""
 
     def __post_init__(self) -> None:
         try:
@@ -80,12 +82,15 @@ def _from_json(line: str, where: str, system: str | None) -> Prompt:
         return _checked(value, where, system)
     if not isinstance(value, dict):
         raise InputError(f"{where} must be an object or a string, got {type(value).__name__}")
+    seed = value.get("seed")
+    if seed is not None and (type(seed) is not int or not -(2**31) <= seed < 2**31):
+        raise InputError(f"{where} must have a whole number of 32 bits as seed, got {seed!r}")
     for name in ("prompt", "text"):
         if name in value:
-            return _checked(value[name], where, system)
+            return replace(_checked(value[name], where, system), seed=seed)
     for name in ("messages", "conversations"):
         if name in value:
-            return _chat(value[name], where, system)
+            return replace(_chat(value[name], where, system), seed=seed)
     raise InputError(f"{where} has none of prompt, text, messages; it has {', '.join(value)}")
 
 
@@ -134,9 +139,15 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         table = csv.DictWriter(text, list(rows[0]))
         table.writeheader()
         for row in rows:  # a list as its entries, spaces between
-            lists = {n: " ".join(map(str, v)) for n, v in row.items() if isinstance(v, list)}
+            lists = {n: _cell(v) for n, v in row.items() if isinstance(v, list)}
             table.writerow({**row, **lists})
     atomic_write(path, text.getvalue().encode())
+
+
+def _cell(values: list[Any]) -> str:
+    if any(isinstance(value, dict) for value in values):
+        return json.dumps(values, ensure_ascii=False)
+    return " ".join(map(str, values))
 
 
 def check_rows_path(path: Path) -> None:

@@ -1,8 +1,11 @@
 """Generates from prompts with one loaded model, prints outputs and writes the report."""
 
+import hashlib
+import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +14,12 @@ import torch
 from jaxsr.errors import InputError
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.config import GenerateConfig
+from jaxsr.generation.decoder import UNFILLED
 from jaxsr.generation.generate_loop import Completion, Run, complete, continue_from
-from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.options import SamplingOptions, recommended_options
 from jaxsr.generation.prompts import Prompt, write_rows
+from jaxsr.generation.row_file import RowFile
+from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.streaming import StreamPrinter
 from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
@@ -47,18 +53,43 @@ class Session:
         self.engine = self._engine(platform)
         release_freed_memory()
         self.load_s = time.perf_counter() - begin
+        self.options = self._sampling_options()
         self.stop_ids = () if config.ignore_eos else self.model.stop_ids
-        self.stop_ids += tuple(self._stop_id(text) for text in config.stop)
-        recommended = self.model.sampling if config.model_sampling else {}
-        self.options = SamplingOptions(
-            max_new_tokens=config.max_new_tokens,
-            temperature=recommended.get("temperature", config.temperature),
-            top_k=recommended.get("top_k", config.top_k) or None,
-            top_p=recommended.get("top_p", config.top_p),
-            seed=config.seed,
+        texts = []
+        for text in config.stop:
+            token = self._stop_id(text)
+            if token is None:
+                texts.append(text)
+            else:
+                self.stop_ids += (token,)
+        self.texts = StopText(
+            texts, self.tokenizer.decode, min_new_tokens=self.options.min_new_tokens
         )
         self.rows: list[dict[str, Any]] = []
         self.last: tuple[Run, list[str]] | None = None
+        self._row_file: RowFile | None = None
+
+    def _sampling_options(self) -> SamplingOptions:
+        """Of the command; where it leaves the default, of the model if asked for."""
+        names = [field.name for field in fields(SamplingOptions)]
+        chosen = {name: getattr(self.config, name) for name in names}
+        if not self.config.model_sampling:
+            return SamplingOptions(**chosen)
+        recommended, unknown = recommended_options(self.model.sampling)
+        if unknown:
+            raise InputError(
+                f"generation_config.json sets {', '.join(unknown)}, which jaxsr does not compute; "
+                "leave --model-sampling out and name the options that you want"
+            )
+        default = SamplingOptions()
+        named = {n: v for n, v in chosen.items() if v != getattr(default, n)}
+        try:
+            return SamplingOptions(**{**chosen, **recommended, **named})
+        except TypeError as error:
+            raise InputError(
+                f"generation_config.json is damaged ({error}); get it again, or leave "
+                "--model-sampling out"
+            ) from error
 
     @cached_property
     def fingerprint(self) -> str:
@@ -84,37 +115,90 @@ class Session:
             packed=self.config.packed,
         )
 
-    def _stop_id(self, text: str) -> int:
-        if text.isdecimal():
-            return int(text)
-        ids = self.tokenizer.encode(text, raw=False)
-        if len(ids) != 1:
+    def _stop_id(self, text: str) -> int | None:
+        """The token that a value of `--stop` names; None where it is a text."""
+        special = self.tokenizer.inner.get_added_tokens_decoder()
+        names = {token.content: i for i, token in special.items() if token.special}
+        token = int(text) if text.isdecimal() else names.get(text)
+        if token is not None and token >= self.engine.config.vocab_size:
             raise InputError(
-                f"stop {text!r} is {len(ids)} tokens of this model; give text that is one, or an id"
+                f"stop {text!r} is no token of this model, which knows "
+                f"{self.engine.config.vocab_size}; give a smaller id, or text"
             )
-        return ids[0]
+        return token
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if self.config.raw or self.tokenizer.template is None:
             return self.tokenizer.encode(prompt.text)
         return self.tokenizer.encode(self.tokenizer.chat(prompt.messages), raw=False)
 
-    def run(self, prompts: Sequence[Prompt], batch_size: int) -> None:
-        """Generates from all the prompts at one batch size."""
+    def run(self, prompts: Sequence[Prompt]) -> None:
+        """Generates from all the prompts, with each batch size."""
         ids = [self._ids(prompt) for prompt in prompts]
+        sizes = self.config.batch_size
+        config = self.config
+        continued = config.prompts is not None and config.save_cache is None
+        if continued and config.out is not None and config.out.suffix == ".jsonl":
+            settings = {**self._settings(), "run": self._digest(ids)}
+            self._row_file = RowFile(config.out, settings)
+            texts = [prompt.text for prompt in prompts]
+            self._row_file.check(
+                [
+                    {"batch_size": size, "index": index, "prompt": text}
+                    for size in sizes
+                    for index, text in enumerate(texts)
+                ]
+            )
+        rows = self._row_file.rows if self._row_file is not None else []
+        if rows:
+            print(f"{config.out} has {len(rows)} rows already", file=sys.stderr)
+        for number, batch_size in enumerate(sizes):
+            skip = min(max(len(rows) - number * len(ids), 0), len(ids))
+            if skip < len(ids):
+                self._run(prompts, ids, batch_size, skip)
+
+    def _run(
+        self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], batch_size: int, skip: int
+    ) -> None:
+        texts = [prompt.text for prompt in prompts]
+        report = _InOrder(self, texts, [len(i) for i in ids], batch_size, skip)
         run = complete(
             self.engine,
             ids,
             self.options,
             batch_size=batch_size,
             stop_ids=self.stop_ids,
+            stop_text=self.texts if self.texts.texts else None,
             deterministic=self.config.deterministic,
             padding=self.config.padding,
-            on_tokens=self._printer(batch_size),
+            seeds=[prompt.seed for prompt in prompts],
+            skip=skip,
+            on_tokens=report.printer,
+            on_done=report,
             keep_snapshots=self.config.save_cache is not None,
         )
-        texts = [prompt.text for prompt in prompts]
-        self._add(run, texts, [len(i) for i in ids], batch_size)
+        self.last = (run, texts)
+
+    def _settings(self) -> dict[str, Any]:
+        """Columns that every row of this run has."""
+        config, options = self.config, self.options
+        names = [f.name for f in fields(SamplingOptions) if f.name not in ("logit_bias", "seed")]
+        return {
+            "engine": config.engine,
+            "model": self.model.name,
+            "dtype": config.dtype,
+            "quantize": config.quantize,
+            **{name: getattr(options, name) for name in names},
+            "logit_bias": list(options.logit_bias),
+            "stop": list(config.stop),
+            "ignore_eos": config.ignore_eos,
+            "deterministic": config.deterministic,
+        }
+
+    def _digest(self, ids: Sequence[Sequence[int]]) -> str:
+        """Of what else decides the outputs: weights, the prompts' tokens, the seed."""
+        parts = (self.fingerprint, list(map(list, ids)), self.options.seed)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def resume(self) -> None:
         """Goes on from the saved batch."""
@@ -125,72 +209,97 @@ class Session:
             model=self.model.name,
             network=self.model.network,
         )
+        fed = snapshot.counts - 1
+        counts = [int(c) for c in snapshot.filled - fed]
+        report = _InOrder(self, texts, counts, len(texts), 0)
         run = continue_from(
             self.engine,
             snapshot,
             self.options,
             stop_ids=self.stop_ids,
-            on_tokens=self._printer(len(texts)),
+            stop_text=self.texts if self.texts.texts else None,
+            on_tokens=report.printer,
+            on_done=report,
             keep_snapshots=self.config.save_cache is not None,
         )
-        fed = (snapshot.outputs != -1).sum(1) - 1
-        counts = [int(c) for c in snapshot.filled - fed]
-        self._add(run, texts, counts, len(texts))
-
-    def _printer(self, batch_size: int) -> StreamPrinter | None:
-        if not self.config.streams(batch_size):
-            return None
-        return StreamPrinter(
-            self.tokenizer.decode,
-            stop_ids=self.stop_ids,
-            max_new_tokens=self.options.max_new_tokens,
-        )
-
-    def _add(self, run: Run, texts: list[str], counts: list[int], batch_size: int) -> None:
-        streamed = self.config.streams(batch_size)
-        for place, done in enumerate(run.completions):
-            self.rows.append(self._row(done, texts[place], counts[place], batch_size))
-            if streamed:
-                continue
-            if len(texts) > 1 or len(self.config.batch_size) > 1:
-                print(f"[{done.index}, batch size {batch_size}] {texts[place]}")
-            print(self.rows[-1]["output"] + "\n")
-        if streamed:
-            print()
         self.last = (run, texts)
 
+    def printer(self, batch_size: int) -> StreamPrinter | None:
+        """Prints tokens as they come, if asked for."""
+        if not self.config.streams(batch_size):
+            return None
+        return StreamPrinter(self.texts, stop_ids=self.stop_ids)
+
+    def add(self, done: Completion, text: str, prompt_tokens: int, batch_size: int) -> None:
+        """Notes an output that has ended; prints it unless it was streamed."""
+        row = self._row(done, text, prompt_tokens, batch_size)
+        self.rows.append(row)
+        if self._row_file is not None:
+            self._row_file.append(row)
+        if not self.config.streams(batch_size):
+            print(row["output"] + "\n", flush=True)
+
     def _row(self, done: Completion, text: str, count: int, batch_size: int) -> dict[str, Any]:
-        ids = [token for token in done.tokens if token not in self.stop_ids]
-        config, options = self.config, self.options
-        return {
+        settings = self._settings()
+        if self._row_file is not None:
+            settings = self._row_file.settings
+        row = {
             "device": self.engine.device,
-            "engine": config.engine,
-            "model": self.model.name,
-            "dtype": config.dtype,
-            "quantize": config.quantize,
+            **settings,
+            "seed": self.options.seed,
             "batch_size": batch_size,
             "index": done.index,
             "row": done.row,
             "prompt": text,
             "prompt_tokens": count,
-            "output": self.tokenizer.decode(ids),
+            "output": self._text(done.tokens),
             "output_tokens": len(done.tokens),
             "output_ids": done.tokens,
             "finish": done.finish,
-            "temperature": options.temperature,
-            "top_k": options.top_k,
-            "top_p": options.top_p,
-            "seed": options.seed,
-            "deterministic": config.deterministic,
             "first_token_s": round(done.prefill_s, 6),
             "decode_s": round(done.decode_s, 6),
             "decode_tokens_per_s": round(done.decode_tokens_per_s, 2),
         }
+        if done.beams:
+            row["beams"] = [
+                {"output": self._text(tokens), "output_ids": tokens, "score": score}
+                for tokens, score in done.beams
+            ]
+        if done.logprobs is not None:
+            row["token_logprobs"] = self._logprobs(done)
+        return row
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self.texts.text([token for token in tokens if token not in self.stop_ids])
+
+    def _logprobs(self, done: Completion) -> list[dict[str, Any]]:
+        """For each token its log-probability, and the likeliest tokens with theirs."""
+        assert done.logprobs is not None
+        most = self.options.logprobs
+
+        def entry(token: int, value: float) -> dict[str, Any]:
+            text = self.tokenizer.inner.decode([token], skip_special_tokens=False)
+            known = None if math.isnan(value) else value  # of tokens before a resume
+            return {"id": token, "token": text, "logprob": known}
+
+        return [
+            entry(token, float(value))
+            | {
+                "top": [
+                    entry(int(i), float(v))
+                    for i, v in zip(ids[:most], values[:most], strict=True)
+                    if i != UNFILLED
+                ]
+            }
+            for token, value, values, ids in zip(done.tokens, *done.logprobs, strict=True)
+        ]
 
     def finish(self) -> None:
         """Writes the files that the options name, and a summary to stderr."""
         config = self.config
-        if config.out is not None:
+        if self._row_file is not None:
+            self._row_file.close()
+        elif config.out is not None:
             write_rows(config.out, self.rows)
         if config.save_cache is not None and self.last is not None:
             run, texts = self.last
@@ -202,10 +311,46 @@ class Session:
                 prompts=texts,
             )
         rates = [row["decode_tokens_per_s"] for row in self.rows]
+        rate = sum(rates) / max(len(rates), 1)
         print(
             f"{self.engine.device}: {len(self.rows)} outputs, "
             f"{sum(row['output_tokens'] for row in self.rows)} tokens, "
-            f"{sum(rates) / len(rates):.1f} tokens/s decoding; loaded in {self.load_s:.1f} s, "
+            f"{rate:.1f} tokens/s decoding; loaded in {self.load_s:.1f} s, "
             f"compiled in {self.engine.compile_s:.1f} s",
             file=sys.stderr,
         )
+
+
+class _InOrder:
+    """Receives outputs as they end, and hands them on in the prompts' order.
+
+    Args:
+      session: that receives them.
+      texts: of the prompts.
+      counts: tokens of the prompts.
+      batch_size: of the run.
+      skip: prompts that are left out.
+    """
+
+    def __init__(
+        self, session: Session, texts: list[str], counts: list[int], batch_size: int, skip: int
+    ) -> None:
+        self._session, self._texts, self._counts = session, texts, counts
+        self._batch_size, self._next = batch_size, skip
+        self._early: dict[int, Completion] = {}
+        self.printer = session.printer(batch_size)
+
+    def __call__(self, done: Completion) -> None:
+        if self.printer is not None:
+            self.printer.end()
+        self._early[done.index] = done
+        while (done_next := self._early.pop(self._next, None)) is not None:
+            self._show_prompt()
+            place = self._next
+            self._session.add(done_next, self._texts[place], self._counts[place], self._batch_size)
+            self._next += 1
+
+    def _show_prompt(self) -> None:
+        several = len(self._texts) > 1 or len(self._session.config.batch_size) > 1
+        if several and self.printer is None:
+            print(f"[{self._next}, batch size {self._batch_size}] {self._texts[self._next]}")

@@ -5,32 +5,66 @@ JAX engine (`jaxsr.generation.sampling`, on the CPU), so that two engines differ
 network computes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot, from_slot_zero
+from jaxsr.generation import beams
+from jaxsr.generation.decoder import (
+    ENDED,
+    LOGPROBS,
+    UNFILLED,
+    Engine,
+    Snapshot,
+    empty_logprobs,
+    end_rows,
+    from_slot_zero,
+    logprobs_capacity,
+)
+from jaxsr.generation.logits_processors import History, settings_of
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding, cache_slots
-from jaxsr.generation.sampling import choose_on_host
+from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.generation.sampling import choose_on_host, request_keys
 from jaxsr.models.cache_entries import SLOTTED, has_slots
 from jaxsr.models.llama.network import CausalLM
 
 
 class TorchBatch:
-    """A batch under way, its tensors on the engine's device."""
+    """A batch under way, the network's tensors on the engine's device, the rest on the host."""
 
     cache: Any
     filled: torch.Tensor
     first: torch.Tensor | None
-    token: torch.Tensor
-    done: torch.Tensor
+    token: np.ndarray
+    done: np.ndarray
+    prompt: np.ndarray
     outputs: np.ndarray
-    requests: np.ndarray
-    options: SamplingOptions
-    stop_ids: tuple[int, ...]
+    count: np.ndarray
+    logprobs: dict[str, np.ndarray]
+
+    def __init__(
+        self,
+        options: SamplingOptions,
+        stop_ids: Sequence[int],
+        requests: np.ndarray,
+        seeds: np.ndarray,
+        *,
+        padding: Padding,
+        slots: int,
+    ) -> None:
+        self.options, self.stop_ids = options, tuple(stop_ids)
+        self.requests, self.seeds = requests, seeds
+        self.padding, self.slots, self.admits = padding, slots, False
+        self.settings = settings_of(options, stop_ids)
+        self.keys = np.array(request_keys(jnp.asarray(seeds), jnp.asarray(requests)))
+
+    @property
+    def running(self) -> np.ndarray:
+        return ~self.done & (self.count < self.options.max_new_tokens)
 
 
 class TorchEngine(Engine):
@@ -58,51 +92,143 @@ class TorchEngine(Engine):
         tokens: np.ndarray,
         length: np.ndarray,
         requests: np.ndarray,
+        seeds: np.ndarray,
         options: SamplingOptions,
         stop_ids: tuple[int, ...],
         slots: int,
+        prompt_slots: int,
         padding: Padding,
     ) -> TorchBatch:
-        length_B = torch.from_numpy(length).long().to(self.torch_device)
-        tokens_BT = torch.from_numpy(tokens).long().to(self.torch_device)
-        batch = TorchBatch()
-        logits_BV = self._calls.prefill(batch, tokens_BT, length_B, padding == "left", slots)
-        batch.requests, batch.options, batch.stop_ids = requests, options, stop_ids
-        batch.outputs = np.zeros((len(length), 0), np.int32)
-        batch.done = torch.zeros(len(length), dtype=torch.bool, device=self.torch_device)
-        batch.token = torch.zeros_like(length_B)
+        length_B, tokens_BT = (self._integers(array) for array in (length, tokens))
+        batch = TorchBatch(options, stop_ids, requests, seeds, padding=padding, slots=slots)
+        left = padding == "left"
+        logits_BV = self._calls.prefill(batch, tokens_BT, length_B, left, slots)
+        gap = [(0, 0), (prompt_slots - tokens.shape[1], 0)]
+        prompt = _right_aligned(tokens, length, left=left)
+        batch.prompt = np.pad(prompt, gap, constant_values=UNFILLED)
+        self._begin(batch, len(length))
         self._take(batch, logits_BV)
         return batch
 
+    def _begin(self, batch: TorchBatch, rows: int) -> None:
+        room = batch.options.max_new_tokens
+        batch.outputs = np.full((rows, room), UNFILLED, np.int32)
+        batch.count, batch.token = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        batch.done = np.zeros(rows, bool)
+        top = logprobs_capacity(batch.options, self.config.vocab_size)
+        batch.logprobs = empty_logprobs(rows, room, top)
+
     def _take(self, batch: TorchBatch, logits_BV: torch.Tensor) -> None:
-        """Chooses each row's next token and notes it."""
-        if batch.options.greedy:
-            chosen = logits_BV.argmax(-1)
+        """Chooses each running row's next token and notes it."""
+        history = History(batch.prompt, batch.outputs, batch.count)
+        if batch.options.plain:
+            chosen = logits_BV.argmax(-1).cpu().numpy().astype(np.int32)
         else:
-            logits, number = logits_BV.cpu().numpy(), batch.outputs.shape[1]
-            drawn = choose_on_host(logits, batch.requests, number, batch.options)
-            chosen = torch.from_numpy(drawn.astype(np.int64)).to(self.torch_device)
-        batch.token = torch.where(batch.done, batch.token, chosen)
-        column = torch.where(batch.done, UNFILLED, batch.token).cpu().numpy().astype(np.int32)
-        batch.outputs = np.concatenate((batch.outputs, column[:, None]), 1)
-        if batch.stop_ids:
-            stop = torch.tensor(batch.stop_ids, device=self.torch_device)
-            batch.done = batch.done | torch.isin(batch.token, stop)
+            logits = logits_BV.cpu().numpy()
+            chosen = choose_on_host(logits, batch.keys, history, batch.settings)
+        rows = np.flatnonzero(batch.running)
+        at = (rows, batch.count[rows])
+        if batch.logprobs:
+            all_BV = logits_BV.log_softmax(-1)
+            top = all_BV.topk(batch.logprobs["top_logprobs"].shape[2])
+            of_chosen = all_BV[torch.arange(len(chosen)), torch.from_numpy(chosen).long()]
+            for name, value in zip(LOGPROBS, (of_chosen, top.values, top.indices), strict=True):
+                batch.logprobs[name][at] = value.cpu().numpy()[rows]
+        batch.token[rows] = batch.outputs[at] = chosen[rows]
+        batch.count[rows] += 1
+        batch.done[rows] |= np.isin(chosen[rows], batch.stop_ids)
 
     @torch.no_grad()
-    def advance(self, batch: TorchBatch, steps: int) -> None:
+    def admit(
+        self, batch: TorchBatch, row: int, prompt: Sequence[int], request: int, seed: int
+    ) -> None:
+        tokens, length = padded([prompt], padding=batch.padding)
+        numbers = (np.asarray([number], np.int32) for number in (request, seed))
+        slots = batch.prompt.shape[1]
+        new = self._start(
+            tokens,
+            length,
+            *numbers,
+            batch.options,
+            batch.stop_ids,
+            batch.slots,
+            slots,
+            batch.padding,
+        )
+        running = batch.running
+        running[row] = False
+        self._calls.admit(batch, new, row, torch.from_numpy(running).to(self.torch_device))
+        for name in ("token", "done", "prompt", "outputs", "count", "keys"):
+            getattr(batch, name)[row] = getattr(new, name)[0]
+        for name, array in batch.logprobs.items():
+            array[row] = new.logprobs[name][0]
+        batch.admits = True
+
+    @torch.no_grad()
+    def advance(self, batch: TorchBatch, steps: int, *, least_running: int = 1) -> None:
         for _ in range(steps):
-            if self.finished(batch):
+            running = batch.running
+            if running.sum() < least_running:
                 return
-            logits_BV = self._calls.decode(batch)
-            batch.filled = batch.filled + ~batch.done
+            on_device = torch.from_numpy(running).to(self.torch_device)
+            if batch.admits:
+                self._calls.make_room(batch, on_device)
+            logits_BV = self._calls.decode(batch, self._integers(batch.token))
+            batch.filled = batch.filled + on_device
             self._take(batch, logits_BV)
 
-    def outputs(self, batch: TorchBatch) -> np.ndarray:
-        return batch.outputs
+    @torch.no_grad()
+    def search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        padding: Padding = "right",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens, length = padded(prompts, padding=padding)
+        batch = TorchBatch(options, stop_ids, length, length, padding=padding, slots=slots)
+        length_B, tokens_BT = (self._integers(array) for array in (length, tokens))
+        left, count = padding == "left", options.num_beams
+        logits_BV = self._calls.prefill(batch, tokens_BT, length_B, left, slots)
+        rows = np.repeat(np.arange(len(length)), count)
+        self._calls.take(batch, self._integers(rows))
+        logits_BV = logits_BV[rows]
+        prompt_BT = _right_aligned(tokens, length, left=left)[rows]
+        settings = batch.settings | beams.beam_settings(options, options.max_new_tokens)
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            search = beams.begin_on_host(len(length), count, options.max_new_tokens)
+            while True:
+                search, parent_B, token_B, goes_on = beams.step_on_host(
+                    logits_BV.cpu().numpy(), prompt_BT, search, settings
+                )
+                if not goes_on:
+                    break
+                self._calls.take(batch, self._integers(np.asarray(parent_B)))
+                logits_BV = self._calls.decode(batch, self._integers(np.asarray(token_B)))
+                batch.filled = batch.filled + 1
+        return np.asarray(search["ended_outputs"]), np.asarray(search["ended_scores"])
 
-    def finished(self, batch: TorchBatch) -> bool:
-        return batch.outputs.shape[1] >= batch.options.max_new_tokens or bool(batch.done.all())
+    def _integers(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.torch_device)
+
+    def outputs(self, batch: TorchBatch) -> np.ndarray:
+        return batch.outputs[:, : batch.count.max()].copy()
+
+    def running(self, batch: TorchBatch) -> np.ndarray:
+        return batch.running
+
+    def logprobs(self, batch: TorchBatch, row: int) -> tuple[np.ndarray, ...] | None:
+        return tuple(array[row] for array in batch.logprobs.values()) or None
+
+    def end(self, batch: TorchBatch, lengths: Mapping[int, int]) -> None:
+        arrays = {name: np.array(getattr(batch, name)) for name in ENDED if name != "filled"}
+        arrays["filled"] = batch.filled.cpu().numpy()
+        end_rows(arrays, lengths)
+        batch.filled = torch.from_numpy(arrays.pop("filled")).to(self.torch_device)
+        for name, array in arrays.items():
+            setattr(batch, name, array)
 
     def snapshot(self, batch: TorchBatch) -> Snapshot:
         filled = batch.filled.cpu().numpy()
@@ -115,34 +241,35 @@ class TorchEngine(Engine):
         return Snapshot(
             cache={name: host(name, t) for name, t in self._calls.entries(batch).items()},
             filled=(filled - first).astype(np.int32),
-            token=batch.token.cpu().numpy().astype(np.int32),
-            done=batch.done.cpu().numpy(),
-            outputs=batch.outputs,
+            token=batch.token.copy(),
+            done=batch.done.copy(),
+            prompt=batch.prompt,
+            outputs=self.outputs(batch),
             requests=batch.requests,
+            seeds=batch.seeds,
         )
 
     def resume(
         self, snapshot: Snapshot, options: SamplingOptions, *, stop_ids: Sequence[int] = ()
     ) -> TorchBatch:
-        left = max(options.max_new_tokens - snapshot.outputs.shape[1], 1)
+        left = max(options.max_new_tokens - int(snapshot.counts.min()), 1)
         context = self.config.max_position_embeddings
         slots = cache_slots(int(snapshot.filled.max()), left, context=context)
-
-        def row(array: np.ndarray, kind: Any) -> torch.Tensor:
-            return torch.from_numpy(array.astype(kind)).to(self.torch_device)
-
-        batch = TorchBatch()
+        batch = TorchBatch(
+            options, stop_ids, snapshot.requests, snapshot.seeds, padding="right", slots=slots
+        )
         cache = {
             name: torch.from_numpy(np.asarray(array, np.float32)).to(
                 self.torch_device, self.network.dtype
             )
             for name, array in snapshot.cache.items()
         }
-        self._calls.resume(batch, cache, row(snapshot.filled, np.int64), slots)
-        batch.token = row(snapshot.token, np.int64)
-        batch.done = row(snapshot.done | np.isin(snapshot.token, stop_ids), bool)
-        batch.outputs, batch.requests = snapshot.outputs, snapshot.requests
-        batch.options, batch.stop_ids = options, tuple(stop_ids)
+        self._calls.resume(batch, cache, self._integers(snapshot.filled), slots)
+        self._begin(batch, len(snapshot.filled))
+        batch.prompt = snapshot.prompt
+        batch.outputs[:, : snapshot.outputs.shape[1]] = snapshot.outputs
+        batch.count, batch.token = snapshot.counts, snapshot.token.copy()
+        batch.done = snapshot.done | np.isin(snapshot.token, stop_ids)
         return batch
 
 
@@ -168,10 +295,10 @@ class _OwnCalls:
         batch.filled = torch.full_like(length_B, count) if left else length_B.clone()
         return logits_BV
 
-    def decode(self, batch: TorchBatch) -> torch.Tensor:
+    def decode(self, batch: TorchBatch, token_B: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(len(batch.filled), device=batch.filled.device)
         logits_BV, new = self.network(
-            batch.token[:, None],
+            token_B[:, None],
             batch.cache,
             filled_B=batch.filled,
             first_B=batch.first,
@@ -181,6 +308,23 @@ class _OwnCalls:
             keys[rows, :, batch.filled] = k[:, :, 0]
             values[rows, :, batch.filled] = v[:, :, 0]
         return logits_BV
+
+    def admit(self, batch: TorchBatch, new: TorchBatch, row: int, running: torch.Tensor) -> None:
+        for pair, of_new in zip(batch.cache, new.cache, strict=True):
+            for tensor, tensor_of_new in zip(pair, of_new, strict=True):
+                tensor[row] = tensor_of_new[0]
+        batch.filled[row] = new.filled[0]
+        if batch.first is not None and new.first is not None:
+            batch.first[row] = new.first[0]
+
+    def make_room(self, batch: TorchBatch, running: torch.Tensor) -> None:
+        """Nothing to do: each row fills slots of its own."""
+
+    def take(self, batch: TorchBatch, rows: torch.Tensor) -> None:
+        """Replaces the rows by some of them."""
+        batch.cache = [(keys[rows], values[rows]) for keys, values in batch.cache]
+        batch.filled = batch.filled[rows]
+        batch.first = None if batch.first is None else batch.first[rows]
 
     def entries(self, batch: TorchBatch) -> dict[str, torch.Tensor]:
         pairs = enumerate(batch.cache)
@@ -224,11 +368,45 @@ class _LibraryCalls:
         batch.filled = torch.full_like(length_B, count)
         return logits_BV
 
-    def decode(self, batch: TorchBatch) -> torch.Tensor:
+    def decode(self, batch: TorchBatch, token_B: torch.Tensor) -> torch.Tensor:
         logits_BV, batch.cache = self.network(
-            batch.token[:, None], batch.cache, filled=batch.filled.max(), first_B=batch.first
+            token_B[:, None], batch.cache, filled=batch.filled.max(), first_B=batch.first
         )
         return logits_BV
+
+    def admit(self, batch: TorchBatch, new: TorchBatch, row: int, running: torch.Tensor) -> None:
+        assert batch.first is not None and new.first is not None
+        length = new.filled[0] - new.first[0]
+        self._realign(batch, running, least=int(length))
+        end = torch.maximum(batch.filled.max(), length)
+        for name, tensor in batch.cache.items():
+            of_new = new.cache[name]
+            if has_slots(name):
+                of_new = of_new.roll(int(end - new.filled[0]), 2)
+            tensor[row] = of_new[0]
+        batch.filled[row], batch.first[row] = end, end - length
+
+    def make_room(self, batch: TorchBatch, running: torch.Tensor) -> None:
+        """Moves the rows down where all slots are filled."""
+        if int(batch.filled.max()) >= batch.slots:
+            self._realign(batch, running)
+
+    def _realign(self, batch: TorchBatch, running: torch.Tensor, *, least: int = 0) -> None:
+        """Moves the running rows to end at the longest one's length, at `least` or above."""
+        assert batch.first is not None
+        end = max(int((batch.filled - batch.first)[running].max()) if running.any() else 0, least)
+        by = end - (int(batch.filled[running].max()) if running.any() else 0)
+        batch.cache = {
+            n: t.roll(by, 2) if has_slots(n) else t.clone() for n, t in batch.cache.items()
+        }
+        batch.filled = torch.where(running, end, 0)
+        batch.first = torch.where(running, batch.first + by, 0)
+
+    def take(self, batch: TorchBatch, rows: torch.Tensor) -> None:
+        """Replaces the rows by some of them."""
+        assert batch.first is not None
+        batch.cache = {n: t[rows] for n, t in batch.cache.items()}
+        batch.filled, batch.first = batch.filled[rows], batch.first[rows]
 
     def entries(self, batch: TorchBatch) -> dict[str, torch.Tensor]:
         return batch.cache
@@ -245,6 +423,14 @@ class _LibraryCalls:
             return _grown(torch.stack([row.roll(shift, 1) for row, shift in rows]), slots)
 
         batch.cache = {n: aligned(t) if has_slots(n) else t for n, t in cache.items()}
+
+
+def _right_aligned(tokens: np.ndarray, length: np.ndarray, *, left: bool) -> np.ndarray:
+    """Prompts that end in the last column, `UNFILLED` before them."""
+    prompt = np.full(tokens.shape, UNFILLED, np.int32)
+    for row, size in enumerate(length):
+        prompt[row, -size:] = tokens[row, -size:] if left else tokens[row, :size]
+    return prompt
 
 
 def _grown(cache: torch.Tensor, slots: int) -> torch.Tensor:

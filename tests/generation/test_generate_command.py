@@ -46,7 +46,7 @@ def test_rows_hold_what_was_generated(capsys, model_folder, hf_model, hf_tokeniz
     prompts.write_text('{"prompt": "How are people?"}\n')
     common = ("--model", folder, "--max-new-tokens", 8, "--ignore-eos")
     status, shown, said = run(
-        capsys, "Hello there", "--file", prompts, *common, "--batch-size", 1, 2, "--out", out
+        capsys, "Hello there", "--prompts", prompts, *common, "--batch-size", 1, 2, "--out", out
     )
     assert status == 0, said
     rows = [json.loads(line) for line in out.open()]
@@ -97,6 +97,128 @@ def test_saved_cache_is_resumed(capsys, model_folder, tmp_path):
         assert resumed[name] == whole[name]
 
 
+def lines(path):
+    return [json.loads(line) for line in path.open(encoding="utf-8")]
+
+
+def test_prompts_go_on_after_a_kill(capsys, model_folder, tmp_path):
+    folder, out, prompts = model_folder("llama"), tmp_path / "rows.jsonl", tmp_path / "p.jsonl"
+    texts = ["Hello there", "How are all the people?", "x", "Paris"]
+    prompts.write_text(
+        "".join(json.dumps({"prompt": t} | ({"seed": 5} if t == "x" else {})) + "\n" for t in texts)
+    )
+    common = ("--prompts", prompts, "--model", folder, "--batch-size", 2, "--engine", "torch")
+    common = (*common, "--temperature", 0.8, "--max-new-tokens", 9, "--out", out)
+    assert run(capsys, *common)[0] == 0
+    whole, content = lines(out), out.read_bytes()
+    assert [row["index"] for row in whole] == [0, 1, 2, 3]
+    broken = content.splitlines(keepends=True)
+    out.write_bytes(broken[0] + broken[1] + broken[2][:40])
+    status, shown, said = run(capsys, *common)
+    assert status == 0, said
+    assert "has 2 rows already" in said
+    assert "[2, batch size 2] x" in shown
+    assert "Hello" not in shown
+    for again, row in zip(lines(out), whole, strict=True):
+        assert again["output_ids"] == row["output_ids"]
+    status, _, said = run(capsys, *common)  # nothing is left to do
+    assert (status, len(lines(out))) == (0, 4), said
+    for change, message in (
+        (("--temperature", 0.9), "temperature=0.8, this run has 0.9"),
+        (("--seed", 3), "was made with run="),
+        (("--stop", "abc"), "was made with stop=[], this run has ['abc']"),
+    ):
+        status, _, said = run(capsys, *common, *change)
+        assert status == 2
+        assert message in said
+        assert said.count("\n") == 1
+    prompts.write_text('{"prompt": "Other"}\n')
+    assert "was made with run=" in run(capsys, *common)[2]
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_stop_texts_end_the_output_exactly(engine, capsys, model_folder, hf_tokenizer, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    common = ("Hello there", "--model", model_folder("llama"), "--max-new-tokens", 30, "--raw")
+    common = (*common, "--ignore-eos", "--engine", engine, "--out", out)
+    assert run(capsys, *common)[0] == 0
+    free = lines(out)[0]
+    text = free["output"]
+    at = len(text) // 2
+    stop = text[at : at + 3]
+    status, shown, said = run(capsys, *common, "--stop", stop, "no such text")
+    assert status == 0, said
+    row = lines(out)[0]
+    assert row["output"] == text[: text.find(stop)]
+    assert shown.rstrip("\n") == row["output"]
+    assert row["finish"] == "stop"
+    n = len(row["output_ids"])
+    assert row["output_ids"] == free["output_ids"][:n]
+    decode = hf_tokenizer.backend_tokenizer.decode
+    assert stop in decode(row["output_ids"])
+    assert stop not in decode(row["output_ids"][:-1])
+    _, streamed, _ = run(capsys, *common, "--stop", stop, "--stream", "on")
+    assert streamed.rstrip("\n") == row["output"]
+    # A special token by its name, and a token by its id.
+    for name in ("<|im_end|>", str(free["output_ids"][4])):
+        status, _, said = run(capsys, *common, "--stop", name)
+        assert status == 0, said
+        ids = lines(out)[0]["output_ids"]
+        token = hf_tokenizer.convert_tokens_to_ids(name) if name.startswith("<") else int(name)
+        expected = free["output_ids"]
+        assert ids == expected[: expected.index(token) + 1 if token in expected else None]
+
+
+def test_logprobs_and_beams_are_columns(capsys, model_folder, tmp_path):
+    out, table = tmp_path / "rows.jsonl", tmp_path / "rows.csv"
+    common = ("Hello there", "--model", model_folder("llama"), "--max-new-tokens", 5)
+    common = (*common, "--engine", "torch")
+    assert run(capsys, *common, "--logprobs", 2, "--out", out)[0] == 0
+    row = lines(out)[0]
+    assert [entry["id"] for entry in row["token_logprobs"]] == row["output_ids"]
+    for entry in row["token_logprobs"]:
+        assert len(entry["top"]) == 2
+        assert entry["top"][0] == {n: entry[n] for n in ("id", "token", "logprob")}  # greedy
+    assert run(capsys, *common, "--logprobs", 0, "--out", table)[0] == 0
+    with table.open(newline="", encoding="utf-8") as file:
+        cell = next(csv.DictReader(file))["token_logprobs"]
+    assert [entry["id"] for entry in json.loads(cell)] == row["output_ids"]
+    assert json.loads(cell)[0]["top"] == []
+    status, shown, said = run(
+        capsys, *common, "--num-beams", 3, "--num-return-sequences", 2, "--out", out
+    )
+    assert status == 0, said
+    row = lines(out)[0]
+    assert len(row["beams"]) == 2
+    assert row["beams"][0]["output_ids"] == row["output_ids"]
+    assert row["beams"][0]["score"] >= row["beams"][1]["score"]
+    assert row["output"] in shown
+
+
+def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_path):
+    folder, out = tmp_path / "model", tmp_path / "rows.jsonl"
+    shutil.copytree(model_folder("llama"), folder)
+    path = folder / "generation_config.json"
+    fields = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.2, "eos_token_id": 2}
+    path.write_text(json.dumps(fields))
+    common = ("Hi", "--model", folder, "--max-new-tokens", 3, "--engine", "torch", "--out", out)
+    assert run(capsys, *common, "--model-sampling", "--top-k", 9)[0] == 0
+    row = lines(out)[0]
+    assert (row["temperature"], row["repetition_penalty"], row["top_k"]) == (0.7, 1.2, 9)
+    assert run(capsys, *common)[0] == 0
+    assert lines(out)[0]["repetition_penalty"] == 1.0
+    for change, message in (
+        ({"eta_cutoff": 0.1}, "sets eta_cutoff, which jaxsr does not compute"),
+        ({"top_p": "high"}, "generation_config.json"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty must be finite and above 0"),
+    ):
+        path.write_text(json.dumps(fields | change))
+        status, _, said = run(capsys, *common, "--model-sampling")
+        assert status == 2
+        assert message in said
+        assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
 def test_deterministic_is_bit_equal_however_it_is_run(
@@ -136,12 +258,17 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         (["hi", "--save-cache", "."], ".: Is a directory"),
         (["hi", "--save-cache", "/proc/cache"], "/proc/cache: No such file or directory"),
         (["hi", "--out", "rows.txt"], "must end in .jsonl or .csv"),
-        (["hi", "--stop", "two words here"], "tokens of this model"),
+        (["hi", "--stop", ""], "stop got an empty text"),
+        (["hi", "--stop", "99999"], "is no token of this model, which knows 320"),
         (["hi", "--temperature", "-1"], "temperature must be finite"),
+        (["hi", "--logit-bias", "999=1"], "logit_bias names the token id 999"),
+        (["hi", "--logprobs", "999"], "logprobs=999 asks for more tokens than the model's 320"),
+        (["hi", "--num-beams", "2", "--stop", "abc"], "beam search ends at tokens"),
+        (["hi", "--num-beams", "2", "--stream", "on"], "use --batch-size 1 and no beams"),
         (["hi", "--resume", "absent"], "give no others"),
         (["--resume", "absent"], "no weights file at absent"),
-        (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-2'"),
-        (["--file", "absent.txt"], "no prompt file at absent.txt"),
+        (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-3'"),
+        (["--prompts", "absent.txt"], "no prompt file at absent.txt"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, message, capsys, model_folder, tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ class LanguageModel(LoadedModel):
     stop_ids: tuple[int, ...] = ()
     """Token ids that end an output."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """The checkpoint's own temperature, top_k and top_p, where it states any."""
+    """Fields of the checkpoint's `generation_config.json`, where it has one."""
 
     @property
     def config(self) -> Any:
@@ -77,7 +77,7 @@ def load_folder(
 def generation_settings(
     folder: Path, fields: dict[str, Any]
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Tokens that end an output, and the checkpoint's own temperature, top_k and top_p.
+    """Tokens that end an output, and the fields of `generation_config.json`.
 
     Args:
       folder: may hold a `generation_config.json`.
@@ -86,10 +86,8 @@ def generation_settings(
     path = folder / "generation_config.json"
     generation = hf_folder.read_json(path) if path.is_file() else {}
     stop = generation.get("eos_token_id", fields.get("eos_token_id"))
-    options = ("temperature", "top_k", "top_p")
     stop_ids = tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
-    sampled = generation.get("do_sample")
-    return stop_ids, {k: generation[k] for k in options if sampled and k in generation}
+    return stop_ids, generation
 
 
 def load_gguf(

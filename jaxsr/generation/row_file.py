@@ -1,0 +1,87 @@
+"""A file of rows that is written while outputs end, and continued after a kill.
+
+One JSON object a line, in the order of the prompts. A run that was killed leaves complete lines and
+perhaps the beginning of one, which is dropped. Every row states what it was made with, so that rows
+of different runs never meet in one file.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxsr.errors import InputError
+
+
+class RowFile:
+    """The rows of a run, some of which may be there already.
+
+    Args:
+      path: of the file; made if absent.
+      settings: what every row of this run has, by column.
+
+    Raises:
+      InputError: the file holds rows of another run, or lines that are no rows.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self._path, self.settings = path, settings
+        content = path.read_bytes() if path.is_file() else b""
+        complete = content[: content.rfind(b"\n") + 1]
+        self.rows = [self._row(n, line) for n, line in enumerate(complete.splitlines(), 1)]
+        """Those that were there."""
+        self._file = path.open("ab")
+        self._file.truncate(len(complete))
+
+    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise InputError(
+                f"{self._path} line {number} is no row of this command; give another --out, or "
+                "remove the file"
+            )
+        for name, value in self.settings.items():
+            if row.get(name) != value:
+                raise InputError(
+                    f"{self._path} line {number} was made with {name}={_short(row.get(name))}, "
+                    f"this run has {_short(value)}; give another --out, or remove the file"
+                )
+        return row
+
+    def check(self, order: Sequence[Mapping[str, Any]]) -> None:
+        """Refuses rows that do not begin this order.
+
+        Args:
+          order: columns that tell the rows of the whole run apart.
+        """
+        if len(self.rows) > len(order):
+            raise InputError(
+                f"{self._path} holds {len(self.rows)} rows, this run makes {len(order)}; give "
+                "another --out, or remove the file"
+            )
+        for number, (row, expected) in enumerate(zip(self.rows, order, strict=False), 1):
+            for name, value in expected.items():
+                if row.get(name) != value:
+                    raise InputError(
+                        f"{self._path} line {number} has {name}={_short(row.get(name))}, this run "
+                        f"has {_short(value)} there; give another --out, or remove the file"
+                    )
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Writes a row, for good."""
+        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Waits until the rows are on the disk."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

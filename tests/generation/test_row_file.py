@@ -1,0 +1,67 @@
+"""Rows that are written while a run goes on, and the runs that may go on with them."""
+
+import json
+
+import pytest
+
+from jaxsr.errors import InputError
+from jaxsr.generation.row_file import RowFile
+
+SETTINGS = {"temperature": 0.5, "run": "abc"}
+ORDER = [{"index": 0, "prompt": "a"}, {"index": 1, "prompt": "b"}]
+
+
+def row(index, **others):
+    return {**SETTINGS, "index": index, "prompt": "ab"[index]} | others
+
+
+def test_rows_are_there_as_soon_as_they_are_written(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    file = RowFile(path, SETTINGS)
+    assert file.rows == []
+    file.append(row(0, output="é 東"))
+    assert json.loads(path.read_text(encoding="utf-8")) == row(0, output="é 東")
+    file.append(row(1))
+    file.close()
+    again = RowFile(path, SETTINGS)
+    again.check(ORDER)
+    assert [r["index"] for r in again.rows] == [0, 1]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_the_beginning_of_a_line_is_dropped(cut, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    first, second = (json.dumps(row(i), ensure_ascii=False).encode() + b"\n" for i in (0, 1))
+    path.write_bytes(first + second[:-cut])
+    file = RowFile(path, SETTINGS)
+    assert file.rows == [row(0)]
+    file.append(row(1))
+    file.close()
+    assert path.read_bytes() == first + second
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("not json\n", "line 1 is no row of this command; give another --out"),
+        ("[1]\n", "line 1 is no row"),
+        (json.dumps(row(0, temperature=0.7)) + "\n", "temperature=0.7, this run has 0.5"),
+        (json.dumps(row(0, run="x" * 90)) + "\n", r"run='x+\.\.\., this run has 'abc'"),
+        ('{"a": 1}\n', "temperature=None, this run has 0.5"),
+    ],
+)
+def test_rows_of_another_run_are_refused(content, message, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        RowFile(path, SETTINGS)
+    assert path.read_text() == content
+
+
+def test_rows_of_other_prompts_are_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row(i)) + "\n" for i in (0, 1)))
+    with pytest.raises(InputError, match="line 2 has prompt='b', this run has 'c' there"):
+        RowFile(path, SETTINGS).check([ORDER[0], {"index": 1, "prompt": "c"}])
+    with pytest.raises(InputError, match="holds 2 rows, this run makes 1"):
+        RowFile(path, SETTINGS).check(ORDER[:1])
