@@ -57,6 +57,8 @@ _OUTPUT_STEP = 64
 class JaxBatch:
     """A batch under way: its state on the device, and what decides how it goes on."""
 
+    padding: Padding
+
     def __init__(
         self,
         state: State,
@@ -276,12 +278,13 @@ class JaxEngine(Engine):
         self, batch: JaxBatch, row: int, prompt: Sequence[int], request: int, seed: int
     ) -> None:
         tokens, length = padded([prompt], padding=batch.padding)
-        numbers = (np.asarray([number], np.int32) for number in (request, seed))
+        numbers = np.asarray([request, seed], np.int32)
         prompt_slots = batch.state["prompt"].shape[1]
         new = self._start(
             tokens,
             length,
-            *numbers,
+            numbers[:1],
+            numbers[1:],
             batch.options,
             batch.stop_ids,
             batch.slots,
@@ -461,7 +464,7 @@ class JaxEngine(Engine):
     def _top(self, options: SamplingOptions) -> int | None:
         return logprobs_capacity(options, self.config.vocab_size)
 
-    def _replicated(self, *arrays: Any) -> tuple[jax.Array, ...]:
+    def _replicated(self, *arrays: Any) -> tuple[Any, ...]:
         """Arrays, or tables of them, on every device."""
         everywhere = sharding.replicated(self.mesh)
         return tuple(jax.tree.map(lambda x: place(x, everywhere), array) for array in arrays)

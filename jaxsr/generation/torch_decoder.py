@@ -45,6 +45,7 @@ class TorchBatch:
     outputs: np.ndarray
     count: np.ndarray
     logprobs: dict[str, np.ndarray]
+    padding: Padding
 
     def __init__(
         self,
@@ -143,12 +144,13 @@ class TorchEngine(Engine):
         self, batch: TorchBatch, row: int, prompt: Sequence[int], request: int, seed: int
     ) -> None:
         tokens, length = padded([prompt], padding=batch.padding)
-        numbers = (np.asarray([number], np.int32) for number in (request, seed))
+        numbers = np.asarray([request, seed], np.int32)
         slots = batch.prompt.shape[1]
         new = self._start(
             tokens,
             length,
-            *numbers,
+            numbers[:1],
+            numbers[1:],
             batch.options,
             batch.stop_ids,
             batch.slots,
