@@ -184,14 +184,24 @@ class JaxEngine(Engine):
             "outputs": jnp.full((rows, room), UNFILLED, jnp.int32),
             "count": jnp.zeros(rows, jnp.int32),
             "keys": sampling.request_keys(seed_B, request_B),
-            **empty_logprobs(rows, room, self._top(options)),
+            **jax.tree.map(jnp.asarray, empty_logprobs(rows, room, self._top(options))),
         }
-        return state | self._chosen(state, logits_BV, settings)
+        return state | self._chosen(state, logits_BV, settings, self._is_plain(options))
 
-    def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings) -> State:
+    def _is_plain(self, options: SamplingOptions) -> bool:
+        """Whether programs are compiled for plain greedy decoding alone.
+
+        On a mesh they are: the branches that sort would gather the logits of all devices.
+        """
+        return options.plain and self.devices > 1
+
+    def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings, plain: bool) -> State:
         """What choosing the next tokens changes."""
-        history = History(state["prompt"], state["outputs"], state["count"])
-        chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
+        if plain:
+            chosen_B = jnp.argmax(logits_BV, -1).astype(jnp.int32)
+        else:
+            history = History(state["prompt"], state["outputs"], state["count"])
+            chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
         running_B = self._running(state, settings)
         # A row that has ended keeps its last token, so that a saved batch ends as it should.
         token_B = jnp.where(running_B, chosen_B, state["token"])
@@ -218,11 +228,16 @@ class JaxEngine(Engine):
         return ~state["done"] & (state["count"] < settings["max_new_tokens"])
 
     def _step(
-        self, left: bool, weights: dict[str, jax.Array], settings: Settings, state: State
+        self,
+        left: bool,
+        plain: bool,
+        weights: dict[str, jax.Array],
+        settings: Settings,
+        state: State,
     ) -> State:
         running_B = self._running(state, settings)
         logits_BV, written = self._layout.decode(partial(self._run, weights), state, left=left)
-        changed = self._chosen(state, logits_BV, settings)
+        changed = self._chosen(state, logits_BV, settings, plain)
         return state | {
             **changed,
             "cache": written(changed["token"]),
@@ -232,6 +247,7 @@ class JaxEngine(Engine):
     def _loop(
         self,
         left: bool,
+        plain: bool,
         weights: dict[str, jax.Array],
         state: State,
         steps: jax.Array,
@@ -244,7 +260,7 @@ class JaxEngine(Engine):
 
         def advanced(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, state = carry
-            return step + 1, self._step(left, weights, settings, state)
+            return step + 1, self._step(left, plain, weights, settings, state)
 
         return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
 
@@ -267,7 +283,7 @@ class JaxEngine(Engine):
         static = (options, slots, prompt_slots, padding)
         build = partial(self._prefill, *static)
         shape = (*tokens.shape, slots, prompt_slots, room_for(options), padding)
-        key = ("prefill", _tables(settings), self._top(options), shape)
+        key = ("prefill", _tables(settings), self._top(options), self._is_plain(options), shape)
         program = self._program(key, build, self._weights, *args)
         state = program(self._weights, *args)
         return JaxBatch(
@@ -319,9 +335,10 @@ class JaxEngine(Engine):
         return *self._replicated(np.int32(steps), np.int32(least_running)), batch.settings
 
     def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
-        loop = partial(self._loop, batch.padding == "left")
+        static = (batch.padding == "left", self._is_plain(batch.options))
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
-        key = ("decode", _tables(batch.settings), batch.padding == "left", shapes)
+        key = ("decode", _tables(batch.settings), static, shapes)
+        loop = partial(self._loop, *static)
         return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
