@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxsr.generation import beams, sampling, sharding
-from jaxsr.generation.cache_layouts import layout_of
+from jaxsr.generation import beams, prompt_lookup, sampling, sharding
+from jaxsr.generation.cache_layouts import OwnLayout, layout_of
 from jaxsr.generation.decoder import (
     ENDED,
     LOGPROBS,
@@ -101,6 +101,7 @@ class JaxEngine(Engine):
         on_cpu = self.platform == "cpu"
         multiply_integers(self._skeleton, weight_only=on_cpu)
         self._layout = layout_of(network, self.mesh)
+        self.looks_up = isinstance(self._layout, OwnLayout)
         self._turned, self._turned_in_program = frozenset[str](), False
         self._copied: dict[str, str] = {}
         if on_cpu and isinstance(network, CausalLM):
@@ -227,6 +228,43 @@ class JaxEngine(Engine):
         """Rows that met no stop token and may have more tokens."""
         return ~state["done"] & (state["count"] < settings["max_new_tokens"])
 
+    def _lookup_step(
+        self,
+        left: bool,
+        proposals: int,
+        weights: dict[str, jax.Array],
+        settings: Settings,
+        state: State,
+    ) -> State:
+        """`_step` of one token or more."""
+        assert isinstance(self._layout, OwnLayout)
+        running_B = self._running(state, settings)
+        history = History(state["prompt"], state["outputs"], state["count"])
+        proposed_BN = prompt_lookup.proposed(history, proposals)
+        tokens_BT = jnp.concatenate((state["token"][:, None], proposed_BN), 1)
+        logits_BTV, written = self._layout.verify(
+            partial(self._run, weights), state, tokens_BT, left=left
+        )
+        greedy_BT = jnp.argmax(logits_BTV, -1).astype(jnp.int32)
+        most_B = jnp.where(running_B, settings["max_new_tokens"] - state["count"], 0)
+        new_B = prompt_lookup.accepted(proposed_BN, greedy_BT, most_B, settings)
+        last_B1 = jnp.maximum(new_B - 1, 0)[:, None]
+        token_B = jnp.take_along_axis(greedy_BT, last_B1, 1)[:, 0]
+        token_B = jnp.where(running_B, token_B, state["token"])
+        place = jnp.arange(proposals + 1)
+        columns = jnp.where(
+            place < new_B[:, None], state["count"][:, None] + place, state["outputs"].shape[1]
+        )
+        rows = jnp.arange(len(token_B))[:, None]
+        return state | {
+            "token": token_B,
+            "done": state["done"] | (running_B & is_stop(token_B, settings)),
+            "outputs": state["outputs"].at[rows, columns].set(greedy_BT, mode="drop"),
+            "count": state["count"] + new_B,
+            "cache": written(token_B),
+            "filled": state["filled"] + new_B,
+        }
+
     def _step(
         self,
         left: bool,
@@ -248,6 +286,7 @@ class JaxEngine(Engine):
         self,
         left: bool,
         plain: bool,
+        proposals: int | None,
         weights: dict[str, jax.Array],
         state: State,
         steps: jax.Array,
@@ -260,6 +299,8 @@ class JaxEngine(Engine):
 
         def advanced(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, state = carry
+            if proposals is not None:
+                return step + 1, self._lookup_step(left, proposals, weights, settings, state)
             return step + 1, self._step(left, plain, weights, settings, state)
 
         return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
@@ -335,7 +376,8 @@ class JaxEngine(Engine):
         return *self._replicated(np.int32(steps), np.int32(least_running)), batch.settings
 
     def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
-        static = (batch.padding == "left", self._is_plain(batch.options))
+        options = batch.options
+        static = (batch.padding == "left", self._is_plain(options), options.prompt_lookup)
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _tables(batch.settings), static, shapes)
         loop = partial(self._loop, *static)
@@ -445,7 +487,7 @@ class JaxEngine(Engine):
     ) -> JaxBatch:
         count_B = snapshot.counts
         longest = int(snapshot.filled.max())
-        remaining = max(options.max_new_tokens - int(count_B.min()), 1)
+        remaining = max(options.most_slots - int(count_B.min()), 1)
         slots = cache_slots(longest, remaining, context=self.config.max_position_embeddings)
         cache, filled, first = self._layout.placed(
             snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
