@@ -132,11 +132,9 @@ def ggufs() -> dict[str, bytes]:
     """A language model's weights as a GGUF file, whole and quantised."""
     import gguf
 
-    from jaxsr.models.llama.gguf_model import _INNER, _OUTER
     from jaxsr.models.registry import random_network
 
-    inner = {value: name for name, value in _INNER.items()}
-    outer = {value: name for name, value in _OUTER.items()}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, _HF_CONFIG["num_hidden_layers"])
     made: dict[str, bytes] = {}
     for quantised in (False, True):
         with tempfile.TemporaryDirectory() as folder:
@@ -151,16 +149,14 @@ def ggufs() -> dict[str, bytes]:
             writer.add_layer_norm_rms_eps(1e-6)
             writer.add_token_list(["a", "b"])
             for name, value in random_network("llama").state_dict().items():
-                stem, _, kind = name.rpartition(".")
-                _, _, layer, rest = stem.split(".", 3) if ".layers." in stem else ("", "", "", "")
-                short = f"blk.{layer}.{inner[rest]}" if rest else outer[stem]
+                short = names.get_name(name, try_suffixes=(".weight",))
                 array = value.numpy()
                 if quantised and array.ndim == 2:
                     q8 = gguf.GGMLQuantizationType.Q8_0
                     raw = gguf.quants.quantize(array, q8)
-                    writer.add_tensor(f"{short}.{kind}", raw, raw_dtype=q8)
+                    writer.add_tensor(short, raw, raw_dtype=q8)
                 else:
-                    writer.add_tensor(f"{short}.{kind}", array)
+                    writer.add_tensor(short, array)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()

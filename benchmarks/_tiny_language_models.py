@@ -19,8 +19,9 @@ def tiny_model(family: str, folder: Path) -> Any:
     path = folder / family / "config.json"
     write_configuration(path)
     values = json.loads(path.read_text())
-    if "sliding_window" in values:
-        values["sliding_window"] = 8
+    for window in ("sliding_window", "index_topk"):
+        if window in values:
+            values[window] = 8
     config = transformers.AutoConfig.for_model(**values)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -150,7 +150,7 @@ def train(
 ) -> Compiled:
     """One phase's step with the preset's batch on every device, and what `options` change of its
     run and (under "model") of its network."""
-    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.training.aot import AheadSteps
     from jaxsr.training.task import load_family
 
@@ -196,7 +196,7 @@ def llama(scheme: Literal["int8"] | None, kind: str, topology_name: str) -> Comp
     """Prefill of 2048 tokens, or the decode loop's step, with a cache of 8192."""
     from jaxsr.generation.aot import AheadEngine, shapes_of
     from jaxsr.generation.options import SamplingOptions
-    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.models.llama.config import Llama3Scaling, LlamaConfig
 
     scaling = Llama3Scaling(
@@ -218,7 +218,7 @@ def tiles(topology_name: str, dtype: str) -> Compiled:
     """Tiles of a published generator, eight a device."""
     import torch
 
-    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.models.fast_srgan.config import FastSRGANConfig
     from jaxsr.models.fast_srgan.generator import Generator
     from jaxsr.restoration.around_tiles import around_tiles
@@ -238,7 +238,7 @@ def pictures(topology_name: str) -> Compiled:
     """A detector's pictures, eight a device."""
     import torch
 
-    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.models.mshnet.config import MSHNetConfig
     from jaxsr.models.mshnet.network import MSHNet
     from jaxsr.runtime.jax_runner import open_ahead
@@ -290,8 +290,8 @@ def kernel(name: str, call: Any, shapes: Any, topology_name: str) -> Compiled:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    from jaxsr.interop.aot.chips import load_topology
     from jaxsr.interop.aot.compile import compile_ahead
+    from jaxsr.interop.aot.topology import load_topology
 
     topology = load_topology(topology_name)
     one = SingleDeviceSharding(topology.devices[0])

@@ -48,8 +48,8 @@ def cycles(chip: str, channels: int, size: int) -> int:
     from jax.sharding import SingleDeviceSharding
     from torch import nn
 
-    from jaxsr.interop.aot.chips import load_topology
     from jaxsr.interop.aot.compile import abstract, compile_ahead
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.interop.folding.policy import LaneFolding
     from jaxsr.interop.module import to_jax
 

@@ -41,8 +41,8 @@ def measure(options: Options) -> None:
     import numpy as np
     from jax.sharding import SingleDeviceSharding
 
-    from jaxsr.interop.aot.chips import load_topology
     from jaxsr.interop.aot.hlo import cycles, main_memory_bytes
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.ops import resize
     from jaxsr.ops._resize import dispatch
 

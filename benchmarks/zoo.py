@@ -23,6 +23,7 @@ from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, 
 from benchmarks._zoo_models import GROUPS, Entry, Group, entries, write_configuration
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.models.build import import_library
 
 TABLE = RESULTS.parents[1] / "docs" / "zoo.md"
 RECORD = RESULTS / "zoo.json"
@@ -134,40 +135,28 @@ def _import_libraries() -> None:
 
     import jaxsr.checking.check_module  # noqa: F401
 
-    try:
-        import torchvision  # type: ignore[import-not-found]  # noqa: F401
-    except RuntimeError:
-        _define_torchvision_operators()
-    except ImportError:
-        pass
+    with contextlib.suppress(InputError):
+        _compute_nms(import_library("torchvision"))
     for name in ("transformers.modeling_utils", "timm", "diffusers.models.modeling_utils"):
         with contextlib.suppress(Exception):
             __import__(name)
 
 
-_FRAGMENT: list[Any] = []
-"""torch.library forgets what a freed fragment defined."""
-
-
-def _define_torchvision_operators() -> None:
-    """Those without which torchvision does not import beside another build of torch."""
+def _compute_nms(torchvision: Any) -> None:
+    """In Python where torchvision is built for another torch; detectors need it."""
     import torch
 
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    _FRAGMENT.append(library)
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    if torch._C._dispatch_has_kernel_for_dispatch_key("torchvision::nms", "CPU"):
+        return
 
-    def nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+    @torch.library.impl("torchvision::nms", "CPU")
+    def _(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
         overlaps = torchvision.ops.box_iou(boxes, boxes)
         selected: list[int] = []
         for index in scores.argsort(descending=True).tolist():
             if not selected or overlaps[index, selected].max() <= threshold:
                 selected.append(index)
         return torch.tensor(selected, dtype=torch.int64)
-
-    library.impl("nms", nms, "CPU")
-    import torchvision  # type: ignore[import-not-found]
 
     torchvision.ops.boxes._assert_has_ops = lambda: None
 

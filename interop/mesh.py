@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsr.interop.aot.chips import quiet_libtpu
+from jaxsr.interop.aot.gpus import skip_library_check
 from jaxsr.interop.distributed import has_tpu
 from jaxsr.interop.errors import DeviceError, InputError
 from jaxsr.interop.mesh_shape import AXES, DATA_AXES, MeshShape
@@ -51,6 +52,7 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
         # how many devices there are.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", simulated_devices)
+    skip_library_check()
     # Without a TPU libtpu complains; with one, what it says may matter.
     silent = importlib.util.find_spec("libtpu") is not None and not has_tpu()
     try:

@@ -71,7 +71,8 @@ def planned_rules(network: Any) -> dict[str, str]:
         for known in ("colwise", "rowwise"):
             if known in word:
                 rules[pattern] = known
-    names = [name for name, _ in network.named_parameters()]
+    # Quantised weights are buffers.
+    names = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
     return {p: style for p, style in rules.items() if any(_matches(n, p) for n in names)}
 
 

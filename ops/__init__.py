@@ -1,7 +1,18 @@
 """Image kernels: jitted, differentiable, and exact in the convention that they name."""
 
 from jaxsr.ops._resize.conventions.matlab import matlab_size
+from jaxsr.ops.adjust import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_gamma,
+    adjust_hue,
+    adjust_saturation,
+    invert,
+    posterize,
+    solarize,
+)
 from jaxsr.ops.blur import gaussian_blur
+from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.frames import (
     denormalise,
@@ -11,27 +22,60 @@ from jaxsr.ops.frames import (
     preprocess,
     resize_frames,
 )
+from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
+from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.quality import psnr, ssim
 from jaxsr.ops.resize import resize
+from jaxsr.ops.warps import (
+    grid_sample,
+    map_coordinates,
+    remap,
+    rotate,
+    warp_affine,
+    warp_perspective,
+)
 
 __all__ = [
+    "adjust_brightness",
+    "adjust_contrast",
+    "adjust_gamma",
+    "adjust_hue",
+    "adjust_saturation",
+    "center_crop",
+    "crop",
+    "crop_and_resize",
     "denormalise",
     "feather",
+    "flip",
     "frame_size",
     "gaussian_blur",
+    "grid_sample",
+    "invert",
+    "keep_freed_memory",
+    "map_coordinates",
     "mask_box",
     "mask_crop",
     "mask_paste",
     "matlab_size",
     "normalise",
+    "pad",
+    "posterize",
     "postprocess",
     "preprocess",
     "psnr",
+    "remap",
     "resize",
     "resize_frames",
     "rgb_to_y",
     "rgb_to_ycbcr",
+    "roi_align",
+    "rot90",
+    "rotate",
+    "solarize",
     "ssim",
+    "transpose",
+    "warp_affine",
+    "warp_perspective",
     "ycbcr_to_rgb",
 ]

@@ -9,10 +9,11 @@
 | `wrap` | `c d │ a b c d │ a b` | wrap | circular | WRAP | wrap |
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsr.ops._arguments import one_of
 from jaxsr.ops._typed_jax import pad
@@ -27,12 +28,49 @@ _ALIASES: dict[str, dict[str, Border]] = {
 _NUMPY_MODE = {"reflect101": "reflect"}
 
 
+def checked_border(border: str) -> Border:
+    """`border` if it is one of ours."""
+    names: dict[str, Border] = {name: name for name in BORDERS}
+    return names[one_of(border, BORDERS, "border")]
+
+
 def border_name(border: str | None, convention: str) -> Border:
     """Our name of a border; the default of both conventions is `reflect101`."""
     if border is None:
         return "reflect101"
     names: dict[str, Border] = {**{name: name for name in BORDERS}, **_ALIASES[convention]}
     return names[one_of(border, tuple(names), f"border of the {convention} convention")]
+
+
+def border_period(extent: int, border: Border) -> int:
+    """Positions after which a border that wraps or mirrors repeats itself."""
+    return {"wrap": extent, "symmetric": 2 * extent, "reflect101": max(2 * extent - 2, 1)}[border]
+
+
+def border_index(
+    position: np.ndarray, extent: int, border: Border
+) -> tuple[np.ndarray, np.ndarray | bool]:
+    """The pixel of an axis that stands at each integer position, and whether it counts.
+
+    Only a constant border has positions that do not count.
+    """
+    return _border_index(position, extent, border, np)
+
+
+def traced_border_index(
+    position: jax.Array, extent: int, border: Border
+) -> tuple[jax.Array, jax.Array | bool]:
+    """`border_index` of positions that are known on the device alone."""
+    return _border_index(position, extent, border, jnp)
+
+
+def _border_index(position: Any, extent: int, border: Border, xp: Any) -> tuple[Any, Any]:
+    if border in ("wrap", "symmetric", "reflect101"):
+        position = position % border_period(extent, border)
+        last = 2 * extent - (1 if border == "symmetric" else 2)
+        return (position if border == "wrap" else xp.minimum(position, last - position)), True
+    index = xp.clip(position, 0, extent - 1)
+    return index, (index == position if border == "constant" else True)
 
 
 def pad_axis(

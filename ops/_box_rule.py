@@ -25,14 +25,14 @@ def box_around(
       rows: for each row of the frame, whether the mask touches it.
       columns: the same for columns.
       padding_ratio: share of the bounding box added on each side.
-      min_size: least (width, height).
+      min_size: least (height, width).
       critical_ratio: greatest height / width, and inverse of the least.
     """
     height, width = rows.shape[0], columns.shape[0]
     y1, y2 = _padded(rows, padding_ratio)
     x1, x2 = _padded(columns, padding_ratio)
-    x1, x2 = _grow(x1, x2, min(min_size[0], width), width)
-    y1, y2 = _grow(y1, y2, min(min_size[1], height), height)
+    x1, x2 = _grow(x1, x2, min(min_size[1], width), width)
+    y1, y2 = _grow(y1, y2, min(min_size[0], height), height)
 
     tallest, lowest = _aspect_limits(width, critical_ratio)
     box_height, box_width = y2 - y1, x2 - x1

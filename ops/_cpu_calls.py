@@ -287,15 +287,21 @@ def _answered_version(extension: int) -> bool:
 
 def _array(pointer: Any, channels_last: int) -> np.ndarray:
     buffer = pointer.contents
-    shape: list[int] = buffer.dims[: buffer.rank]
-    dtype = _DTYPES[buffer.dtype]
+    rank: int = buffer.rank
+    return _view(buffer.data, buffer.dtype, tuple(buffer.dims[:rank]), channels_last)
+
+
+@functools.lru_cache(8192)
+def _view(data: int, number: int, shape: tuple[int, ...], channels_last: int) -> np.ndarray:
+    """An array over XLA's memory, which programs use again at the same place."""
+    dtype = _DTYPES[number]
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    layout = _layout(buffer.rank, bool(channels_last))
-    memory: Any = (ctypes.c_char * size).from_address(buffer.data)
+    layout = _layout(len(shape), bool(channels_last))
+    memory: Any = (ctypes.c_char * size).from_address(data)
     array: np.ndarray = np.frombuffer(memory, dtype).reshape([shape[axis] for axis in layout])
-    return np.moveaxis(array, range(buffer.rank), layout)
+    return np.moveaxis(array, range(len(shape)), layout)
 
 
 def _attributes(attributes: _Attributes) -> dict[str, list[int]]:

@@ -5,6 +5,8 @@ on CPU the sums are tens of times faster (a depthwise convolution vectorises bad
 
 An axis may hold `step` values per pixel: with channels last, columns and channels are filtered as
 one contiguous run (see `fold_channels`), because loops over three channels do not vectorise.
+
+A long window is a matrix product: its program does not grow with the window.
 """
 
 import math
@@ -13,18 +15,23 @@ from functools import reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxsr.ops._border import Border, pad_axis, strips
+from jaxsr.ops._border import Border, border_index, border_period, pad_axis, strips
+from jaxsr.ops._resize.kernels import by_matmul_of_any
+from jaxsr.ops._resize.weights import Taps
 from jaxsr.ops._typed_jax import asarray, optimization_barrier, platform_dependent
 
 Weight = float | int
+LONGEST_SUM = 160
+"""Taps beyond which a window becomes a matrix product."""
 
 
 def fold_channels(x: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, dict[int, int]]:
     """`x` with all that lies behind the later axis folded into it, and the step of each axis."""
     last = max(axes)
     step = math.prod(x.shape[last + 1 :])
-    return x.reshape(*x.shape[:last], -1), {min(axes): 1, last: step}
+    return x.reshape(*x.shape[:last], x.shape[last] * step), {min(axes): 1, last: step}
 
 
 def filter_valid(x: jax.Array, weights: Sequence[Weight], axis: int, step: int = 1) -> jax.Array:
@@ -80,6 +87,8 @@ def filter_bordered(
 ) -> jax.Array:
     """`finish` of one axis correlated with an odd window, its extent kept by inventing a border."""
     radius = len(weights) // 2
+    if len(weights) > LONGEST_SUM:
+        return finish(_filter_by_products(x, weights, axis, border, step))
     if radius == 0:
         return finish(x * asarray(weights[0], x.dtype))
 
@@ -98,3 +107,26 @@ def filter_bordered(
     if x.shape[axis] <= 2 * radius * step:
         return padded(x)
     return platform_dependent(x, cpu=split, default=padded)
+
+
+def _filter_by_products(
+    x: jax.Array, weights: Sequence[Weight], axis: int, border: Border, step: int
+) -> jax.Array:
+    pixels = x.reshape(*x.shape[:axis], -1, step, *x.shape[axis + 1 :])
+    taps = _window_taps(np.asarray(weights, np.float64), pixels.shape[axis], border)
+    return by_matmul_of_any(pixels, taps, axis).reshape(x.shape)
+
+
+def _window_taps(weights: np.ndarray, extent: int, border: Border) -> Taps:
+    """Pixels and weights of every output; offsets that reach the same pixel are one tap."""
+    radius = len(weights) // 2
+    offset = np.arange(-radius, radius + 1)
+    if border in ("edge", "constant"):
+        offset = np.clip(offset, -extent, extent)
+    else:
+        offset = offset % border_period(extent, border)
+    offset, place = np.unique(offset, return_inverse=True)
+    weight = np.bincount(place, weights)
+    index, counts = border_index(np.arange(extent)[:, None] + offset, extent, border)
+    weight = np.where(np.broadcast_to(counts, index.shape), weight, 0.0)
+    return Taps(extent, index.astype(np.int32), weight, step=1.0)

@@ -7,7 +7,7 @@ result keeps the input's dtype.
 | left out | `convention="torchvision"` | `convention="opencv"` |
 |---|---|---|
 | `sigma` | 0.15 k + 0.35 | 0.3 ((k - 1)/2 - 1) + 0.8; a fixed table up to k = 9 |
-| `kernel_size` | refused, as torchvision does | 1 + 8 sigma, on uint8 1 + 6 sigma, made odd |
+| `kernel_size` | 2 int(4 sigma + 0.5) + 1, SciPy's | 1 + 8 sigma, on uint8 1 + 6 sigma, made odd |
 | `border` | `"reflect"`: the edge pixel not repeated | `"reflect101"`: the same |
 
 uint8: torchvision's rule rounds the float32 sum half to even, which differs from its own result by
@@ -23,24 +23,26 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
     compute_dtype,
-    image_array,
-    normal_axes,
+    image_and_axes,
     one_of,
     positive_pair,
 )
 from jaxsr.ops._border import Border, border_name
-from jaxsr.ops._separable import filter_bordered, fold_channels
+from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._typed_jax import jit, platform_dependent
+from jaxsr.ops._types import Array, Shaped
 
 Convention = Literal["torchvision", "opencv"]
 CONVENTIONS = ("torchvision", "opencv")
 Windows = tuple[tuple[float, ...], tuple[float, ...]]
 """Weights along height and along width."""
+
+LONGEST_WINDOW = (1 << 16) - 1
+"""Pixels of a window."""
 
 # What cv2.getGaussianKernel returns when sigma is left out and the kernel is small.
 _OPENCV_TABLES = {
@@ -77,12 +79,18 @@ def gaussian_blur(
     Raises:
       TypeError: not uint8 or floating point, or sizes that are not integers.
       ValueError: an even window, sigma not positive, neither of them given, an unknown name.
+
+    Example:
+      >>> image = np.zeros((5, 5, 1), np.float32)
+      >>> image[2, 2] = 1
+      >>> print(np.asarray(ops.gaussian_blur(image, sigma=1, border="constant"))[2, :, 0].round(3))
+      [0.022 0.097 0.159 0.097 0.022]
     """
-    image = image_array(image)
+    image, axes = image_and_axes(image, axes)
     one_of(convention, CONVENTIONS, "blur convention")
-    axes = normal_axes(axes, image.ndim)
     windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
-    return _blur(image, windows, border_name(border, convention), convention, axes)
+    border = border_name(border, convention)
+    return _blur(image, windows, border, convention, axes) if image.size else image
 
 
 def gaussian_windows(
@@ -96,22 +104,30 @@ def gaussian_windows(
     if kernel_size is None:
         if sigma is None:
             raise ValueError("gaussian_blur needs sigma or kernel_size, got neither")
-        if convention == "torchvision":
+        sizes = tuple(_window_size(s, convention, dtype) for s in sigmas if s is not None)
+        if max(sizes) > LONGEST_WINDOW:
             raise ValueError(
-                f"torchvision's rule derives no kernel_size from sigma={sigma}; give one, or use "
-                "convention='opencv'"
+                f"sigma={sigma} asks for a window of {max(sizes)} px, of {LONGEST_WINDOW} at most; "
+                "lower it, or blur a smaller picture"
             )
-        reach = 3 if dtype == jnp.uint8 else 4  # sigmas to each side, as OpenCV cuts
-        sizes = tuple(round(2 * reach * s + 1) | 1 for s in sigmas if s is not None)
     else:
         sizes = positive_pair(kernel_size, "kernel_size")
         if any(size % 2 == 0 for size in sizes):
             raise ValueError(f"kernel_size must be odd, got {kernel_size}; use the next one")
+        if max(sizes) > LONGEST_WINDOW:
+            raise ValueError(f"kernel_size must be at most {LONGEST_WINDOW}, got {kernel_size}")
     fixed_point = convention == "opencv" and dtype == jnp.uint8
     vertical, horizontal = (_window(*each, convention) for each in zip(sizes, sigmas, strict=True))
     if fixed_point:
         return _to_fixed_point(vertical), _to_fixed_point(horizontal)
     return vertical, horizontal
+
+
+def _window_size(sigma: float, convention: str, dtype: np.dtype) -> int:
+    if convention == "torchvision":  # which has no rule of its own; this is SciPy's
+        return 2 * int(4 * sigma + 0.5) + 1
+    reach = 3 if dtype == jnp.uint8 else 4  # sigmas to each side, as OpenCV cuts
+    return round(2 * reach * sigma + 1) | 1
 
 
 def _positive_floats(sigma: float | Sequence[float]) -> tuple[float, float]:
@@ -186,7 +202,8 @@ def _blur(
         # Within 0…255 as it is: weights are positive and sum to 1.
         return (jnp.floor(x + 0.5) if convention == "opencv" else jnp.round(x)).astype(jnp.uint8)
 
-    if image.dtype == jnp.uint8 and convention == "opencv":
+    fits = len(window) <= LONGEST_SUM
+    if image.dtype == jnp.uint8 and convention == "opencv" and fits:
         x = platform_dependent(x, cpu=in_uint16, default=in_float)
     else:
         x = in_float(x)

@@ -19,10 +19,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped
 
 from jaxsr.ops._arguments import ImageLike, compute_dtype, image_array, normal_axis, one_of
 from jaxsr.ops._typed_jax import jit
+from jaxsr.ops._types import Array, Shaped
 
 Convention = Literal["matlab", "full"]
 CONVENTIONS = ("matlab", "full")
@@ -58,6 +58,10 @@ def rgb_to_y(
     Raises:
       TypeError: not uint8 or floating point.
       ValueError: the channel axis does not hold 3, or an unknown convention.
+
+    Example:
+      >>> ops.rgb_to_y(np.array([[[255, 255, 255], [0, 0, 0]]], np.uint8)).ravel().tolist()
+      [235, 16]
     """
     image, channel = _checked(image, convention, channel)
     return _forward(image, convention, channel, rows=(0,))
@@ -69,6 +73,10 @@ def rgb_to_ycbcr(
     """Y, Cb and Cr of an RGB image; floats 0…1 with chroma centred on 128/255, uint8 as levels.
 
     Arguments and errors are those of `rgb_to_y`.
+
+    Example:
+      >>> ops.rgb_to_ycbcr(np.array([[255, 0, 0]], np.uint8), convention="full").tolist()
+      [[76, 85, 255]]
     """
     image, channel = _checked(image, convention, channel)
     return _forward(image, convention, channel, rows=(0, 1, 2))
@@ -80,6 +88,10 @@ def ycbcr_to_rgb(
     """RGB of a YCbCr image: the inverse of `rgb_to_ycbcr`, clipped to 0…255 for uint8 only.
 
     Arguments and errors are those of `rgb_to_y`.
+
+    Example:
+      >>> ops.ycbcr_to_rgb(np.array([[235, 128, 128]], np.uint8)).tolist()
+      [[255, 255, 255]]
     """
     image, channel = _checked(image, convention, channel)
     return _inverse(image, convention, channel)

@@ -14,19 +14,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
 
 from jaxsr.ops._arguments import (
     MASK_THRESHOLD,
     ImageLike,
     compute_dtype,
     frames_and_masks,
+    image_and_axes,
     image_array,
     is_integer,
-    normal_axes,
     positive_pair,
 )
 from jaxsr.ops._typed_jax import asarray, jit, map_in_batches
+from jaxsr.ops._types import Array, Float, Int, Shaped
 from jaxsr.ops.mask_crop import Box, Rule, checked_rule, crop_resampled, feather, mask_paste
 from jaxsr.ops.resize import resize
 
@@ -38,7 +38,10 @@ def normalise(
 
     Raises:
       TypeError: the image is not uint8 or floating point, or `dtype` is not floating point.
-      ValueError: empty.
+
+    Example:
+      >>> print(ops.normalise(np.array([0, 255], np.uint8)).round(3))
+      [-1.  1.]
     """
     image = image_array(image)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -53,7 +56,10 @@ def denormalise(
 
     Raises:
       TypeError: the image is not floating point, or `dtype` neither uint8 nor floating point.
-      ValueError: empty.
+
+    Example:
+      >>> ops.denormalise(np.array([-1.0, 1.0])).tolist()
+      [0, 255]
     """
     image = image_array(image)
     if image.dtype == jnp.uint8:
@@ -77,6 +83,10 @@ def frame_size(
 
     Raises:
       ValueError: an extent or option below 1, or a side that floors to 0.
+
+    Example:
+      >>> ops.frame_size(1080, 1920)
+      (640, 1136)
     """
     values = {
         "height": height, "width": width, "image_size": image_size,
@@ -126,12 +136,17 @@ def resize_frames(
     Raises:
       TypeError: unsuitable dtypes.
       ValueError: masks of another size, empty axes, an option below 1, or a side that floors to 0.
+
+    Example:
+      >>> frames, masks = np.zeros((2, 90, 160, 3), np.uint8), np.zeros((2, 90, 160, 1), np.uint8)
+      >>> small, small_masks = ops.resize_frames(frames, masks, image_size=48)
+      >>> small.shape, small_masks.shape
+      ((2, 48, 80, 3), (2, 48, 80, 1))
     """
     if chunk is not None and (not is_integer(chunk) or chunk < 1):
         raise ValueError(f"chunk must be an integer of at least 1 or None, got {chunk!r}")
     if masks is None:
-        frames = image_array(frames, "frames")
-        axes = normal_axes(axes, frames.ndim)
+        frames, axes = image_and_axes(frames, axes, "frames")
     else:
         frames, masks, axes = frames_and_masks(frames, masks, axes)
     height, width = (frames.shape[axis] for axis in axes)
@@ -184,6 +199,13 @@ def preprocess(
     Raises:
       TypeError: unsuitable dtypes.
       ValueError: what `mask_crop` and `frame_size` refuse.
+
+    Example:
+      >>> frames, masks = np.zeros((2, 90, 160, 3), np.uint8), np.zeros((2, 90, 160, 1), np.uint8)
+      >>> masks[:, 40:50, 60:80] = 1
+      >>> ready = ops.preprocess(frames, masks, size=(32, 48), min_size=(20, 30))
+      >>> ready.frames.shape, ready.box.tolist()
+      ((2, 32, 48, 3), [50, 35, 90, 55])
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
     if size is None:
@@ -216,6 +238,12 @@ def postprocess(
     Raises:
       TypeError: unsuitable dtypes.
       ValueError: shapes that do not belong together.
+
+    Example:
+      >>> frames, masks = np.zeros((2, 90, 160, 3), np.uint8), np.zeros((2, 90, 160, 1), np.uint8)
+      >>> ready = ops.preprocess(frames, masks, size=(32, 48))
+      >>> ops.postprocess(ready.frames, frames, masks, ready.box).shape
+      (2, 90, 160, 3)
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
     patches = denormalise(results, dtype=frames.dtype)

@@ -10,15 +10,13 @@ least size, shifted where it would leave the frame; widened or heightened where 
 made even. A mask that is empty in every frame stands for the whole frame.
 """
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, Shaped
 
 from jaxsr.ops._arguments import (
     MASK_THRESHOLD,
@@ -26,12 +24,14 @@ from jaxsr.ops._arguments import (
     compute_dtype,
     frames_and_masks,
     image_array,
-    mask_array,
-    normal_axes,
+    is_integer,
+    masks_and_axes,
+    number,
     positive_pair,
 )
 from jaxsr.ops._box_rule import box_around
 from jaxsr.ops._typed_jax import asarray, cond, jit, zeros_like
+from jaxsr.ops._types import Array, Float, Int, Shaped
 from jaxsr.ops._window import resample_window
 from jaxsr.ops.blur import gaussian_blur
 
@@ -61,17 +61,22 @@ def mask_box(
     Args:
       masks: set where above 0.5; boolean, uint8 or floating point.
       padding_ratio: share of the bounding box's height and width added on each side, from 0.
-      min_size: least (width, height) of the box in pixels, as far as the frame allows.
+      min_size: least (height, width) of the box in pixels, as far as the frame allows.
       critical_ratio: greatest height / width, and its inverse the least; at least 1.
       axes: the height and the width axis.
 
     Raises:
       TypeError: complex or integer masks other than uint8.
       ValueError: empty axes, or an option outside its range.
+
+    Example:
+      >>> masks = np.zeros((1, 90, 160, 1), np.uint8)
+      >>> masks[:, 40:50, 60:80] = 1
+      >>> ops.mask_box(masks, min_size=(20, 30)).tolist()
+      [50, 35, 90, 55]
     """
-    masks = mask_array(masks)
-    rule = checked_rule(padding_ratio, min_size, critical_ratio)
-    return _box(masks, normal_axes(axes, masks.ndim), rule)
+    masks, axes = masks_and_axes(masks, axes)
+    return _box(masks, axes, checked_rule(padding_ratio, min_size, critical_ratio))
 
 
 def mask_crop(
@@ -98,6 +103,14 @@ def mask_crop(
     Raises:
       TypeError: unsuitable dtypes, or no `size` where the masks are traced.
       ValueError: masks of another size, empty axes, or an option outside its range.
+
+    Example:
+      >>> frames, masks = np.zeros((1, 90, 160, 3), np.uint8), np.zeros((1, 90, 160, 1), np.uint8)
+      >>> masks[:, 40:50, 60:80] = 1
+      >>> ops.mask_crop(frames, masks, min_size=(20, 30)).frames.shape
+      (1, 20, 40, 3)
+      >>> ops.mask_crop(frames, masks, size=(32, 32)).frames.shape
+      (1, 32, 32, 3)
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
     rule = checked_rule(padding_ratio, min_size, critical_ratio)
@@ -137,14 +150,21 @@ def mask_paste(
       frames: the uncut images.
       patches: the processed cuts, of any one height and width, in the frames' dtype and range.
       masks: the uncut masks: one channel, otherwise the frames' shape; set where above 0.5.
-      box: (x1, y1, x2, y2) as `mask_crop` returned it, traced or not.
+      box: (x1, y1, x2, y2) as `mask_crop` returned it, traced or not. Within the frame and not
+        empty, which only a box that is not traced is checked for.
       feather_size: window of the blur in pixels, odd.
       feather_sigma: standard deviation of the blur in pixels.
       axes: the height and the width axis.
 
     Raises:
-      TypeError: unsuitable dtypes, or frames and patches of two.
-      ValueError: shapes that do not belong together, or an even window.
+      TypeError: unsuitable dtypes, frames and patches of two, or a box that is not 4 integers.
+      ValueError: shapes that do not belong together, an even window, or a box outside the frame.
+
+    Example:
+      >>> frames, masks = np.zeros((1, 20, 20, 1)), np.ones((1, 20, 20, 1))
+      >>> pasted = ops.mask_paste(frames, np.ones((1, 4, 4, 1)), masks, (5, 5, 15, 15))
+      >>> round(float(pasted.sum()))
+      100
     """
     frames, masks, axes = frames_and_masks(frames, masks, axes)
     patches = image_array(patches, "patches")
@@ -156,11 +176,26 @@ def mask_paste(
             f"patches of shape {patches.shape} do not belong to frames of shape {frames.shape}: "
             "only height and width may differ"
         )
-    box = asarray(box)
-    if box.shape != (4,) or not jnp.issubdtype(box.dtype, jnp.integer):
-        raise ValueError(f"box must be 4 integers (x1, y1, x2, y2), got {box.dtype}{box.shape}")
+    box = _checked_box(box, frames.shape[axes[0]], frames.shape[axes[1]])
+    if not is_integer(feather_size) or feather_size < 1 or feather_size % 2 == 0:
+        raise ValueError(f"feather_size must be an odd integer from 1, got {feather_size!r}")
+    feather_sigma = number(feather_sigma, "feather_sigma", above=0)
     alpha = feather(masks, kernel_size=feather_size, sigma=feather_sigma, axes=axes)
     return _paste(frames, patches, alpha, box, axes)
+
+
+def _checked_box(box: Box | None, height: int, width: int) -> jax.Array:
+    corners = None if box is None else asarray(box)
+    if corners is None or corners.shape != (4,) or not jnp.issubdtype(corners.dtype, jnp.integer):
+        raise TypeError(f"box must be 4 integers (x1, y1, x2, y2), got {box!r}")
+    if not isinstance(corners, Tracer):
+        x1, y1, x2, y2 = np.asarray(corners).tolist()
+        if not (0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height):
+            raise ValueError(
+                f"box=({x1}, {y1}, {x2}, {y2}) is empty or leaves the frame of {height}x{width}; "
+                "clip it first"
+            )
+    return cast(jax.Array, corners)
 
 
 def feather(
@@ -170,20 +205,23 @@ def feather(
     sigma: float = 1.5,
     axes: Sequence[int] = (-3, -2),
 ) -> Float[Array, "*shape"]:
-    """Masks cut at 0.5, then blurred on a scale of 0…255 with reflected borders: float32, 0…1."""
-    masks = mask_array(masks)
-    return _feather(masks, kernel_size, sigma, normal_axes(axes, masks.ndim))
+    """Masks cut at 0.5, then blurred on a scale of 0…255 with reflected borders: float32, 0…1.
+
+    Example:
+      >>> print(ops.feather(np.ones((1, 4, 4, 1), bool))[0, 0, :, 0].round(3))
+      [1. 1. 1. 1.]
+    """
+    masks, axes = masks_and_axes(masks, axes)
+    return _feather(masks, kernel_size, sigma, axes)
 
 
 def checked_rule(
     padding_ratio: float, min_size: int | Sequence[int], critical_ratio: float
 ) -> Rule:
     """The options of `mask_box`, checked."""
-    if not padding_ratio >= 0 or not math.isfinite(padding_ratio):
-        raise ValueError(f"padding_ratio must be 0 or more, got {padding_ratio}")
-    if not critical_ratio >= 1 or not math.isfinite(critical_ratio):
-        raise ValueError(f"critical_ratio must be at least 1, got {critical_ratio}")
-    return float(padding_ratio), positive_pair(min_size, "min_size"), float(critical_ratio)
+    padding_ratio = number(padding_ratio, "padding_ratio", least=0)
+    critical_ratio = number(critical_ratio, "critical_ratio", least=1)
+    return padding_ratio, positive_pair(min_size, "min_size"), critical_ratio
 
 
 @jit("axes", "rule")
@@ -195,8 +233,11 @@ def _touched(masks: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, jax.Ar
     """The rows and the columns that any mask is set in."""
     # Frames first, then rows and columns: the greatest of bytes along an outer axis vectorises in
     # XLA's CPU loops, `any` over several axes at once does not.
-    planes = jnp.moveaxis(masks, axes, (-2, -1)).reshape(-1, *(masks.shape[a] for a in axes))
-    hit = (planes > MASK_THRESHOLD).astype(jnp.uint8).max(0)
+    height, width = (masks.shape[axis] for axis in axes)
+    planes = jnp.moveaxis(masks, axes, (-2, -1)).reshape(
+        masks.size // (height * width), height, width
+    )
+    hit = (planes > MASK_THRESHOLD).astype(jnp.uint8).max(0, initial=0)
     return hit.max(1) > 0, hit.max(0) > 0
 
 

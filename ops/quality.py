@@ -20,19 +20,20 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
 
 from jaxsr.ops._arguments import (
     ImageLike,
     compute_dtype,
+    image_and_axes,
     image_array,
     is_integer,
-    normal_axes,
     normal_axis,
+    number,
     one_of,
 )
 from jaxsr.ops._separable import filter_valid, filter_valid_apart, fold_channels
 from jaxsr.ops._typed_jax import jit
+from jaxsr.ops._types import Array, Float, Shaped
 from jaxsr.ops.colour import CONVENTIONS, Convention, luma_of_difference, rgb_to_y
 
 _K1, _K2 = 0.01, 0.03  # Wang et al. 2004, section III-B
@@ -83,6 +84,11 @@ def psnr(
     Raises:
       TypeError: not uint8 or floating point, or two dtypes.
       ValueError: two shapes, a range that is not positive, or a border that leaves nothing.
+
+    Example:
+      >>> image = np.full((1, 8, 8, 3), 0.5, np.float32)
+      >>> ops.psnr(image + np.float32(0.1), image).round(1).tolist()
+      [20.0]
     """
     checked = _checked(image, reference, data_range, luma, crop_border, axes, channel, window=1)
     return _psnr(*checked)
@@ -118,13 +124,17 @@ def ssim(
 
     Raises:
       ValueError: an even window, one larger than what the border leaves, or sigma not positive.
+
+    Example:
+      >>> image = np.linspace(0, 1, 192, dtype=np.float32).reshape(1, 8, 8, 3)
+      >>> ops.ssim(image, image, window="uniform").tolist()
+      [1.0]
     """
     one_of(window, ("gaussian", "uniform"), "window")
-    if not sigma > 0 or not math.isfinite(sigma):
-        raise ValueError(f"sigma must be positive, got {sigma}")
+    sigma = number(sigma, "sigma", above=0)
     if window_size is None:
         window_size = 2 * int(_TRUNCATE * sigma + 0.5) + 1 if window == "gaussian" else 7
-    if window_size < 3 or window_size % 2 == 0:
+    if not is_integer(window_size) or window_size < 3 or window_size % 2 == 0:
         raise ValueError(f"window_size must be odd and at least 3, got {window_size}")
     checked = _checked(
         image, reference, data_range, luma, crop_border, axes, channel, window=window_size
@@ -151,7 +161,8 @@ def _checked(
     channel: int | None,
     window: int,
 ) -> tuple[jax.Array, jax.Array, _Comparison]:
-    image, reference = image_array(image), image_array(reference, "reference")
+    image, (height, width) = image_and_axes(image, axes)
+    reference = image_array(reference, "reference")
     if image.shape != reference.shape:
         raise ValueError(
             f"image and reference must have one shape, got {image.shape} and {reference.shape}"
@@ -161,7 +172,6 @@ def _checked(
             f"image and reference must have one dtype, got {image.dtype} and {reference.dtype}; "
             "their ranges differ, so convert one of them first"
         )
-    height, width = normal_axes(axes, image.ndim)
     if channel is not None:
         channel = normal_axis(channel, image.ndim, "channel")
         if channel in (height, width):
@@ -178,9 +188,9 @@ def _checked(
             f"a border of {crop_border} px leaves {extent} px of "
             f"{image.shape[height]}x{image.shape[width]}, but {window} are needed"
         )
-    peak = (255.0 if image.dtype == jnp.uint8 else 1.0) if data_range is None else float(data_range)
-    if not peak > 0 or not math.isfinite(peak):
-        raise ValueError(f"data_range must be positive, got {data_range}")
+    if data_range is None:
+        data_range = 255 if image.dtype == jnp.uint8 else 1
+    peak = number(data_range, "data_range", above=0)
     return image, reference, _Comparison(peak, luma, crop_border, height, width, channel)
 
 

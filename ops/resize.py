@@ -7,19 +7,37 @@ Every convention is tested against the library it is named for; where their rule
 in `_resize/conventions/`.
 """
 
-import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
-from jaxtyping import Array, Shaped
 
-from jaxsr.ops._arguments import ImageLike, image_array, is_integer, normal_axis, one_of
+from jaxsr.ops._arguments import (
+    ImageLike,
+    channel_axis,
+    flag,
+    image_array,
+    is_integer,
+    normal_axis,
+    number,
+    one_of,
+)
 from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.conventions.matlab import EDGES
+from jaxsr.ops._resize.conventions.pillow import divide_by_alpha, multiply_by_alpha
 from jaxsr.ops._resize.primitive import resize_in_jax, resize_p
-from jaxsr.ops._typed_jax import jit
+from jaxsr.ops._typed_jax import jit, zeros_like
+from jaxsr.ops._types import Array, Shaped
 
+JAX_METHODS = {
+    "linear": "bilinear",
+    "trilinear": "bilinear",
+    "triangle": "bilinear",
+    "cubic": "bicubic",
+    "tricubic": "bicubic",
+}
+"""Names of `jax.image.resize` for methods of every convention."""
 LARGEST_EXTENT = 1 << 24
 """Pixels along one axis, beyond which float32 no longer numbers them one by one."""
 
@@ -34,7 +52,8 @@ def resize(
     axes: Sequence[int] = (-3, -2),
     scale: float | Sequence[float] | None = None,
     align_corners: bool = False,
-    matlab_edges: str = "clamp",
+    matlab_edges: str | None = None,
+    alpha: int | None = None,
 ) -> Shaped[Array, "..."]:
     """Resizes an image, or every image of a batch, along `axes`.
 
@@ -59,17 +78,29 @@ def resize(
       align_corners: torch's option: the centres of the corner pixels stay where they are, rather
         than the outer edges of the image.
       matlab_edges: what lies outside MATLAB's image: 'clamp', the nearest pixel (older
-        releases, the literature's images), or 'mirror' (newer releases).
+        releases, the literature's images; the default), or 'mirror' (newer releases).
+      alpha: the channel that holds opacity, such as 3 or -1 of RGBA, in the pillow convention:
+        colours are multiplied by it before and divided by it afterwards, as Pillow does for RGBA
+        and LA in every method but 'nearest'. Default: all channels are resized alike.
 
     Raises:
-      TypeError: `image` is boolean, complex, or of another integer type.
+      TypeError: `image` is boolean, complex, or of another integer type; an option of a wrong type.
       ValueError: an extent below 1, an unknown name, an empty image, or options that do not go
         together.
+
+    Example:
+      >>> image = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1)
+      >>> ops.resize(image, (2, 2), method="bicubic", antialias=True)[0, ..., 0].tolist()
+      [[3, 4], [11, 12]]
     """
     image = image_array(image)
+    if not hasattr(axes, "__len__"):
+        raise TypeError(f"axes must be a sequence of axes, height first, got {axes!r}")
     positive = tuple(normal_axis(axis, image.ndim, "axes") for axis in axes)
     if not positive or len(set(positive)) < len(positive):
         raise ValueError(f"axes must name different axes, at least one, got {tuple(axes)}")
+    if 0 in image.shape[min(positive) :]:
+        raise ValueError(f"image is empty, its shape is {image.shape}; only a batch may be")
     if convention not in CONVENTIONS:
         raise ValueError(
             f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}, or add "
@@ -78,6 +109,9 @@ def resize(
     rules = CONVENTIONS[convention]
     if rules.most_axes is not None and len(positive) > rules.most_axes:
         raise ValueError(f"the {convention} convention has two axes at most, got {tuple(axes)}")
+    method = JAX_METHODS.get(method, method)
+    if convention != "opencv" and method == "lanczos3":
+        method = "lanczos"
     one_of(method, rules.methods, f"method of the {convention} convention")
     options: dict[str, Any] = {"method": method}
     scales = _check_scale(scale, len(positive))
@@ -86,15 +120,19 @@ def resize(
     elif scale is not None:
         raise ValueError(f"scale has no meaning in the {convention} convention; leave it out")
     if "align_corners" in rules.options:
-        options["align_corners"] = bool(align_corners)
+        options["align_corners"] = align_corners
     elif align_corners:
         raise ValueError("align_corners=True exists in the torch convention only")
     if "matlab_edges" in rules.options:
-        options["matlab_edges"] = one_of(matlab_edges, EDGES, "matlab_edges")
+        options["matlab_edges"] = one_of(matlab_edges or EDGES[0], EDGES, "matlab_edges")
+    elif matlab_edges is not None:
+        raise ValueError("matlab_edges exists in the matlab convention only; leave it out")
+    antialias = None if antialias is None else flag(antialias, "antialias")
+    align_corners = flag(align_corners, "align_corners")
     if not rules.antialias_is_fixed:
         # torch's Lanczos exists with antialias alone.
         default = rules.antialias or (convention == "torch" and method == "lanczos")
-        options["antialias"] = default if antialias is None else bool(antialias)
+        options["antialias"] = default if antialias is None else antialias
     elif antialias is not None and antialias != rules.antialias:
         always = "always" if rules.antialias else "never"
         raise ValueError(
@@ -102,13 +140,24 @@ def resize(
             "the torch and matlab conventions leave the choice"
         )
     rules.check(**options)
-    return _resize(
-        image,
+    run = partial(
+        _resize,
         axes=positive,
         size=_check_size(size, len(positive)),
         convention=convention,
         options=tuple(options.items()),
     )
+    if alpha is None:
+        return run(image)
+    if convention != "pillow":
+        raise ValueError(f"alpha={alpha!r} exists in the pillow convention only; leave it out")
+    channel = channel_axis(positive, image.ndim) if len(positive) == 2 else None
+    if channel is None:
+        raise ValueError(f"alpha={alpha!r} needs images of NHWC or NCHW, got {image.shape}")
+    alpha = normal_axis(alpha, image.shape[channel], "alpha")
+    if method == "nearest":
+        return run(image)
+    return divide_by_alpha(run(multiply_by_alpha(image, channel, alpha)), channel, alpha)
 
 
 def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -126,14 +175,11 @@ def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:
 def _check_scale(scale: float | Sequence[float] | None, count: int) -> tuple[float | None, ...]:
     if scale is None:
         return (None,) * count
-    scales = tuple(float(s) for s in _one_each(scale, count, "scale"))
-    if not all(math.isfinite(s) and s > 0 for s in scales):
-        raise ValueError(f"scale must be positive and finite, got {scale!r}")
-    return scales
+    return tuple(number(s, "scale", above=0) for s in _one_each(scale, count, "scale"))
 
 
 def _one_each(value: Any, count: int, name: str) -> tuple[Any, ...]:
-    if not hasattr(value, "__len__"):
+    if not hasattr(value, "__len__") or isinstance(value, str):
         return (value,) * count
     if len(value) != count:
         raise ValueError(f"{name} must hold one value for each of {count} axes, got {value!r}")
@@ -149,6 +195,9 @@ def _resize(
     convention: str,
     options: tuple[tuple[str, Any], ...],
 ) -> jax.Array:
+    if image.size == 0:
+        extents = dict(zip(axes, size, strict=True))
+        return zeros_like(image, shape=[extents.get(k, n) for k, n in enumerate(image.shape)])
     static: Any = {"axes": axes, "size": size, "convention": convention, "options": options}
     if CONVENTIONS[convention].library:
         return resize_p.bind(image, **static)

@@ -1,4 +1,4 @@
-"""`--aot` on every command: compiles for a TPU, reports, runs nothing."""
+"""`--aot` on every command: compiles for a TPU or a GPU, reports, runs nothing."""
 
 import importlib.util
 import json
@@ -6,15 +6,31 @@ import json
 import jax
 import pytest
 
-from jaxsr import detect, generate, restore, train
+from jaxsr import check, detect, generate, restore, train
 
 if importlib.util.find_spec("libtpu") is None:
     pytest.skip("libtpu is not installed: pip install -e '.[aot]'", allow_module_level=True)
 
+needs_cuda_plugin = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="JAX's CUDA plugin is not installed: pip install -e '.[aot-gpu]'",
+)
+GPUS = [pytest.param(name, marks=needs_cuda_plugin) for name in ("a100", "h100", "b200", "l4")]
 TRAIN = (
     "--model.width", "8", "--model.depth", "1", "--batch", "8", "--crop", "32", "--steps", "2",
-    "--aot", "v5e:2x2",
 )  # fmt: skip
+TPU = ("--aot", "v5e:2x2")
+
+
+@pytest.fixture(params=["v5e", *GPUS])
+def device(request):
+    return request.param
+
+
+@pytest.fixture
+def four(device):
+    """Four devices of a kind."""
+    return "v5e:2x2" if device == "v5e" else f"{device}:4"
 
 
 @pytest.fixture(autouse=True)
@@ -30,39 +46,49 @@ def settings():
 def report(path):
     programs = json.loads(path.read_text())["programs"]
     assert all(one["compiles"] and one["devices"] == 4 for one in programs), programs
-    assert all(0 < one["memory_share"] < 1 for one in programs)
+    assert all(one["memory_bytes"]["total"] > 0 and one["memory_share"] < 1 for one in programs)
     assert all("not measured" in one["estimate"]["method"] for one in programs)
     return programs
 
 
-def test_train_compiles_and_leaves_no_run(tmp_path, capsys):
-    options = (*TRAIN, "--out", str(tmp_path / "run"), "--aot-json", str(tmp_path / "report"))
+def test_train_compiles_and_leaves_no_run(four, tmp_path, capsys):
+    options = (
+        *TRAIN,
+        "--aot",
+        four,
+        "--out",
+        str(tmp_path / "run"),
+        "--aot-json",
+        str(tmp_path / "report"),
+    )
     assert train.main(options) == 0
     (one,) = report(tmp_path / "report")
     assert one["name"] == "fast-srgan pretrain" and "all-reduce" in one["collectives"]
     assert not (tmp_path / "run").exists()
     shown = capsys.readouterr().out
-    assert "v5e:2x2: 4 devices" in shown and "(estimate)" in shown
+    assert f"{four}: 4 devices" in shown and "(estimate)" in shown
 
 
-def test_generate_needs_the_configuration_alone(tmp_path):
+def test_generate_needs_the_configuration_alone(four, tmp_path):
     fields = {
         "model_type": "llama", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
         "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
         "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    options = ["--model", str(tmp_path), "--dtype", "bfloat16", "--aot", "v5e:2x2"]
+    options = ["--model", str(tmp_path), "--dtype", "bfloat16", "--aot", four]
     options += ["--aot-json", str(tmp_path / "report"), "--quantize", "int8"]
     assert generate.main(options) == 0
     prefill, decode = report(tmp_path / "report")
     assert (prefill["name"], decode["name"]) == ("prefill 1x256", "decode 1x1024")
-    # Tensor parallel: two sums a layer, and nothing that is split is gathered.
+    # Tensor parallel: two sums a layer, and nothing that is split is gathered; GPUs gather the
+    # devices' likeliest tokens.
     assert decode["collectives"]["all-reduce"]["count"] >= 2 * fields["num_hidden_layers"]
-    assert "all-gather" not in decode["collectives"]
+    gathered = decode["collectives"].get("all-gather", {"bytes": 0})
+    assert gathered["bytes"] < 100
 
 
-def test_restore_compiles_tiles(tmp_path, monkeypatch):
+def test_restore_compiles_tiles(four, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
         "import torch\nclass Net(torch.nn.Conv2d):\n"
         "    def __init__(self):\n        super().__init__(3, 3, 3, padding=1)\n"
@@ -73,7 +99,7 @@ def test_restore_compiles_tiles(tmp_path, monkeypatch):
 
     save_file(Net().state_dict(), tmp_path / "net.safetensors")
     options = ["--model", "own:Net", "--weights", str(tmp_path / "net.safetensors")]
-    options += ["--aot", "v5e:2x2", "--aot-json", str(tmp_path / "report"), "--tile", "64"]
+    options += ["--aot", four, "--aot-json", str(tmp_path / "report"), "--tile", "64"]
     assert restore.main(options) == 0
     (one,) = report(tmp_path / "report")
     assert one["name"] == "restore 64x64"
@@ -83,7 +109,7 @@ def test_restore_compiles_tiles(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_detect_compiles_a_batch(tmp_path):
+def test_detect_compiles_a_batch(four, tmp_path):
     from jaxsr.interop.weights import export_weights
     from jaxsr.models.mshnet.config import MSHNetConfig
     from jaxsr.models.mshnet.network import MSHNet
@@ -91,11 +117,19 @@ def test_detect_compiles_a_batch(tmp_path):
     state = {name: value.numpy() for name, value in MSHNet(MSHNetConfig()).state_dict().items()}
     export_weights(tmp_path / "net.safetensors", state)
     options = ["--model", str(tmp_path / "net.safetensors"), "--out", str(tmp_path / "found")]
-    options += ["--aot", "v5e:2x2", "--aot-json", str(tmp_path / "report"), "--base", "64"]
+    options += ["--aot", four, "--aot-json", str(tmp_path / "report"), "--base", "64"]
     assert detect.main(options) == 0
     (one,) = report(tmp_path / "report")
     assert one["name"] == "detect 64x64"
     assert not (tmp_path / "found").exists()
+
+
+def test_check_compiles_forward_and_gradient(four, tmp_path):
+    sizes = '{"in_features": 2048, "out_features": 1024}'
+    options = ["--model", "torch.nn:Linear", "--model-options", sizes, "--input", "8,2048"]
+    options += ["--aot", four, "--aot-json", str(tmp_path / "report")]
+    assert check.main(options) == 0
+    assert [one["name"] for one in report(tmp_path / "report")] == ["forward", "gradient"]
 
 
 @pytest.mark.slow
@@ -104,7 +138,7 @@ def test_programs_are_kept_as_a_compile_cache(tmp_path):
 
     compilation_cache.reset_cache()  # JAX looks for the folder once
     try:
-        assert train.main([*TRAIN, "--aot-save", str(tmp_path / "cache")]) == 0
+        assert train.main([*TRAIN, *TPU, "--aot-save", str(tmp_path / "cache")]) == 0
         assert list((tmp_path / "cache").glob("jit_step*"))
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
@@ -114,7 +148,8 @@ def test_programs_are_kept_as_a_compile_cache(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--aot", "v9:2x2"], "no TPU topology 'v9:2x2'"),
+        (["--aot", "v9:2x2"], "no topology 'v9:2x2'; write a TPU as CHIP:SIZE (v4, "),
+        (["--aot", "h100:eight"], "no GPU topology 'h100:eight'; write h100:8 for 8 GPUs"),
         (["--aot-largest"], "aot_largest needs aot"),
         (["--aot", "v5e:2x2", "--mesh", "8"], "mesh of 8 devices asked for"),
         (["--aot", "v5e:2x4", "--batch", "12"], "batch=12 cannot be split over mesh=8"),

@@ -59,52 +59,17 @@ def chip_of(device_kind: str) -> Chip | None:
     return next((chip for chip in CHIPS.values() if device_kind in chip.kinds), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """One JAX device of a TPU: a chip, or on tpu7x one of a chip's two cores."""
-
-    kind: str
-    """As JAX names it."""
-    hbm_bytes: int
-    """Memory that a program may use; the compiler refuses one that needs more."""
-    hbm_bytes_per_s: float
-    """Memory bandwidth."""
-    flops_per_s: float
-    """Peak of bfloat16 products, a multiplication and an addition counting as two."""
-    link_bytes_per_s: float
-    """Bandwidth to other chips, both directions of all links together."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Topology:
-    """Devices to compile for."""
-
-    name: str
-    """`v5e:2x4` and the like."""
-    devices: Sequence[Any]
-    """JAX's compile-only devices, for a mesh."""
-    device: Device
-    """What each of them can do."""
-
-    @property
-    def chips(self) -> int:
-        return len({tuple(device.coords) for device in self.devices})
-
-
-def load_topology(name: str) -> Topology:
-    """The topology of this name.
+def tpu_devices(name: str) -> Sequence[Any]:
+    """JAX's compile-only devices of `v5e:2x4` and the like.
 
     Raises:
-      ValueError: libtpu is not installed, or knows no such topology.
+      InputError: libtpu is not installed, or knows no such topology.
     """
-    generation, colon, size = name.partition(":")
+    generation, _, size = name.partition(":")
     sides = size.split("x")
     known = "; ".join(f"{chip.name}:{chip.sizes}" for chip in CHIPS.values())
-    if generation not in CHIPS or not colon or not all(side.isdigit() for side in sides):
-        raise InputError(
-            f"no TPU topology {name!r}; write CHIP:SIZE, where there are {known}. CHIPS in "
-            "interop/aot/chips.py is the table"
-        )
+    if not all(side.isdigit() for side in sides):
+        raise InputError(f"no TPU topology {name!r}; there are {known}")
     chips = math.prod(map(int, sides))
     if not 1 <= chips <= _MOST_CHIPS:
         raise InputError(f"topology {name} has {chips} chips; choose 1 to {_MOST_CHIPS}")
@@ -117,8 +82,7 @@ def load_topology(name: str) -> Topology:
             description: Any = topologies.get_topology_desc(name, "tpu", **options)
         except Exception as error:
             raise InputError(_why_no_topology(name, known, error)) from error
-    devices = description.devices
-    return Topology(name=name, devices=devices, device=_describe(devices[0]))
+    return description.devices
 
 
 def _why_no_topology(name: str, known: str, error: Exception) -> str:
@@ -131,25 +95,6 @@ def _why_no_topology(name: str, known: str, error: Exception) -> str:
             "pip install -e '.[aot]'"
         )
     return f"libtpu has no topology {name!r} ({text[:200]}); there are {known}"
-
-
-def _describe(device: Any) -> Device:
-    from jax.experimental.pallas import tpu as pallas_tpu
-
-    chip = chip_of(device.device_kind)
-    if chip is None:
-        raise InputError(
-            f"no figures for {device.device_kind!r}; add it to CHIPS in interop/aot/chips.py"
-        )
-    version = pallas_tpu.ChipVersion[chip.pallas]
-    core = pallas_tpu.get_tpu_info_for_chip(version, device.num_cores)
-    return Device(
-        kind=device.device_kind,
-        hbm_bytes=int(chip.hbm_gib * 2**30),
-        hbm_bytes_per_s=core.mem_bw_bytes_per_second * device.num_cores,
-        flops_per_s=core.bf16_ops_per_second * device.num_cores,
-        link_bytes_per_s=chip.link_gbps * 1e9 / 8,
-    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Compiles a jitted function ahead of time, without a TPU, and reports what the compiler says.
+"""Compiles a jitted function ahead of time, without the device, and reports what XLA says.
 
     topology = load_topology("v5e:2x4")
     mesh = make_mesh(8, topology.devices)
@@ -6,9 +6,10 @@
     ahead = compile_ahead(jax.jit(step), arguments, topology, name="step")
     print(ahead.memory.share, ahead.collectives, ahead.roofline.seconds)
 
-The real TPU compiler runs, out of libtpu, so "does it compile, does it fit, what does it
-communicate" are facts. Times are a roofline: what peak rates would allow, an estimate and no
-measurement.
+The real compiler runs, out of libtpu or JAX's CUDA plugin, so "does it compile, does it fit, what
+does it communicate" are facts. Times are a roofline: what peak rates would allow, an estimate and
+no measurement. For GPUs XLA chooses kernels by running them on the device: without it, products get
+default tiles, and what cuDNN and cuBLAS take for workspace is not counted.
 """
 
 import re
@@ -20,12 +21,13 @@ from typing import Any, cast
 
 import jax
 
-from jaxsr.interop.aot.chips import Device, Topology, quiet_libtpu
+from jaxsr.interop.aot.chips import quiet_libtpu
+from jaxsr.interop.aot.gpu_program import GpuProgram, read_program
 from jaxsr.interop.aot.hlo import Collective, Padding, collectives, cycles, padding, products
+from jaxsr.interop.aot.topology import Device, Topology
 
+_LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
 _COMPILER_ERROR: type[Exception] = cast(Any, jax.errors).JaxRuntimeError
-# Passes of bfloat16 products that the TPU makes for one float32 product, by JAX's precision.
-_PASSES = {"f32 highest": 6, "f32 high": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,9 @@ class Ahead:
     """Convolutions and matrix products by input type, before compilation."""
     padding: Padding = field(default_factory=lambda: Padding(0, 0))
     cycles: int = 0
-    """The compiler's estimate of the main computation; for comparing programs only."""
+    """The TPU compiler's estimate of the main computation; for comparing programs only."""
+    gpu: GpuProgram | None = None
+    """Whose kernels compute it, on a GPU."""
     compile_s: float = 0.0
     compile_cpu_s: float = 0.0
     """Of processors; unlike `compile_s` it is about the same beside other work."""
@@ -124,10 +128,12 @@ class Ahead:
     def roofline(self) -> Roofline:
         kinds = self.products
         total = sum(kinds.values()) or 1
-        passes = sum(count * _PASSES.get(kind, 1) for kind, count in kinds.items()) / total
+        passes = (
+            sum(count * self.device.passes.get(kind, 1.0) for kind, count in kinds.items()) / total
+        )
         return Roofline(
             compute_s=self.flops * passes / self.device.flops_per_s,
-            memory_s=self.bytes / self.device.hbm_bytes_per_s,
+            memory_s=self.bytes / self.device.memory_bytes_per_s,
             links_s=sum(_sent(one, self.devices) for one in self.collectives)
             / (self.device.link_bytes_per_s / 2),
         )
@@ -195,31 +201,51 @@ def compile_ahead(
     except _COMPILER_ERROR as error:
         return Ahead(**report, error=readable(error), **spent())
     report |= spent()
-    sizes, costs, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
+    sizes, text = compiled.memory_analysis(), compiled.as_text()
+    memory = Memory(
+        arguments=sizes.argument_size_in_bytes,
+        outputs=sizes.output_size_in_bytes,
+        aliased=sizes.alias_size_in_bytes,
+        temporaries=sizes.temp_size_in_bytes,
+        program=sizes.generated_code_size_in_bytes,
+        available=topology.device.memory_bytes,
+    )
+    report |= {"memory": memory, "collectives": collectives(text), "text": text}
+    if topology.device.platform == "cuda":
+        program = read_program(compiled, text)
+        # Unlike libtpu, XLA's CUDA compiler refuses nothing for its size.
+        error = _too_large(memory) if memory.share > 1 else None
+        return Ahead(
+            **report,
+            error=error,
+            flops=program.flops,
+            bytes=program.bytes,
+            gpu=program,
+            compiled=compiled,
+        )
+    costs = compiled.cost_analysis()
     return Ahead(
         **report,
-        memory=Memory(
-            arguments=sizes.argument_size_in_bytes,
-            outputs=sizes.output_size_in_bytes,
-            aliased=sizes.alias_size_in_bytes,
-            temporaries=sizes.temp_size_in_bytes,
-            program=sizes.generated_code_size_in_bytes,
-            available=topology.device.hbm_bytes,
-        ),
         flops=costs.get("flops", 0.0),
         bytes=costs.get("bytes accessed", 0.0),
-        collectives=collectives(text),
         padding=padding(text),
         cycles=cycles(text),
         compiled=compiled,
-        text=text,
+    )
+
+
+def _too_large(memory: Memory) -> str:
+    gib = 2**30
+    return (
+        f"out of memory: it needs {memory.total / gib:.2f} GiB of the {memory.available / gib:.2f} "
+        f"that JAX allocates (XLA_PYTHON_CLIENT_MEM_FRACTION); {_LESS_MEMORY}"
     )
 
 
 def readable(error: BaseException) -> str:
     """A compiler's error as one sentence: what, how much, and a workaround where there is one."""
     text = " ".join(str(error).split())
-    workaround = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
+    workaround = _LESS_MEMORY
     need = re.search(r"total memory required for ([\w ]+) \((.*?)\) exceeds available HBM", text)
     limit = re.search(r"available HBM \((.*?)\)", text)
     if need and limit:

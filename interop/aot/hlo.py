@@ -1,4 +1,4 @@
-"""Reads what a compiled TPU program's text says: communication, padding, estimated cycles.
+"""Reads what a compiled program's text says: communication; of a TPU's also padding and cycles.
 
 The text is XLA's optimised HLO, one program for every device, so all figures are per device.
 An instruction inside a loop counts once.
@@ -46,7 +46,9 @@ class Padding:
 
 
 @dataclass(frozen=True)
-class _Array:
+class Array:
+    """An array in the text of a program."""
+
     dtype: str
     sizes: tuple[int, ...]
     order: tuple[int, ...]
@@ -83,7 +85,7 @@ def collectives(program: str) -> list[Collective]:
         original = re.sub(r"\.clone[.\d]*$", "", name)
         if original in result:
             continue
-        arrays = [a for a in _arrays(results) if a.bytes]
+        arrays = [a for a in parse_arrays(results) if a.bytes]
         if started and kind in ("all-gather", "collective-permute"):
             arrays = arrays[len(arrays) // 2 :] if len(arrays) > 1 else arrays  # inputs come first
         devices = _group_size(options)
@@ -102,7 +104,7 @@ def padding(program: str) -> Padding:
         for line in _entry(program).splitlines()
         if (made := re.match(r"\s*(?:ROOT )?%[\w.\-]+ = (.*?) (\w[\w\-]*)\(", line))
         and made[2] not in ("tuple", "get-tuple-element", "bitcast", "parameter")
-        for array in _arrays(made[1])
+        for array in parse_arrays(made[1])
         if array.in_hbm
     ]
     return Padding(sum(a.bytes for a in arrays), sum(a.padded_bytes for a in arrays))
@@ -145,9 +147,10 @@ def products(lowered: str) -> dict[str, int]:
     return counts
 
 
-def _arrays(text: str) -> Iterator[_Array]:
+def parse_arrays(text: str) -> Iterator[Array]:
+    """The arrays of a type, in order."""
     for dtype, sizes, order, layout in _ARRAY.findall(text):
-        yield _Array(dtype, _numbers(sizes), _numbers(order), layout)
+        yield Array(dtype, _numbers(sizes), _numbers(order), layout)
 
 
 def _bits(dtype: str) -> int:
@@ -177,10 +180,10 @@ def _group_size(options: str) -> int | None:
 
 
 def _main_memory_bytes(body: str, called: Mapping[str, str]) -> int:
-    made: dict[str, list[_Array]] = {}
+    made: dict[str, list[Array]] = {}
     total = 0
-    for name, result, operation, rest in _instructions(body):
-        arrays = list(_arrays(result))
+    for name, result, operation, rest in parse_instructions(body):
+        arrays = list(parse_arrays(result))
         made[name] = arrays
         if operation in ("copy-start", "slice-start"):
             # From one memory to another: what is written and what it is read from, whole or not.
@@ -188,7 +191,7 @@ def _main_memory_bytes(body: str, called: Mapping[str, str]) -> int:
         if operation in _NO_TRAFFIC or operation.endswith(("-start", "-done")):
             continue
         total += sum(array.bytes for array in arrays if array.in_hbm)
-        for position, operand in enumerate(_operands(rest)):
+        for position, operand in enumerate(parse_operands(rest)):
             fusion = _CALLS.search(rest)
             for array in made.get(operand, []):
                 if array.in_hbm:
@@ -197,9 +200,9 @@ def _main_memory_bytes(body: str, called: Mapping[str, str]) -> int:
     return total
 
 
-def _read(called: Mapping[str, str], fusion: str, position: int, array: _Array) -> int:
+def _read(called: Mapping[str, str], fusion: str, position: int, array: Array) -> int:
     """Bytes of a fusion's operand that it reads; those of slices, if it reads nothing else."""
-    instructions = list(_instructions(called[fusion]))
+    instructions = list(parse_instructions(called[fusion]))
     parameter = next(
         name
         for name, _, operation, rest in instructions
@@ -207,12 +210,12 @@ def _read(called: Mapping[str, str], fusion: str, position: int, array: _Array) 
     )
     total = 0
     for _, result, operation, rest in instructions:
-        operands = _operands(rest)
+        operands = parse_operands(rest)
         if parameter not in operands:
             continue
         if operation == "slice":
             # Its result may have another element type.
-            total += sum(math.prod(a.sizes) for a in _arrays(result)) * _bits(array.dtype) // 8
+            total += sum(math.prod(a.sizes) for a in parse_arrays(result)) * _bits(array.dtype) // 8
         elif inner := _CALLS.search(rest):
             total += _read(called, inner[1], operands.index(parameter), array)
         else:
@@ -220,12 +223,13 @@ def _read(called: Mapping[str, str], fusion: str, position: int, array: _Array) 
     return min(total, array.bytes)
 
 
-def _instructions(body: str) -> Iterator[tuple[str, ...]]:
+def parse_instructions(body: str) -> Iterator[tuple[str, ...]]:
     """(name, result, operation, what follows its parenthesis) of each line."""
     return (match.groups() for line in body.splitlines() if (match := _INSTRUCTION.match(line)))
 
 
-def _operands(rest: str) -> list[str]:
+def parse_operands(rest: str) -> list[str]:
+    """Names, out of what follows an instruction's parenthesis."""
     return re.findall(r"%([\w.\-]+)", rest.split("), ", maxsplit=1)[0])
 
 

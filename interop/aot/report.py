@@ -5,10 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from jaxsr.interop.aot.compile import Ahead
+from jaxsr.interop.aot.gpu_program import GpuProgram
 
 _WIDE_PADDING = 1.5
 _MANY_REDUCES = 4
 _FULL = 0.9
+_MUCH_TRANSPOSED = 0.25
 
 
 def advice(ahead: Ahead) -> list[str]:
@@ -22,8 +24,10 @@ def advice(ahead: Ahead) -> list[str]:
         lines.append(
             f"{single} of {sum(ahead.products.values())} products take float32 inputs: --dtype "
             "bfloat16 halves their bytes"
-            + (f"; {highest} ask for six passes (highest precision)" if highest else "")
+            + (f"; {highest} ask for {_highest(ahead)}" if highest else "")
         )
+    if ahead.gpu is not None:
+        lines += _gpu_advice(ahead, ahead.gpu)
     if ahead.padding.factor > _WIDE_PADDING:
         lines.append(
             f"arrays take {ahead.padding.factor:.1f} × their size: tiles hold 128 lanes, and "
@@ -42,6 +46,28 @@ def advice(ahead: Ahead) -> list[str]:
         lines.append(f"{ahead.memory.share:.0%} of the memory is taken: {room} gives room")
     if ahead.training and ahead.roofline.bound == "links":
         lines.append("communication bounds it: more samples a device hide it")
+    return lines
+
+
+def _highest(ahead: Ahead) -> str:
+    if ahead.gpu is not None:
+        return "float32 arithmetic without TF32 (highest precision)"
+    return "six passes (highest precision)"
+
+
+def _gpu_advice(ahead: Ahead, program: GpuProgram) -> list[str]:
+    lines: list[str] = []
+    # An array is read and written.
+    if 2 * program.transposed_bytes > _MUCH_TRANSPOSED * ahead.bytes:
+        lines.append(
+            f"transposes move {2 * program.transposed_bytes / ahead.bytes:.0%} of all bytes: "
+            "--lane-folding auto keeps images channels last"
+        )
+    if program.narrow_convolutions:
+        lines.append(
+            f"{program.narrow_convolutions} convolutions have channels that are no multiple of 8; "
+            "tensor cores then take padded copies or are not used"
+        )
     return lines
 
 
@@ -72,8 +98,7 @@ def as_json(ahead: Ahead) -> dict[str, Any]:
             for kind, (count, size) in ahead.by_kind.items()
         },
         "products": dict(ahead.products),
-        "padding_factor": round(ahead.padding.factor, 3),
-        "estimated_cycles": ahead.cycles,
+        **_device_figures(ahead),
         "estimate": {
             "method": "roofline at peak rates; not measured",
             "seconds": roofline.seconds,
@@ -83,6 +108,13 @@ def as_json(ahead: Ahead) -> dict[str, Any]:
         },
         "advice": advice(ahead),
     }
+
+
+def _device_figures(ahead: Ahead) -> dict[str, Any]:
+    if ahead.gpu is not None:
+        figures = asdict(ahead.gpu)
+        return {name: figures[name] for name in figures if name not in ("flops", "bytes")}
+    return {"padding_factor": round(ahead.padding.factor, 3), "estimated_cycles": ahead.cycles}
 
 
 def show(reports: Sequence[Ahead]) -> None:
@@ -117,6 +149,21 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
         return ["–" if each is None else f"{each[0]} of {_size(each[1])}" for each in sent]
 
     kinds = sorted({kind for one in reports for kind in one.by_kind})
+    owners = sorted({owner for one in reports if one.gpu for owner in one.gpu.kernels})
+
+    def kernels(owner: str) -> tuple[str, list[str]]:
+        return f"kernels of {owner}", column(lambda a: str(a.gpu.kernels.get(owner, 0)))
+
+    if reports[0].device.platform == "cuda":
+        device_rows = [
+            *map(kernels, owners),
+            ("transposed", column(lambda a: _size(a.gpu.transposed_bytes))),
+        ]
+    else:
+        device_rows = [
+            ("padding", column(lambda a: f"× {a.padding.factor:.2f}")),
+            ("cycles, to compare (estimate)", column(lambda a: f"{a.cycles / 1e6:.2f} M")),
+        ]
     return [
         ("compiles", ["yes" if one.compiles else "no" for one in reports]),
         ("memory", column(lambda a: f"{_size(a.memory.total)} ({a.memory.share:.1%})")),
@@ -125,14 +172,13 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
         ("  outputs beside them", column(lambda a: _size(a.memory.outputs - a.memory.aliased))),
         ("  temporaries", column(lambda a: _size(a.memory.temporaries))),
         ("  program", column(lambda a: _size(a.memory.program))),
-        ("padding", column(lambda a: f"× {a.padding.factor:.2f}")),
         ("GFLOP", column(lambda a: f"{a.flops / 1e9:.1f}")),
         ("read and written", column(lambda a: _size(a.bytes))),
         *((kind, communication(kind)) for kind in kinds),
         ("time at peak rates (estimate)", column(lambda a: f"{a.roofline.seconds * 1e3:.3f} ms")),
         ("  bound by (estimate)", column(lambda a: a.roofline.bound)),
         ("  utilisation (estimate)", column(lambda a: f"{a.roofline.utilisation:.0%}")),
-        ("cycles, to compare (estimate)", column(lambda a: f"{a.cycles / 1e6:.2f} M")),
+        *device_rows,
         ("compiled in", column(lambda a: f"{a.compile_s:.0f} s")),
     ]
 

@@ -5,8 +5,8 @@ A TPU takes as long for a convolution of 16 channels as for one of 128, and its 
 eight times their size. Folded, eight columns share those 128 lanes (`layout.py`). Results are those
 of the plain network, up to the order of sums.
 
-CPUs convolve images with channels last; torch's order costs two transposes a convolution. With
-folds of one column, images stay channels last from layer to layer.
+CPUs and GPUs convolve images with channels last; torch's order costs two transposes a convolution.
+With folds of one column, images stay channels last from layer to layer.
 
     folding = choose_folding("auto", mesh.devices.flat[0])     # None where it does not help
     module = to_jax(network, lane_folding=folding)
@@ -93,14 +93,14 @@ class LaneFolding:
 
 
 CHANNELS_LAST = LaneFolding({}, channels_last=True)
-"""For CPUs."""
+"""For CPUs and GPUs."""
 
 
 def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
     """What `--lane-folding` means for a device.
 
     Args:
-      choice: `auto` folds on TPUs and puts channels last on CPUs, `on` folds everywhere, `off`
+      choice: `auto` folds on TPUs and puts channels last elsewhere, `on` folds everywhere, `off`
         leaves everything as torch has it.
       device: one of JAX's; None for its first.
 
@@ -116,7 +116,7 @@ def choose_folding(choice: Choice, device: Any) -> LaneFolding | None:
 
         device = cast(Any, jax.devices())[0]
     if choice == "auto" and device.platform != "tpu":
-        return CHANNELS_LAST if device.platform == "cpu" else None
+        return CHANNELS_LAST
     return LaneFolding(_folds(device))
 
 

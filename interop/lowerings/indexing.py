@@ -115,11 +115,20 @@ def _setitem(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 # ---- lookup and search
 
 
+def _rows(weight: jax.Array, index: jax.Array) -> jax.Array:
+    if index.size != 1:
+        return weight[index]
+    # XLA reads one row with a slice. Of a table split over GPUs it then gathers the whole table,
+    # while each device looks up its share of two rows.
+    twice = jnp.concatenate([index.reshape(1), index.reshape(1)])
+    return weight[twice][:1].reshape(*index.shape, *weight.shape[1:])
+
+
 @lowers(aten.embedding.default)
 def embedding(
     weight: jax.Array, index: jax.Array, padding: int = -1, by_frequency: bool = False, *_: Any
 ) -> jax.Array:
-    rows = weight[index]
+    rows = _rows(weight, index)
     if by_frequency:
         counts = jnp.zeros(weight.shape[0], weight.dtype).at[index.reshape(-1)].add(1)
         share = (1 / counts[index])[..., None]

@@ -16,6 +16,7 @@ EXTRAS = {
     "tpu": "running on a TPU",
     "cuda": "running on a CUDA GPU",
     "aot": "compiling for TPUs ahead of time, without one (--aot)",
+    "aot-gpu": "compiling for NVIDIA GPUs ahead of time, without one (--aot)",
     "generate": "generating text",
     "video": "restoring videos",
 }

@@ -5,6 +5,8 @@ that returns what the device computes, and the same by NumPy in float64. `jaxsr.
 runs them in a child process. What the fuzz of `tests/doctor` finds belongs here, too.
 """
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +125,23 @@ def broadcast_product_summed_at_rank_8() -> Outcome:
     a, b = np.ones((10, 4, 6), np.float32), np.ones((10, 4, 6, 9, 9, 9, 9, 9), np.float32)
     program = jax.jit(lambda a, b: jnp.log((a[..., None, None, None, None, None] * b).sum(2)))
     return program(a, b), np.full((10, 4, 9, 9, 9, 9, 9), np.log(6.0))
+
+
+@sentinel(
+    source="interop/lowerings/triangular_solve.py",
+    fault="jaxlib 0.10.2, CPU: LAPACK's calls wait for each other's threads, for ever",
+    workaround="import jaxsr.interop.module first, or write the substitution in jax.numpy",
+    avoided="interop/lowerings/triangular_solve.py: no LAPACK",
+)
+def triangular_systems_side_by_side() -> Outcome:
+    systems = 2 * (os.cpu_count() or 1) + 4
+    a = np.eye(64, dtype=np.float32) + np.tril(_normal(systems, 16, 64, 64), -1) / 64
+    solved = jax.jit(lambda a: [lax.linalg.triangular_solve(m, m, left_side=True) for m in a])
+    signal.alarm(10)  # ends the process
+    for _ in range(40):
+        jax.block_until_ready(solved(a))
+    signal.alarm(0)
+    return jnp.stack(solved(a)), np.broadcast_to(np.eye(64), a.shape)
 
 
 def _squared_norms(rows: int, dtype: str) -> Outcome:

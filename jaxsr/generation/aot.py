@@ -17,8 +17,8 @@ from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.logits_processors import settings_of
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import bucket, cache_slots
-from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.interop.aot.topology import Topology
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.quantized import Scheme
 from jaxsr.runtime.aot import conclude, prepare
@@ -141,12 +141,12 @@ def _network(config: GenerateConfig) -> Any:
     from jaxsr.models.llama import hf_folder
 
     path = Path(config.model)
-    if path.is_dir() and choose(path, config.implementation) == "transformers":
-        from jaxsr.models.hugging_face.loading import shapes_of_folder
-
-        return shapes_of_folder(path, dtype=getattr(torch, config.dtype))
     if path.is_dir():
         fields = hf_folder.read_json(path / "config.json")
+        if choose(fields, config.implementation) == "transformers":
+            from jaxsr.models.hugging_face.loading import shapes_of_folder
+
+            return shapes_of_folder(path, dtype=getattr(torch, config.dtype))
         if "quantization_config" not in fields:
             known = LlamaConfig.from_hf(fields)
             return shapes_of(known, dtype=config.dtype, scheme=config.quantize)

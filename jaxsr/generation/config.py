@@ -49,6 +49,10 @@ class GenerateConfig(SamplingOptions, AotOptions):
     """Side on which the shorter prompts of a batch are padded; the tokens are the same."""
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the blocks' weights on loading; computation stays in `dtype`."""
+    packed: Literal["exact", "fast", "off"] = "exact"
+    """How a GGUF file's weights are multiplied. `exact`: from their blocks, with 17 bits or more.
+    `fast`: on one CPU, with activations and results rounded to bfloat16. `off`: unpacked on
+    loading, which takes up to eight times the memory."""
     stream: Literal["auto", "on", "off"] = "auto"
     """Print tokens as they come; `auto`: when one prompt at a time goes to a terminal."""
     out: Path | None = None

@@ -36,12 +36,15 @@ from jaxsr.generation.logits_processors import (
     settings_of,
 )
 from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
 from jaxsr.generation.padding import Padding, cache_slots, padded
 from jaxsr.generation.stored_programs import stored, structure
+from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import CausalLM
+from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.models.llama.transposed import linear_weights, transpose, untie_head
 from jaxsr.ops._cpu_calls import xla_only
 
@@ -84,10 +87,17 @@ class JaxEngine(Engine):
       network: the torch module with its weights, which is not changed.
       mesh: devices along an axis `tensor` to split weights and cache over. Default: one device.
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
+      packed: how weights in blocks are multiplied on one CPU; see
+        `jaxsr.interop.cpu_kernels.packed_product`. `off`: unpacked in each product.
     """
 
     def __init__(
-        self, network: Any, *, mesh: Mesh | None = None, programs: Path | None = None
+        self,
+        network: Any,
+        *,
+        mesh: Mesh | None = None,
+        programs: Path | None = None,
+        packed: Packed = "exact",
     ) -> None:
         self.config = network.config
         self.mesh = sharding.tensor_mesh(1) if mesh is None else mesh
@@ -97,8 +107,12 @@ class JaxEngine(Engine):
             f" × {self.mesh.size}" if self.mesh.size > 1 else ""
         )
         self.compile_s = 0.0
-        self._skeleton = without_values(network)
         on_cpu = self.platform == "cpu"
+        if has_blocks(network):
+            network = arranged_copy(network)
+            if packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
+                use_kernels(network, exact=packed == "exact")
+        self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
         self._layout = layout_of(network, self.mesh)
         self.looks_up = isinstance(self._layout, OwnLayout)
@@ -129,6 +143,7 @@ class JaxEngine(Engine):
         from jaxsr.interop import lowering, to_jax
 
         lowering("aten::_int_mm")(_integer_product)
+        lowering("jaxsr::packed_product")(lower_packed_product)
         return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:

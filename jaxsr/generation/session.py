@@ -24,6 +24,7 @@ from jaxsr.generation.streaming import StreamPrinter
 from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
+from jaxsr.runtime.allocator import release_freed_memory
 from jaxsr.runtime.setup import compiled_folder
 
 
@@ -45,10 +46,12 @@ class Session:
             dtype=dtype,
             scheme=config.quantize,
             implementation=config.implementation,
+            packed=config.packed != "off",
         )
         assert isinstance(model, LanguageModel)
         self.model = model
         self.engine = self._engine(platform)
+        release_freed_memory()
         self.load_s = time.perf_counter() - begin
         self.options = self._sampling_options()
         self.stop_ids = () if config.ignore_eos else self.model.stop_ids
@@ -109,6 +112,7 @@ class Session:
             self.model.network,
             mesh=tensor_mesh(devices),
             programs=compiled_folder(self.config) / "traced",
+            packed=self.config.packed,
         )
 
     def _stop_id(self, text: str) -> int | None:

@@ -89,7 +89,8 @@ def _spec(name: str, shape: tuple[int, ...], config: LlamaConfig, parts: int) ->
     }.get(kind, parts)
     if units % parts:
         return PartitionSpec()
-    if kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens"):
+    outputs = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens")
+    if kind in (*outputs, "rows"):  # the rows of an embedding in blocks
         axis = 0
     elif kind in ("o_proj", "down_proj") and leaf != "bias":
         axis = 1

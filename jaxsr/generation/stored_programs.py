@@ -17,6 +17,7 @@ import jax
 from jax import export
 
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.runtime.source_digest import source_digest
 
 # Code that a trace runs through: a change in any of it makes other programs.
@@ -24,6 +25,9 @@ _SOURCES = ("jaxsr.generation", "jaxsr.models.llama", "jaxsr.models.hugging_face
 _PACKAGES = ("jax", "jaxlib", "torch", "torchax")
 # Settings of where files are, not of what is computed.
 _PLACES = ("jax_compilation_cache_dir",)
+
+# Calls that every process can make which imports `jaxsr.generation.jax_decoder`.
+_KERNELS = [export.DisabledSafetyCheck.custom_call(packed_product.NAME)]
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ def stored(
     path = folder / f"{name}-{_digest(key, args)}.jaxexport"
     exported = _read(path)
     if exported is None:
-        exported = export.export(jax.jit(trace))(*args)
+        exported = export.export(jax.jit(trace), disabled_checks=_KERNELS)(*args)
         _write(path, exported)
     return exported.call
 

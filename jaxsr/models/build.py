@@ -24,7 +24,8 @@ from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
 _SEED = 20261121
-_TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
+_FRAGMENTS: list[torch.library.Library] = []
+"""torch forgets what a freed fragment declared."""
 
 
 def is_class_name(name: str) -> bool:
@@ -188,8 +189,9 @@ def import_library(name: str) -> Any:
         except RuntimeError as error:
             if "torchvision::nms does not exist" not in str(error):
                 raise
+            _FRAGMENTS.append(torch.library.Library("torchvision", "FRAGMENT"))
             for operator in ("nms", "qnms"):
-                _TORCHVISION.define(
+                _FRAGMENTS[-1].define(
                     f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
                 )
             return importlib.import_module(name)

@@ -3,14 +3,17 @@
 jaxsr's own is faster, and takes Llama and Qwen3; everything else is transformers'.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from jaxsr.errors import InputError
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
+from jaxsr.models.llama.gguf_architectures import read_config
+from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.hf_folder import read_json, weight_files
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.quantized import Scheme
@@ -26,28 +29,32 @@ def load_language_model(
     dtype: torch.dtype = torch.float32,
     scheme: Scheme | None = None,
     implementation: Implementation = "auto",
+    packed: bool = True,
 ) -> LanguageModel:
     """Loads a model from a Hugging Face folder or a GGUF file that exists.
 
     Args:
       path: the folder, or the file.
       dtype: of the weights that are not quantised, and so of the computation.
-      scheme: quantise the blocks' projections on loading; for jaxsr's own networks.
+      scheme: quantise the blocks' projections on loading.
       implementation: who computes. `auto`: see `choose`.
+      packed: leave the weights of a GGUF file in their blocks, where nothing else is asked for.
 
     Raises:
       FileNotFoundError: a file in the folder is missing.
       InputError: the files are broken, or hold a model that is not computed here.
     """
-    if choose(path, implementation) == "own":
-        return loading.load_checkpoint(path, dtype=dtype, scheme=scheme)
-    if scheme is not None:
-        raise InputError(
-            f"quantize={scheme} is for Llama and Qwen3 (implementation own); leave it out"
-        )
-    from jaxsr.models.hugging_face.loading import load_folder
+    file = None if path.is_dir() else open_gguf(path)
+    fields = read_json(path / "config.json") if file is None else read_config(file)
+    if choose(fields, implementation) == "own":
+        if file is None:
+            return loading.load_folder(path, dtype=dtype, scheme=scheme)
+        return loading.load_gguf(file, fields, dtype=dtype, scheme=scheme, packed=packed)
+    from jaxsr.models.hugging_face import loading as library
 
-    return load_folder(path, dtype=dtype)
+    if file is None:
+        return library.load_folder(path, dtype=dtype, scheme=scheme)
+    return library.load_gguf(file, fields, dtype=dtype, scheme=scheme, packed=packed)
 
 
 def check_folder(path: Path, implementation: Implementation = "auto") -> None:
@@ -57,28 +64,29 @@ def check_folder(path: Path, implementation: Implementation = "auto") -> None:
       FileNotFoundError: config.json, the weights or some of their shards are missing.
       InputError: config.json is broken, or describes a model that is not computed here.
     """
-    if choose(path, implementation) == "own":
-        LlamaConfig.from_hf(read_json(path / "config.json"))
+    fields = read_json(path / "config.json")
+    if choose(fields, implementation) == "own":
+        LlamaConfig.from_hf(fields)
     weight_files(path)
 
 
-def choose(path: Path, implementation: Implementation = "auto") -> Literal["own", "transformers"]:
+def choose(
+    fields: Mapping[str, Any], implementation: Implementation = "auto"
+) -> Literal["own", "transformers"]:
     """Who computes the model.
 
+    Args:
+      fields: of `config.json`, or of a GGUF file's header.
+      implementation: what is asked for.
+
     Raises:
-      InputError: transformers is asked for a GGUF file, or jaxsr for a family it lacks.
+      InputError: jaxsr is asked for a family that it lacks.
     """
-    if not path.is_dir():
-        if implementation == "transformers":
-            raise InputError(
-                f"{path} is a file; implementation transformers reads folders: leave it out"
-            )
-        return "own"
-    fields = read_json(path / "config.json")
     kind = fields.get("model_type")
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    known = kind in ARCHITECTURES and rope_type in _OWN_ROPE
+    partial = isinstance(rope, dict) and "partial_rotary_factor" in rope
+    known = kind in ARCHITECTURES and rope_type in _OWN_ROPE and not partial
     if implementation == "own" and not known:
         raise InputError(
             f"jaxsr's own networks are {', '.join(ARCHITECTURES)} with plain or llama3 rotary "

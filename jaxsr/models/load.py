@@ -55,6 +55,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     scheme: Any = None,
     implementation: Any = "auto",
+    packed: bool = True,
 ) -> LoadedModel:
     """The model that a user names.
 
@@ -69,6 +70,7 @@ def load_model(
       dtype: of a language model's weights that are not quantised.
       scheme: quantisation of a language model, see `jaxsr.models.llama.quantized.Scheme`.
       implementation: of a language model, see `jaxsr.models.language_models`.
+      packed: leave the weights of a language model's GGUF file in their blocks.
 
     Raises:
       FileNotFoundError: no such file or folder, or no weights are shipped.
@@ -116,7 +118,7 @@ def load_model(
         raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}")
     if _is_language_checkpoint(path, kind):
         return _from_checkpoint(
-            path, kind, dtype=dtype, scheme=scheme, implementation=implementation
+            path, kind, dtype=dtype, scheme=scheme, implementation=implementation, packed=packed
         )
     if path.is_dir():
         path = exported_weights(path)

@@ -54,6 +54,12 @@ def keep_freed_memory(command: str = "") -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
+def release_freed_memory() -> None:
+    """Returns what is free in glibc's heap to the system."""
+    if _has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @functools.cache
 def release_memory_of_compilers() -> None:
     """Returns what XLA's compiler has freed to the system, from now on after each long compilation.

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxsr.interop.aot.chips import Topology, load_topology
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.interop.aot.report import as_json, show
 from jaxsr.interop.aot.search import largest_batch
+from jaxsr.interop.aot.topology import Topology, load_topology
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
 from jaxsr.runtime.exit_status import ExitStatus
@@ -24,7 +24,7 @@ def prepare(config: AotOptions) -> Topology:
     JAX itself computes on the CPU: no accelerator is touched even where there is one.
 
     Raises:
-      InputError: libtpu is not installed, or knows no such topology.
+      InputError: there is no such device, or its compiler is not installed.
     """
     import jax
 
@@ -85,5 +85,10 @@ def conclude(
         content = {"programs": [as_json(one) for one in reports], "largest_batch": largest or {}}
         atomic_write(config.aot_json, (json.dumps(content, indent=2) + "\n").encode())
     if config.aot_save is not None:
-        print(f"compiled programs: {config.aot_save}; give it to the TPU host as --compile-cache")
+        print(f"compiled programs: {config.aot_save}; give it to the host as --compile-cache")
+        if reports[0].device.platform == "cuda":
+            print(
+                "products have XLA's default tiles: it chooses them by timing, on the device; "
+                "programs compiled there may be faster"
+            )
     return ExitStatus.OK if all(one.compiles for one in reports) else ExitStatus.FAILED

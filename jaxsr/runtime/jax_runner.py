@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.interop.aot.topology import Topology
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fused_convolution import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated

@@ -135,7 +135,7 @@ class LaneFoldingOptions(CheckedOptions):
 
     lane_folding: LaneFolding = "auto"
     """Fold columns of narrow images into a TPU's lanes: same values, less time and memory. auto:
-    fold on TPUs, hold images with their channels last on CPUs. on: fold everywhere. off: never."""
+    fold on TPUs, hold images with channels last elsewhere. on: fold everywhere. off: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +143,12 @@ class AotOptions(ComputeOptions):
     """For commands that can also compile ahead of time instead of running."""
 
     aot: str | None = None
-    """Compile for this TPU topology (v5e:2x4, v6e:16x16, …) instead of running; needs no TPU."""
+    """Compile for these devices instead of running; none is needed. TPUs by chip and grid (v5e:2x4,
+    v6e:16x16), NVIDIA GPUs by name and count (h100:8; h100:2x8 on two hosts)."""
     aot_json: Path | None = None
     """With aot: also write the report to this file."""
     aot_save: Path | None = None
-    """With aot: also keep the compiled programs in this folder, a compile cache for TPU hosts."""
+    """With aot: also keep the compiled programs in this folder, a compile cache for those hosts."""
     aot_largest: bool = False
     """With aot: also search the largest batch that fits; compiles several times."""
 
@@ -155,4 +156,4 @@ class AotOptions(ComputeOptions):
         super().__post_init__()
         used = [n for n in ("aot_json", "aot_save", "aot_largest") if getattr(self, n)]
         if used and self.aot is None:
-            raise InputError(f"{used[0]} needs aot, the topology to compile for: --aot v5e:2x4")
+            raise InputError(f"{used[0]} needs aot, the devices to compile for: --aot v5e:2x4")

@@ -1,4 +1,4 @@
-"""A family's train steps compiled for a TPU that is not there: `jaxsr.train … --aot v5e:2x4`."""
+"""`jaxsr.train … --aot v5e:2x4`: a task's steps compiled ahead of time, without the devices."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from jaxsr.interop import mesh as meshes
-from jaxsr.interop.aot.chips import Topology
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.interop.aot.topology import Topology
 from jaxsr.runtime.aot import compile_batches, prepare
 from jaxsr.training.engines import StepPrograms
 from jaxsr.training.fine_tuning import prepare_network

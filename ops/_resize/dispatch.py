@@ -14,6 +14,7 @@ finite then spreads over the lines that its zeros meet.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -21,16 +22,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._resize.kernels import (
+    LONG_LINE,
     apply_taps,
     by_digits,
     by_matmul,
     by_matmul_of_any,
     can_take_digits,
     gathers_pixels,
+    plan_phases,
 )
 from jaxsr.ops._resize.weights import Pass, Taps
 from jaxsr.ops._typed_jax import cond, platform_dependent
 
+MOST_PLANE_PHASES = 4
+"""Phases of a ratio up to which float64 sums are faster in planes."""
 CACHE_BYTES = 1 << 24
 """Results from which on gathered pixels, which arrive in columns, no longer turn within a cache."""
 SAME_SET_BYTES = 4096
@@ -40,16 +45,40 @@ SAME_SET_BYTES = 4096
 def run_passes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
     """The resized image, in the dtype of the image."""
     passes = [step for step in passes if step.finish or not step.taps.is_identity]
-    if not passes or any(step.taps.in_order for step in passes):
-        return by_sums(image, passes)
+    if not passes:
+        return image
+    if any(step.taps.in_order for step in passes):
+        planes = partial(by_planes, passes=passes)
+        return platform_dependent(image, cpu=planes, default=partial(by_sums, passes=passes))
     sums = partial(by_sums, passes=passes)
     if not all(np.issubdtype(step.dtype, np.floating) for step in passes):
         digits = partial(sums, digits=True)
-        return platform_dependent(image, tpu=digits, default=sums)
+        planes = partial(by_planes, passes=passes)
+        return platform_dependent(image, cpu=planes, tpu=digits, default=sums)
     chooses = all(step.taps.is_choice for step in passes)
     tpu = partial(by_sums if chooses else by_products, passes=passes)
     cpu = partial(on_cpu, passes=passes)
     return platform_dependent(image, cpu=cpu, tpu=tpu, default=sums)
+
+
+def by_planes(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:
+    """`by_sums` of uint8 levels, with channels moved to the front: loops over three are slow.
+
+    torch's bicubic of 8 × 512² × 3 to 256², antialiased: 1.0 ms instead of 2.9.
+    """
+    last = max(step.axis for step in passes)
+    channels = math.prod(image.shape[last + 1 :])
+    phases = [plan_phases(step.taps) for step in passes]
+    simple = all(
+        plan is not None and plan.outputs_per_period <= MOST_PLANE_PHASES for plan in phases
+    )
+    in_integers = all(np.issubdtype(step.dtype, np.integer) for step in passes)
+    if channels == 1 or channels >= LONG_LINE or not (simple or in_integers):
+        return by_sums(image, passes)
+    planes = jnp.moveaxis(image.reshape(*image.shape[: last + 1], channels), -1, 0)
+    moved = [replace(step, axis=step.axis + 1) for step in passes]
+    out = jnp.moveaxis(by_sums(planes, moved), 0, -1)
+    return out.reshape(*out.shape[:-1], *image.shape[last + 1 :])
 
 
 def on_cpu(image: jax.Array, passes: Sequence[Pass]) -> jax.Array:

@@ -1,133 +1,65 @@
 """GGUF files written by the `gguf` package, with the permutation of llama.cpp's converter."""
 
+import json
 import struct
 
 import numpy as np
 import pytest
 import torch
 
+from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
 
-gguf = pytest.importorskip("gguf")
+pytest.importorskip("gguf")
+
+import gguf
+
+from tests.generation.gguf_writer import write_gguf, zip_names
+
 K = gguf.GGMLQuantizationType
 
 TOKENS = torch.randint(3, 320, (1, 90), generator=torch.Generator().manual_seed(0))
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
-def gguf_name(name):
-    stem, _, kind = name.rpartition(".")
-    if stem.startswith("model.layers."):
-        _, _, layer, rest = stem.split(".", 3)
-        return f"blk.{layer}.{NAMES[rest]}.{kind}"
-    return f"{NAMES[stem]}.{kind}"
+def byte_level(tokenizer):
+    """Writes a tokenizer of transformers as llama.cpp's converter does."""
 
-
-def permuted(weights, heads):
-    """`LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
-    return (
-        weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
-        .swapaxes(1, 2)
-        .reshape(weights.shape)
-    )
-
-
-def write(path, model, arch, kind=K.F32, tokenizer=None):
-    config = model.config
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if arch == "qwen3":
-        writer.add_key_length(config.head_dim)
-    if tokenizer is not None:
+    def write(writer):
         vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         special = set(tokenizer.all_special_tokens)
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
         writer.add_token_list([text for text, _ in vocab])
         writer.add_token_types([3 if text in special else 1 for text, _ in vocab])
-        import json
-
         merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
         writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in merges])
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
         writer.add_add_bos_token(False)
         writer.add_chat_template(tokenizer.chat_template)
-    if rope["rope_type"] == "llama3":
-        plain = 1.0 / rope["rope_theta"] ** (np.arange(0, 8, 2) / 8)  # head_dim 8
-        factors = plain / model.model.rotary_emb.inv_freq.numpy()
-        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-    used = {}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        array = tensor.numpy()
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        for projection, count in heads.items():
-            if arch == "llama" and projection in name:
-                array = permuted(array, count)
-        array = np.ascontiguousarray(array)
-        stored = array.ndim == 2 and kind != K.F32
-        if not stored:
-            writer.add_tensor(gguf_name(name), array)
-        elif kind == K.F16:
-            writer.add_tensor(gguf_name(name), array.astype(np.float16))
-            array = array.astype(np.float16).astype(np.float32)
-        else:
-            raw = gguf.quants.quantize(array, kind)
-            writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
-            array = gguf.quants.dequantize(raw, kind)
-        used[name] = array
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return used
+
+    return write
 
 
-@pytest.mark.parametrize(
-    ("family", "arch"), [("llama", "llama"), ("llama-plain", "llama"), ("qwen3", "qwen3")]
-)
+@pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
 @torch.no_grad()
-def test_file_gives_the_network_that_it_was_made_from(family, arch, hf_model, tmp_path):
+def test_file_gives_the_network_that_it_was_made_from(family, hf_model, tmp_path):
     model = hf_model(family)
-    write(tmp_path / "m.gguf", model, arch)
+    write_gguf(tmp_path / "m.gguf", model)
     got, _ = load_model(tmp_path / "m.gguf").network(TOKENS)
     torch.testing.assert_close(got, model(TOKENS).logits, atol=2e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [K.F16, K.BF16, K.Q8_0, K.Q4_0, K.Q4_1])
 def test_quantised_tensors_are_those_of_the_gguf_package(kind, hf_model, tmp_path):
-    used = write(tmp_path / "m.gguf", hf_model("qwen3"), "qwen3", kind)
-    state = load_model(tmp_path / "m.gguf").network.state_dict()
-    assert set(state) == set(used)
-    for name, array in used.items():
-        np.testing.assert_array_equal(state[name].numpy(), array, err_msg=name)
+    used = write_gguf(tmp_path / "m.gguf", hf_model("qwen3"), kind)
+    network = load_language_model(tmp_path / "m.gguf", packed=False).network
+    state = network.state_dict()
+    assert len(state) == len(used)
+    for name, source in zip_names(hf_model("qwen3")):
+        np.testing.assert_array_equal(state[name].numpy(), used[source], err_msg=name)
 
 
 @pytest.mark.parametrize("kind", [K.Q4_K, K.Q6_K, K.Q5_K, K.Q3_K, K.Q2_K, K.Q5_0])
@@ -150,7 +82,7 @@ def test_block_kinds_that_cannot_be_written_are_read_as_gguf_reads_them(kind, tm
 
 
 def test_tokenizer_in_the_file_is_the_one_it_was_made_from(hf_model, hf_tokenizer, texts, tmp_path):
-    write(tmp_path / "m.gguf", hf_model("llama"), "llama", tokenizer=hf_tokenizer)
+    write_gguf(tmp_path / "m.gguf", hf_model("llama"), tokenizer=byte_level(hf_tokenizer))
     tokenizer = load_tokenizer(tmp_path / "m.gguf")
     for text in (*texts, "<|im_start|>user\nhi<|im_end|>"):
         assert tokenizer.encode(text) == hf_tokenizer.encode(text)
@@ -161,7 +93,7 @@ def test_tokenizer_in_the_file_is_the_one_it_was_made_from(hf_model, hf_tokenize
 
 
 def test_file_cut_anywhere_is_refused_in_one_line(hf_model, hf_tokenizer, tmp_path):
-    write(tmp_path / "m.gguf", hf_model("llama"), "llama", tokenizer=hf_tokenizer)
+    write_gguf(tmp_path / "m.gguf", hf_model("llama"), tokenizer=byte_level(hf_tokenizer))
     whole = (tmp_path / "m.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
     for length in [0, 3, 10, 23, 24, *np.linspace(30, len(whole) - 1, 60).astype(int)]:
@@ -176,13 +108,13 @@ def test_other_files_and_architectures_are_refused(tmp_path):
     path.write_bytes(b"PK\x03\x04" + bytes(40))
     with pytest.raises(ValueError, match="does not begin with GGUF"):
         load_model(path)
-    writer = gguf.GGUFWriter(path, "falcon")
+    writer = gguf.GGUFWriter(path, "rwkv6")
     writer.add_tensor("t", np.ones(3, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match="holds a 'falcon' model"):
+    with pytest.raises(ValueError, match="holds a 'rwkv6' model; GGUF files are read of"):
         load_model(path)
 
 
@@ -211,6 +143,8 @@ def tensor(name, shape, kind=0, offset=0):
         (header(1, tail=tensor("t", [1] * 20)), "axes of t"),
         (header(1, tail=tensor("t", [33], kind=8)), "whole blocks of 32"),
         (header(2, tail=tensor("t", [1]) * 2), "there twice"),
+        (header(2, tail=tensor("t", [9]) + tensor("u", [9], offset=32)), "t and u overlap"),
+        (header(1, tail=tensor("t", [1], kind=77)), "t has the unknown type 77"),
     ],
 )
 def test_counts_are_judged_before_anything_follows_them(tmp_path, content, reason):

@@ -19,11 +19,22 @@ from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import fingerprint
+from jaxsr.models.llama.quantized import QuantizedLinear
 
 GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
 
 # A window, a recurrence, both, latent attention, experts, learned positions, biased scores.
-FAMILIES = ("gemma2", "mamba2", "falcon_h1", "deepseek_v3", "mixtral", "gpt2", "bloom")
+FAMILIES = (
+    "gemma2",
+    "mamba",
+    "mamba2",
+    "falcon_h1",
+    "deepseek_v3",
+    "deepseek_v32",
+    "mixtral",
+    "gpt2",
+    "bloom",
+)
 MORE = ("qwen3_next", "jamba", "gpt_oss", "falcon", "gptj", "phi3", "llama4_text", "zamba2", "lfm2")
 
 
@@ -41,7 +52,7 @@ def models(tmp_path_factory):
     return make
 
 
-def tokens(run):
+def tokens_of(run):
     return [completion.tokens for completion in run.completions]
 
 
@@ -51,23 +62,23 @@ def tokens(run):
 def test_tokens_are_those_of_transformers(family, models):
     network, reference = models(family)
     run = complete(JaxEngine(network), PROMPTS, GREEDY, batch_size=2, padding="left")
-    assert tokens(run) == reference
+    assert tokens_of(run) == reference
 
 
 @pytest.mark.parametrize("family", ["gemma2", "falcon_h1"])
 def test_padding_on_the_right_and_batches_of_one_change_nothing(family, models):
     network, reference = models(family)
     engine = JaxEngine(network)
-    assert tokens(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
-    assert tokens(complete(engine, PROMPTS, GREEDY, batch_size=1)) == reference
-    assert tokens(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
+    assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
+    assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=1)) == reference
+    assert tokens_of(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
 
 
 @pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
 def test_a_mesh_of_two_changes_nothing(family, models):
     network, reference = models(family)
     engine = JaxEngine(network, mesh=tensor_mesh(2))
-    assert tokens(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
+    assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
 
 
 def test_a_plan_of_transformers_splits_the_weights(models):
@@ -86,7 +97,7 @@ def test_a_saved_cache_goes_on_in_either_engine(family, second, models, tmp_path
     path, mark = tmp_path / "cache.safetensors", fingerprint(network)
     save_snapshot(path, run.snapshots[0], fingerprint=mark, model="tiny", prompts=["a", "b"])
     snapshot, _ = load_snapshot(path, fingerprint=mark, model="tiny", network=network)
-    assert tokens(continue_from(second(network), snapshot, GREEDY)) == reference
+    assert tokens_of(continue_from(second(network), snapshot, GREEDY)) == reference
 
 
 def test_a_folder_is_loaded_and_the_own_network_can_be_left_out(hf_model, tmp_path):
@@ -98,7 +109,7 @@ def test_a_folder_is_loaded_and_the_own_network_can_be_left_out(hf_model, tmp_pa
     outputs = [
         complete(JaxEngine(m.network), PROMPTS, GREEDY, batch_size=2) for m in (own, library)
     ]
-    assert tokens(outputs[0]) == tokens(outputs[1]) == reference_tokens(model)
+    assert tokens_of(outputs[0]) == tokens_of(outputs[1]) == reference_tokens(model)
 
 
 def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
@@ -107,7 +118,7 @@ def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
         tmp_path, dtype=torch.bfloat16, implementation="transformers"
     ).network
     assert network.dtype == torch.bfloat16
-    assert all(len(t) == 3 for t in tokens(complete(
+    assert all(len(t) == 3 for t in tokens_of(complete(
         JaxEngine(network), PROMPTS, SamplingOptions(max_new_tokens=3), batch_size=2)))  # fmt: skip
 
 
@@ -118,7 +129,6 @@ def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
         ("bert", "sees tokens to come, or counts padding"),
         ("bart", "sees tokens to come, or counts padding"),
         ("deepseek_v4", "blocks of kind"),
-        ("deepseek_v32", "block 0 keeps a StaticIndexedLayer"),
     ],
 )
 def test_a_cache_that_is_not_known_is_refused(family, message, tmp_path):
@@ -164,8 +174,24 @@ def test_own_networks_are_asked_for_where_there_are_none(tmp_path):
     tiny_model("gemma2", tmp_path).save_pretrained(tmp_path / "model")
     with pytest.raises(InputError, match="not 'gemma2'; use implementation transformers"):
         load_language_model(tmp_path / "model", implementation="own")
-    with pytest.raises(InputError, match="quantize=int8 is for Llama and Qwen3"):
-        load_language_model(tmp_path / "model", scheme="int8")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "bloom"])
+@torch.no_grad()
+def test_weights_are_quantised_on_loading(family, tmp_path):
+    model = tiny_model(family, tmp_path)
+    model.save_pretrained(tmp_path / "model")
+    network = load_language_model(tmp_path / "model", scheme="int8").network
+    layers = [m for m in network.modules() if isinstance(m, QuantizedLinear)]
+    assert layers and all(m.weight.dtype == torch.int8 for m in layers)
+    tokens = torch.arange(4, 12)[None]
+    reference = model(tokens).logits[:, -1]
+    # int8 levels of weights about 0.15, in two blocks
+    assert (network(tokens)[0] - reference).abs().max() < 0.05 * reference.abs().max()
+    run = complete(JaxEngine(network), PROMPTS, GREEDY, batch_size=2)
+    assert tokens_of(run) == tokens_of(
+        complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)
+    )
 
 
 def test_cache_shapes_are_those_of_a_batch(models):

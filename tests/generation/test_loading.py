@@ -307,7 +307,7 @@ def test_wrong_tensors_are_named(model_folder, tmp_path):
     for changed, message in (
         ({n: t for n, t in tensors.items() if n != name}, f"lacks {name}"),
         ({**tensors, "model.extra": tensors[name].clone()}, "this network lacks: model.extra"),
-        ({**tensors, name: tensors[name][:-1].clone()}, "but config.json makes it"),
+        ({**tensors, name: tensors[name][:-1].clone()}, "but the configuration makes it"),
         ({**tensors, name: tensors[name].to(torch.int8)}, "states no quantisation"),
     ):
         save_file(changed, folder / "model.safetensors")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxsr.ops import resize
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 
 
@@ -46,8 +47,8 @@ def rule(masks, padding_ratio=0.5, min_size=(512, 512), critical_ratio=2.0):
             start = max(start, 0)
         return start, stop
 
-    left, right = extend(left, right, min_size[0], frame_w)
-    top, bottom = extend(top, bottom, min_size[1], frame_h)
+    left, right = extend(left, right, min_size[1], frame_w)
+    top, bottom = extend(top, bottom, min_size[0], frame_h)
 
     aspect = (bottom - top) / (right - left)
     if aspect > critical_ratio:
@@ -195,16 +196,41 @@ def test_fixed_size_matches_torch_on_the_cut(size, dtype):
     got = jax.jit(partial(mask_crop, size=size, **SMALL))(frames, masks)
     x1, y1, x2, y2 = rule(masks[..., 0], **SMALL)
     np.testing.assert_array_equal(got.box, (x1, y1, x2, y2))
-    want = by_torch(frames[:, y1:y2, x1:x2], size)
+    cut = frames[:, y1:y2, x1:x2]
     if dtype == np.uint8:
-        assert got.frames.dtype == np.uint8
-        assert np.abs(np.asarray(got.frames) - want).max() <= 0.501  # rounded once
+        planes = torch.from_numpy(np.ascontiguousarray(np.moveaxis(cut, -1, 1)))
+        levels = F.interpolate(planes, size, mode="bilinear").numpy()
+        np.testing.assert_array_equal(got.frames, np.moveaxis(levels, 1, -1))
+        np.testing.assert_array_equal(got.frames, resize(cut, size))
     else:
-        np.testing.assert_allclose(got.frames, want, atol=5e-7)  # two float32 blends
+        np.testing.assert_allclose(got.frames, by_torch(cut, size), atol=5e-7)  # two blends
     want_masks = by_torch(masks[:, y1:y2, x1:x2], size)
     clear = np.abs(want_masks - 0.5) > 1e-5
     np.testing.assert_array_equal(np.asarray(got.masks)[clear], (want_masks > 0.5)[clear])
     assert set(np.unique(got.masks)) <= {0, 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([(5, 7), (64, 48), (300, 257)]),
+    st.tuples(*[st.floats(0, 1)] * 4),
+    st.sampled_from([(-3, -2), (-2, -1)]),
+)
+def test_uint8_is_bit_equal_to_resize_for_any_box(size, corners, axes):
+    u, v, s, t = corners
+    y1, y2 = sorted((round(70 * u), round(70 * s)))
+    x1, x2 = sorted((round(90 * v), round(90 * t)))
+    masks = mask_with((1, 70, 90), (x1, y1, x2, y2))
+    frames = np.random.default_rng(0).integers(0, 256, (1, 70, 90, 2), np.uint8)
+    if axes == (-2, -1):
+        frames, masks = (x.transpose(0, 3, 1, 2) for x in (frames, masks))
+    rule = {"min_size": (1, 1), "padding_ratio": 0, "critical_ratio": 100.0, "axes": axes}
+    got = mask_crop(frames, masks, size=size, **rule)
+    cut = mask_crop(frames, masks, **rule)
+    planes = np.asarray(cut.frames if axes == (-2, -1) else cut.frames.transpose(0, 3, 1, 2))
+    want = F.interpolate(torch.from_numpy(planes.copy()), size, mode="bilinear").numpy()
+    want = want if axes == (-2, -1) else want.transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(got.frames, want)
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -339,14 +365,17 @@ def test_frames_on_a_mesh_agree_on_one_box():
         ({"masks": np.zeros((3, 70, 91, 1), np.float32)}, ValueError, "do not fit"),
         ({"masks": np.zeros((2, 70, 90, 1), np.float32)}, ValueError, "do not fit"),
         ({"masks": np.zeros((3, 70, 90, 2), np.float32)}, ValueError, "do not fit"),
+        ({"masks": np.zeros((3, 70, 90, 3), np.float32)}, ValueError, "do not fit"),
+        ({"padding_ratio": "a"}, TypeError, "padding_ratio must be a Python number, got 'a'"),
+        ({"axes": 1}, TypeError, "axes must be"),
         ({"masks": np.zeros((3, 70, 90), np.float32)}, ValueError, "do not fit"),
         ({"masks": np.zeros((3, 70, 90, 1), np.complex64)}, TypeError, "complex64"),
         ({"frames": np.zeros((3, 70, 90, 3), bool)}, TypeError, "got bool"),
         ({"frames": np.zeros((3, 0, 90, 3))}, ValueError, "empty"),
         ({"size": (0, 4)}, ValueError, "at least 1"),
         ({"size": (4.5, 4)}, TypeError, "integers"),
-        ({"padding_ratio": -0.1}, ValueError, "0 or more"),
-        ({"padding_ratio": float("nan")}, ValueError, "0 or more"),
+        ({"padding_ratio": -0.1}, ValueError, "number of at least 0"),
+        ({"padding_ratio": float("nan")}, ValueError, "number of at least 0"),
         ({"critical_ratio": 0.5}, ValueError, "at least 1"),
         ({"min_size": (0, 5)}, ValueError, "at least 1"),
         ({"axes": (1, 1)}, ValueError, "twice"),
@@ -370,10 +399,15 @@ def test_without_a_size_jit_is_refused():
     [
         ({"patches": np.zeros((3, 8, 8, 3), np.uint8)}, TypeError, "convert one"),
         ({"patches": np.zeros((2, 8, 8, 3), np.float32)}, ValueError, "only height and width"),
-        ({"box": (0, 0, 1)}, ValueError, "4 integers"),
-        ({"box": (0.0, 0.0, 8.0, 8.0)}, ValueError, "4 integers"),
-        ({"feather_size": 4}, ValueError, "odd"),
-        ({"feather_sigma": 0}, ValueError, "positive"),
+        ({"box": None}, TypeError, "4 integers .*, got None"),
+        ({"box": (0, 0, 1)}, TypeError, "4 integers"),
+        ({"box": (0.0, 0.0, 8.0, 8.0)}, TypeError, "4 integers"),
+        ({"box": (0, 0, 91, 8)}, ValueError, r"box=\(0, 0, 91, 8\) is empty or leaves the frame"),
+        ({"box": (-1, 0, 9, 8)}, ValueError, "leaves the frame of 70x90"),
+        ({"box": (5, 5, 5, 9)}, ValueError, "is empty"),
+        ({"feather_size": 4}, ValueError, "feather_size must be an odd"),
+        ({"feather_sigma": 0}, ValueError, "feather_sigma must be a finite number above 0"),
+        ({"masks": np.zeros((3, 70, 90, 3), np.float32)}, ValueError, "one channel"),
         ({"masks": np.zeros((3, 8, 90, 1), np.float32)}, ValueError, "do not fit"),
     ],
 )

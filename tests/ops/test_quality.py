@@ -181,7 +181,7 @@ def test_batch_sharding_communicates_nothing():
         ({"crop_border": 19}, ValueError, "leaves -1 px"),
         ({"crop_border": -1}, ValueError, "from 0"),
         ({"crop_border": 1.5}, ValueError, "whole number"),
-        ({"data_range": 0}, ValueError, "positive"),
+        ({"data_range": 0}, ValueError, "a finite number above 0"),
         ({"luma": "y"}, ValueError, "choose one of"),
         ({"luma": "full", "channel": None, "axes": (1, 2)}, ValueError, "needs a channel"),
         ({"axes": (1, 1)}, ValueError, "twice"),
@@ -202,7 +202,8 @@ def test_bad_input(options, error, message):
     [
         ({"window": "box"}, "choose one of"),
         ({"window_size": 8}, "odd"),
-        ({"sigma": 0}, "positive"),
+        ({"sigma": 0}, "a finite number above 0"),
+        ({"window_size": 7.0}, "odd"),
         ({"window_size": 39}, "39 are needed"),
     ],
 )
@@ -210,3 +211,9 @@ def test_bad_input(options, error, message):
 def test_bad_ssim_options(options, message):
     with pytest.raises(ValueError, match=message):
         ssim(*pair(), **options)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_sigma_that_is_no_number():
+    with pytest.raises(TypeError, match="sigma must be a Python number, got 'a'"):
+        ssim(*pair(), sigma="a")

@@ -128,7 +128,7 @@ def test_devices_that_are_not_there(network, monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_a_batch_is_compiled_ahead_of_time(network):
-    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.topology import load_topology
     from jaxsr.runtime.jax_runner import open_ahead
 
     topology = load_topology("v5e:2x2")

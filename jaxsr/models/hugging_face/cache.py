@@ -15,12 +15,13 @@ from transformers.cache_utils import (
     LinearAttentionAndStaticFullAttentionLayer,
     LinearAttentionAndStaticSlidingWindowAttentionLayer,
     LinearAttentionLayer,
+    StaticIndexedLayer,
     StaticLayer,
     StaticSlidingWindowLayer,
 )
 
 from jaxsr.errors import InputError
-from jaxsr.models.cache_entries import SLOTTED
+from jaxsr.models.cache_entries import INDEXER, SLOTTED
 
 Entries = dict[str, Tensor]
 
@@ -37,14 +38,16 @@ class SlotLayer(StaticLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.values is None:
-            self.keys, self.values = key_states, value_states
-        else:
-            assert isinstance(self.filled, Tensor)
-            slot = self.filled.reshape(1)
-            self.keys = self.keys.index_copy(2, slot, key_states)
-            self.values = self.values.index_copy(2, slot, value_states)
+        self.keys = self.written(self.keys, key_states)
+        self.values = self.written(self.values, value_states)
         return self.keys, self.values
+
+    def written(self, slots: Tensor | None, states: Tensor) -> Tensor:
+        """The slots (B, K, S, D) with the states of new tokens; slots are None before the first."""
+        if slots is None:
+            return states
+        assert isinstance(self.filled, Tensor)
+        return slots.index_copy(2, self.filled.reshape(1), states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self.keys is None else self.keys.shape[2]), 0
@@ -59,6 +62,17 @@ class HybridLayer(LinearAttentionLayer, SlotLayer):
     def __init__(self, max_cache_len: int, number_of_states: int = 1) -> None:
         SlotLayer.__init__(self, max_cache_len)
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+
+class IndexedLayer(SlotLayer):
+    """Also the keys by which a sparse attention chooses the tokens that it sees."""
+
+    indexer: Tensor | None = None
+    """(B, 1, S, D)."""
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        self.indexer = self.written(self.indexer, indexer_key_states[:, None])
+        return self.indexer[:, 0]
 
 
 def open_cache(
@@ -91,6 +105,8 @@ def _open_layer(
     layer: Any
     if type(standard) in (StaticLayer, StaticSlidingWindowLayer):
         layer = SlotLayer(1)
+    elif type(standard) is StaticIndexedLayer:
+        layer = IndexedLayer(1)
     elif type(standard) in (
         LinearAttentionAndStaticFullAttentionLayer,
         LinearAttentionAndStaticSlidingWindowAttentionLayer,
@@ -109,6 +125,8 @@ def _open_layer(
         if entries is not None:
             # Of models that share one block's keys with others, only that block has entries.
             layer.keys, layer.values = (entries.get(f"layers.{index}.{name}") for name in SLOTTED)
+        if isinstance(layer, IndexedLayer) and entries is not None:
+            layer.indexer = entries.get(f"layers.{index}.{INDEXER}")
     if isinstance(layer, LinearAttentionLayer) and entries is not None:
         for state in range(layer.number_of_states):
             _open_state(layer, state, index, entries)
@@ -138,6 +156,8 @@ def close_cache(cache: Cache) -> Entries:
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, SlotLayer) and layer.keys is not None:
             entries |= {f"layers.{index}.{name}": getattr(layer, name) for name in SLOTTED}
+        if isinstance(layer, IndexedLayer) and layer.indexer is not None:
+            entries[f"layers.{index}.{INDEXER}"] = layer.indexer
         if isinstance(layer, LinearAttentionLayer):
             for kind, states in (
                 ("conv", layer.conv_states),

@@ -3,26 +3,42 @@
 Only safetensors are read, and no code of the folder is run.
 """
 
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 
 from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.models.hugging_face.network import LibraryLM
+from jaxsr.models.llama.filling import fill, packable
+from jaxsr.models.llama.gguf_file import GGUFFile
+from jaxsr.models.llama.gguf_tensors import read_tensors
 from jaxsr.models.llama.hf_folder import read_json, weight_files
-from jaxsr.models.llama.loading import LanguageModel, generation_settings
+from jaxsr.models.llama.loading import (
+    LanguageModel,
+    generation_settings,
+    gguf_stop_ids,
+    rotary_frequencies,
+)
+from jaxsr.models.llama.quantized import Scheme, quantize
 
 # A damaged file's numbers must not build networks without end: the largest models have 126 layers.
 _MOST_LAYERS = 4096
 
 
-def load_folder(folder: Path, *, dtype: torch.dtype = torch.float32) -> LanguageModel:
+def load_folder(
+    folder: Path, *, dtype: torch.dtype = torch.float32, scheme: Scheme | None = None
+) -> LanguageModel:
     """The model of a folder by its family's own code.
 
     Args:
       folder: with `config.json` and safetensors.
       dtype: of weights and activations.
+      scheme: quantise the blocks' projections on loading.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -65,6 +81,8 @@ def load_folder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Language
     stop_ids, sampling = generation_settings(folder, fields)
     network = LibraryLM(inner).requires_grad_(False).eval()
     network.check_continues()
+    if scheme is not None:
+        quantize(network, scheme)
     return LanguageModel(
         name=folder.resolve().name,
         family=str(fields.get("model_type")),
@@ -74,6 +92,71 @@ def load_folder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Language
     )
 
 
+def load_gguf(
+    file: GGUFFile,
+    fields: dict[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    scheme: Scheme | None = None,
+    packed: bool = True,
+) -> LanguageModel:
+    """The model of a GGUF file by its family's own code.
+
+    Args:
+      file: the opened file.
+      fields: what `gguf_architectures.read_config` read from it.
+      dtype: of the weights that are not quantised, and so of the computation.
+      scheme: quantise the blocks' projections on loading.
+      packed: leave the weights of linear layers and of the embedding in their blocks.
+
+    Raises:
+      InputError: the header makes no such model, or the tensors do not fit it.
+    """
+    inner = _without_parameters(fields, dtype)
+    tied = None
+    if fields["tie_word_embeddings"]:
+        modules = {id(module): name for name, module in inner.named_modules()}
+        ends = (inner.get_output_embeddings(), inner.get_input_embeddings())
+        tied = (modules[id(ends[0])], modules[id(ends[1])])
+    names = inner.state_dict().keys()
+    keep = packable(inner) if packed and scheme is None else ()
+    fill(inner, read_tensors(file, fields, names, keep=keep), tied=tied)
+    _scale_frequencies(inner, file)
+    network = LibraryLM(inner)
+    if scheme is not None:
+        quantize(network, scheme)
+    return LanguageModel(
+        name=file.path.stem,
+        family=str(fields["model_type"]),
+        network=network.requires_grad_(False).eval(),
+        stop_ids=gguf_stop_ids(file),
+    )
+
+
+def _scale_frequencies(inner: Any, file: GGUFFile) -> None:
+    for module in inner.modules():
+        if isinstance(getattr(module, "inv_freq", None), torch.Tensor):
+            module.inv_freq = rotary_frequencies(file, module.inv_freq)
+
+
+@contextmanager
+def _parameters_without_values() -> Generator[None]:
+    """Parameters that modules register lie on the meta device; buffers have their values."""
+    plain = nn.Module.register_parameter
+
+    def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        plain(self, name, parameter)
+
+    with mock.patch.object(nn.Module, "register_parameter", register):
+        yield
+
+
+def _without_parameters(fields: dict[str, Any], dtype: torch.dtype) -> Any:
+    return _built(fields, dtype, _parameters_without_values())
+
+
 def shapes_of_folder(folder: Path, *, dtype: torch.dtype) -> LibraryLM:
     """The network without values; of the folder only `config.json` is read."""
     inner = _on_meta(read_json(folder / "config.json"), dtype)
@@ -81,7 +164,13 @@ def shapes_of_folder(folder: Path, *, dtype: torch.dtype) -> LibraryLM:
 
 
 def _on_meta(fields: dict[str, Any], dtype: torch.dtype) -> Any:
+    return _built(fields, dtype, torch.device("meta"))
+
+
+def _built(fields: dict[str, Any], dtype: torch.dtype, where: AbstractContextManager[Any]) -> Any:
     transformers = _transformers()
+    from transformers import initialization
+
     model_type = fields.get("model_type")
     try:
         config = transformers.AutoConfig.for_model(**fields)
@@ -90,7 +179,7 @@ def _on_meta(fields: dict[str, Any], dtype: torch.dtype) -> Any:
             raise InputError(
                 f"config.json has {layers} layers; up to {_MOST_LAYERS} are computed: get it again"
             )
-        with torch.device("meta"):
+        with where, initialization.no_init_weights():
             return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     except InputError:
         raise

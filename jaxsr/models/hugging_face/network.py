@@ -1,11 +1,11 @@
 """A causal language model of transformers behind the calls of `jaxsr.models.llama.network`."""
 
+import contextlib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from jaxsr.models.hugging_face.cache import Entries, close_cache, open_cache
 from jaxsr.models.llama.network import wide
 
 _NO_LIMIT = 2**31 - 1
-_GROUPED_QUERIES = {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}
+_GROUPED_QUERIES = "TRANSFORMERS_SDPA_FORCE_GQA"
 """Keys and values go to attention as they are cached, not repeated for every query head."""
 
 
@@ -112,7 +112,8 @@ class LibraryLM(nn.Module):
         """What a traced program depends on, besides the tensors."""
         import transformers
 
-        return [(type(self.inner).__qualname__, transformers.__version__, self.config.values)]
+        model = (type(self.inner).__qualname__, transformers.__version__, self.config.values)
+        return [model, *(_settings(n, m) for n, m in self.named_modules() if _is_swapped(m))]
 
     @torch.no_grad()
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -151,7 +152,8 @@ class LibraryLM(nn.Module):
         first_B1 = slots_T.new_zeros(batch, 1) if first_B is None else first_B[:, None]
         state = open_cache(self.inner.config, cache, 0 if cache is None else start)
         spans = [t.shape[2] for n, t in (cache or {}).items() if n.endswith(".keys")]
-        span = torch.arange(spans[0] if spans else count, device=device)
+        # Without keys, the mask is that of the tokens fed: states hold nothing of single slots.
+        span = torch.arange(spans[0], device=device) if spans else slots_T
         mask_BS = span[None] >= first_B1
         options: dict[str, Any] = {
             "attention_mask": mask_BS.to(torch.int64),
@@ -161,9 +163,32 @@ class LibraryLM(nn.Module):
             "return_dict": True,
             "logits_to_keep": 1,
         }
-        with mock.patch.dict(os.environ, _GROUPED_QUERIES):
+        with _grouped_queries():
             outputs = self.inner(
                 tokens_BT, **{n: v for n, v in options.items() if n in self._takes}
             )
         logits = outputs.logits[:, -1]
         return logits.to(wide(logits.dtype)), close_cache(state)
+
+
+@contextlib.contextmanager
+def _grouped_queries() -> Iterator[None]:
+    before = os.environ.get(_GROUPED_QUERIES)
+    os.environ[_GROUPED_QUERIES] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_GROUPED_QUERIES]
+        else:
+            os.environ[_GROUPED_QUERIES] = before
+
+
+def _is_swapped(module: nn.Module) -> bool:
+    """Whether a layer is jaxsr's, put where the family's code had another."""
+    return type(module).__module__.startswith("jaxsr.") and not isinstance(module, LibraryLM)
+
+
+def _settings(name: str, module: nn.Module) -> tuple[str, str, str]:
+    values = sorted((n, repr(v)) for n, v in vars(module).items() if not n.startswith("_"))
+    return name, type(module).__qualname__, repr(values)

@@ -7,7 +7,9 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+_PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 
 # Above what models have, below what would take gigabytes. The largest vocabularies have 300,000
 # tokens, chat templates some kilobytes, and a 405B model 1,200 tensors.
@@ -87,26 +90,29 @@ class GGUFFile:
         """One tensor, dequantised to float32.
 
         Raises:
-          ValueError: its quantisation is one that the `gguf` package cannot undo.
+          InputError: its quantisation is one that the `gguf` package cannot undo.
         """
         import gguf
 
         tensor = self.tensors[name]
-        raw = self.data[tensor.start : tensor.start + tensor.size]
         kind = gguf.GGMLQuantizationType(tensor.kind)
+        rows = self.rows(name)
+        if kind.name in _PLAIN:
+            return rows.view(_PLAIN[kind.name]).astype(np.float32, copy=False).reshape(tensor.shape)
         try:
-            if kind == gguf.GGMLQuantizationType.F32:
-                return raw.view(np.float32).reshape(tensor.shape)
-            if kind == gguf.GGMLQuantizationType.F16:
-                return raw.view(np.float16).reshape(tensor.shape).astype(np.float32)
-            # Quantised along the last axis: rows of whole blocks.
-            rows = raw.reshape(*tensor.shape[:-1], -1)
-            return gguf.quants.dequantize(rows, kind).reshape(tensor.shape)
+            with np.errstate(invalid="ignore", over="ignore"):
+                return gguf.quants.dequantize(rows, kind).reshape(tensor.shape)
         except (NotImplementedError, KeyError, ValueError) as error:
             raise InputError(
                 f"{self.path}: tensor {name} is {kind.name}, which cannot be read; "
                 "convert the file to Q8_0 or F16"
             ) from error
+
+    def rows(self, name: str) -> np.ndarray:
+        """The bytes of one tensor; quantised along its last axis, they are rows of blocks."""
+        tensor = self.tensors[name]
+        raw = self.data[tensor.start : tensor.start + tensor.size]
+        return raw.reshape(*tensor.shape[:-1], -1) if tensor.size else raw
 
 
 def open_gguf(path: Path) -> GGUFFile:
@@ -218,4 +224,15 @@ def _parse(path: Path, data: np.ndarray, size: int) -> GGUFFile:
                 f"{base + offset + length}; fetch the file again"
             )
         tensors[name] = GGUFTensor(name, shape, kind, base + offset, length)
+    _refuse_overlaps(path, tensors.values())
     return GGUFFile(path, fields, tensors, data)
+
+
+def _refuse_overlaps(path: Path, tensors: Iterable[GGUFTensor]) -> None:
+    filled = sorted((t for t in tensors if t.size), key=lambda tensor: tensor.start)
+    for tensor, following in pairwise(filled):
+        if tensor.start + tensor.size > following.start:
+            raise InputError(
+                f"{path}: tensors {tensor.name:.60} and {following.name:.60} overlap; fetch the "
+                "file again"
+            )

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, first_of
-from jaxsr.models.llama import gguf_model, hf_folder
+from jaxsr.errors import InputError
+from jaxsr.models.llama import hf_folder
 from jaxsr.models.llama.config import LlamaConfig
-from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
+from jaxsr.models.llama.filling import fill, packable
+from jaxsr.models.llama.gguf_architectures import ROPE_FACTORS
+from jaxsr.models.llama.gguf_file import GGUFFile
+from jaxsr.models.llama.gguf_tensors import read_tensors
 from jaxsr.models.llama.network import CausalLM, inverse_frequencies
 from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import ScaledLinear, Scheme, W8A8Linear, quantize, swap
@@ -43,13 +46,13 @@ class LanguageModel(LoadedModel):
         return self.network.config
 
 
-def load_checkpoint(
-    path: Path, *, dtype: torch.dtype = torch.float32, scheme: Scheme | None = None
+def load_folder(
+    folder: Path, *, dtype: torch.dtype = torch.float32, scheme: Scheme | None = None
 ) -> LanguageModel:
-    """Loads a model from a Hugging Face folder or a GGUF file that exists.
+    """Loads a model from a Hugging Face folder.
 
     Args:
-      path: the folder, or the file.
+      folder: with `config.json` and safetensors.
       dtype: of the weights that are not quantised, and so of the computation.
       scheme: quantise the blocks' projections on loading.
 
@@ -57,10 +60,6 @@ def load_checkpoint(
       FileNotFoundError: a file in the folder is missing.
       ValueError: the files are broken, or hold a model that is not computed here.
     """
-    return (_from_folder if path.is_dir() else _from_gguf)(path, dtype, scheme)
-
-
-def _from_folder(folder: Path, dtype: torch.dtype, scheme: Scheme | None) -> LanguageModel:
     fields = hf_folder.read_json(folder / "config.json")
     config = LlamaConfig.from_hf(fields)
     tensors = dict(hf_folder.read_tensors(folder))
@@ -91,20 +90,51 @@ def generation_settings(
     return stop_ids, generation
 
 
-def _from_gguf(path: Path, dtype: torch.dtype, scheme: Scheme | None) -> LanguageModel:
-    file = open_gguf(path)
-    config = gguf_model.read_config(file)
-    network = build(config, dict(gguf_model.read_tensors(file, config)), dtype)
-    if gguf_model.ROPE_FACTORS in file.tensors:
-        factors = torch.from_numpy(file.read(gguf_model.ROPE_FACTORS).copy())
-        rotary = network.model.rotary_emb
-        rotary.inv_freq = rotary.inv_freq / factors
+def load_gguf(
+    file: GGUFFile,
+    fields: dict[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    scheme: Scheme | None = None,
+    packed: bool = True,
+) -> LanguageModel:
+    """Loads a Llama or Qwen3 network from an opened GGUF file.
+
+    Args:
+      file: the file.
+      fields: what `gguf_architectures.read_config` read from it.
+      dtype: of the weights that are not quantised, and so of the computation.
+      scheme: quantise the blocks' projections on loading.
+      packed: leave the weights of linear layers and of the embedding in their blocks.
+
+    Raises:
+      InputError: the file holds a model that is not computed here.
+    """
+    config = LlamaConfig.from_hf(fields)
+    with torch.device("meta"):
+        network = CausalLM(config).to(dtype)
+    network.model.rotary_emb.inv_freq = rotary_frequencies(file, inverse_frequencies(config))
+    keep = packable(network) if packed and scheme is None else ()
+    fill(network, read_tensors(file, fields, network.state_dict().keys(), keep=keep))
     return LanguageModel(
-        name=path.stem,
+        name=file.path.stem,
         family=config.model_type,
         network=_finish(network, scheme),
         stop_ids=gguf_stop_ids(file),
     )
+
+
+def rotary_frequencies(file: GGUFFile, inverse: Tensor) -> Tensor:
+    """The angles per position, divided where the file says so, as for Llama 3.1."""
+    if ROPE_FACTORS not in file.tensors:
+        return inverse
+    factors = torch.from_numpy(file.read(ROPE_FACTORS).copy())
+    if factors.shape != inverse.shape:
+        raise InputError(
+            f"{file.path}: {ROPE_FACTORS} has {factors.numel()} factors for {inverse.numel()} "
+            "rotary frequencies; fetch the file again"
+        )
+    return inverse / factors
 
 
 def gguf_stop_ids(file: GGUFFile) -> tuple[int, ...]:
@@ -134,30 +164,14 @@ def build(
         that is not computed here.
     """
     with torch.device("meta"):
-        network = CausalLM(config)
+        network = CausalLM(config).to(dtype)
     network.model.rotary_emb.inv_freq = inverse_frequencies(config)
     tensors = {n: t for n, t in tensors.items() if not n.endswith(_COMPUTED_HERE)}
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     if quantization is not None:
         _swap_quantized(network, tensors, quantization)
-    expected = {n: t for n, t in network.state_dict().items() if t.is_meta}
-    if missing := [name for name in expected if name not in tensors]:
-        raise InputError(f"the checkpoint lacks {first_of(missing)}")
-    if surplus := [name for name in tensors if name not in expected]:
-        raise InputError(f"the checkpoint has tensors that this network lacks: {first_of(surplus)}")
-    for name, parameter in expected.items():
-        if tensors[name].shape != parameter.shape:
-            raise InputError(
-                f"{name} has shape {tuple(tensors[name].shape)}, but config.json makes it "
-                f"{tuple(parameter.shape)}"
-            )
-        if not tensors[name].is_floating_point() or tensors[name].dtype in _FP8:
-            raise InputError(
-                f"{name} is {tensors[name].dtype}, but config.json states no quantisation for it"
-            )
-    state = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    network.load_state_dict(state, strict=False, assign=True)
+    fill(network, tensors.items())
     return network
 
 

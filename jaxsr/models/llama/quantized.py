@@ -7,7 +7,7 @@ I inputs. Formats that come from checkpoints keep those checkpoints' tensor name
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -216,10 +216,12 @@ def _bias(linear: nn.Linear) -> Tensor | None:
 
 
 def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
-    """Swaps every projection of the blocks for a quantised one, in place; embedding and head stay.
+    """Swaps every linear layer of the blocks for a quantised one, in place.
+
+    Embedding, head and experts that share one tensor stay.
 
     Raises:
-      ValueError: an unknown scheme, or a layer that is quantised already.
+      ValueError: an unknown scheme, a layer that is quantised already, or no linear layer.
     """
     make: dict[str, Callable[[nn.Linear], QuantizedLinear]] = {
         "int8": quantize_int8,
@@ -227,12 +229,33 @@ def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
     }
     if scheme not in make:
         raise InputError(f"quantisation must be one of {', '.join(make)}; got {scheme!r}")
-    for name, module in list(model.named_modules()):
+    layers = dict(model.named_modules())
+    for name, module in layers.items():
         if isinstance(module, QuantizedLinear):
             raise InputError(f"{name} is quantised already; drop --quantize {scheme}")
-        if isinstance(module, nn.Linear) and ".layers." in name:
-            swap(model, name, make[scheme](module))
+        if any(part.isdecimal() for part in name.split(".")) and _is_linear(module):
+            swap(model, name, make[scheme](_as_linear(module)))
+    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        raise InputError(
+            f"{scheme}: the {type(model).__name__} has no linear layers in its blocks; drop "
+            f"--quantize {scheme}"
+        )
     return model
+
+
+def _is_linear(module: nn.Module) -> bool:
+    # transformers' `Conv1D` is a linear layer with its weight turned.
+    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+
+
+def _as_linear(module: Any) -> nn.Linear:
+    if isinstance(module, nn.Linear):
+        return module
+    weight = module.weight.detach().T.contiguous()
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+    linear.weight, linear.bias = nn.Parameter(weight), nn.Parameter(module.bias.detach())
+    return linear
 
 
 def swap(model: nn.Module, name: str, module: nn.Module) -> None:

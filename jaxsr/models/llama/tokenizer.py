@@ -12,21 +12,11 @@ from typing import Any
 
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.bounded_read import read_bounded
+from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
-# Splitting rules before byte-level BPE, by the name that GGUF files give them; from
-# https://github.com/ggml-org/llama.cpp (src/llama-vocab.cpp) and the models' own tokenizer.json.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLITS = {
-    "llama-bpe": _WORDS + r"\p{N}{1,3}" + _REST,
-    "llama3": _WORDS + r"\p{N}{1,3}" + _REST,
-    "qwen2": _WORDS + r"\p{N}" + _REST,
-}
-_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 _LARGEST_PRODUCT = 2**24
-_CONTROL, _USER_DEFINED = 3, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +88,18 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     return _from_gguf(open_gguf(path))
 
 
+def _from_gguf(file: GGUFFile) -> Tokenizer:
+    inner, bos_id = gguf_tokenizer.build(file)
+    template = file.fields.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise InputError(
+            f"{file.path} has a tokenizer.chat_template that is no text; use --raw, or --tokenizer"
+        )
+    return Tokenizer(
+        inner=inner, bos_id=bos_id, template=template, special=gguf_tokenizer.special_tokens(file)
+    )
+
+
 def _from_folder(folder: Path, path: Path) -> Tokenizer:
     import tokenizers
 
@@ -126,58 +128,6 @@ def _from_folder(folder: Path, path: Path) -> Tokenizer:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{config_path} or {beside.name} is damaged ({reason})") from error
     return Tokenizer(inner=inner, template=template, special=tokens)
-
-
-def _from_gguf(file: GGUFFile) -> Tokenizer:
-    import tokenizers
-    from tokenizers import AddedToken, decoders, models
-
-    kind = file.need("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise InputError(
-            f"{file.path} has a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') is read. "
-            "Give the model's tokenizer.json with --tokenizer"
-        )
-    texts = file.need("tokenizer.ggml.tokens")
-    merges = [tuple(m.split(" ", 1)) for m in file.need("tokenizer.ggml.merges")]
-    vocab = {text: index for index, text in enumerate(texts)}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False))
-    inner.pre_tokenizer = _splitter(file)
-    inner.decoder = decoders.ByteLevel()
-    types = file.fields.get("tokenizer.ggml.token_type", [])
-    added = {i: t for i, t in enumerate(types) if t in (_CONTROL, _USER_DEFINED)}
-    tokens = [
-        AddedToken(texts[i], special=t == _CONTROL, normalized=False) for i, t in added.items()
-    ]
-    inner.add_tokens([token for token in tokens if not token.special])
-    inner.add_special_tokens([token for token in tokens if token.special])
-    ids = {n: file.fields.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos", "padding")}
-    names = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
-    return Tokenizer(
-        inner=inner,
-        bos_id=ids["bos"] if file.fields.get("tokenizer.ggml.add_bos_token") else None,
-        template=file.fields.get("tokenizer.chat_template"),
-        special={names[n]: texts[i] for n, i in ids.items() if i is not None},
-    )
-
-
-def _splitter(file: GGUFFile) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    name = file.fields.get("tokenizer.ggml.pre", "default")
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if name in _DIGITS:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
-    if name in _SPLITS:
-        split = pre_tokenizers.Split(Regex(_SPLITS[name]), "isolated")
-        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([split, bytes_only])
-    if name in ("gpt-2", "gpt2"):
-        return plain
-    raise InputError(
-        f"{file.path} splits text by the rule {name!r}, which is not known here; "
-        "give the model's tokenizer.json with --tokenizer"
-    )
 
 
 def _environment() -> Any:

@@ -3,10 +3,8 @@
 Keys' cubic, stretched by the inverse of the scale when shrinking; weights normalised over all taps;
 taps outside the image clamped to the edge (older releases, and the published low-resolution images
 of Set5, Set14, BSD100 and Urban100) or mirrored (newer releases). uint8 images are resized height
-first, as in float64, rounded half up and clipped after each pass.
-
-Where the two axes have different scales MATLAB starts with the smaller one; here the first of
-`axes` always goes first. The two differ in uint8 only, by the rounding between the passes.
+with the axis of the smaller scale first (of equal ones the height), as in float64, rounded half up
+and clipped after each pass.
 """
 
 import math
@@ -62,7 +60,12 @@ MOST_BITS = 20
 
 
 def matlab_size(extents: Sequence[int], scale: float) -> tuple[int, ...]:
-    """The extents of `imresize(image, scale)`: each one times the scale, rounded up."""
+    """The extents of `imresize(image, scale)`: each one times the scale, rounded up.
+
+    Example:
+      >>> ops.matlab_size((321, 481), 1 / 3)
+      (107, 161)
+    """
     return tuple(math.ceil(extent * scale) for extent in extents)
 
 
@@ -77,11 +80,17 @@ def matlab_passes(
     matlab_edges: str,
     scale: Sequence[float | None],
 ) -> list[Pass]:
-    """The passes over an image of `shape`, in the order of `axes`."""
+    """The passes over an image of `shape`, the smallest scale first."""
     in_order = dtype == np.uint8
+    scales = [
+        outputs / shape[axis] if factor is None else factor
+        for axis, outputs, factor in zip(axes, size, scale, strict=True)
+    ]
     taps = [
         (axis, _taps(shape[axis], outputs, factor, method, antialias, matlab_edges, in_order))
-        for axis, outputs, factor in zip(axes, size, scale, strict=True)
+        for factor, _, axis, outputs in sorted(
+            zip(scales, range(len(axes)), axes, size, strict=True)
+        )
     ]
     if all(table.is_choice for _, table in taps):
         return choices(taps, dtype)
@@ -111,13 +120,12 @@ def _round_half_up(x: jax.Array) -> jax.Array:
 def _taps(
     extent: int,
     outputs: int,
-    scale: float | None,
+    scale: float,
     method: str,
     antialias: bool,
     edges: str,
     in_order: bool,
 ) -> Taps:
-    scale = outputs / extent if scale is None else scale
     window = FILTERS[method]
     shrink = min(scale, 1.0) if antialias and method != "nearest" else 1.0
     width = 2 * window.radius / shrink

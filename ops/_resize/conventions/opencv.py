@@ -2,14 +2,15 @@
 
 It never antialiases; only 'area' averages. On CPUs OpenCV itself is called where it is installed
 and faster (`opencv_calls.py`); what follows computes the same in JAX. Measured against the x86-64
-wheels of OpenCV 5.0:
+wheels of OpenCV 4.14 and 5.0, whose results are equal bit for bit:
 
-- float32 bilinear and bicubic run in Intel's IPP with float64 coordinates, float32 Lanczos in
-  OpenCV's own code with float32 coordinates;
+- float32 bilinear and bicubic run in Intel's IPP with float64 coordinates, but for images of less
+  than 2 or 4 pixels on a side; those and Lanczos run in OpenCV's own code with float32 coordinates;
 - uint8 bilinear and Lanczos run in OpenCV's own fixed point, weights of 11 fractional bits, width
   first; bilinear drops 4 bits of every row sum and 16 of each of the two products that follow;
 - uint8 bicubic runs in IPP, in float32. The order of its sums is not published, so that about one
-  value in 200,000, next to a tie, differs by a level. Wheels without IPP (Arm) compute it in fixed
+  value in 200,000, next to a tie, differs by a level; small images run in fixed point, with one
+  difference of a level in 12 images. Wheels without IPP (Arm) compute all of them in fixed
   point and differ by a level in about one value of 20.
 """
 
@@ -20,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxsr.ops._resize.convention import Convention
-from jaxsr.ops._resize.filters import LANCZOS4, SHARP_CUBIC, TRIANGLE
+from jaxsr.ops._resize.filters import SHARP_CUBIC, TRIANGLE
 from jaxsr.ops._resize.opencv_calls import resize_by_opencv
 from jaxsr.ops._resize.weights import (
     Pass,
@@ -35,8 +36,10 @@ from jaxsr.ops._resize.weights import (
 )
 
 METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "area")
-FILTERS = {"bilinear": TRIANGLE, "bicubic": SHARP_CUBIC, "lanczos": LANCZOS4}
+FILTERS = {"bilinear": TRIANGLE, "bicubic": SHARP_CUBIC}
 WEIGHT_BITS = 11
+LEAST_IPP_EXTENT = {"bilinear": 2, "bicubic": 4}
+"""Pixels that an image needs on each side for IPP to take it."""
 
 
 def opencv_passes(
@@ -50,11 +53,12 @@ def opencv_passes(
         return choices([(axis, _nearest(*extents)) for axis, *extents in pairs], dtype)
     if method == "area" and all(extent >= outputs for _, extent, outputs in pairs):
         return _area_passes(pairs, dtype)
-    if dtype == np.uint8 and method != "bicubic":
+    in_ipp = min(extent for _, extent, _ in pairs) >= LEAST_IPP_EXTENT.get(method, np.inf)
+    if dtype == np.uint8 and not (in_ipp and method == "bicubic"):
         return _fixed_point_passes(pairs, method)
     taps: list[tuple[int, Taps]] = []
     for axis, extent, outputs in pairs:
-        weights = _weights(extent, outputs, method, single=method == "lanczos")
+        weights = _weights(extent, outputs, method, single=not in_ipp)
         taps.append((axis, make_taps(extent, *weights, step=extent / outputs)))
     return float_passes(taps, dtype)
 
@@ -72,8 +76,30 @@ def _weights(
     if method == "area":
         return _enlarging_area(extent, outputs)
     centre = (np.arange(outputs) + 0.5) * (1.0 / (outputs / extent)) - 0.5
+    if method == "lanczos":
+        return _lanczos_weights(centre.astype(np.float32))
     index, weight = centred_taps(centre.astype(np.float32) if single else centre, FILTERS[method])
     return index, weight / weight.sum(axis=1, keepdims=True)
+
+
+def _lanczos_weights(centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """OpenCV's interpolateLanczos4: sines in float64, weights and their sum in float32."""
+    base = np.floor(centre)
+    distance = (centre - base)[:, None] + np.float32(3) - np.arange(8, dtype=np.float32)
+    angle = -distance.astype(np.float64) * np.pi * 0.25
+    at_pixel = np.abs(distance) < 1e-6
+    # The sine of each angle follows from the first by the sum formula, an eighth turn apart.
+    cosines, sines = np.array(
+        [(1, 0), (-(0.5**0.5), -(0.5**0.5)), (0, 1), (0.5**0.5, -(0.5**0.5)),
+         (-1, 0), (0.5**0.5, 0.5**0.5), (0, -1), (-(0.5**0.5), 0.5**0.5)]
+    ).T  # fmt: skip
+    first = angle[:, :1]
+    numerator = cosines * np.sin(first) + sines * np.cos(first)
+    weight = numerator / np.where(at_pixel, 1, angle**2)
+    weight = np.where(at_pixel, 1e30, weight).astype(np.float32)
+    total = np.add.accumulate(weight, axis=1)[:, -1:]
+    weight = weight * (np.float32(1) / total)
+    return base.astype(np.int64)[:, None] + np.arange(-3, 5), weight.astype(np.float64)
 
 
 def _enlarging_area(extent: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +115,7 @@ def _enlarging_area(extent: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
 def _fixed_point_passes(pairs: list[tuple[int, int, int]], method: str) -> list[Pass]:
     """Width, then height; a single axis counts as the width of an image that keeps its height."""
     integer = np.dtype(np.int32)
-    linear = method != "lanczos"
+    linear = method in ("bilinear", "area")
     passes: list[Pass] = []
     for axis, extent, outputs in reversed(pairs):
         is_height = len(passes) == 1

@@ -2,12 +2,14 @@
 
 Always antialiased; taps outside the image are dropped, the others renormalised. uint8 images have
 weights of 22 fractional bits and are rounded and clipped between the two passes, width first
-(but see `_starts_with_height`).
+(but see `_starts_with_height`). Modes 'RGBA' and 'LA' are resized with colours multiplied by alpha.
 """
 
 import math
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._resize.convention import Convention
@@ -16,6 +18,7 @@ from jaxsr.ops._resize.weights import (
     Pass,
     Taps,
     choices,
+    clamp_to_uint8,
     drop_bits,
     float_passes,
     make_taps,
@@ -64,6 +67,32 @@ def pillow_passes(
             taps.reverse()
         return [Pass(axis, table, np.dtype(np.int32), finish) for axis, table in taps]
     return float_passes(taps, dtype)
+
+
+def multiply_by_alpha(image: jax.Array, channel: int, alpha: int) -> jax.Array:
+    """Colours times opacity, as Pillow's conversion of 'RGBA' to 'RGBa' rounds them."""
+    opacity = jax.lax.slice_in_dim(image, alpha, alpha + 1, axis=channel)
+    if image.dtype == jnp.uint8:
+        product = image.astype(jnp.int32) * opacity + 128
+        colours = (((product >> 8) + product) >> 8).astype(jnp.uint8)
+    else:
+        colours = image * opacity
+    return _with_alpha(colours, opacity, channel, alpha)
+
+
+def divide_by_alpha(image: jax.Array, channel: int, alpha: int) -> jax.Array:
+    """The inverse of `multiply_by_alpha`; colours of invisible pixels stay as they are."""
+    opacity = jax.lax.slice_in_dim(image, alpha, alpha + 1, axis=channel)
+    if image.dtype == jnp.uint8:
+        quotient = 255 * image.astype(jnp.int32) // jnp.maximum(opacity, 1)
+        colours = jnp.where(opacity == 0, image, clamp_to_uint8(quotient))
+    else:
+        colours = jnp.where(opacity == 0, image, image / jnp.where(opacity == 0, 1, opacity))
+    return _with_alpha(colours, opacity, channel, alpha)
+
+
+def _with_alpha(colours: jax.Array, opacity: jax.Array, channel: int, alpha: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(colours, opacity, alpha, channel)
 
 
 def _starts_with_height(extents: Sequence[int], size: Sequence[int]) -> bool:

@@ -23,11 +23,11 @@ from torch.nn import functional as F
 
 from jaxsr.data.transforms import make_preparation
 from jaxsr.interop import mesh as meshes
-from jaxsr.interop.aot.chips import load_topology
 from jaxsr.interop.aot.compile import abstract, compile_ahead, readable
 from jaxsr.interop.aot.hlo import Collective, main_memory_bytes
 from jaxsr.interop.aot.report import advice, as_json, show
 from jaxsr.interop.aot.search import largest_batch
+from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.module import to_jax
 from jaxsr.interop.train.objective import Objective, Phase, Player
@@ -65,14 +65,14 @@ def test_topologies_and_the_compilers_own_memory_limit(name, chips, devices):
         jax.jit(lambda x: x + 1).lower(huge).compile()
     stated = re.search(r"exceeds available HBM \(([\d.]+)G\)", str(refused.value))
     assert stated, refused.value
-    assert topology.device.hbm_bytes / 2**30 == pytest.approx(float(stated[1]), abs=0.005)
+    assert topology.device.memory_bytes / 2**30 == pytest.approx(float(stated[1]), abs=0.005)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v9:2x2", "no TPU topology 'v9:2x2'; write CHIP:SIZE"),
-        ("v5e", "no TPU topology 'v5e'"),
+        ("v9:2x2", "no topology 'v9:2x2'; write a TPU as CHIP:SIZE"),
+        ("v5e", "no topology 'v5e'"),
         ("v5e:two", "no TPU topology"),
         ("v5e:32x32", "topology v5e:32x32 has 1024 chips; choose 1 to 256"),
         ("v5e:3x3", "libtpu has no topology 'v5e:3x3'"),
@@ -327,7 +327,7 @@ def test_sharded_state_is_smaller_on_every_device(four):
 
 
 def test_options_need_a_topology():
-    with pytest.raises(ValueError, match="aot_largest needs aot, the topology"):
+    with pytest.raises(ValueError, match="aot_largest needs aot, the devices"):
         AotOptions(aot_largest=True)
 
 

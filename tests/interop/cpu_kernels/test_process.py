@@ -8,7 +8,7 @@ import textwrap
 import jax
 import jax.numpy as jnp
 
-from jaxsr.interop.aot.chips import load_topology
+from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.lowerings.convolution import convolution
 
 OPTIONS = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)

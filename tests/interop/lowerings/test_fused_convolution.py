@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from torch import nn
 
 from jaxsr.interop import to_jax
-from jaxsr.interop.aot.chips import load_topology
+from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.lowerings.fused_convolution import fused
 
 ACTIVATIONS = {

@@ -21,6 +21,7 @@ CASES = [
     ((100, 100), 0.7, (70, 70)),
     ((33, 44), None, (23, 71)),
     ((36, 40), None, (18, 30)),  # uint8: the height in integers, the width in float64
+    ((60, 60), None, (55, 20)),  # the width first
     ((3, 2), None, (1, 1)),
     ((1, 1), None, (4, 3)),
     ((2, 3), None, (9, 7)),
@@ -29,10 +30,11 @@ CASES = [
 
 def imresize(image: np.ndarray, size: tuple[int, int], scale: float | None, edges: str):
     """imresize.m read pixel by pixel: one output row (then column) at a time, taps in order."""
-    for axis in (0, 1):
+    scales = [size[axis] / image.shape[axis] if scale is None else scale for axis in (0, 1)]
+    for axis in np.argsort(scales, kind="stable"):  # as in imresize.m's deriveSizeAndScale
         source = np.moveaxis(image, axis, 0).astype(np.float64)
         extent, outputs = source.shape[0], size[axis]
-        s = outputs / extent if scale is None else scale
+        s = scales[axis]
         stretch = min(s, 1.0)
         reach = 4 / stretch
         out = np.zeros((outputs, *source.shape[1:]))

@@ -30,6 +30,8 @@ SIZES = [
     ((60, 90), (20, 30)),
     ((30, 42), (50, 18)),
     ((30, 42), (18, 18)),
+    ((512, 3), (39, 7)),  # less than the 4 pixels that IPP's bicubic needs
+    ((3, 41), (50, 13)),
 ]
 # Two passes of at most 8 taps in float32 on values of 0..1.
 ATOL = 2e-6
@@ -97,3 +99,22 @@ def test_uint8_bicubic_without_ipp_is_within_one_level(before, after):
     finally:
         cv2.ipp.setUseIPP(had)
     assert np.abs(got - want).max() <= 1
+
+
+def test_uint8_bicubic_of_two_pixels():
+    image = np.array([[0], [153]], np.uint8)
+    got = resize(image, (1, 1), method="bicubic", convention="opencv", axes=(0, 1))
+    assert got.item() == cv2.resize(image, (1, 1), interpolation=cv2.INTER_CUBIC).item() == 77
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", FLAGS)
+def test_random_sizes(method):
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        *before, high, wide = rng.integers(1, 80, 4).tolist()
+        for dtype, atol in ((np.uint8, 0), (np.float32, ATOL)):
+            image = photo((*before, 3), dtype)
+            got = resize(image, (high, wide), method=method, convention="opencv")
+            want = theirs(image, (high, wide), method)
+            np.testing.assert_allclose(got, want, atol=atol, rtol=0, err_msg=f"{before} {dtype}")

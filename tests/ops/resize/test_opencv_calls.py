@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsr.interop.aot.chips import load_topology
+from jaxsr.interop.aot.topology import load_topology
 from jaxsr.ops import resize
 from jaxsr.ops._resize import opencv_calls
 

@@ -72,3 +72,33 @@ def test_area_is_box():
     image = photo((30, 20, 3), np.uint8)
     area, box = (resize(image, (9, 8), method=m, convention="pillow") for m in ("area", "box"))
     np.testing.assert_array_equal(area, box)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 4), ("LA", 2)])
+@pytest.mark.parametrize(("before", "after"), SIZES[::3])
+def test_alpha(mode, channels, before, after):
+    image = photo((*before, channels), np.uint8)
+    image[: before[0] // 2, ..., -1] = 0  # invisible pixels, whose colours must not spread
+    for method, flag in FILTERS.items():
+        for axes, order in (((0, 1), (0, 1, 2)), ((1, 2), (2, 0, 1))):
+            got = resize(
+                image.transpose(order),
+                after,
+                method=method,
+                convention="pillow",
+                axes=axes,
+                alpha=-1,
+            )
+            want = np.asarray(Image.fromarray(image, mode).resize(after[::-1], flag))
+            np.testing.assert_array_equal(got, want.transpose(order), err_msg=method)
+
+
+def test_alpha_of_floats_is_the_levels_unrounded():
+    image = photo((20, 30, 4), np.uint8)
+    levels = resize(image, (9, 40), method="bilinear", convention="pillow", alpha=3)
+    got = resize(image / np.float32(255), (9, 40), method="bilinear", convention="pillow", alpha=3)
+    opaque = np.asarray(levels)[..., 3:] > 100
+    # Three roundings to levels, the last divided by alpha.
+    np.testing.assert_allclose(
+        np.where(opaque, np.asarray(got) * 255, 0), np.where(opaque, levels, 0), atol=4
+    )

@@ -1,0 +1,128 @@
+"""Layers with packed weights whose products with a few tokens are torch's, in programs for CPUs.
+
+See `jaxsr.interop.cpu_kernels.packed_product`. Layers that multiply the same input (query, key and
+value; gate and up) share a matrix: each asks for all of it, and XLA computes equal calls once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from jaxsr.interop.cpu_kernels import packed_product
+from jaxsr.models.llama.packed import LevelsEmbedding, LevelsLinear
+from jaxsr.models.llama.quantized import swap
+
+Packed = Literal["exact", "fast", "off"]
+
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_OUTPUTS = 16
+"""The kernel takes whole multiples of so many outputs."""
+
+
+@torch.library.custom_op("jaxsr::packed_product", mutates_args=())
+def _packed_product(x: Tensor, planes: Tensor, tables: Tensor) -> Tensor:
+    out = x.new_empty(len(x), planes.shape[1])
+    exact = tables.shape[2] == 2
+    packed_product.product(x.float() if exact else x.bfloat16(), planes, tables, out=out)
+    return out
+
+
+@_packed_product.register_fake
+def _(x: Tensor, planes: Tensor, tables: Tensor) -> Tensor:
+    return x.new_empty(len(x), planes.shape[1])
+
+
+lower_packed_product = packed_product.call
+"""`jaxsr::packed_product` of JAX arrays."""
+
+
+class KernelMatrix(nn.Module):
+    """Weights of one layer, or of several with the same input beneath each other."""
+
+    planes: Tensor
+    tables: Tensor
+
+    def __init__(self, layers: Sequence[LevelsLinear], *, exact: bool) -> None:
+        super().__init__()
+        levels, scales, zeros = [], [], []
+        for layer in layers:
+            matrix = layer.unpacked()
+            scale, zero = matrix.of_groups()
+            levels.append(matrix.levels)
+            scales.append(scale)
+            zeros.append(zero - matrix.offset * scale)
+        packed = packed_product.pack(
+            torch.cat(levels), torch.cat(scales), torch.cat(zeros), bits=layers[0].bits, exact=exact
+        )
+        self.register_buffer("planes", packed.planes)
+        self.register_buffer("tables", packed.tables)
+
+
+class KernelLinear(nn.Module):
+    """`x Wᵀ + b` by torch's kernel.
+
+    Args:
+      plain: the same layer by XLA, for more tokens than `exact` takes; without values for `fast`.
+      matrix: with the weights, perhaps of several layers.
+      first: of this layer's outputs among the matrix's.
+      owns: whether the matrix is this layer's in the table of tensors.
+    """
+
+    def __init__(
+        self, plain: LevelsLinear, matrix: KernelMatrix, *, first: int = 0, owns: bool = True
+    ) -> None:
+        super().__init__()
+        self.exact = matrix.tables.shape[2] == 2
+        self.first, self.out_features = first, plain.out_features
+        self.register_buffer("bias", plain.bias)
+        if self.exact:
+            self.plain = plain
+        if owns:
+            self.matrix = matrix
+        self._matrix = (matrix,)  # in a tuple, so that it has one place among the modules
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.exact and x.numel() // x.shape[-1] > packed_product.MOST_ROWS:
+            return self.plain(x)
+        (matrix,) = self._matrix
+        y = torch.ops.jaxsr.packed_product(x.flatten(0, -2), matrix.planes, matrix.tables)
+        y = y.narrow(-1, self.first, self.out_features).unflatten(0, x.shape[:-1])
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def use_kernels(network: nn.Module, *, exact: bool) -> None:
+    """Swaps arranged layers for those with kernels, in place, where the kernel takes their sizes."""
+    modules = dict(network.named_modules())
+    embeddings = [m for m in modules.values() if isinstance(m, LevelsEmbedding)]
+    inside = {id(embedding.rows) for embedding in embeddings}
+    for embedding in embeddings:
+        if _fits(embedding.rows) and embedding.is_head:
+            matrix = KernelMatrix([embedding.rows], exact=exact)
+            embedding.product = KernelLinear(embedding.rows, matrix)
+    layers = {n: m for n, m in modules.items() if _fits(m) and id(m) not in inside}
+    while layers:
+        names = _together(next(iter(layers)), layers)
+        plain = [layers.pop(name) for name in names]
+        matrix, first = KernelMatrix(plain, exact=exact), 0
+        for name, layer in zip(names, plain, strict=True):
+            swap(network, name, KernelLinear(layer, matrix, first=first, owns=not first))
+            first += layer.out_features
+
+
+def _fits(layer: Any) -> bool:
+    return isinstance(layer, LevelsLinear) and layer.out_features % _OUTPUTS == 0
+
+
+def _together(name: str, layers: Mapping[str, LevelsLinear]) -> list[str]:
+    """The layer, and those that multiply the same input in blocks of the same kind."""
+    parent, _, leaf = name.rpartition(".")
+    siblings = next((group for group in _SIBLINGS if leaf in group), (leaf,))
+    names = [n for n in (f"{parent}.{leaf}".strip(".") for leaf in siblings) if n in layers]
+
+    def kind(layer: LevelsLinear) -> tuple[int, ...]:
+        scale = layer.scale if layer.sub_scale is None else layer.sub_scale
+        return (layer.bits, scale.shape[1])
+
+    return [n for n in names if kind(layers[n]) == kind(layers[name])]

@@ -1,0 +1,96 @@
+"""What every kernel of pictures shares: dtypes and rounding, layouts, one parameter per picture.
+
+A parameter with leading axes holds one value for each index of the image's leading axes; without
+them it serves every picture. Inside, kernels see axes counted from the end, which `vmap` leaves.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsr.ops._arguments import ImageLike, normal_axes
+from jaxsr.ops._typed_jax import asarray
+
+Parameter = float | Sequence[Any] | jax.Array | np.ndarray
+INTEGER_DTYPES = (jnp.dtype(jnp.uint8), jnp.dtype(jnp.uint16))
+
+
+def picture(image: ImageLike, axes: Sequence[int]) -> tuple[jax.Array, tuple[int, int]]:
+    """The image as a JAX array, and (height axis, width axis) counted from the end.
+
+    uint8, uint16 or floating point. A batch may be empty, a picture may not.
+    """
+    if not hasattr(image, "dtype") or not hasattr(image, "shape"):
+        kind = type(image).__name__
+        raise TypeError(f"image must be a JAX or NumPy array, got {kind}; convert it first")
+    dtype = jnp.dtype(image.dtype)
+    if dtype not in INTEGER_DTYPES and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"image must be uint8, uint16 or floating point, got {dtype}; cast it")
+    ndim = len(image.shape)
+    height, width = normal_axes(axes, ndim)
+    if 0 in image.shape[min(height, width) :]:
+        raise ValueError(f"image is empty, its shape is {image.shape}; only a batch may be")
+    return asarray(image), (height - ndim, width - ndim)
+
+
+def real_dtype(image: jax.Array) -> np.dtype:
+    """The dtype of sums: float64 for float64, float32 for everything else."""
+    return jnp.dtype(jnp.float64 if image.dtype == jnp.float64 else jnp.float32)
+
+
+def in_dtype_of(image: jax.Array, x: jax.Array) -> jax.Array:
+    """Real results in the image's dtype; integers are rounded half to even and clipped."""
+    if image.dtype not in INTEGER_DTYPES:
+        return x.astype(image.dtype)
+    most = np.iinfo(image.dtype).max
+    return jnp.nan_to_num(jnp.clip(jnp.round(x), 0, most)).astype(image.dtype)
+
+
+def peak_of(image: jax.Array) -> float:
+    """White: 255, 65535, or 1 in floating point."""
+    return float(np.iinfo(image.dtype).max) if image.dtype in INTEGER_DTYPES else 1.0
+
+
+def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.Array:
+    """A real parameter whose last axes are `shape`; float32, or float64 as it comes."""
+    try:
+        array = None if isinstance(value, str) else asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    if array is None or not jnp.issubdtype(array.dtype, jnp.number):
+        raise TypeError(f"{name} must hold numbers, got {value!r}")
+    if array.ndim < len(shape) or array.shape[array.ndim - len(shape) :] != shape:
+        raise ValueError(f"{name} must have the shape {('…', *shape)}, got {array.shape}")
+    return array if array.dtype == jnp.float64 else array.astype(jnp.float32)
+
+
+def per_picture(
+    function: Callable[..., jax.Array],
+    image: jax.Array,
+    axes: tuple[int, int],
+    parameters: dict[str, tuple[jax.Array, int]],
+) -> jax.Array:
+    """`function(image, *parameters)`, mapped over the leading axes that parameters have.
+
+    Args:
+      function: of one picture (which may keep leading axes) and one value of each parameter.
+      image: pictures.
+      axes: height and width, counted from the end.
+      parameters: by name, the array and the number of axes that one value has.
+    """
+    arrays = [array for array, _ in parameters.values()]
+    extra = [array.ndim - rank for array, rank in parameters.values()]
+    leading = image.ndim + min(axes)
+    for (name, (array, _)), count in zip(parameters.items(), extra, strict=True):
+        if count > leading or array.shape[:count] != image.shape[:count]:
+            raise ValueError(
+                f"{name} of shape {array.shape} has no value for each picture of shape "
+                f"{image.shape}; its leading axes must be those of the image, or none"
+            )
+    for level in reversed(range(max(extra, default=0))):
+        mapped = [0 if count > level else None for count in extra]
+        function = cast(Any, jax.vmap(function, in_axes=(0, *mapped)))
+    return function(image, *arrays)

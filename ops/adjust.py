@@ -1,0 +1,293 @@
+"""Colours of pictures changed by a factor: brightness, contrast, saturation, hue, gamma.
+
+Images are RGB or grey in any layout, uint8 or uint16, or 0…1 in floating point. Factors may be
+traced, one for all pictures or one for each of their leading axes. uint8 results are Pillow's
+(`ImageEnhance`, `ImageOps`), which cuts fractions off; floating-point ones are not clipped below,
+so that gradients pass, but for hue, whose colours lie in 0…1.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._arguments import ImageLike, is_integer, normal_axis
+from jaxsr.ops._images import (
+    INTEGER_DTYPES,
+    Parameter,
+    in_dtype_of,
+    parameter,
+    peak_of,
+    picture,
+    real_dtype,
+)
+from jaxsr.ops._typed_jax import asarray
+from jaxsr.ops._types import Array, Shaped
+
+_GREY = (19595, 38470, 7471)
+"""BT.601's luma in 2⁻¹⁶, as Pillow's conversion to "L" has it."""
+
+
+def adjust_brightness(
+    image: Shaped[ImageLike, "*shape"], factor: Parameter, *, axes: Sequence[int] = (-3, -2)
+) -> Shaped[Array, "*shape"]:
+    """Multiplies by a factor, as Pillow's `ImageEnhance.Brightness`.
+
+    Args:
+      image: pictures.
+      factor: 0 is black, 1 the picture; any number, or one for each picture.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a factor that is no number.
+      ValueError: factors that do not belong to the pictures.
+
+    Example:
+      >>> ops.adjust_brightness(np.full((1, 1, 3), 100, np.uint8), 1.5).ravel().tolist()
+      [150, 150, 150]
+    """
+    array, _ = picture(image, axes)
+    return _blend(array, asarray(0, real_dtype(array)), factor)
+
+
+def adjust_contrast(
+    image: Shaped[ImageLike, "*shape"],
+    factor: Parameter,
+    *,
+    axes: Sequence[int] = (-3, -2),
+    channel: int = -1,
+) -> Shaped[Array, "*shape"]:
+    """Moves away from the picture's mean grey, as Pillow's `ImageEnhance.Contrast`.
+
+    Args:
+      image: pictures of one or three channels.
+      factor: 0 is grey, 1 the picture; any number, or one for each picture.
+      axes: the height and the width axis.
+      channel: the axis of channels.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a factor that is no number.
+      ValueError: factors that do not belong to the pictures, or channels that are not 1 or 3.
+
+    Example:
+      >>> ops.adjust_contrast(np.array([[[90], [110]]], np.uint8), 2.0).ravel().tolist()
+      [80, 120]
+    """
+    array, positions = picture(image, axes)
+    mean = _grey(array, channel).mean(positions, keepdims=True)
+    if array.dtype in INTEGER_DTYPES:
+        mean = jnp.floor(mean + 0.5)
+    return _blend(array, mean, factor)
+
+
+def adjust_saturation(
+    image: Shaped[ImageLike, "*shape"],
+    factor: Parameter,
+    *,
+    axes: Sequence[int] = (-3, -2),
+    channel: int = -1,
+) -> Shaped[Array, "*shape"]:
+    """Moves away from grey, as Pillow's `ImageEnhance.Color`.
+
+    Args:
+      image: pictures of one or three channels.
+      factor: 0 is grey, 1 the picture; any number, or one for each picture.
+      axes: the height and the width axis.
+      channel: the axis of channels.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a factor that is no number.
+      ValueError: factors that do not belong to the pictures, or channels that are not 1 or 3.
+
+    Example:
+      >>> ops.adjust_saturation(np.array([[[255, 0, 0]]], np.uint8), 0.0).ravel().tolist()
+      [76, 76, 76]
+    """
+    array, _ = picture(image, axes)
+    return _blend(array, _grey(array, channel), factor)
+
+
+def adjust_hue(
+    image: Shaped[ImageLike, "*shape"],
+    shift: Parameter,
+    *,
+    axes: Sequence[int] = (-3, -2),
+    channel: int = -1,
+) -> Shaped[Array, "*shape"]:
+    """Turns the hue of HSV, as torchvision's `adjust_hue` of tensors.
+
+    Args:
+      image: RGB pictures.
+      shift: turns of the colour circle: 0 and 1 are the picture, 0.5 its complementary colours.
+      axes: the height and the width axis.
+      channel: the axis of channels.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a shift that is no number.
+      ValueError: shifts that do not belong to the pictures, or channels that are not 3.
+
+    Example:
+      >>> ops.adjust_hue(np.array([[[255, 0, 0]]], np.uint8), 1 / 3).ravel().tolist()
+      [0, 255, 0]
+    """
+    array, _ = picture(image, axes)
+    red, green, blue = _planes(array, channel)
+    red, green, blue = (
+        plane.astype(real_dtype(array)) / peak_of(array) for plane in (red, green, blue)
+    )
+    value = jnp.maximum(jnp.maximum(red, green), blue)
+    chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
+    span = jnp.where(chroma == 0, 1, chroma)
+    sextant = jnp.where(
+        value == red,
+        (green - blue) / span,
+        jnp.where(value == green, 2 + (blue - red) / span, 4 + (red - green) / span),
+    )
+    turned = sextant + 6 * _spread(shift, array, "shift")
+    shifted: list[jax.Array] = []
+    for corner in (5, 3, 1):
+        distance = jnp.mod(turned + corner, 6)
+        ramp = jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
+        shifted.append(value - chroma * ramp)
+    place = normal_axis(channel, array.ndim, "channel")
+    return in_dtype_of(array, jnp.concatenate(shifted, place) * peak_of(array))
+
+
+def adjust_gamma(
+    image: Shaped[ImageLike, "*shape"], gamma: Parameter, *, axes: Sequence[int] = (-3, -2)
+) -> Shaped[Array, "*shape"]:
+    """Raises 0…1 to a power; values below 0 count as 0.
+
+    Args:
+      image: pictures.
+      gamma: the exponent: below 1 shadows become lighter. One number, or one for each picture.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a gamma that is no number.
+      ValueError: exponents that do not belong to the pictures.
+
+    Example:
+      >>> ops.adjust_gamma(np.full((1, 1, 1), 0.25, np.float32), 0.5).item()
+      0.5
+    """
+    array, _ = picture(image, axes)
+    unit = jnp.maximum(array.astype(real_dtype(array)) / peak_of(array), 0)
+    return in_dtype_of(array, unit ** _spread(gamma, array, "gamma") * peak_of(array))
+
+
+def invert(
+    image: Shaped[ImageLike, "*shape"], *, axes: Sequence[int] = (-3, -2)
+) -> Shaped[Array, "*shape"]:
+    """The negative: white less the picture, as Pillow's `ImageOps.invert`.
+
+    Args:
+      image: pictures.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype.
+
+    Example:
+      >>> ops.invert(np.full((1, 1, 1), 55, np.uint8)).item()
+      200
+    """
+    array, _ = picture(image, axes)
+    return (asarray(peak_of(array), array.dtype) - array).astype(array.dtype)
+
+
+def solarize(
+    image: Shaped[ImageLike, "*shape"], threshold: Parameter, *, axes: Sequence[int] = (-3, -2)
+) -> Shaped[Array, "*shape"]:
+    """Inverts what is not below a threshold, as Pillow's `ImageOps.solarize`.
+
+    Args:
+      image: pictures.
+      threshold: on the image's scale; one number, or one for each picture.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a threshold that is no number.
+      ValueError: thresholds that do not belong to the pictures.
+
+    Example:
+      >>> ops.solarize(np.array([[[100], [200]]], np.uint8), 128).ravel().tolist()
+      [100, 55]
+    """
+    array, _ = picture(image, axes)
+    limit = _spread(threshold, array, "threshold")
+    return jnp.where(array.astype(real_dtype(array)) < limit, array, invert(array, axes=axes))
+
+
+def posterize(
+    image: Shaped[ImageLike, "*shape"], bits: int | ImageLike, *, axes: Sequence[int] = (-3, -2)
+) -> Shaped[Array, "*shape"]:
+    """Keeps the first bits of every level, as Pillow's `ImageOps.posterize`.
+
+    Args:
+      image: uint8 or uint16 pictures.
+      bits: from 0; one integer, or one for each picture, traced or not.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or bits that are no integers.
+      ValueError: bits that do not belong to the pictures.
+
+    Example:
+      >>> ops.posterize(np.full((1, 1, 1), 255, np.uint8), 3).item()
+      224
+    """
+    array, _ = picture(image, axes)
+    if array.dtype not in INTEGER_DTYPES:
+        raise TypeError(f"posterize needs uint8 or uint16, got {array.dtype}; it counts bits")
+    if not is_integer(bits) and not jnp.issubdtype(jnp.result_type(bits), jnp.integer):
+        raise TypeError(f"bits must be integers, got {bits!r}")
+    dropped = 8 * array.dtype.itemsize - _spread(bits, array, "bits").astype(jnp.int32)
+    return ((array.astype(jnp.int32) >> dropped) << dropped).astype(array.dtype)
+
+
+def _spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
+    """A factor for each picture, with axes of extent 1 for all that a picture has."""
+    array = parameter(value, name)
+    if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
+        raise ValueError(
+            f"{name} of shape {array.shape} has no value for each picture of shape {image.shape}; "
+            "its axes must be leading ones of the image"
+        )
+    return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
+
+
+def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
+    """From `base` through the image, by the factor; integers cut off as in Pillow's Image.blend."""
+    x = image.astype(real_dtype(image))
+    apart = x - base
+    # The choice keeps compilers from contracting product and sum, which Pillow rounds apart.
+    moved = base + jnp.where(apart == 0, 0, _spread(factor, image, "factor") * apart)
+    return in_dtype_of(image, jnp.floor(moved) if image.dtype in INTEGER_DTYPES else moved)
+
+
+def _planes(image: jax.Array, channel: int, most: int = 3) -> list[jax.Array]:
+    axis = normal_axis(channel, image.ndim, "channel")
+    if image.shape[axis] not in (3, most):
+        raise ValueError(
+            f"channel={channel} must hold R, G and B, but the image's shape is {image.shape}"
+        )
+    extent = image.shape[axis]
+    return [jax.lax.slice_in_dim(image, k, k + 1, axis=axis) for k in range(extent)]
+
+
+def _grey(image: jax.Array, channel: int) -> jax.Array:
+    planes = _planes(image, channel, most=1)
+    if len(planes) == 1:
+        return planes[0].astype(real_dtype(image))
+    if image.dtype in INTEGER_DTYPES:
+        # uint32 holds 2¹⁶ levels of 2⁻¹⁶.
+        terms = [
+            plane.astype(jnp.uint32) * weight for plane, weight in zip(planes, _GREY, strict=True)
+        ]
+        return ((terms[0] + terms[1] + terms[2] + (1 << 15)) >> 16).astype(real_dtype(image))
+    x = [plane.astype(real_dtype(image)) for plane in planes]
+    return sum(
+        (plane * (w / (1 << 16)) for plane, w in zip(x[1:], _GREY[1:], strict=True)),
+        x[0] * (_GREY[0] / (1 << 16)),
+    )

@@ -1,0 +1,108 @@
+"""What holds for every function of pictures: jit, vmap, meshes, layouts, dtypes, empty batches."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxsr import ops
+
+FLOATS, LEVELS, ALL = (
+    ("float32", "bfloat16"),
+    ("uint8",),
+    ("float32", "bfloat16", "uint8", "uint16"),
+)
+TURN = np.array([[0.8, 0.3, 1.0], [-0.3, 0.9, 0.5]], np.float32)
+PLACES = np.linspace(-1, 9, 84, dtype=np.float32).reshape(2, 6, 7)
+
+Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
+FUNCTIONS: dict[str, Function] = {
+    "adjust_brightness": (partial(ops.adjust_brightness, factor=1.3), ALL),
+    "adjust_gamma": (partial(ops.adjust_gamma, gamma=0.7), ALL),
+    "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
+    "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
+    "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
+    "feather": (ops.feather, (*FLOATS, *LEVELS)),
+    "flip": (ops.flip, ALL),
+    "gaussian_blur": (partial(ops.gaussian_blur, sigma=0.7), (*FLOATS, *LEVELS)),
+    "grid_sample": (partial(ops.grid_sample, grid=np.moveaxis(PLACES, 0, -1) / 6), ALL),
+    "invert": (ops.invert, ALL),
+    "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES, order=2), ALL),
+    "pad": (partial(ops.pad, padding=2, border="symmetric"), ALL),
+    "posterize": (partial(ops.posterize, bits=3), ("uint8", "uint16")),
+    "remap": (partial(ops.remap, rows=PLACES[0], columns=PLACES[1]), ALL),
+    "resize": (partial(ops.resize, size=(5, 12)), (*FLOATS, *LEVELS)),
+    "rot90": (ops.rot90, ALL),
+    "rotate": (partial(ops.rotate, degrees=20.0), ALL),
+    "solarize": (partial(ops.solarize, threshold=0.5), ALL),
+    "transpose": (ops.transpose, ALL),
+    "warp_affine": (partial(ops.warp_affine, matrix=TURN), ALL),
+    "warp_perspective": (partial(ops.warp_perspective, matrix=np.eye(3) + 0.01), ALL),
+}
+"""With axes of height and width alone. Others have properties of their own in their files."""
+OTHERS = {
+    "adjust_contrast", "adjust_hue", "adjust_saturation", "denormalise", "frame_size",
+    "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
+    "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
+    "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
+}  # fmt: skip
+CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in dtypes]
+
+
+def test_no_function_is_missing():
+    assert FUNCTIONS.keys() | OTHERS == set(ops.__all__)
+
+
+def pictures(dtype, count=8):
+    levels = np.random.default_rng(0).integers(0, 256, (count, 7, 9, 3))
+    scale = {"uint16": 257, "uint8": 1}.get(dtype, 1 / 255)
+    return jnp.asarray(levels * scale, dtype)
+
+
+def in_float(x):
+    return np.asarray(x.astype(jnp.float32))
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
+    function, _ = FUNCTIONS[name]
+    images = pictures(dtype)
+    plain = function(images)
+    assert plain.dtype == (jnp.float32 if name == "feather" else images.dtype)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    placed = jax.device_put(images, NamedSharding(mesh, P("data")))
+    compiled = jax.jit(function).lower(placed).compile()
+    text = compiled.as_text() or ""
+    assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    planes = partial(function, axes=(-2, -1))(jnp.moveaxis(images, -1, 1))
+    results = {
+        "jit": jax.jit(function)(images),
+        "vmap": jax.vmap(function)(images),
+        "mesh": compiled(placed),
+        "layout": jnp.moveaxis(planes, 1, -1),
+    }
+    # Programs contract other products and sums: the last bit may differ, in levels at a tie.
+    atol = {"float32": 2e-6, "bfloat16": 2**-8}.get(dtype, 1)
+    for kind, result in results.items():
+        assert result.dtype == plain.dtype
+        np.testing.assert_allclose(in_float(result), in_float(plain), atol=atol, err_msg=kind)
+    empty = function(images[:0])
+    assert empty.shape == (0, *plain.shape[1:]) and empty.dtype == plain.dtype
+
+
+NOT_LINEAR = {"adjust_gamma", "feather", "invert", "posterize", "solarize"}
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_LINEAR])
+def test_linear_functions_have_the_gradient_of_linear_ones(name):
+    """`vdot(f(x), y) = vdot(x, grad)`, as each is linear in its pictures."""
+    function, _ = FUNCTIONS[name]
+    images = pictures("float32", 2)
+    upstream = jnp.asarray(np.random.default_rng(1).random(function(images).shape), jnp.float32)
+    value, slope = jax.value_and_grad(lambda x: (function(x) * upstream).sum())(images)
+    np.testing.assert_allclose(jnp.vdot(slope, images), value, rtol=1e-4)

@@ -1,0 +1,30 @@
+"""`import jaxsr.ops` needs jax and NumPy alone, and little time."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+BLOCKED = {"torch", "torchax", "cv2", "scipy", "PIL", "skimage", "jaxtyping", "flax", "optax"}
+PROGRAM = textwrap.dedent("""
+    import sys, time
+    import jax.numpy, numpy as np
+    before = set(sys.modules)
+    for name in sys.argv[1].split(","):
+        assert name not in sys.modules, name
+        sys.modules[name] = None
+    start = time.process_time()
+    import jaxsr.ops
+    print(time.process_time() - start)
+    roots = {name.split(".")[0] for name in set(sys.modules) - before}
+    print(*sorted(roots - set(sys.stdlib_module_names) - {"jax", "jaxlib", "numpy", "jaxsr"}))
+    assert jaxsr.ops.resize(np.ones((4, 4, 3), np.uint8), 2, convention="opencv").shape == (2, 2, 3)
+""")
+
+
+def test_import():
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", PROGRAM, ",".join(BLOCKED)]
+    seconds, packages = subprocess.check_output(command, env=environment, text=True).splitlines()
+    assert float(seconds) < 0.3
+    assert set(packages.split()) <= BLOCKED
