@@ -82,7 +82,7 @@ class AheadEngine(JaxEngine):
         )
 
         def loop(*args: Any) -> Any:
-            return self._loop(False, *args)
+            return self._loop(False, self._is_plain(options), options.prompt_lookup, *args)
 
         decode = compile_ahead(
             jax.jit(loop, donate_argnums=1),

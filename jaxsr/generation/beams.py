@@ -29,7 +29,7 @@ _EARLY_STOPPING = ("false", "true", "never")
 _PENALTY = 1.0e9
 
 
-def beam_settings(options: SamplingOptions, room: int) -> dict[str, np.ndarray]:
+def beam_settings(options: SamplingOptions, room: int) -> dict[str, Any]:
     """What a search needs besides `settings_of`.
 
     Args:

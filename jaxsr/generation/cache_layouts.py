@@ -146,13 +146,34 @@ class OwnLayout(CacheLayout):
     def decode(
         self, run: Run, state: Mapping[str, Any], *, left: bool
     ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+        tokens_B1 = jnp.maximum(state["token"], 0)[:, None]
+        return self._fed(run, state, tokens_B1, jnp.zeros_like(state["filled"]), left=left)
+
+    def verify(
+        self, run: Run, state: Mapping[str, Any], tokens_BT: jax.Array, *, left: bool
+    ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+        """`decode` of several tokens for each row, with logits (B, T, V) after each.
+
+        Entries of tokens that turn out wrong lie after the filled slots, and are overwritten.
+        """
+        return self._fed(run, state, tokens_BT, None, left=left)
+
+    def _fed(
+        self,
+        run: Run,
+        state: Mapping[str, Any],
+        tokens_BT: jax.Array,
+        read_B: jax.Array | None,
+        *,
+        left: bool,
+    ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
         filled_B = state["filled"]
-        logits_BV, new = run(
-            jnp.maximum(state["token"], 0)[:, None],
+        logits, new = run(
+            tokens_BT,
             [(jnp.swapaxes(k, 2, 3), v) for k, v in state["cache"]],
             filled_B=filled_B,
             first_B=state["first"] if left else None,
-            read_B=jnp.zeros_like(filled_B),
+            read_B=read_B,
         )
 
         def written(chosen_B: jax.Array) -> Any:
@@ -164,7 +185,7 @@ class OwnLayout(CacheLayout):
                 for (k, v), (n, m) in zip(state["cache"], new, strict=True)
             ]
 
-        return logits_BV, written
+        return logits, written
 
     def admitted(
         self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array

@@ -80,6 +80,8 @@ class Engine(ABC):
     """Over how many devices each sum may be split."""
     compile_s: float
     """Seconds spent on tracing and compiling so far."""
+    looks_up: bool = False
+    """Whether it can feed several proposed tokens at once, for `prompt_lookup`."""
 
     def start(
         self,
@@ -107,7 +109,7 @@ class Engine(ABC):
         """
         tokens, length = padded(prompts, padding=padding)
         context = self.config.max_position_embeddings
-        least = cache_slots(int(length.max()), options.max_new_tokens, context=context)
+        least = cache_slots(int(length.max()), options.most_slots, context=context)
         numbers = np.asarray(requests, np.int32)
         own_seeds = np.asarray([options.seed] * len(numbers) if seeds is None else seeds, np.int32)
         return self._start(

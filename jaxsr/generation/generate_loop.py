@@ -163,6 +163,7 @@ def complete(
             "beam search ends at tokens and saves no cache; leave out --save-cache, and name "
             "special tokens or ids with --stop"
         )
+    _check_lookup(engine, options)
     config = engine.config
     check_prompts(
         prompts, options, context=config.max_position_embeddings, vocabulary=config.vocab_size
@@ -171,7 +172,7 @@ def complete(
     # One cache size for the whole run means one compiled loop; a deterministic row has its own.
     longest = max(len(prompt) for prompt in prompts)
     context = config.max_position_embeddings
-    slots = cache_slots(longest, options.max_new_tokens, context=context)
+    slots = cache_slots(longest, options.most_slots, context=context)
     requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
     rounds = _Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
     waiting = deque(requests[skip:])
@@ -212,6 +213,14 @@ class _Request:
     prompt: Sequence[int]
     number: int
     seed: int
+
+
+def _check_lookup(engine: Engine, options: SamplingOptions) -> None:
+    if options.prompt_lookup is not None and not engine.looks_up:
+        raise InputError(
+            "prompt_lookup is for jaxsr's own networks (Llama, Qwen3) with --engine jax; leave it "
+            "out"
+        )
 
 
 def _requests_of(
@@ -263,6 +272,7 @@ def continue_from(
     """
     if options.num_beams > 1:
         raise InputError("a saved batch goes on without beams; leave out --num-beams or --resume")
+    _check_lookup(engine, options)
     have = snapshot.outputs.shape[1]
     if have >= options.max_new_tokens:
         raise InputError(

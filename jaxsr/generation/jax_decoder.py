@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxsr.generation import beams, sampling, sharding
-from jaxsr.generation.cache_layouts import layout_of
+from jaxsr.generation import beams, prompt_lookup, sampling, sharding
+from jaxsr.generation.cache_layouts import OwnLayout, layout_of
 from jaxsr.generation.decoder import (
     ENDED,
     LOGPROBS,
@@ -59,6 +59,8 @@ _OUTPUT_STEP = 64
 
 class JaxBatch:
     """A batch under way: its state on the device, and what decides how it goes on."""
+
+    padding: Padding
 
     def __init__(
         self,
@@ -113,6 +115,7 @@ class JaxEngine(Engine):
         self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
         self._layout = layout_of(network, self.mesh)
+        self.looks_up = isinstance(self._layout, OwnLayout)
         self._turned, self._turned_in_program = frozenset[str](), False
         self._copied: dict[str, str] = {}
         if on_cpu and isinstance(network, CausalLM):
@@ -197,14 +200,24 @@ class JaxEngine(Engine):
             "outputs": jnp.full((rows, room), UNFILLED, jnp.int32),
             "count": jnp.zeros(rows, jnp.int32),
             "keys": sampling.request_keys(seed_B, request_B),
-            **empty_logprobs(rows, room, self._top(options)),
+            **jax.tree.map(jnp.asarray, empty_logprobs(rows, room, self._top(options))),
         }
-        return state | self._chosen(state, logits_BV, settings)
+        return state | self._chosen(state, logits_BV, settings, self._is_plain(options))
 
-    def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings) -> State:
+    def _is_plain(self, options: SamplingOptions) -> bool:
+        """Whether programs are compiled for plain greedy decoding alone.
+
+        On a mesh they are: the branches that sort would gather the logits of all devices.
+        """
+        return options.plain and self.devices > 1
+
+    def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings, plain: bool) -> State:
         """What choosing the next tokens changes."""
-        history = History(state["prompt"], state["outputs"], state["count"])
-        chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
+        if plain:
+            chosen_B = jnp.argmax(logits_BV, -1).astype(jnp.int32)
+        else:
+            history = History(state["prompt"], state["outputs"], state["count"])
+            chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
         running_B = self._running(state, settings)
         # A row that has ended keeps its last token, so that a saved batch ends as it should.
         token_B = jnp.where(running_B, chosen_B, state["token"])
@@ -230,12 +243,54 @@ class JaxEngine(Engine):
         """Rows that met no stop token and may have more tokens."""
         return ~state["done"] & (state["count"] < settings["max_new_tokens"])
 
+    def _lookup_step(
+        self,
+        left: bool,
+        proposals: int,
+        weights: dict[str, jax.Array],
+        settings: Settings,
+        state: State,
+    ) -> State:
+        """`_step` of one token or more."""
+        assert isinstance(self._layout, OwnLayout)
+        running_B = self._running(state, settings)
+        history = History(state["prompt"], state["outputs"], state["count"])
+        proposed_BN = prompt_lookup.proposed(history, proposals)
+        tokens_BT = jnp.concatenate((state["token"][:, None], proposed_BN), 1)
+        logits_BTV, written = self._layout.verify(
+            partial(self._run, weights), state, tokens_BT, left=left
+        )
+        greedy_BT = jnp.argmax(logits_BTV, -1).astype(jnp.int32)
+        most_B = jnp.where(running_B, settings["max_new_tokens"] - state["count"], 0)
+        new_B = prompt_lookup.accepted(proposed_BN, greedy_BT, most_B, settings)
+        last_B1 = jnp.maximum(new_B - 1, 0)[:, None]
+        token_B = jnp.take_along_axis(greedy_BT, last_B1, 1)[:, 0]
+        token_B = jnp.where(running_B, token_B, state["token"])
+        place = jnp.arange(proposals + 1)
+        columns = jnp.where(
+            place < new_B[:, None], state["count"][:, None] + place, state["outputs"].shape[1]
+        )
+        rows = jnp.arange(len(token_B))[:, None]
+        return state | {
+            "token": token_B,
+            "done": state["done"] | (running_B & is_stop(token_B, settings)),
+            "outputs": state["outputs"].at[rows, columns].set(greedy_BT, mode="drop"),
+            "count": state["count"] + new_B,
+            "cache": written(token_B),
+            "filled": state["filled"] + new_B,
+        }
+
     def _step(
-        self, left: bool, weights: dict[str, jax.Array], settings: Settings, state: State
+        self,
+        left: bool,
+        plain: bool,
+        weights: dict[str, jax.Array],
+        settings: Settings,
+        state: State,
     ) -> State:
         running_B = self._running(state, settings)
         logits_BV, written = self._layout.decode(partial(self._run, weights), state, left=left)
-        changed = self._chosen(state, logits_BV, settings)
+        changed = self._chosen(state, logits_BV, settings, plain)
         return state | {
             **changed,
             "cache": written(changed["token"]),
@@ -245,6 +300,8 @@ class JaxEngine(Engine):
     def _loop(
         self,
         left: bool,
+        plain: bool,
+        proposals: int | None,
         weights: dict[str, jax.Array],
         state: State,
         steps: jax.Array,
@@ -257,7 +314,9 @@ class JaxEngine(Engine):
 
         def advanced(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, state = carry
-            return step + 1, self._step(left, weights, settings, state)
+            if proposals is not None:
+                return step + 1, self._lookup_step(left, proposals, weights, settings, state)
+            return step + 1, self._step(left, plain, weights, settings, state)
 
         return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
 
@@ -280,7 +339,7 @@ class JaxEngine(Engine):
         static = (options, slots, prompt_slots, padding)
         build = partial(self._prefill, *static)
         shape = (*tokens.shape, slots, prompt_slots, room_for(options), padding)
-        key = ("prefill", _tables(settings), self._top(options), shape)
+        key = ("prefill", _tables(settings), self._top(options), self._is_plain(options), shape)
         program = self._program(key, build, self._weights, *args)
         state = program(self._weights, *args)
         return JaxBatch(
@@ -291,12 +350,13 @@ class JaxEngine(Engine):
         self, batch: JaxBatch, row: int, prompt: Sequence[int], request: int, seed: int
     ) -> None:
         tokens, length = padded([prompt], padding=batch.padding)
-        numbers = (np.asarray([number], np.int32) for number in (request, seed))
+        numbers = np.asarray([request, seed], np.int32)
         prompt_slots = batch.state["prompt"].shape[1]
         new = self._start(
             tokens,
             length,
-            *numbers,
+            numbers[:1],
+            numbers[1:],
             batch.options,
             batch.stop_ids,
             batch.slots,
@@ -331,9 +391,11 @@ class JaxEngine(Engine):
         return *self._replicated(np.int32(steps), np.int32(least_running)), batch.settings
 
     def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
-        loop = partial(self._loop, batch.padding == "left")
+        options = batch.options
+        static = (batch.padding == "left", self._is_plain(options), options.prompt_lookup)
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
-        key = ("decode", _tables(batch.settings), batch.padding == "left", shapes)
+        key = ("decode", _tables(batch.settings), static, shapes)
+        loop = partial(self._loop, *static)
         return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
@@ -440,7 +502,7 @@ class JaxEngine(Engine):
     ) -> JaxBatch:
         count_B = snapshot.counts
         longest = int(snapshot.filled.max())
-        remaining = max(options.max_new_tokens - int(count_B.min()), 1)
+        remaining = max(options.most_slots - int(count_B.min()), 1)
         slots = cache_slots(longest, remaining, context=self.config.max_position_embeddings)
         cache, filled, first = self._layout.placed(
             snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
@@ -476,7 +538,7 @@ class JaxEngine(Engine):
     def _top(self, options: SamplingOptions) -> int | None:
         return logprobs_capacity(options, self.config.vocab_size)
 
-    def _replicated(self, *arrays: Any) -> tuple[jax.Array, ...]:
+    def _replicated(self, *arrays: Any) -> tuple[Any, ...]:
         """Arrays, or tables of them, on every device."""
         everywhere = sharding.replicated(self.mesh)
         return tuple(jax.tree.map(lambda x: place(x, everywhere), array) for array in arrays)

@@ -8,8 +8,8 @@ Shapes: B rows, V tokens of the vocabulary, T tokens of the longest prompt, N to
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ import numpy as np
 from jaxsr.generation.decoder import UNFILLED
 from jaxsr.generation.options import SamplingOptions
 
-Settings = dict[str, jax.Array]
-"""`settings_of` as arrays: scalars and padded tables."""
+Settings = Mapping[str, Any]
+"""`settings_of` on the host or on a device: scalars and padded tables."""
 
 # In a table of biases: any token may stand here.
 _ANY_TOKEN = -2
@@ -29,13 +29,13 @@ _CANDIDATES = 128
 
 
 class History(NamedTuple):
-    """The tokens of each row so far."""
+    """The tokens of each row so far, int32 arrays of JAX or NumPy."""
 
-    prompt_BT: jax.Array
+    prompt_BT: Any
     """The prompt, ending in the last column; `UNFILLED` before it."""
-    outputs_BN: jax.Array
+    outputs_BN: Any
     """What was generated, from the first column on; `UNFILLED` after it."""
-    count_B: jax.Array
+    count_B: Any
     """How many tokens were generated."""
 
     @property
@@ -49,7 +49,7 @@ class History(NamedTuple):
         return self.prompt_BT.shape[1] + self.count_B[:, None]
 
 
-def settings_of(options: SamplingOptions, stop_ids: Sequence[int]) -> dict[str, np.ndarray]:
+def settings_of(options: SamplingOptions, stop_ids: Sequence[int]) -> dict[str, Any]:
     """The options as arrays on the host.
 
     Tables grow in powers of two, so that another stop token or bias seldom makes another program.

@@ -97,6 +97,9 @@ class SamplingOptions(CheckedOptions):
     never: when better ones are impossible."""
     num_return_sequences: int = 1
     """With beams: so many of the best outputs are reported."""
+    prompt_lookup: int | None = None
+    """Propose so many tokens at each step where prompt or output repeat themselves; greedy tokens
+    stay the same. For jaxsr's own networks."""
     seed: int = 0
     """Of the random draws; each request draws with its own key, made of this and its number."""
 
@@ -133,6 +136,13 @@ class SamplingOptions(CheckedOptions):
                 )
         _ = self.biases
         self._check_beams()
+        self.check_at_least(1, "prompt_lookup")
+        alone = self.plain and self.num_beams == 1 and self.logprobs is None
+        if self.prompt_lookup is not None and not alone:
+            raise InputError(
+                f"prompt_lookup={self.prompt_lookup} is for plain greedy decoding; leave it out, "
+                "or temperature, penalties, bias, minimum length, logprobs and beams"
+            )
 
     def _check_beams(self) -> None:
         self.check_at_least(1, "num_beams", "num_return_sequences")
@@ -158,6 +168,11 @@ class SamplingOptions(CheckedOptions):
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def most_slots(self) -> int:
+        """Slots of a cache that an output may need; proposals may lie after its end."""
+        return self.max_new_tokens + (self.prompt_lookup or 0)
 
     @property
     def plain(self) -> bool:

@@ -77,7 +77,7 @@ def log_probabilities(
 
 
 def choose_on_host(
-    logits_BV: np.ndarray, keys_B2: np.ndarray, history: History, settings: Settings
+    logits_BV: np.ndarray, keys_B2: np.ndarray | jax.Array, history: History, settings: Settings
 ) -> np.ndarray:
     """`choose` on JAX's CPU, for an engine that is not JAX: the same draws from the same keys."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):

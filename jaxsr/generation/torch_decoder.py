@@ -45,6 +45,7 @@ class TorchBatch:
     outputs: np.ndarray
     count: np.ndarray
     logprobs: dict[str, np.ndarray]
+    padding: Padding
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class TorchEngine(Engine):
         if batch.logprobs:
             all_BV = logits_BV.log_softmax(-1)
             top = all_BV.topk(batch.logprobs["top_logprobs"].shape[2])
-            of_chosen = all_BV[torch.arange(len(chosen)), torch.from_numpy(chosen).long()]
+            of_chosen = all_BV.gather(1, self._integers(chosen)[:, None])[:, 0]
             for name, value in zip(LOGPROBS, (of_chosen, top.values, top.indices), strict=True):
                 batch.logprobs[name][at] = value.cpu().numpy()[rows]
         batch.token[rows] = batch.outputs[at] = chosen[rows]
@@ -143,12 +144,13 @@ class TorchEngine(Engine):
         self, batch: TorchBatch, row: int, prompt: Sequence[int], request: int, seed: int
     ) -> None:
         tokens, length = padded([prompt], padding=batch.padding)
-        numbers = (np.asarray([number], np.int32) for number in (request, seed))
+        numbers = np.asarray([request, seed], np.int32)
         slots = batch.prompt.shape[1]
         new = self._start(
             tokens,
             length,
-            *numbers,
+            numbers[:1],
+            numbers[1:],
             batch.options,
             batch.stop_ids,
             batch.slots,
@@ -220,7 +222,7 @@ class TorchEngine(Engine):
         return batch.running
 
     def logprobs(self, batch: TorchBatch, row: int) -> tuple[np.ndarray, ...] | None:
-        return tuple(array[row] for array in batch.logprobs.values()) or None
+        return tuple(array[row].copy() for array in batch.logprobs.values()) or None
 
     def end(self, batch: TorchBatch, lengths: Mapping[int, int]) -> None:
         arrays = {name: np.array(getattr(batch, name)) for name in ENDED if name != "filled"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from jaxsr.generation.options import recommended_options
 from jaxsr.models.llama.quantization_config import read_quantization
 from jaxsr.models.llama.quantized import Float8Activations, ScaledLinear, W8A8Linear
 from jaxsr.models.load import load_model
@@ -34,7 +35,7 @@ def test_generation_config_is_read(model_folder, tmp_path):
     (folder / "generation_config.json").write_text(json.dumps(stated))
     model = load_model(folder)
     assert model.stop_ids == (2, 7)
-    assert model.sampling == {"temperature": 0.6, "top_k": 20}
+    assert recommended_options(model.sampling) == ({"temperature": 0.6, "top_k": 20}, [])
 
 
 def single_file(model_folder, family, tmp_path):
