@@ -265,7 +265,7 @@ def _check(
             raise _refused(key, value, f"is not computed here; {computed} is")
     for name in needed:
         if name not in stated:
-            raise _refused(f"{place}.{name}", None, "is missing")
+            raise _refused(f"{place}.{name}" if place else name, None, "is missing")
 
 
 def _same(value: Any, one: Any) -> bool:

@@ -56,16 +56,16 @@ def _check_sizes(
     name: str, module: nn.Linear, layer: nn.Module, quantization: Quantization
 ) -> None:
     linear: Any = layer.layer if isinstance(layer, InputOrder) else layer
+    sizes = [(x.out_features, x.in_features) for x in (linear, module)]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"{name} has {sizes[0]} outputs and inputs, but config.json makes it {sizes[1]}"
+        )
     group = quantization.group
     if group is not None and linear.in_features // linear.group_count != group:
         raise InputError(
             f"config.json's quantization_config has group_size = {group}, but {name} has groups "
             f"of {linear.in_features // linear.group_count} inputs; get the folder again"
-        )
-    sizes = [(x.out_features, x.in_features) for x in (linear, module)]
-    if sizes[0] != sizes[1]:
-        raise InputError(
-            f"{name} has {sizes[0]} outputs and inputs, but config.json makes it {sizes[1]}"
         )
 
 
