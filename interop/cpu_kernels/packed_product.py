@@ -1,18 +1,17 @@
 """Products with weights of four bits by torch's kernel, in JAX programs for CPUs.
 
-torch multiplies bfloat16 activations by levels from 0 to 15, with a bfloat16 scale and zero for each
-group of inputs. It adds up in float32, and rounds its result to bfloat16. Wider levels are two matrices
-of four bits each. Two ways lead from float32 activations to float32 results:
+torch multiplies bfloat16 activations by levels from 0 to 15, with a bfloat16 scale and zero for
+each group of inputs. It adds up in float32, and rounds its result to bfloat16. Wider levels are two
+matrices of four bits each. Two ways lead from float32 activations to float32 results:
 
 - `fast`: activations, scales and results are rounded to bfloat16, 8 bits.
 - `exact`: activations and scales are two bfloat16 numbers each, 16 bits, and what rounding took
   from a result is computed by the kernel, too: the rounded result is a negative zero-point of one
-  more group of inputs. Results have about 17 bits; `tests/interop/cpu_kernels` holds it.
+  more group of inputs. `tests/interop/cpu_kernels/test_packed_product.py` holds the errors.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -43,7 +43,7 @@ class AheadEngine(JaxEngine):
     def _placed(self, network: Any) -> Any:
         named = (*network.named_parameters(), *network.named_buffers())
         shapes = {
-            name: jax.ShapeDtypeStruct(tuple(tensor.shape), _dtype(tensor))
+            name: jax.ShapeDtypeStruct(_shape(tensor, name in self._turned), _dtype(tensor))
             for name, tensor in named
         }
         return abstract(shapes, self._layout.weight_shardings(shapes, self._turned))
@@ -155,6 +155,10 @@ def _network(config: GenerateConfig) -> Any:
     dtype = getattr(torch, config.dtype)
     model = load_model(config.model, kind="language model", dtype=dtype, scheme=config.quantize)
     return model.network
+
+
+def _shape(tensor: Any, turned: bool) -> tuple[int, ...]:
+    return tuple(tensor.shape)[:: -1 if turned else 1]
 
 
 def _dtype(tensor: Any) -> Any:

@@ -44,7 +44,7 @@ from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import CausalLM
-from jaxsr.models.llama.packed import arranged_copy, has_blocks
+from jaxsr.models.llama.packed import arranged_copy, has_blocks, level_arrays
 from jaxsr.models.llama.transposed import linear_weights, transpose, untie_head
 from jaxsr.ops._cpu_calls import xla_only
 
@@ -116,14 +116,15 @@ class JaxEngine(Engine):
         multiply_integers(self._skeleton, weight_only=on_cpu)
         self._layout = layout_of(network, self.mesh)
         self.looks_up = isinstance(self._layout, OwnLayout)
-        self._turned, self._turned_in_program = frozenset[str](), False
+        # The program turns the latter back, and XLA drops both turns.
+        self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
         self._copied: dict[str, str] = {}
         if on_cpu and isinstance(network, CausalLM):
             self._turned = transpose(self._skeleton)
         elif on_cpu:
-            # The program turns them back, and XLA drops both turns.
             self._copied = untie_head(self._skeleton)
-            self._turned, self._turned_in_program = linear_weights(self._skeleton), True
+            self._turned_back |= linear_weights(self._skeleton)
+        self._turned |= self._turned_back
         self._folder = programs
         self._weights = self._placed(network)
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
@@ -147,8 +148,7 @@ class JaxEngine(Engine):
         return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        if self._turned_in_program:
-            weights = {n: w.T if n in self._turned else w for n, w in weights.items()}
+        weights = {n: w.T if n in self._turned_back else w for n, w in weights.items()}
         params = {name: weights[name] for name in self._model.params}
         buffers = {name: weights[name] for name in self._model.buffers}
         return self._model.apply(params, buffers, *args, **kwargs)[0]

@@ -93,7 +93,7 @@ class KernelLinear(nn.Module):
 
 
 def use_kernels(network: nn.Module, *, exact: bool) -> None:
-    """Swaps arranged layers for those with kernels, in place, where the kernel takes their sizes."""
+    """Swaps arranged layers for those with kernels, in place, where the sizes fit."""
     modules = dict(network.named_modules())
     embeddings = [m for m in modules.values() if isinstance(m, LevelsEmbedding)]
     inside = {id(embedding.rows) for embedding in embeddings}
@@ -112,7 +112,10 @@ def use_kernels(network: nn.Module, *, exact: bool) -> None:
 
 
 def _fits(layer: Any) -> bool:
-    return isinstance(layer, LevelsLinear) and layer.out_features % _OUTPUTS == 0
+    if not isinstance(layer, LevelsLinear) or layer.out_features % _OUTPUTS:
+        return False
+    run = layer.in_features // layer.group_count
+    return run == packed_product.GROUP // 2 or run % packed_product.GROUP == 0
 
 
 def _together(name: str, layers: Mapping[str, LevelsLinear]) -> list[str]:
@@ -122,7 +125,6 @@ def _together(name: str, layers: Mapping[str, LevelsLinear]) -> list[str]:
     names = [n for n in (f"{parent}.{leaf}".strip(".") for leaf in siblings) if n in layers]
 
     def kind(layer: LevelsLinear) -> tuple[int, ...]:
-        scale = layer.scale if layer.sub_scale is None else layer.sub_scale
-        return (layer.bits, scale.shape[1])
+        return (layer.bits, layer.in_features, layer.group_count)
 
     return [n for n in names if kind(layers[n]) == kind(layers[name])]

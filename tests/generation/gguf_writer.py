@@ -1,9 +1,8 @@
 """Writes models of transformers as GGUF files, as llama.cpp's converter does."""
 
+import gguf
 import numpy as np
 import torch
-
-import gguf
 
 K = gguf.GGMLQuantizationType
 ARCHITECTURES = {
@@ -240,16 +239,16 @@ def write_gguf(path, model, kind=K.F32, *, tokenizer=None, extra=None, keep=()):
     if tokenizer is not None:
         tokenizer(writer)
     used = {}
-    for name, array in tensors_of(model):
-        array = np.ascontiguousarray(array, dtype=np.float32)
+    for name, values in tensors_of(model):
+        array = np.ascontiguousarray(values, dtype=np.float32)
         block = gguf.GGML_QUANT_SIZES[kind][0]
         if array.ndim < 2 or kind == K.F32 or array.shape[-1] % block or name in keep:
             writer.add_tensor(name, array)
+            used[name] = array
         else:
             raw = gguf.quants.quantize(array, kind)
             writer.add_tensor(name, raw, raw_dtype=kind)
-            array = gguf.quants.dequantize(raw, kind)
-        used[name] = array
+            used[name] = gguf.quants.dequantize(raw, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

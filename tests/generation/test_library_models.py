@@ -143,7 +143,7 @@ def test_a_cache_that_is_not_known_is_refused(family, message, tmp_path):
         ({"model_type": "resnet"}, "makes no causal language model"),
         ({"n_layer": 10**9}, "has 1000000000 layers"),
         ({"hidden_size": 2**20, "head_dim": 2**20}, r"parameters, but the weights are|cannot"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "is quantised .'gptq'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "has quant_method 'hqq'"),
     ],
 )
 def test_a_folder_that_cannot_be_computed_is_refused_in_one_line(change, message, tmp_path):

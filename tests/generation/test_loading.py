@@ -156,7 +156,7 @@ def test_channel_fp8_checkpoint(quantization, rounding, model_folder, hf_model, 
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "gptq"}, "quant_method 'gptq'"),
+        ({"quant_method": "hqq"}, "quant_method 'hqq'"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme = 'static'"),
         ({"quant_method": "fp8", "scale_fmt": "ue8m0"}, "scale_fmt = 'ue8m0'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "must be two positive sizes"),
@@ -182,7 +182,7 @@ def test_channel_fp8_checkpoint(quantization, rounding, model_folder, hf_model, 
         (compressed(weights=WEIGHTS, input_activations=[1]), "must be an object"),
         (compressed(weights=WEIGHTS) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme = "),
         (compressed(weights=WEIGHTS) | {"sparsity_config": {"format": "x"}}, "sparsity_config = "),
-        (compressed(weights=WEIGHTS) | {"format": "pack-quantized"}, "format = 'pack-quantized'"),
+        (compressed(weights=WEIGHTS) | {"format": "marlin-24"}, "format = 'marlin-24'"),
         ({"quant_method": "compressed-tensors"}, "needs at least one group"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": 1}}, "must be an object"),
         ({"quant_method": "compressed-tensors", "config_groups": {

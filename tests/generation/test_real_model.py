@@ -45,7 +45,7 @@ def gguf_path():
 def ours(gguf_path):
     from jaxsr.models.load import load_model
 
-    return load_model(gguf_path)
+    return load_model(gguf_path, packed=False)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from jaxsr.models.llama.filling import fill, packable
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
 from jaxsr.models.llama.hf_folder import read_json, weight_files
+from jaxsr.models.llama.hf_folder import read_tensors as read_folder
 from jaxsr.models.llama.loading import (
     LanguageModel,
     generation_settings,
@@ -25,6 +26,7 @@ from jaxsr.models.llama.loading import (
     rotary_frequencies,
 )
 from jaxsr.models.llama.quantized import Scheme, quantize
+from jaxsr.models.llama.quantized_folder import swap_quantized
 
 # A damaged file's numbers must not build networks without end: the largest models have 126 layers.
 _MOST_LAYERS = 4096
@@ -48,12 +50,7 @@ def load_folder(
     transformers = _transformers()
     fields, files = read_json(folder / "config.json"), weight_files(folder)
     if "quantization_config" in fields:
-        method = fields["quantization_config"]
-        method = method.get("quant_method") if isinstance(method, dict) else method
-        raise InputError(
-            f"{folder} is quantised ({method!r}), which is read for Llama and Qwen3 only; use a "
-            "checkpoint that is not quantised"
-        )
+        return _load_quantized(folder, fields, dtype=dtype, scheme=scheme)
     skeleton = _on_meta(fields, dtype)
     parameters = sum(p.numel() for p in skeleton.parameters())
     stored = sum(path.stat().st_size for path in files)
@@ -92,6 +89,38 @@ def load_folder(
     )
 
 
+def _load_quantized(
+    folder: Path, fields: dict[str, Any], *, dtype: torch.dtype, scheme: Scheme | None
+) -> LanguageModel:
+    plain = {name: value for name, value in fields.items() if name != "quantization_config"}
+    inner = _without_parameters(plain, dtype)
+    tensors = dict(read_folder(folder))
+    swap_quantized(inner, tensors, fields["quantization_config"])
+    tied = _tied_names(inner) if inner.config.tie_word_embeddings else None
+    if tied:
+        tensors.pop(f"{tied[0]}.weight", None)
+    fill(inner, tensors.items(), tied=tied)
+    network = LibraryLM(inner).requires_grad_(False).eval()
+    network.check_continues()
+    if scheme is not None:
+        quantize(network, scheme)
+    stop_ids, sampling = generation_settings(folder, fields)
+    return LanguageModel(
+        name=folder.resolve().name,
+        family=str(fields.get("model_type")),
+        network=network,
+        stop_ids=stop_ids,
+        sampling=sampling,
+    )
+
+
+def _tied_names(inner: Any) -> tuple[str, str]:
+    """Names of the head and of the embedding."""
+    modules = {id(module): name for name, module in inner.named_modules()}
+    head, embedding = inner.get_output_embeddings(), inner.get_input_embeddings()
+    return modules[id(head)], modules[id(embedding)]
+
+
 def load_gguf(
     file: GGUFFile,
     fields: dict[str, Any],
@@ -113,11 +142,7 @@ def load_gguf(
       InputError: the header makes no such model, or the tensors do not fit it.
     """
     inner = _without_parameters(fields, dtype)
-    tied = None
-    if fields["tie_word_embeddings"]:
-        modules = {id(module): name for name, module in inner.named_modules()}
-        ends = (inner.get_output_embeddings(), inner.get_input_embeddings())
-        tied = (modules[id(ends[0])], modules[id(ends[1])])
+    tied = _tied_names(inner) if fields["tie_word_embeddings"] else None
     names = inner.state_dict().keys()
     keep = packable(inner) if packed and scheme is None else ()
     fill(inner, read_tensors(file, fields, names, keep=keep), tied=tied)

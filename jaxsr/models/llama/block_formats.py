@@ -60,8 +60,9 @@ class Levels:
     def dequantized(self) -> Tensor:
         """The matrix, float32, (O, I)."""
         scale, zero = self.of_groups()
-        numbers = (self.levels.float() - self.offset).unflatten(1, (scale.shape[1], -1))
-        product = numbers * scale[..., None]
+        # Groups before floats: a TPU's compiler would write the numbers of all weights otherwise.
+        levels = self.levels.unflatten(1, (scale.shape[1], -1))
+        product = (levels.float() - self.offset) * scale[..., None]
         return (product if self.zero is None else product + zero[..., None]).flatten(1)
 
 

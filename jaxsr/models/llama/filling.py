@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError, first_of
 from jaxsr.models.llama.block_formats import Blocks
 from jaxsr.models.llama.network import Embedding
-from jaxsr.models.llama.packed import BlockEmbedding, BlockLinear, TiedHead
+from jaxsr.models.llama.packed import BlockEmbedding, BlockLinear, MappedFile, TiedHead
 from jaxsr.models.llama.quantized import swap
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -81,7 +81,7 @@ def _hold(network: nn.Module, name: str, value: Blocks) -> None:
     with warnings.catch_warnings():  # of tensors over memory that is only read, as these are
         warnings.filterwarnings("ignore", message=".*not writable.*")
         blocks = torch.from_numpy(value.rows)
-    module = network.get_submodule(name)
+    module, file = network.get_submodule(name), MappedFile(value.rows)
     if isinstance(module, nn.Embedding):
         scale = getattr(module, "embed_scale", None)
         if isinstance(scale, int | float):
@@ -92,11 +92,12 @@ def _hold(network: nn.Module, name: str, value: Blocks) -> None:
             dtype=module.weight.dtype,
             scale=scale,
             is_head=isinstance(module, Embedding) and network.lm_head is None,
+            file=file,
         )
     else:
         assert isinstance(module, nn.Linear)
         layer = BlockLinear(
-            value.kind, blocks, bias=None if module.bias is None else module.bias.data
+            value.kind, blocks, bias=None if module.bias is None else module.bias.data, file=file
         )
     swap(network, name, layer)
 

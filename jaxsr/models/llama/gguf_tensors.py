@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under the names and in the layout of transformers' modules.
 
-llama.cpp's converter renames tensors and rearranges some; this undoes it. Names are translated by the
-`gguf` package. What the converter does with each architecture:
+llama.cpp's converter renames tensors and rearranges some; this undoes it. Names are translated by
+the `gguf` package. What the converter does with each architecture:
 https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py
 """
 

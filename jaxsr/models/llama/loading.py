@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from jaxsr.errors import InputError
 from jaxsr.models.llama import hf_folder
@@ -20,11 +20,10 @@ from jaxsr.models.llama.gguf_architectures import ROPE_FACTORS
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
 from jaxsr.models.llama.network import CausalLM, inverse_frequencies
-from jaxsr.models.llama.quantization_config import read_quantization
-from jaxsr.models.llama.quantized import ScaledLinear, Scheme, W8A8Linear, quantize, swap
+from jaxsr.models.llama.quantized import Scheme, quantize
+from jaxsr.models.llama.quantized_folder import swap_quantized
 from jaxsr.models.registry import Kind, LoadedModel
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _COMPUTED_HERE = "rotary_emb.inv_freq"
 
 
@@ -170,54 +169,9 @@ def build(
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     if quantization is not None:
-        _swap_quantized(network, tensors, quantization)
+        swap_quantized(network, tensors, quantization)
     fill(network, tensors.items())
     return network
-
-
-def _swap_quantized(network: CausalLM, tensors: dict[str, Tensor], stated: dict[str, Any]) -> None:
-    """Puts the checkpoint's quantised layers in, taking their tensors out of `tensors`."""
-    quantization = read_quantization(stated)
-    block, activations = quantization.block, quantization.activations
-    for name, module in list(network.named_modules()):
-        scale_names = (f"{name}.weight_scale_inv", f"{name}.weight_scale")
-        scale_name = next((n for n in scale_names if n in tensors), None)
-        if not isinstance(module, nn.Linear) or scale_name is None:
-            continue
-        scale = tensors.pop(scale_name)
-        weight = tensors.pop(f"{name}.weight", None)
-        if weight is None or (weight.dtype not in _FP8 and weight.dtype != torch.int8):
-            what = "is missing" if weight is None else f"is {weight.dtype}"
-            raise InputError(f"{name}.weight has a scale but {what}; int8 and float8 are computed")
-        if f"{name}.weight_zero_point" in tensors:
-            raise InputError(f"{name} has a zero point; only symmetric quantisation is computed")
-        bias = tensors.pop(f"{name}.bias", None)
-        if (weight.dtype == torch.int8) != (activations == "int8") and activations is not None:
-            raise InputError(
-                f"{name}.weight is {weight.dtype}, but config.json rounds activations to "
-                f"{'int8' if activations == 'int8' else 'float8'}; both must be of one kind"
-            )
-        if activations == "int8":
-            layer = W8A8Linear(weight, scale, bias=bias)
-        else:
-            # One scale, or one per output, is no block whatever the stated block size.
-            unblocked = scale.numel() in (1, weight.shape[0]) and scale.shape != _blocks(
-                weight, block
-            )
-            layer = ScaledLinear(
-                weight,
-                scale,
-                block=None if unblocked else block,
-                activations=activations,
-                bias=bias,
-            )
-        swap(network, name, layer)
-
-
-def _blocks(weight: Tensor, block: tuple[int, int] | None) -> tuple[int, int] | None:
-    if block is None:
-        return None
-    return (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1]))
 
 
 def fingerprint(network: Any) -> str:

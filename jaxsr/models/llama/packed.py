@@ -6,8 +6,10 @@ own, which XLA multiplies by without unpacking bytes.
 """
 
 import copy
+import mmap
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,16 +22,44 @@ _MOST_UNPACKED = 2**22
 _PARTS = ("levels", "scale", "sub_scale", "zero", "sub_zero")
 
 
+class MappedFile:
+    """The mapping that a layer's blocks lie in, if they do."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._mapping = getattr(rows, "_mmap", None)
+
+    def __deepcopy__(self, memo: Any) -> "MappedFile":
+        return self
+
+    def release(self) -> None:
+        """Gives the pages back that were read; they are read again when needed."""
+        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
 class BlockLinear(QuantizedLinear):
     """`x Wᵀ + b` of blocks, (O, bytes of a row)."""
 
     blocks: Tensor
 
-    def __init__(self, kind: int, blocks: Tensor, *, bias: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        kind: int,
+        blocks: Tensor,
+        *,
+        bias: Tensor | None = None,
+        file: MappedFile | None = None,
+    ) -> None:
         block = FORMATS[kind]
         super().__init__(blocks.shape[1] // block.size * block.weights, blocks.shape[0], bias)
         self.kind = kind
+        self._file = file
         self.register_buffer("blocks", blocks)
+
+    def release(self) -> None:
+        """Gives the pages of the file back."""
+        if self._file is not None:
+            self._file.release()
 
     def levels(self) -> Levels:
         """The matrix as whole numbers and scales."""
@@ -56,6 +86,7 @@ class BlockEmbedding(nn.Module):
       dtype: of the result.
       scale: that the result is multiplied by.
       is_head: whether the network calls `head`.
+      file: that the blocks lie in.
     """
 
     def __init__(
@@ -66,10 +97,11 @@ class BlockEmbedding(nn.Module):
         dtype: torch.dtype,
         scale: Tensor | None = None,
         is_head: bool = False,
+        file: MappedFile | None = None,
     ) -> None:
         super().__init__()
         self.dtype, self.is_head = dtype, is_head
-        self.rows = BlockLinear(kind, blocks)
+        self.rows = BlockLinear(kind, blocks, file=file)
         self.register_buffer("scale", scale)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -111,6 +143,7 @@ class LevelsLinear(QuantizedLinear):
     """`x Wᵀ + b` of levels and scales in arrays of their own.
 
     Levels of four bits lie in pairs: input i in the low half of a byte, i + I/2 in the high one.
+    Engines store all arrays inputs first, see `level_arrays`.
     """
 
     levels: Tensor
@@ -134,8 +167,31 @@ class LevelsLinear(QuantizedLinear):
             parts["levels"] = torch.cat((parts["levels"] & 15, parts["levels"] >> 4), 1)
         return Levels(offset=self.offset, **parts)
 
+    @property
+    def group_count(self) -> int:
+        """Groups of inputs with a scale."""
+        return max(t.shape[1] for n, t in self._arrays() if t is not None and n != "levels")
+
     def dequantized(self) -> Tensor:
         return self.unpacked().dequantized()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bits == 8 or any(t is not None and t.shape[1] % 2 for _, t in self._arrays()):
+            y = F.linear(x.float(), self.dequantized())
+        else:
+            # A product for each half of the inputs: a TPU's compiler would store them joined.
+            halves = {
+                n: None if t is None else t.chunk(2, 1) for n, t in self._arrays() if n != "levels"
+            }
+            y = 0
+            for i, levels in enumerate((self.levels & 15, self.levels >> 4)):
+                part = {n: None if t is None else t[i] for n, t in halves.items()}
+                weight = Levels(levels=levels, offset=self.offset, **part).dequantized()
+                y = y + F.linear(x.chunk(2, -1)[i].float(), weight)
+        return self._biased(y.to(x.dtype))
+
+    def _arrays(self) -> list[tuple[str, Tensor | None]]:
+        return [(name, getattr(self, name)) for name in _PARTS]
 
     def rows(self, index: Tensor) -> Tensor:
         """Some rows of the matrix, float32."""
@@ -163,9 +219,23 @@ class LevelsEmbedding(nn.Module):
         return (self.product or self.rows)(x_BTE)
 
 
+def level_arrays(network: nn.Module) -> frozenset[str]:
+    """Names of the arrays of arranged layers, which XLA reads fastest inputs first.
+
+    On a TPU it would otherwise write them in another order at every step.
+    """
+    return frozenset(
+        f"{name}.{part}"
+        for name, module in network.named_modules()
+        if isinstance(module, LevelsLinear)
+        for part in _PARTS
+        if getattr(module, part) is not None
+    )
+
+
 def has_blocks(network: nn.Module) -> bool:
-    """Whether some layers hold blocks."""
-    return any(isinstance(module, BlockLinear) for module in network.modules())
+    """Whether some layers hold blocks, or what was taken out of them."""
+    return any(isinstance(m, BlockLinear | LevelsLinear) for m in network.modules())
 
 
 def arranged(layer: BlockLinear) -> LevelsLinear:
@@ -181,6 +251,7 @@ def arranged_copy(network: nn.Module) -> nn.Module:
     """The same network with all blocks taken apart; other tensors are shared."""
     shared = {id(t): t for t in (*network.parameters(), *network.buffers())}
     network = copy.deepcopy(network, shared)
+    layers = [m for m in network.modules() if isinstance(m, BlockLinear)]
     embeddings = {n: m for n, m in network.named_modules() if isinstance(m, BlockEmbedding)}
     inside = {f"{name}.rows" for name in embeddings}
     for name, module in list(network.named_modules()):
@@ -198,4 +269,6 @@ def arranged_copy(network: nn.Module) -> nn.Module:
         swap(network, name, embedding)
         for head in heads:
             head.tie(embedding)
+    for layer in layers:
+        layer.release()
     return network

@@ -30,6 +30,13 @@ class Quantization:
     """(rows, columns) of the weights' blocks; None for a scale per tensor or per output."""
     activations: Literal["int8"] | Float8Activations | None = None
     """What activations are rounded to as they come."""
+    layout: Literal["scaled", "gptq", "awq", "pack-quantized", "bitsandbytes"] = "scaled"
+    """How a layer's tensors are laid out: see `jaxsr.models.llama.group_formats`; `scaled`: a
+    weight and its scale."""
+    group: int | None = None
+    """Inputs with one scale, where the configuration says so."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Of the function that makes a layer."""
 
 
 def read_quantization(stated: Mapping[str, Any]) -> Quantization:
@@ -45,11 +52,82 @@ def read_quantization(stated: Mapping[str, Any]) -> Quantization:
         _check(stated, {**_NOT_CONVERTED, "activation_scale_ub": _ANY})
         bound = _number(stated, "activation_scale_ub", 1200.0)
         return Quantization(activations=Float8Activations(bound=bound))
-    if method == "compressed-tensors":
-        return _compressed_tensors(stated)
+    readers = {
+        "compressed-tensors": _compressed_tensors,
+        "gptq": _gptq,
+        "awq": _awq,
+        "bitsandbytes": _bitsandbytes,
+    }
+    if method in readers:
+        return readers[method](stated)
     raise InputError(
-        f"config.json has quant_method {method!r}; fp8, fbgemm_fp8 and compressed-tensors are read"
+        f"config.json has quant_method {method!r:.60}; fp8, fbgemm_fp8, "
+        f"{', '.join(readers)} are read: use a checkpoint that is not quantised, and --quantize"
     )
+
+
+_MADE_BY = {
+    name: _ANY
+    for name in (
+        "quant_method", "tokenizer", "dataset", "damp_percent", "damp_auto_increment",
+        "true_sequential", "static_groups", "model_name_or_path", "model_file_base_name", "meta",
+        "backend", "use_exllama", "max_input_length", "exllama_config", "use_cuda_fp16",
+        "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block",
+        "batch_size", "pad_token_id", "cache_block_outputs", "modules_in_block_to_quantize",
+        "act_group_aware", "quantizer", "sym", "desc_act", "group_size", "mse", "fuse_max_seq_len",
+        "modules_to_not_convert", "do_fuse", "modules_to_fuse",
+    )
+}  # fmt: skip
+"""How a checkpoint was made, by which kernels its makers ran it, and what its tensors say again."""
+
+
+def _gptq(stated: Mapping[str, Any]) -> Quantization:
+    known = {
+        **_MADE_BY,
+        "bits": (4, 8),
+        "checkpoint_format": (None, "gptq", "gptq_v2"),
+        "format": (None, "gptq", "gptq_v2"),
+        "pack_dtype": (None, "int32"),
+        "lm_head": (None, False),
+        "dynamic": (None, {}),
+        "is_marlin_format": (None, False),
+    }
+    _check(stated, known, needed=("bits",))
+    second = "gptq_v2" in (stated.get("checkpoint_format"), stated.get("format"))
+    options = (("bits", stated["bits"]), ("adds_one", not second))
+    return Quantization(layout="gptq", group=_group_size(stated), options=options)
+
+
+def _awq(stated: Mapping[str, Any]) -> Quantization:
+    known = {
+        **_MADE_BY,
+        "bits": (4,),
+        "version": (None, "gemm", "GEMM"),
+        "format": (None, "gemm", "GEMM"),
+        "zero_point": (None, True),
+    }
+    _check(stated, known, needed=("bits",))
+    return Quantization(layout="awq", group=_group_size(stated))
+
+
+def _bitsandbytes(stated: Mapping[str, Any]) -> Quantization:
+    known = {
+        "quant_method": _ANY,
+        "_load_in_8bit": _ANY,
+        "_load_in_4bit": _ANY,
+        "load_in_8bit": (True,),
+        "load_in_4bit": (None, False),
+        "llm_int8_threshold": _ANY,
+        "llm_int8_skip_modules": _ANY,
+        "llm_int8_enable_fp32_cpu_offload": _ANY,
+        "llm_int8_has_fp16_weight": (None, False),
+        "bnb_4bit_compute_dtype": _ANY,
+        "bnb_4bit_quant_storage": _ANY,
+        "bnb_4bit_quant_type": _ANY,
+        "bnb_4bit_use_double_quant": _ANY,
+    }
+    _check(stated, known, needed=("load_in_8bit",))
+    return Quantization(layout="bitsandbytes")
 
 
 def _fp8(stated: Mapping[str, Any]) -> Quantization:
@@ -69,7 +147,7 @@ def _fp8(stated: Mapping[str, Any]) -> Quantization:
 def _compressed_tensors(stated: Mapping[str, Any]) -> Quantization:
     known = {
         "quant_method": _ANY,
-        "format": (None, "float-quantized", "int-quantized", "naive-quantized"),
+        "format": (None, "float-quantized", "int-quantized", "naive-quantized", "pack-quantized"),
         "quantization_status": (None, "compressed", "frozen"),
         "global_compression_ratio": _ANY,
         "ignore": _ANY,
@@ -83,16 +161,19 @@ def _compressed_tensors(stated: Mapping[str, Any]) -> Quantization:
     groups = stated.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise _refused("config_groups", groups, "needs at least one group")
-    read = [_group(group, f"config_groups.{name}") for name, group in groups.items()]
+    packed = stated.get("format") == "pack-quantized"
+    read = [_group(group, f"config_groups.{name}", packed=packed) for name, group in groups.items()]
     if any(one != read[0] for one in read):
         raise _refused("config_groups", [*groups], "has groups that differ; one scheme is computed")
     return read[0]
 
 
-def _group(group: Any, place: str) -> Quantization:
+def _group(group: Any, place: str, *, packed: bool) -> Quantization:
     if not isinstance(group, Mapping):
         raise _refused(place, group, "must be an object")
     formats = (None, "float-quantized", "int-quantized", "naive-quantized")
+    if packed or group.get("format") == "pack-quantized":
+        return _packed_group(group, place)
     known = {
         "targets": _ANY, "weights": _ANY, "input_activations": _ANY, "output_activations": (None,),
         "format": formats,
@@ -140,6 +221,33 @@ def _group(group: Any, place: str) -> Quantization:
     return Quantization(block=block, activations=Float8Activations(group=group_size))
 
 
+def _packed_group(group: Mapping[str, Any], place: str) -> Quantization:
+    known = {
+        "targets": _ANY, "weights": _ANY, "input_activations": (None,),
+        "output_activations": (None,), "format": (None, "pack-quantized"),
+    }  # fmt: skip
+    _check(group, known, place)
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise _refused(f"{place}.weights", weights, "must be an object")
+    known = {
+        "num_bits": (4, 8), "type": (None, "int"), "symmetric": (True, False),
+        "actorder": (None, False, "static", "weight"), "strategy": ("channel", "group"),
+        "group_size": _ANY, "block_structure": (None,), "dynamic": (None, False), **_CALIBRATION,
+    }  # fmt: skip
+    _check(weights, known, f"{place}.weights", needed=("num_bits", "strategy"))
+    options = (("bits", weights["num_bits"]),)
+    return Quantization(layout="pack-quantized", group=_group_size(weights), options=options)
+
+
+def _group_size(stated: Mapping[str, Any]) -> int | None:
+    """Inputs of a group; None where all have one scale."""
+    value = stated.get("group_size")
+    if value is not None and type(value) is not int:
+        raise _refused("group_size", value, "must be a whole number")
+    return value if value is not None and value > 0 else None
+
+
 def _check(
     stated: Mapping[str, Any],
     known: Mapping[str, Any],
@@ -157,7 +265,7 @@ def _check(
             raise _refused(key, value, f"is not computed here; {computed} is")
     for name in needed:
         if name not in stated:
-            raise _refused(f"{place}.{name}", None, "is missing")
+            raise _refused(f"{place}.{name}" if place else name, None, "is missing")
 
 
 def _same(value: Any, one: Any) -> bool:

@@ -1,0 +1,186 @@
+"""Linear layers of folders that pack whole numbers into int32: GPTQ, AWQ and compressed-tensors.
+
+All mean `(level - zero point) · scale`, with a scale and a zero point for each group of inputs;
+they differ in the order of the levels. Layouts: GPTQModel's `qlinear`, AutoAWQ's
+`modules/linear/gemm.py` and compressed-tensors' `compressors/pack_quantized`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jaxsr.errors import InputError
+from jaxsr.models.llama.block_formats import Levels
+from jaxsr.models.llama.packed import LevelsLinear
+
+Tensors = dict[str, Tensor]
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The output of each four bits of an int32, from the lowest."""
+
+
+class InputOrder(nn.Module):
+    """A layer whose groups are of inputs that do not lie beside each other."""
+
+    order: Tensor
+
+    def __init__(self, order: Tensor, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("order", order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.index_select(-1, self.order))
+
+
+def gptq_layer(name: str, parts: Tensors, *, bits: int, adds_one: bool) -> nn.Module:
+    """A layer of GPTQ.
+
+    Args:
+      name: of the layer, for errors.
+      parts: `qweight` (I · bits / 32, O), `qzeros` (G, O · bits / 32), `scales` (G, O), perhaps
+        `g_idx` (I,), the group of each input, and `bias`.
+      bits: of a level, 4 or 8.
+      adds_one: whether a stored zero point is one too low, as in the first version.
+    """
+    levels = _unpacked(parts["qweight"].T, bits)
+    zeros = _unpacked(parts["qzeros"], bits).T.int() + int(adds_one)
+    scales = parts["scales"].T
+    _check(name, levels, scales, zeros)
+    order = None
+    groups = parts.get("g_idx")
+    if groups is not None:
+        known = (groups >= 0) & (groups < scales.shape[1])
+        if groups.shape != levels.shape[1:] or not known.all():
+            raise InputError(f"{name}.g_idx does not name a group for each input; get it again")
+        sizes = groups.long().bincount(minlength=scales.shape[1])
+        if int(sizes.min()) != int(sizes.max()):
+            raise InputError(
+                f"{name}.g_idx makes groups of {int(sizes.min())} to {int(sizes.max())} inputs; "
+                "only groups of one size are computed: use another checkpoint"
+            )
+        order = groups.argsort(stable=True)
+        if torch.equal(order, torch.arange(len(order))):
+            order = None
+        else:
+            levels = levels[:, order]
+    layer = _layer(levels, scales, zeros, bits=bits, bias=parts.get("bias"))
+    return layer if order is None else InputOrder(order, layer)
+
+
+def awq_layer(name: str, parts: Tensors) -> nn.Module:
+    """A layer of AWQ, four bits.
+
+    Args:
+      name: of the layer, for errors.
+      parts: `qweight` (I, O / 8), `qzeros` (G, O / 8), `scales` (G, O), perhaps `bias`.
+    """
+    inverse = torch.tensor(_AWQ_ORDER).argsort()
+
+    def outputs(packed: Tensor) -> Tensor:
+        return _unpacked(packed, 4).unflatten(1, (-1, 8))[..., inverse].flatten(1).T
+
+    levels, zeros, scales = outputs(parts["qweight"]), outputs(parts["qzeros"]), parts["scales"].T
+    _check(name, levels, scales, zeros)
+    return _layer(levels, scales, zeros.int(), bits=4, bias=parts.get("bias"))
+
+
+def compressed_layer(name: str, parts: Tensors, *, bits: int) -> nn.Module:
+    """A layer of compressed-tensors' pack-quantized format.
+
+    Args:
+      name: of the layer, for errors.
+      parts: `weight_packed` (O, I · bits / 32), `weight_scale` (O, G), `weight_shape`, perhaps
+        `weight_zero_point` (O · bits / 32, G), `weight_g_idx` and `bias`.
+      bits: of a level, 4 or 8.
+    """
+    outputs, inputs = (int(size) for size in parts["weight_shape"])
+    if "weight_g_idx" in parts:
+        raise InputError(
+            f"{name} orders its inputs by weight_g_idx, which is not computed; use a checkpoint "
+            "with actorder weight or none"
+        )
+    levels = _unpacked(parts["weight_packed"], bits)[:, :inputs]
+    scales = parts["weight_scale"]
+    # Levels and zero points are stored with half their range added.
+    if "weight_zero_point" in parts:
+        zeros = _unpacked(parts["weight_zero_point"].T, bits).T[:outputs].int()
+    else:
+        zeros = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.int32)
+    _check(name, levels, scales, zeros)
+    if levels.shape != (outputs, inputs):
+        raise InputError(
+            f"{name}.weight_packed holds {tuple(levels.shape)} numbers, and weight_shape says "
+            f"{(outputs, inputs)}; get the folder again"
+        )
+    return _layer(levels, scales, zeros, bits=bits, bias=parts.get("bias"))
+
+
+LAYERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Callable[..., nn.Module]]] = {
+    "gptq": (("qweight", "qzeros", "scales"), ("g_idx", "bias"), gptq_layer),
+    "awq": (("qweight", "qzeros", "scales"), ("bias",), awq_layer),
+    "pack-quantized": (
+        ("weight_packed", "weight_scale", "weight_shape"),
+        ("weight_zero_point", "weight_g_idx", "bias"),
+        compressed_layer,
+    ),
+}
+"""Layout -> tensors that a layer must have, that it may have, and what makes the layer."""
+
+
+def take_layer(layout: str, name: str, tensors: Tensors, **options: Any) -> nn.Module | None:
+    """Makes a layer of its tensors and takes them out of the table; None where they are absent.
+
+    Raises:
+      InputError: some are there and some are not, or they do not fit each other.
+    """
+    needed, optional, make = LAYERS[layout]
+    present = [part for part in needed if f"{name}.{part}" in tensors]
+    if not present:
+        return None
+    if len(present) < len(needed):
+        absent = next(part for part in needed if part not in present)
+        raise InputError(f"the checkpoint lacks {name}.{absent}; get the folder again")
+    names = [part for part in (*needed, *optional) if f"{name}.{part}" in tensors]
+    return make(name, {part: tensors.pop(f"{name}.{part}") for part in names}, **options)
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    """The numbers along the last axis of int32, from the lowest bits on, as uint8."""
+    if packed.dtype != torch.int32:
+        raise InputError(f"packed numbers are {packed.dtype}, not int32; get the folder again")
+    steps = torch.arange(0, 32, bits, dtype=torch.int32)
+    return ((packed[..., None] >> steps) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+
+
+def _check(name: str, levels: Tensor, scales: Tensor, zeros: Tensor) -> None:
+    outputs, inputs = levels.shape
+    if scales.shape != zeros.shape or len(scales) != outputs or inputs % scales.shape[1]:
+        raise InputError(
+            f"{name} has {outputs} outputs and {inputs} inputs, but scales {tuple(scales.shape)} "
+            f"and zero points {tuple(zeros.shape)}; get the folder again"
+        )
+
+
+def _layer(
+    levels: Tensor, scales: Tensor, zeros: Tensor, *, bits: int, bias: Tensor | None
+) -> LevelsLinear:
+    inputs = levels.shape[1]
+    if bits == 4:
+        low, high = levels.chunk(2, 1)
+        levels = low | (high << 4)
+    else:
+        levels, zeros = (levels.int() - 128).to(torch.int8), zeros - 128
+    return LevelsLinear(
+        inputs,
+        Levels(
+            levels=levels.contiguous(),
+            scale=scales.contiguous(),
+            zero=-scales.contiguous(),
+            sub_zero=zeros.to(torch.int16).contiguous(),
+        ),
+        bits=bits,
+        bias=bias,
+    )

@@ -1,0 +1,252 @@
+"""Quantised folders against the dequantised model, packed as the libraries' own code does."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file
+
+from benchmarks._tiny_language_models import tiny_model
+from jaxsr.errors import InputError
+from jaxsr.generation.generate_loop import complete
+from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.torch_decoder import TorchEngine
+from jaxsr.models.language_models import load_language_model
+
+TOKENS = torch.arange(4, 12)[None]
+GENERATOR = torch.Generator().manual_seed(0)
+GROUP = 16
+
+
+def quantised(weight, bits, groups):
+    """Levels from 0, zero points and scales (O, G), and the weight that they stand for."""
+    outputs, inputs = weight.shape
+    scales = torch.rand(outputs, groups, generator=GENERATOR).half() * 0.02 + 0.01
+    zeros = torch.randint(1, 1 << bits, (outputs, groups), generator=GENERATOR)
+    each = inputs // groups
+    s, z = (t.float().repeat_interleave(each, 1) for t in (scales, zeros))
+    levels = (weight / s + z).round().clamp(0, (1 << bits) - 1).int()
+    return levels, zeros.int(), scales, (levels - z) * s
+
+
+def packed_rows(numbers, bits):
+    """int32 along the last axis, from the lowest bits on."""
+    each = 32 // bits
+    steps = torch.arange(0, 32, bits)
+    words = (numbers.long().unflatten(-1, (-1, each)) << steps).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def gptq(weight, *, bits=4, order=False, version="gptq"):
+    """`QuantLinear.pack` of AutoGPTQ: a zero point is stored one too low in the first version."""
+    inputs = weight.shape[1]
+    groups = inputs // GROUP
+    index = torch.arange(inputs) // GROUP
+    if order:
+        index = index[torch.randperm(inputs, generator=GENERATOR)]
+    by_group = index.argsort(stable=True)
+    levels, zeros, scales, value = quantised(weight[:, by_group], bits, groups)
+    back = by_group.argsort()
+    stored = zeros - int(version == "gptq")
+    tensors = {
+        "qweight": packed_rows(levels[:, back], bits).T,
+        "qzeros": packed_rows(stored.T, bits),
+        "scales": scales.T,
+        "g_idx": index.int(),
+    }
+    return tensors, value[:, back]
+
+
+def awq(weight):
+    """`WQLinear_GEMM.from_linear` of AutoAWQ."""
+    levels, zeros, scales, value = quantised(weight, 4, weight.shape[1] // GROUP)
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+
+    def outputs(numbers):
+        return packed_rows(numbers.T.unflatten(1, (-1, 8))[..., order].flatten(1), 4)
+
+    return {"qweight": outputs(levels), "qzeros": outputs(zeros), "scales": scales.T}, value
+
+
+def compressed(weight, *, bits=4, symmetric=False):
+    """`PackedQuantizationCompressor.compress` of compressed-tensors."""
+    levels, zeros, scales, value = quantised(weight, bits, weight.shape[1] // GROUP)
+    if symmetric:
+        value = (levels - (1 << bits - 1)) * scales.float().repeat_interleave(GROUP, 1)
+    tensors = {
+        "weight_packed": packed_rows(levels, bits),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = packed_rows(zeros.T, bits).T
+    return tensors, value
+
+
+def int8(weight):
+    """`Int8Params` of bitsandbytes."""
+    largest = weight.abs().amax(1)
+    levels = (weight * 127 / largest[:, None]).round().to(torch.int8)
+    value = levels.float() * largest[:, None] / 127
+    return {"weight": levels, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}, value  # fmt: skip  # noqa: E501
+
+
+CT = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+    "quantization_status": "compressed", "kv_cache_scheme": None,
+}  # fmt: skip
+
+
+def scheme(**weights):
+    common = {"type": "int", "strategy": "group", "group_size": GROUP, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": common | weights, "input_activations": None}
+    return CT | {"config_groups": {"group_0": group}}
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "desc_act": False}
+CASES = {
+    "gptq": (gptq, GPTQ | {"checkpoint_format": "gptq", "true_sequential": True}),
+    "gptq, 8 bits": (lambda w: gptq(w, bits=8), GPTQ | {"bits": 8}),
+    "gptq, second version": (
+        lambda w: gptq(w, version="gptq_v2"), GPTQ | {"checkpoint_format": "gptq_v2"},
+    ),
+    "gptq, ordered": (lambda w: gptq(w, order=True), GPTQ | {"desc_act": True}),
+    "awq": (
+        awq,
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True,
+         "version": "gemm", "modules_to_not_convert": None},
+    ),
+    "compressed-tensors": (compressed, scheme(num_bits=4, symmetric=False)),
+    "compressed-tensors, 8 bits": (
+        lambda w: compressed(w, bits=8), scheme(num_bits=8, symmetric=False),
+    ),
+    "compressed-tensors, symmetric": (
+        lambda w: compressed(w, symmetric=True), scheme(num_bits=4, symmetric=True),
+    ),
+    "bitsandbytes": (
+        int8,
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False,
+         "llm_int8_threshold": 6.0, "llm_int8_has_fp16_weight": False},
+    ),
+}  # fmt: skip
+
+
+def make_folder(family, case, tmp_path):
+    """The folder, and transformers' model with the values that it stands for."""
+    pack, stated = CASES[case]
+    model = tiny_model(family, tmp_path)
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    state = model.state_dict()
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear and ".layers." in name:
+            parts, value = pack(tensors.pop(f"{name}.weight"))
+            tensors |= {f"{name}.{part}": t.contiguous() for part, t in parts.items()}
+            with torch.no_grad():
+                state[f"{name}.weight"].copy_(value)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stated}))
+    return folder, model
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+@torch.no_grad()
+def test_logits_are_those_of_the_dequantised_model(family, case, tmp_path):
+    folder, model = make_folder(family, case, tmp_path)
+    reference = model(TOKENS).logits[:, -1]
+    network = load_language_model(folder, implementation="transformers").network
+    torch.testing.assert_close(network(TOKENS)[0], reference, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["gptq, ordered", "awq", "compressed-tensors, 8 bits"])
+def test_both_engines_and_our_own_network_compute_them(case, tmp_path):
+    folder, _ = make_folder("llama", case, tmp_path)
+    networks = [
+        load_language_model(folder, implementation=i).network for i in ("own", "transformers")
+    ]
+    options = SamplingOptions(max_new_tokens=8)
+    prompts = [[5, 9, 31, 14], [61, 12]]
+    engines = [make(network) for network in networks for make in (JaxEngine, TorchEngine)]
+    tokens = [
+        [c.tokens for c in complete(e, prompts, options, batch_size=2).completions] for e in engines
+    ]
+    assert all(one == tokens[0] for one in tokens)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        ("gptq", {"bits": 3}, "bits = 3, which is not computed here; 4, 8 is"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
+        ("gptq", {"dynamic": {"x": 1}}, "dynamic = "),
+        ("gptq", {"lm_head": True}, "lm_head = True"),
+        ("gptq", {"new": 1}, "new = 1, which is not understood"),
+        ("awq", {"version": "gemv"}, "version = 'gemv'"),
+        ("awq", {"bits": 8}, "bits = 8"),
+        ("awq", {"zero_point": False}, "zero_point = False"),
+        ("compressed-tensors", {"kv_cache_scheme": {}}, "kv_cache_scheme = "),
+        ("bitsandbytes", {"load_in_4bit": True}, "load_in_4bit = True"),
+        ("bitsandbytes", {"quant_method": "hqq"}, "quant_method 'hqq'; fp8, fbgemm_fp8"),
+        ("awq", {"quant_method": "gptq"}, "zero_point = True, which is not understood"),
+        ("gptq", {"group_size": 64}, "group_size = 64, but .* has groups of 16 inputs"),
+        ("compressed-tensors", scheme(num_bits=4, symmetric=False, group_size=8), "group_size = 8"),
+    ],
+)  # fmt: skip
+def test_another_key_or_value_is_refused_by_name(case, change, message, tmp_path):
+    folder, _ = make_folder("qwen2", case, tmp_path)
+    path = folder / "config.json"
+    fields = json.loads(path.read_text())
+    fields["quantization_config"] |= change
+    path.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match=message) as refusal:
+        load_language_model(folder)
+    assert "\n" not in str(refusal.value)
+
+
+PROJECTION = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        ("gptq", {"scales": None}, r"lacks .*q_proj\.scales"),
+        ("gptq", {"g_idx": torch.full((32,), 9, dtype=torch.int32)}, "does not name a group"),
+        ("gptq", {"g_idx": torch.zeros(32, dtype=torch.int32)}, "groups of 0 to 32 inputs"),
+        ("gptq", {"scales": torch.ones(3, 32)}, "but scales"),
+        ("awq", {"qweight": torch.ones(32, 4)}, "packed numbers are torch.float32, not int32"),
+        ("awq", {"qweight": torch.ones(64, 4, dtype=torch.int32)}, "but config.json makes it"),
+        ("compressed-tensors", {"weight_shape": torch.tensor([32, 16])}, "16"),
+        ("compressed-tensors", {"weight_g_idx": torch.zeros(32)}, "orders its inputs"),
+        ("bitsandbytes", {"weight": torch.ones(32, 32)}, "has SCB but no int8 weight"),
+        ("bitsandbytes", {"weight_format": torch.tensor(1)}, "weight_format other than rows"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(case, change, message, tmp_path):
+    folder, _ = make_folder("qwen2", case, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    for part, value in change.items():
+        if value is None:
+            del tensors[f"{PROJECTION}.{part}"]
+        else:
+            tensors[f"{PROJECTION}.{part}"] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=message) as refusal:
+        load_language_model(folder)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_without_such_tensors_is_refused(tmp_path):
+    _, model = make_folder("qwen2", "gptq", tmp_path)
+    model.save_pretrained(tmp_path / "plain")
+    path = tmp_path / "plain" / "config.json"
+    for stated, message in ((CASES["gptq"][1], "no linear layer has tensors"), (3, "is no object")):
+        fields = json.loads(path.read_text()) | {"quantization_config": stated}
+        path.write_text(json.dumps(fields))
+        with pytest.raises(InputError, match=message):
+            load_language_model(tmp_path / "plain")
