@@ -11,6 +11,15 @@ from jaxsr.ops.adjust import (
     posterize,
     solarize,
 )
+from jaxsr.ops.augment import (
+    Augmented,
+    ColorJitter,
+    RandomAffine,
+    RandomErasing,
+    RandomFlip,
+    RandomResizedCrop,
+    augment,
+)
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
@@ -37,11 +46,18 @@ from jaxsr.ops.warps import (
 )
 
 __all__ = [
+    "Augmented",
+    "ColorJitter",
+    "RandomAffine",
+    "RandomErasing",
+    "RandomFlip",
+    "RandomResizedCrop",
     "adjust_brightness",
     "adjust_contrast",
     "adjust_gamma",
     "adjust_hue",
     "adjust_saturation",
+    "augment",
     "center_crop",
     "crop",
     "crop_and_resize",
