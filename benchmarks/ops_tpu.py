@@ -6,9 +6,13 @@ stays in the chip's fast memory, for finite values), and the compiler's "bytes a
 counts both, and both ways that a NaN decides between. `ideal` is the input and the output once
 each. uint8 images are resized in whole levels; `jax.image`, which has no such rule, gets them as
 float32 and is rounded once. For those "jaxsr, as sums" is what the products of digits replaced.
+
+Warps of 64 pictures of 224² × 3 follow, with an angle or a box for each: temporary memory is
+counted. The compiler's estimate of a gather's cycles is no measure of its time.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -92,6 +96,40 @@ def measure(options: Options) -> None:
         }
         print(row, flush=True)
         report.add(row)
+    for row in _warps(sharding):
+        print(row, flush=True)
+        report.add(row)
+
+
+def _warps(sharding: Any) -> Iterator[dict[str, Any]]:
+    import jax
+
+    from jaxsr import ops
+    from jaxsr.interop.aot.hlo import main_memory_bytes
+
+    def struct(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    angles, boxes, places = struct(64), struct(64, 4), struct(64, 2, 224, 224)
+    cut = partial(ops.crop_and_resize, size=224, antialias=True)
+    spline = partial(ops.map_coordinates, order=1)
+    for name, call, values in (
+        ("rotate", ops.rotate, angles),
+        ("crop_and_resize", cut, boxes),
+        ("map_coordinates order 1", spline, places),
+    ):
+        for dtype in ("float32", "uint8"):
+            images = struct(64, 224, 224, 3, dtype=dtype)
+            program = jax.jit(call).lower(images, values).compile()
+            memory = program.memory_analysis()
+            assert memory is not None
+            ideal = memory.argument_size_in_bytes + memory.output_size_in_bytes
+            yield {
+                "name": f"{name} 64x224x224x3 {dtype}",
+                "temporary_megabytes": memory.temp_size_in_bytes / 1e6,
+                "ideal_megabytes": ideal / 1e6,
+                "megabytes": main_memory_bytes(program.as_text() or "") / 1e6,
+            }
 
 
 if __name__ == "__main__":

@@ -11,9 +11,19 @@ from jaxsr.ops.adjust import (
     posterize,
     solarize,
 )
+from jaxsr.ops.augment import (
+    Augmented,
+    ColorJitter,
+    RandomAffine,
+    RandomErasing,
+    RandomFlip,
+    RandomResizedCrop,
+    augment,
+)
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
+from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
 from jaxsr.ops.frames import (
     denormalise,
     frame_size,
@@ -37,15 +47,25 @@ from jaxsr.ops.warps import (
 )
 
 __all__ = [
+    "Augmented",
+    "ColorJitter",
+    "RandomAffine",
+    "RandomErasing",
+    "RandomFlip",
+    "RandomResizedCrop",
     "adjust_brightness",
     "adjust_contrast",
     "adjust_gamma",
     "adjust_hue",
     "adjust_saturation",
+    "augment",
+    "box_filter",
     "center_crop",
     "crop",
     "crop_and_resize",
     "denormalise",
+    "dilate",
+    "erode",
     "feather",
     "flip",
     "frame_size",
@@ -58,6 +78,7 @@ __all__ = [
     "mask_crop",
     "mask_paste",
     "matlab_size",
+    "median_filter",
     "normalise",
     "pad",
     "posterize",

@@ -139,9 +139,10 @@ def adjust_hue(
     chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
     span = jnp.where(chroma == 0, 1, chroma)
     sextant = jnp.where(
-        value == red,
+        # Comparisons, not `value == red`: a compiler may compute red twice, rounded otherwise.
+        (red >= green) & (red >= blue),
         (green - blue) / span,
-        jnp.where(value == green, 2 + (blue - red) / span, 4 + (red - green) / span),
+        jnp.where(green >= blue, 2 + (blue - red) / span, 4 + (red - green) / span),
     )
     turned = sextant + 6 * _spread(shift, array, "shift")
     shifted: list[jax.Array] = []

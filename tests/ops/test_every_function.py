@@ -24,15 +24,19 @@ Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
 FUNCTIONS: dict[str, Function] = {
     "adjust_brightness": (partial(ops.adjust_brightness, factor=1.3), ALL),
     "adjust_gamma": (partial(ops.adjust_gamma, gamma=0.7), ALL),
+    "box_filter": (partial(ops.box_filter, size=3), ALL),
     "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
     "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
     "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
+    "dilate": (partial(ops.dilate, size=3), ALL),
+    "erode": (partial(ops.erode, size=(1, 3)), ALL),
     "feather": (ops.feather, (*FLOATS, *LEVELS)),
     "flip": (ops.flip, ALL),
     "gaussian_blur": (partial(ops.gaussian_blur, sigma=0.7), (*FLOATS, *LEVELS)),
     "grid_sample": (partial(ops.grid_sample, grid=np.moveaxis(PLACES, 0, -1) / 6), ALL),
     "invert": (ops.invert, ALL),
     "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES, order=2), ALL),
+    "median_filter": (partial(ops.median_filter, size=3), ALL),
     "pad": (partial(ops.pad, padding=2, border="symmetric"), ALL),
     "posterize": (partial(ops.posterize, bits=3), ("uint8", "uint16")),
     "remap": (partial(ops.remap, rows=PLACES[0], columns=PLACES[1]), ALL),
@@ -46,7 +50,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 """With axes of height and width alone. Others have properties of their own in their files."""
 OTHERS = {
-    "adjust_contrast", "adjust_hue", "adjust_saturation", "denormalise", "frame_size",
+    "adjust_contrast", "adjust_hue", "augment", "adjust_saturation", "denormalise", "frame_size",
     "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
     "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
     "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
@@ -55,7 +59,7 @@ CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in d
 
 
 def test_no_function_is_missing():
-    assert FUNCTIONS.keys() | OTHERS == set(ops.__all__)
+    assert FUNCTIONS.keys() | OTHERS == {n for n in ops.__all__ if n.islower()}
 
 
 def pictures(dtype, count=8):
@@ -95,7 +99,10 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     assert empty.shape == (0, *plain.shape[1:]) and empty.dtype == plain.dtype
 
 
-NOT_LINEAR = {"adjust_gamma", "feather", "invert", "posterize", "solarize"}
+NOT_LINEAR = {
+    "adjust_gamma", "dilate", "erode", "feather", "invert", "median_filter", "posterize",
+    "solarize",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_LINEAR])

@@ -1,0 +1,75 @@
+"""Draws ops/*.jpg for docs/ops.md: the picture before, and after each function.
+
+    python docs/figures/ops.py
+
+The photo is scikit-image's `chelsea` (CC0).
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+from PIL import Image
+from skimage import data
+
+from jaxsr import ops
+
+SIDE = 112
+
+
+def results(photo: np.ndarray) -> dict[str, object]:
+    """The picture that each function makes of the photo."""
+    y, x = np.meshgrid(*(np.arange(SIDE, dtype=np.float32),) * 2, indexing="ij")
+    rows, columns = y + 6 * np.sin(x / 9), x + 6 * np.sin(y / 9)
+    unit = np.stack([columns, rows], -1) / SIDE * 2 - 1
+    tilt = np.array([[1, 0.1, 0], [0, 1.1, 0], [0, 0.004, 1]])
+    policy = (
+        ops.RandomResizedCrop(size=SIDE, scale=(0.4, 0.8)),
+        ops.RandomFlip(),
+        ops.RandomAffine(degrees=25),
+        ops.ColorJitter(brightness=0.3, saturation=0.5, hue=0.1),
+        ops.RandomErasing(probability=1.0),
+    )
+    return {
+        "adjust_brightness": ops.adjust_brightness(photo, 1.5),
+        "adjust_contrast": ops.adjust_contrast(photo, 2.0),
+        "adjust_gamma": ops.adjust_gamma(photo, 0.5),
+        "adjust_hue": ops.adjust_hue(photo, 0.3),
+        "adjust_saturation": ops.adjust_saturation(photo, 2.5),
+        "augment": ops.augment(jax.random.key(3), photo[None], policy).images[0],
+        "box_filter": ops.box_filter(photo, 9),
+        "center_crop": ops.center_crop(photo, 64),
+        "crop": ops.crop(photo, 20, 30, 64),
+        "crop_and_resize": ops.crop_and_resize(photo, (30.5, 22, 90, 80), SIDE, antialias=True),
+        "dilate": ops.dilate(photo, 5),
+        "erode": ops.erode(photo, 5),
+        "flip": ops.flip(photo),
+        "gaussian_blur": ops.gaussian_blur(photo, sigma=3),
+        "grid_sample": ops.grid_sample(photo, unit, padding_mode="reflection"),
+        "invert": ops.invert(photo),
+        "map_coordinates": ops.map_coordinates(photo, np.stack([rows, columns]), mode="mirror"),
+        "median_filter": ops.median_filter(photo, 7),
+        "pad": ops.pad(photo[20:90, 20:90], 21, border="symmetric"),
+        "posterize": ops.posterize(photo, 2),
+        "remap": ops.remap(photo, rows, columns, border="edge"),
+        "resize": ops.resize(photo, (56, 84), method="bicubic", antialias=True),
+        "rgb_to_y": ops.rgb_to_y(photo).repeat(3, -1),
+        "rot90": ops.rot90(photo),
+        "rotate": ops.rotate(photo, 30),
+        "solarize": ops.solarize(photo, 128),
+        "transpose": ops.transpose(photo),
+        "warp_affine": ops.warp_affine(photo, [[1, 0.3, -16], [0, 1, 0]]),
+        "warp_perspective": ops.warp_perspective(photo, tilt),
+    }
+
+
+def main() -> None:
+    photo = np.asarray(ops.resize(data.chelsea()[:300, 90:390], SIDE, antialias=True))
+    folder = Path(__file__).parent / "ops"
+    folder.mkdir(exist_ok=True)
+    for name, picture in {"before": photo, **results(photo)}.items():
+        Image.fromarray(np.asarray(picture)).save(folder / f"{name}.jpg", quality=80)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Windows moved over pictures: mean, median, least and greatest value.
+
+Images are uint8, uint16 or floating point in any layout; `axes` names height and width (NHWC by
+default). Windows are rectangles of odd sides, in pixels. The median of a window with a NaN is NaN.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._arguments import ImageLike, positive_pair
+from jaxsr.ops._border import Border, checked_border, pad_axis
+from jaxsr.ops._images import in_dtype_of, picture, real_dtype
+from jaxsr.ops._separable import filter_bordered
+from jaxsr.ops._typed_jax import jit
+from jaxsr.ops._types import Array, Shaped
+
+
+def box_filter(
+    image: Shaped[ImageLike, "*shape"],
+    size: int | Sequence[int],
+    *,
+    border: str = "reflect101",
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Means of windows, as `scipy.ndimage.uniform_filter` of floats and OpenCV's `blur`.
+
+    Args:
+      image: pictures.
+      size: (height, width) of the window, odd. Static.
+      border: `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"` (zero) or `"wrap"`.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a size that is no integer.
+      ValueError: an even window, or an unknown border.
+
+    Example:
+      >>> ops.box_filter(np.array([[[0], [30], [60]]], np.uint8), (1, 3)).ravel().tolist()
+      [20, 30, 40]
+    """
+    array, positions = picture(image, axes)
+    return _box(array, _odd_pair(size), checked_border(border), positions) if array.size else array
+
+
+def median_filter(
+    image: Shaped[ImageLike, "*shape"],
+    size: int | Sequence[int],
+    *,
+    border: str = "edge",
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Medians of windows, as `scipy.ndimage.median_filter` and OpenCV's `medianBlur`.
+
+    Args:
+      image: pictures.
+      size: (height, width) of the window, odd. Static; memory grows with its area.
+      border: see `box_filter`.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a size that is no integer.
+      ValueError: an even window, or an unknown border.
+
+    Example:
+      >>> ops.median_filter(np.array([[[0], [90], [60]]], np.uint8), (1, 3)).ravel().tolist()
+      [0, 60, 60]
+    """
+    array, positions = picture(image, axes)
+    return (
+        _median(array, _odd_pair(size), checked_border(border), positions) if array.size else array
+    )
+
+
+def dilate(
+    image: Shaped[ImageLike, "*shape"],
+    size: int | Sequence[int],
+    *,
+    border: str = "symmetric",
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Greatest values of windows, as `scipy.ndimage.grey_dilation`.
+
+    Args:
+      image: pictures.
+      size: (height, width) of the window, odd. Static.
+      border: see `box_filter`.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a size that is no integer.
+      ValueError: an even window, or an unknown border.
+
+    Example:
+      >>> ops.dilate(np.array([[[0], [9], [0], [0]]], np.uint8), (1, 3)).ravel().tolist()
+      [9, 9, 9, 0]
+    """
+    array, positions = picture(image, axes)
+    window, edge = _odd_pair(size), checked_border(border)
+    return _extreme(array, window, edge, positions, True) if array.size else array
+
+
+def erode(
+    image: Shaped[ImageLike, "*shape"],
+    size: int | Sequence[int],
+    *,
+    border: str = "symmetric",
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Least values of windows, as `scipy.ndimage.grey_erosion`.
+
+    Args:
+      image: pictures.
+      size: (height, width) of the window, odd. Static.
+      border: see `box_filter`.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a size that is no integer.
+      ValueError: an even window, or an unknown border.
+
+    Example:
+      >>> ops.erode(np.array([[[5], [9], [9], [9]]], np.uint8), (1, 3)).ravel().tolist()
+      [5, 5, 9, 9]
+    """
+    array, positions = picture(image, axes)
+    window, edge = _odd_pair(size), checked_border(border)
+    return _extreme(array, window, edge, positions, False) if array.size else array
+
+
+@jit("size", "border", "axes")
+def _box(
+    image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
+) -> jax.Array:
+    x = image.astype(real_dtype(image))
+    for axis, taps in zip(axes, size, strict=True):
+        x = filter_bordered(x, (1 / taps,) * taps, axis + x.ndim, border)
+    return in_dtype_of(image, x)
+
+
+@jit("size", "border", "axes")
+def _median(
+    image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
+) -> jax.Array:
+    windows = [image]
+    for axis, taps in zip(axes, size, strict=True):
+        windows = [part for x in windows for part in _shifts(x, taps, axis, border)]
+    ordered = jnp.sort(jnp.stack(windows), axis=0)
+    middle = ordered[len(windows) // 2]
+    # NaN sorts last.
+    return jnp.where(jnp.isnan(ordered[-1]), jnp.nan, middle) if _is_real(image) else middle
+
+
+@jit("size", "border", "axes", "greatest")
+def _extreme(
+    image: jax.Array,
+    size: tuple[int, int],
+    border: Border,
+    axes: tuple[int, int],
+    greatest: bool,
+) -> jax.Array:
+    join: Callable[[Any, Any], Any] = jnp.maximum if greatest else jnp.minimum
+    for axis, taps in zip(axes, size, strict=True):
+        image = reduce(join, _shifts(image, taps, axis, border))
+    return image
+
+
+def _shifts(image: jax.Array, taps: int, axis: int, border: Border) -> list[jax.Array]:
+    """Each tap of a window along one axis, as a picture of its own."""
+    place, extent = axis + image.ndim, image.shape[axis]
+    wide = pad_axis(image, place, taps // 2, taps // 2, border)
+    cut = partial(jax.lax.slice_in_dim, wide, axis=place)
+    return [cut(start, start + extent) for start in range(taps)]
+
+
+def _is_real(image: jax.Array) -> bool:
+    return bool(jnp.issubdtype(image.dtype, jnp.floating))
+
+
+def _odd_pair(size: int | Sequence[int]) -> tuple[int, int]:
+    window = positive_pair(size, "size")
+    if window[0] % 2 == 0 or window[1] % 2 == 0:
+        raise ValueError(f"size must be odd, got {size}; use the next one")
+    return window

@@ -1,0 +1,203 @@
+"""Augmentation by key: what moves together, torchvision's boxes, meshes, one program."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxsr import ops
+from jaxsr.ops.augment import random_box
+
+KEY = jax.random.key(0)
+COUNT = 64
+POLICIES = {
+    "flip": (ops.RandomFlip(vertical=0.5),),
+    "crop": (ops.RandomResizedCrop(size=(20, 24)),),
+    "affine": (
+        ops.RandomAffine(
+            degrees=30, translate=(0.1, 0.2), scale=(0.7, 1.4), shear=10, border="edge"
+        ),
+    ),
+    "jitter": (ops.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),),
+    "erasing": (ops.RandomErasing(fill=0.5),),
+    "all": (
+        ops.RandomResizedCrop(size=24),
+        ops.RandomFlip(),
+        ops.RandomAffine(degrees=10),
+        ops.ColorJitter(brightness=0.4),
+        ops.RandomErasing(),
+    ),
+}
+
+
+def ramp(count=COUNT, height=28, width=36):
+    """Columns and rows of pixels' centres as colours: a picture that says where it was cut."""
+    y, x = np.meshgrid(np.arange(height) + 0.5, np.arange(width) + 0.5, indexing="ij")
+    return np.broadcast_to(np.stack([x, y, 0 * x], -1), (count, height, width, 3)).astype(
+        np.float32
+    )
+
+
+def draw(count=8, dtype="float32"):
+    levels = np.random.default_rng(0).integers(0, 256, (count, 28, 36, 3))
+    scale = {"uint8": 1, "uint16": 257}.get(dtype, 1 / 255)
+    return jnp.asarray(levels * scale, dtype)
+
+
+@pytest.mark.parametrize("name", ["flip", "crop", "affine"])
+def test_points_move_with_pictures(name):
+    """Where a point comes to lie, the picture shows the place that it came from."""
+    rng = np.random.default_rng(0)
+    points = rng.uniform([10, 8], [26, 20], (COUNT, 12, 2)).astype(np.float32)
+    out = ops.augment(KEY, ramp(), POLICIES[name], points=points)
+    assert out.points is not None
+    height, width = out.images.shape[1:3]
+    shown = np.asarray(
+        ops.remap(out.images, out.points[:, None, :, 1] - 0.5, out.points[:, None, :, 0] - 0.5)
+    )[:, 0, :, :2]
+    inside = ((out.points > 1) & (out.points < np.array([width - 1, height - 1]))).all(-1)
+    # Antialiased pictures of a ramp differ from it near their edges alone.
+    margin = 3 if name == "crop" else 0
+    inside &= ((shown > margin) & (shown < np.array([36 - margin, 28 - margin]))).all(-1)
+    assert inside.mean() > 0.3
+    near = np.abs(shown - points)[inside]
+    assert np.quantile(near, 0.95) < (0.3 if name == "crop" else 2e-3)
+
+
+def test_masks_and_boxes_move_with_pictures():
+    masks = np.zeros((COUNT, 28, 36, 1), np.uint8)
+    masks[:, 9:17, 12:25] = 7
+    boxes = np.tile(np.array([[[12, 9, 25, 17]]], np.float32), (COUNT, 1, 1))
+    images = np.broadcast_to(masks > 0, (COUNT, 28, 36, 3)).astype(np.float32)
+    policy = (*POLICIES["crop"], *POLICIES["flip"])
+    out = ops.augment(KEY, images, policy, masks=masks, boxes=boxes)
+    assert out.masks is not None and out.boxes is not None
+    assert set(np.unique(out.masks)) <= {0, 7}
+    shown = np.asarray(out.images[..., 0])
+    np.testing.assert_array_equal(np.asarray(out.masks)[..., 0][shown == 1], 7)
+    for mask, (x1, y1, x2, y2) in zip(
+        np.asarray(out.masks)[..., 0], np.asarray(out.boxes)[:, 0], strict=True
+    ):
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        if rows.size:
+            edges = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+            # The mask's edge is a whole pixel.
+            np.testing.assert_allclose(edges, (x1, y1, x2, y2), atol=0.51)
+
+
+def test_boxes_are_torchvisions():
+    """The distribution of RandomResizedCrop.get_params, whose lines stand here."""
+    height, width, scale, ratio = 60, 90, (0.08, 1.0), (3 / 4, 4 / 3)
+
+    def reference(generator):
+        area = height * width
+        low, high = math.log(ratio[0]), math.log(ratio[1])
+        for _ in range(10):
+            target = area * torch.empty(1).uniform_(*scale, generator=generator).item()
+            aspect = math.exp(torch.empty(1).uniform_(low, high, generator=generator).item())
+            w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                y = torch.randint(0, height - h + 1, (1,), generator=generator).item()
+                x = torch.randint(0, width - w + 1, (1,), generator=generator).item()
+                return x, y, x + w, y + h
+        raise AssertionError("none of ten fits")
+
+    generator = torch.Generator().manual_seed(0)
+    want = np.array([reference(generator) for _ in range(4000)], float)
+    keys = jax.random.split(KEY, 4000)
+    draws = jax.vmap(partial(random_box, height=height, width=width, scale=scale, ratio=ratio))(
+        keys
+    )
+    got = np.asarray(draws, float)
+    assert (got == np.round(got)).all()
+    assert (got[:, :2] >= 0).all() and (got[:, 2:] <= [width, height]).all()
+    for quantile in (0.1, 0.5, 0.9):
+        # Four thousand draws know a quantile to about two pixels.
+        near = np.quantile(got, quantile, 0) - np.quantile(want, quantile, 0)
+        assert np.abs(near).max() <= 4
+
+
+def test_a_box_that_cannot_fit_is_the_middle():
+    box = random_box(KEY, height=10, width=100, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    np.testing.assert_array_equal(box, [45, 0, 55, 10])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("all", "float32"),
+        ("all", "uint8"),
+        ("affine", "bfloat16"),
+        ("jitter", "float32"),
+        ("jitter", "uint16"),
+    ],
+)
+def test_any_mesh_layout_and_dtype(name, dtype):
+    images, policy = draw(dtype=dtype), POLICIES[name]
+    plain = ops.augment(KEY, images, policy).images
+    assert plain.dtype == images.dtype
+    run = jax.jit(lambda key, x: ops.augment(key, x, policy).images)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    placed = jax.device_put(images, NamedSharding(mesh, P("data")))
+    compiled = run.lower(KEY, placed).compile()
+    text = compiled.as_text() or ""
+    assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    planes = ops.augment(KEY, jnp.moveaxis(images, -1, 1), policy, axes=(-2, -1)).images
+    atol = {"float32": 1e-5, "bfloat16": 2**-6, "uint8": 1}.get(dtype, 3)
+    for result in (compiled(KEY, placed), jnp.moveaxis(planes, 1, -1)):
+        np.testing.assert_allclose(
+            np.asarray(result, np.float32), np.asarray(plain, np.float32), atol=atol
+        )
+
+
+def test_keys_decide():
+    images = draw()
+    runs = [ops.augment(k, images, POLICIES["all"]).images for k in (KEY, KEY, jax.random.key(1))]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert np.abs(runs[0] - runs[2]).max() > 0.1
+    # Pictures of one batch differ from each other, and do not depend on the others.
+    same = ops.augment(KEY, jnp.repeat(images[:1], 8, 0), POLICIES["all"]).images
+    np.testing.assert_allclose(same[0], runs[0][0], atol=1e-6)
+    assert np.abs(same[0] - same[1]).max() > 0.1
+
+
+def test_flips_and_erasures_are_as_frequent_as_asked_for():
+    images = ramp(2000)
+    flipped = ops.augment(KEY, images, (ops.RandomFlip(horizontal=0.25),)).images
+    assert abs((flipped[:, 0, 0, 0] > 1).mean() - 0.25) < 0.04
+    erased = ops.augment(KEY, images + 1, (ops.RandomErasing(probability=0.75),)).images
+    share = (np.asarray(erased) == 0).mean((1, 2, 3))
+    assert abs((share > 0).mean() - 0.75) < 0.04
+    assert share[share > 0].min() > 0.01 and share.max() < 0.36
+
+
+IMAGES = np.zeros((2, 8, 9, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (partial(ops.augment, KEY, IMAGES[0], ()), "NHWC, or NCHW"),
+        (partial(ops.augment, KEY, IMAGES, (), axes=(0, 1)), "NHWC, or NCHW"),
+        (partial(ops.augment, KEY, IMAGES, (), masks=IMAGES[:, :4]), "do not fit"),
+        (partial(ops.augment, KEY, IMAGES, (), boxes=np.zeros((2, 4))), "N, K, 4"),
+        (partial(ops.augment, KEY, IMAGES, (), points=np.zeros((3, 1, 2))), "with N=2"),
+        (partial(ops.RandomFlip, horizontal=1.5), "horizontal must be 0 to 1"),
+        (partial(ops.RandomErasing, probability=-1), "probability must be 0 to 1"),
+        (partial(ops.RandomResizedCrop, size=0), "at least 1"),
+        (partial(ops.RandomResizedCrop, size=2, scale=(1.0, 0.5)), "least, greatest"),
+        (partial(ops.RandomAffine, degrees=-1), "degrees must be a finite number"),
+        (partial(ops.RandomAffine, border="zeros"), "unknown border"),
+        (partial(ops.ColorJitter, hue=-0.1), "hue must be a finite number"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
