@@ -1,6 +1,7 @@
 """Flips, turns, borders and crops against NumPy and OpenCV, bit for bit."""
 
 from functools import partial
+from typing import Any
 
 import cv2
 import jax
@@ -12,7 +13,12 @@ from jaxsr import ops
 
 DTYPES = ["float32", "bfloat16", "uint8", "uint16"]
 SHAPES = [(60, 4, 5, 2), (60, 1, 1, 3), (60, 7, 1, 1)]
-NUMPY_BORDERS = {"edge": "edge", "reflect101": "reflect", "symmetric": "symmetric", "wrap": "wrap"}
+NUMPY_BORDERS: dict[str, Any] = {
+    "edge": "edge",
+    "reflect101": "reflect",
+    "symmetric": "symmetric",
+    "wrap": "wrap",
+}
 
 
 def pictures(shape, dtype="float32"):
@@ -51,7 +57,7 @@ def test_rot90_and_transpose(turns, dtype):
 @pytest.mark.parametrize("padding", [0, (3, 1), (0, 2, 9, 1)], ids=str)
 def test_pad_matches_numpy(padding, shape, border, dtype):
     images = pictures(shape, dtype)
-    sides = padding if isinstance(padding, tuple) else (padding, padding)
+    sides: Any = padding if isinstance(padding, tuple) else (padding, padding)
     sides = sides if len(sides) == 4 else (sides[0], sides[0], sides[1], sides[1])
     want = np.pad(
         np.asarray(images), ((0, 0), sides[:2], sides[2:], (0, 0)), mode=NUMPY_BORDERS[border]
@@ -93,6 +99,7 @@ def test_center_crop_rounds_as_torchvision(size, top, left):
 
 
 IMAGE = np.zeros((2, 4, 5, 3), np.float32)
+HALF: Any = 0.5
 
 
 @pytest.mark.parametrize(
@@ -100,9 +107,9 @@ IMAGE = np.zeros((2, 4, 5, 3), np.float32)
     [
         (partial(ops.flip, IMAGE, horizontal=np.ones(2)), TypeError, "horizontal must be boolean"),
         (partial(ops.flip, IMAGE, vertical=np.ones(3, bool)), ValueError, "vertical of shape"),
-        (partial(ops.rot90, IMAGE, 0.5), TypeError, "turns must be an integer, got 0.5"),
+        (partial(ops.rot90, IMAGE, HALF), TypeError, "turns must be an integer, got 0.5"),
         (partial(ops.pad, IMAGE, (1, 2, 3)), TypeError, "top, bottom, left, right"),
-        (partial(ops.pad, IMAGE, 1.0), TypeError, "padding must be an integer"),
+        (partial(ops.pad, IMAGE, HALF), TypeError, "padding must be an integer"),
         (partial(ops.pad, IMAGE, -1), ValueError, "use crop to cut"),
         (partial(ops.pad, IMAGE, 1, border="mirror"), ValueError, "unknown border 'mirror'"),
         (partial(ops.crop, IMAGE, 0, 0, 5), ValueError, "larger than the picture of 4x5"),

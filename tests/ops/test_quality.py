@@ -1,6 +1,7 @@
 """PSNR and SSIM against scikit-image, and the literature's recipe built from its pieces."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -216,4 +217,5 @@ def test_bad_ssim_options(options, message):
 @pytest.mark.usefixtures("unchecked_types")
 def test_sigma_that_is_no_number():
     with pytest.raises(TypeError, match="sigma must be a Python number, got 'a'"):
-        ssim(*pair(), sigma="a")
+        options: Any = {"sigma": "a"}
+        ssim(*pair(), **options)

@@ -4,6 +4,7 @@ Each call holds 64 pictures with 64 draws of the parameters: one compilation, 64
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -269,6 +270,9 @@ def test_traced_parameters_compile_once():
 
 
 IMAGE = np.zeros((2, 5, 6, 3), np.float32)
+WORD: Any = "a"
+LIST: Any = [[1.0]]
+REAL: Any = 1.5
 GRID = np.ones((2, 2, 2), np.float32)
 
 
@@ -280,16 +284,16 @@ GRID = np.ones((2, 2, 2), np.float32)
         (partial(ops.warp_affine, IMAGE, np.ones((3, 2, 3))), ValueError, "no value for each"),
         (partial(ops.rotate, IMAGE, 1.0, method="area"), ValueError, "unknown method 'area'"),
         (partial(ops.rotate, IMAGE, 1.0, border="zeros"), ValueError, "unknown border 'zeros'"),
-        (partial(ops.rotate, IMAGE, 1.0, fill="a"), TypeError, "fill must be a Python number"),
+        (partial(ops.rotate, IMAGE, 1.0, fill=WORD), TypeError, "fill must be a Python number"),
         (partial(ops.rotate, IMAGE.astype(np.int32), 1.0), TypeError, "got int32; cast it"),
-        (partial(ops.rotate, [[1.0]], 1.0), TypeError, "got list"),
+        (partial(ops.rotate, LIST, 1.0), TypeError, "got list"),
         (partial(ops.rotate, IMAGE[:, :0], 1.0), ValueError, "only a batch may be"),
         (partial(ops.remap, IMAGE, np.ones((2, 2)), np.ones((2, 3))), ValueError, "of one shape"),
         (partial(ops.grid_sample, IMAGE, np.ones((2, 2))), ValueError, "height, width, 2"),
         (partial(ops.grid_sample, IMAGE, GRID, padding_mode="wrap"), ValueError, "zeros"),
         (partial(ops.map_coordinates, IMAGE, np.ones((3, 2, 2))), ValueError, "2, height, width"),
         (partial(ops.map_coordinates, IMAGE, GRID, order=6), ValueError, "0 to 5"),
-        (partial(ops.map_coordinates, IMAGE, GRID, order=1.5), TypeError, "integer"),
+        (partial(ops.map_coordinates, IMAGE, GRID, order=REAL), TypeError, "integer"),
         (partial(ops.map_coordinates, IMAGE, GRID, mode="wrap"), ValueError, "grid-wrap"),
     ],
 )  # fmt: skip
