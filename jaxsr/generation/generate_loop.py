@@ -389,8 +389,8 @@ class _Rounds:
         seconds = time.perf_counter() - begin - (self.engine.compile_s - compiled)
         length = int((outputs[: len(first), 0] != UNFILLED).sum())
         for row, request in enumerate(first):
-            kept = range(self.options.num_return_sequences)
-            tokens = [[int(t) for t in outputs[row, k] if t != UNFILLED] for k in kept]
+            best = range(self.options.num_return_sequences)
+            tokens = [[int(t) for t in outputs[row, k] if t != UNFILLED] for k in best]
             self._report(
                 Completion(
                     index=request.index,
@@ -401,7 +401,7 @@ class _Rounds:
                     prefill_s=seconds,
                     decode_s=seconds,
                     decode_tokens_per_s=length / seconds,
-                    beams=tuple((tokens[k], float(scores[row, k])) for k in kept),
+                    beams=tuple((tokens[k], float(scores[row, k])) for k in best),
                 )
             )
 
