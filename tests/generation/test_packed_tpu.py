@@ -48,7 +48,7 @@ def memory_traffic(program):
 
 @pytest.fixture(scope="module")
 def topology():
-    from jaxsr.interop.aot.chips import load_topology
+    from jaxsr.interop.aot.topology import load_topology
 
     return load_topology("v5e:1x1")
 
