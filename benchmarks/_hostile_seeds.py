@@ -150,6 +150,7 @@ def ggufs() -> dict[str, bytes]:
             writer.add_token_list(["a", "b"])
             for name, value in random_network("llama").state_dict().items():
                 short = names.get_name(name, try_suffixes=(".weight",))
+                assert short is not None
                 array = value.numpy()
                 if quantised and array.ndim == 2:
                     q8 = gguf.GGMLQuantizationType.Q8_0

@@ -5,7 +5,7 @@ value; gate and up) share a matrix: each asks for all of it, and XLA computes eq
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +101,11 @@ def use_kernels(network: nn.Module, *, exact: bool) -> None:
         if _fits(embedding.rows) and embedding.is_head:
             matrix = KernelMatrix([embedding.rows], exact=exact)
             embedding.product = KernelLinear(embedding.rows, matrix)
-    layers = {n: m for n, m in modules.items() if _fits(m) and id(m) not in inside}
+    layers = {
+        n: m
+        for n, m in modules.items()
+        if isinstance(m, LevelsLinear) and _fits(m) and id(m) not in inside
+    }
     while layers:
         names = _together(next(iter(layers)), layers)
         plain = [layers.pop(name) for name in names]
@@ -111,8 +115,8 @@ def use_kernels(network: nn.Module, *, exact: bool) -> None:
             first += layer.out_features
 
 
-def _fits(layer: Any) -> bool:
-    if not isinstance(layer, LevelsLinear) or layer.out_features % _OUTPUTS:
+def _fits(layer: LevelsLinear) -> bool:
+    if layer.out_features % _OUTPUTS:
         return False
     run = layer.in_features // layer.group_count
     return run == packed_product.GROUP // 2 or run % packed_product.GROUP == 0

@@ -179,6 +179,7 @@ def tensors_of(model):
             continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         found = found or names.get_name(name.partition(".")[2], try_suffixes=(".weight", ".bias"))
+        assert found is not None
         if found.endswith(("_exps", "attn_sinks")):
             found += ".weight"
         yield found, _converted(kind, name, array, config)

@@ -1,5 +1,7 @@
 """Tokenizers of GGUF files against those of transformers that they were made from."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -103,7 +105,7 @@ def test_gemma_stores_runs_of_spaces_and_no_merges(tmp_path):
     texts, scores = pieces(gemma=True)
     spelled = [t.replace(" ", "▁") for t in texts]
     vocab = {t: i for i, t in enumerate(spelled)}
-    merges = generate_merges(vocab, {t: -i for t, i in vocab.items()})
+    merges: Any = generate_merges(vocab, {t: -i for t, i in vocab.items()})
     reference = GemmaTokenizer(vocab=vocab, merges=merges, unk_token="<unk>", bos_token="<s>",
                                eos_token="</s>", pad_token="<unk>", mask_token="<unk>")  # fmt: skip
     write_tokenizer(
@@ -151,6 +153,7 @@ def test_byte_level_splits_by_the_rule_of_the_file(rule, tmp_path):
         ({"model": "gpt2", "merges": ["a b"]}, "splits text by the rule 'default'"),
         ({"model": "gpt2", "pre": "gpt-2", "merges": ["a c"]}, "has a damaged tokenizer"),
         ({"model": "gpt2", "pre": "gpt-2", "merges": [1, 2]}, "merges is no list of texts"),
+        ({"model": "gpt2", "pre": "gpt-2", "merges": ["ab"]}, "merges has 'ab', where two texts"),
         ({"model": "llama"}, "has no field 'tokenizer.ggml.scores'"),
         ({"model": "llama", "scores": [0.0]}, "has no score for each of 3 tokens"),
         ({"model": "llama", "scores": [0.0] * 3, "bos_token_id": 7}, "is 7, but there are 3"),

@@ -111,8 +111,14 @@ def _token_id(file: GGUFFile, name: str, count: int) -> int | None:
     return value
 
 
-def _merges(file: GGUFFile) -> list[tuple[str, ...]]:
-    return [tuple(merge.split(" ", 1)) for merge in _texts(file, "merges")]
+def _merges(file: GGUFFile) -> list[tuple[str, str]]:
+    pairs = [merge.partition(" ") for merge in _texts(file, "merges")]
+    if single := next((first for first, space, _ in pairs if not space), None):
+        raise InputError(
+            f"{file.path}: tokenizer.ggml.merges has {single!r:.40}, where two texts are merged; "
+            "give the model's tokenizer.json with --tokenizer"
+        )
+    return [(first, second) for first, _, second in pairs]
 
 
 def _byte_level(file: GGUFFile, texts: Sequence[str]) -> Any:

@@ -89,6 +89,8 @@ class BlockEmbedding(nn.Module):
       file: that the blocks lie in.
     """
 
+    scale: Tensor | None
+
     def __init__(
         self,
         kind: int,
@@ -160,7 +162,7 @@ class LevelsLinear(QuantizedLinear):
 
     def unpacked(self, index: Tensor | None = None) -> Levels:
         """The matrix, or some of its rows, with a byte for each level."""
-        parts = {n: getattr(self, n) for n in _PARTS}
+        parts: dict[str, Any] = {n: getattr(self, n) for n in _PARTS}
         if index is not None:
             parts = {n: None if t is None else t.index_select(0, index) for n, t in parts.items()}
         if self.bits == 4:
@@ -180,12 +182,12 @@ class LevelsLinear(QuantizedLinear):
             y = F.linear(x.float(), self.dequantized())
         else:
             # A product for each half of the inputs: a TPU's compiler would store them joined.
-            halves = {
+            halves: dict[str, Any] = {
                 n: None if t is None else t.chunk(2, 1) for n, t in self._arrays() if n != "levels"
             }
             y = 0
             for i, levels in enumerate((self.levels & 15, self.levels >> 4)):
-                part = {n: None if t is None else t[i] for n, t in halves.items()}
+                part: dict[str, Any] = {n: None if t is None else t[i] for n, t in halves.items()}
                 weight = Levels(levels=levels, offset=self.offset, **part).dequantized()
                 y = y + F.linear(x.chunk(2, -1)[i].float(), weight)
         return self._biased(y.to(x.dtype))
@@ -200,6 +202,8 @@ class LevelsLinear(QuantizedLinear):
 
 class LevelsEmbedding(nn.Module):
     """`BlockEmbedding` of levels."""
+
+    scale: Tensor | None
 
     def __init__(
         self, rows: LevelsLinear, *, dtype: torch.dtype, scale: Tensor | None, is_head: bool
