@@ -70,7 +70,8 @@ def load_topology(name: str) -> Topology:
         return Topology(name=name, devices=devices, device=_describe_tpu(devices[0]))
     raise InputError(
         f"no topology {name!r}; write a TPU as CHIP:SIZE ({', '.join(CHIPS)}; v5e:2x4), or a GPU "
-        f"as NAME:COUNT or NAME:HOSTSxCOUNT ({', '.join(GPUS)}; h100:8)"
+        f"as NAME:COUNT or NAME:HOSTSxCOUNT ({', '.join(GPUS)}; h100:8). The tables are CHIPS in "
+        "interop/aot/chips.py and GPUS in interop/aot/gpus.py"
     )
 
 
