@@ -8,7 +8,9 @@
 | a folder with transformers' `config.json`, or that file | its architecture |
 """
 
+import contextlib
 import importlib
+import importlib.util
 import inspect
 import sys
 import traceback
@@ -203,6 +205,19 @@ def import_library(name: str) -> Any:
         ) from error
 
 
+def import_transformers() -> Any:
+    """transformers, some of whose models import torchvision where that is installed.
+
+    Raises:
+      InputError: it cannot be imported.
+    """
+    if importlib.util.find_spec("torchvision"):
+        # Where torchvision stays broken, a model that needs it says so.
+        with contextlib.suppress(InputError):
+            import_library("torchvision")
+    return import_library("transformers")
+
+
 def _config_file(name: str) -> Path | None:
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
@@ -216,7 +231,7 @@ def _config_file(name: str) -> Path | None:
 
 
 def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
-    transformers = import_library("transformers")
+    transformers = import_transformers()
     values = read_json(path) | dict(options)
     config = transformers.AutoConfig.for_model(**values)
     name = next(iter(getattr(config, "architectures", None) or []), None)
