@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 from benchmarks._zoo_models import write_configuration
+from jaxsr.models.libraries import import_transformers
+
+transformers = import_transformers()
 
 PROMPTS = ([5, 9, 31, 14, 77, 50, 23], [61, 12, 40, 8, 97])
 NEW_TOKENS = 24
@@ -23,6 +25,8 @@ def tiny_model(family: str, folder: Path) -> Any:
         if window in values:
             values[window] = 8
     config = transformers.AutoConfig.for_model(**values)
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

@@ -20,6 +20,7 @@ from benchmarks._child_process import row_of_child, without_folders
 from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
 from jaxsr.errors import UserError, one_line
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.models.libraries import import_transformers
 
 TABLE = RESULTS.parents[1] / "docs" / "generate-families.md"
 RECORD = RESULTS / "generate_families.json"
@@ -101,7 +102,7 @@ def compare_family(family: str) -> Row:
 def measure(options: Options) -> None:
     """Runs the families one after another, and counts their statuses."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    import transformers  # noqa: F401  # children are forked from this process
+    import_transformers()  # children are forked from this process
 
     done = {r["family"] for r in read_rows(options.out) if r["status"] not in options.rerun}
     report = Report("generate_families", options, key=("family",))

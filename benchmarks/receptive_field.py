@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks._results import Report, ReportOptions, run_benchmark
-from jaxsr.models.build import build_network, import_library
+from jaxsr.models.build import build_network
+from jaxsr.models.libraries import import_library
 from jaxsr.models.spandrel_weights import freeze_merged
 from jaxsr.restoration.receptive_field import measure_reach
 

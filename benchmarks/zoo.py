@@ -23,7 +23,7 @@ from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, 
 from benchmarks._zoo_models import GROUPS, Entry, Group, entries, write_configuration
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.models.build import import_library
+from jaxsr.models.libraries import import_library
 
 TABLE = RESULTS.parents[1] / "docs" / "zoo.md"
 RECORD = RESULTS / "zoo.json"

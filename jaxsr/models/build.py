@@ -8,9 +8,7 @@
 | a folder with transformers' `config.json`, or that file | its architecture |
 """
 
-import contextlib
 import importlib
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -22,12 +20,11 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.models.libraries import import_library, import_transformers
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
 _SEED = 20261121
-_FRAGMENTS: list[torch.library.Library] = []
-"""torch forgets what a freed fragment declared."""
 
 
 def is_class_name(name: str) -> bool:
@@ -174,48 +171,6 @@ LIBRARIES: dict[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {
     "smp": _smp,
 }
 """Who builds `library:NAME`."""
-
-
-def import_library(name: str) -> Any:
-    """A module of another library, which may be missing or broken.
-
-    torchvision beside another build of torch lacks its compiled operators, and fails to import for
-    that. Networks do without them, so they are declared and the import is tried again.
-
-    Raises:
-      InputError: it cannot be imported.
-    """
-    try:
-        try:
-            return importlib.import_module(name)
-        except RuntimeError as error:
-            if "torchvision::nms does not exist" not in str(error):
-                raise
-            _FRAGMENTS.append(torch.library.Library("torchvision", "FRAGMENT"))
-            for operator in ("nms", "qnms"):
-                _FRAGMENTS[-1].define(
-                    f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-                )
-            return importlib.import_module(name)
-    except Exception as error:  # torchvision fails in many ways beside another torch
-        library = name.partition(".")[0]
-        raise InputError(
-            f"{library} cannot be imported ({type(error).__name__}: {one_line(error)}); install it "
-            f"beside this torch: pip install --no-deps {library}"
-        ) from error
-
-
-def import_transformers() -> Any:
-    """transformers, some of whose models import torchvision where that is installed.
-
-    Raises:
-      InputError: it cannot be imported.
-    """
-    if importlib.util.find_spec("torchvision"):
-        # Where torchvision stays broken, a model that needs it says so.
-        with contextlib.suppress(InputError):
-            import_library("torchvision")
-    return import_library("transformers")
 
 
 def _config_file(name: str) -> Path | None:

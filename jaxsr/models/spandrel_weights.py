@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, first_of, one_line
-from jaxsr.models.build import import_library
+from jaxsr.models.libraries import import_library
 from jaxsr.models.registry import FAMILIES, LoadedModel, Weights
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jaxsr.errors import InputError
-from jaxsr.models.build import import_library
+from jaxsr.models.libraries import import_library
 
 
 @pytest.fixture

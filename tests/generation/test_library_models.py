@@ -126,7 +126,7 @@ def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
     ("family", "message"),
     [
         ("rwkv", "keeps its past in a way of its own"),
-        ("bert", "sees tokens to come, or counts padding"),
+        ("minimax", "does not continue a cache of fixed size"),
         ("bart", "sees tokens to come, or counts padding"),
         ("deepseek_v4", "blocks of kind"),
     ],
@@ -134,6 +134,14 @@ def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
 def test_a_cache_that_is_not_known_is_refused(family, message, tmp_path):
     with pytest.raises(InputError, match=message):
         LibraryLM(tiny_model(family, tmp_path)).check_continues()
+
+
+def test_an_encoder_is_refused_until_it_is_made_a_decoder(tmp_path):
+    model = tiny_model("bert", tmp_path)
+    LibraryLM(model).check_continues()
+    model.config.is_decoder = False
+    with pytest.raises(InputError, match=r'set "is_decoder": true in config\.json'):
+        LibraryLM(type(model)(model.config).eval()).check_continues()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from jaxsr.errors import InputError
-from jaxsr.models.build import build_network, import_library
+from jaxsr.models.build import build_network
+from jaxsr.models.libraries import import_library
 from jaxsr.models.load import load_model
 from jaxsr.restoration.models import find_model
 from jaxsr.restore import main, restore

@@ -69,6 +69,8 @@ class IndexedLayer(SlotLayer):
 
     indexer: Tensor | None = None
     """(B, 1, S, D)."""
+    indexer_position_ids: Tensor | None = None
+    """Asked for by models that keep the positions of tokens themselves."""
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         self.indexer = self.written(self.indexer, indexer_key_states[:, None])

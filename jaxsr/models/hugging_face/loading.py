@@ -3,6 +3,7 @@
 Only safetensors are read, and no code of the folder is run.
 """
 
+import importlib.util
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 
 from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.models.hugging_face.network import LibraryLM
+from jaxsr.models.libraries import import_transformers
 from jaxsr.models.llama.filling import fill, packable
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
@@ -217,13 +219,12 @@ def _built(fields: dict[str, Any], dtype: torch.dtype, where: AbstractContextMan
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
+    if importlib.util.find_spec("transformers") is None:
         raise InputError(
             "this model is computed by transformers' own code, which is not installed; install "
             "jaxsr's extra generate"
-        ) from error
+        )
+    transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     return transformers

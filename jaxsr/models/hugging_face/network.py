@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, one_line
 from jaxsr.interop.sharding_rules import Rules, planned_rules
 from jaxsr.models.cache_entries import has_slots
 from jaxsr.models.hugging_face.cache import Entries, close_cache, open_cache
@@ -82,8 +82,27 @@ class LibraryLM(nn.Module):
 
         Raises:
           InputError: they do not: an encoder sees the tokens to come, and some families count
-            padding among their positions.
+            padding among their positions. Or the family's code fails with such a cache.
         """
+        try:
+            difference = self._continuing_error()
+        except Exception as error:  # whatever a family's code raises
+            raise InputError(
+                f"{self.config.model_type}'s own code does not continue a cache of fixed size "
+                f"({type(error).__name__}: {one_line(error)}); generate with transformers itself"
+            ) from error
+        allowed = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.2
+        if not difference <= allowed:
+            encoder = getattr(self.inner.config, "is_decoder", True) is False
+            remedy = 'set "is_decoder": true in config.json, or ' if encoder else ""
+            raise InputError(
+                f"{self.config.model_type} gives other logits where tokens come after padding and "
+                f"one at a time (by {difference:.2g} of the largest): it sees tokens to come, or "
+                f"counts padding among its positions; {remedy}generate with transformers itself"
+            )
+
+    def _continuing_error(self) -> float:
+        """Largest difference of logits that a cache and padding make, of the largest logit."""
         device = next(self.parameters()).device
         tokens = torch.arange(4, 8, device=device)[None] % self.config.vocab_size
         at_once, _ = self(tokens)
@@ -95,14 +114,7 @@ class LibraryLM(nn.Module):
             n: nn.functional.pad(t, (0, 0, 0, 3)) if has_slots(n) else t for n, t in entries.items()
         }
         continued, _ = self(tokens[:, 3:], entries, filled=filled, first_B=first)
-        error = float((continued - at_once).abs().max() / at_once.abs().max())
-        allowed = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.2
-        if not error <= allowed:
-            raise InputError(
-                f"{self.config.model_type} gives other logits where tokens come after padding and "
-                f"one at a time (by {error:.2g} of the largest): it sees tokens to come, or counts "
-                "padding among its positions; generate with transformers itself"
-            )
+        return float((continued - at_once).abs().max() / at_once.abs().max())
 
     def sharding_rules(self) -> Rules:
         """How weights are split over a mesh's `tensor` axis, from the configuration's plan."""
