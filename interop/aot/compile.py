@@ -23,7 +23,15 @@ import jax
 
 from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpu_program import GpuProgram, read_program
-from jaxsr.interop.aot.hlo import Collective, Padding, collectives, cycles, padding, products
+from jaxsr.interop.aot.hlo import (
+    Collective,
+    Padding,
+    collectives,
+    cycles,
+    padding,
+    products,
+    skipped_flops,
+)
 from jaxsr.interop.aot.topology import Device, Topology
 
 _LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
@@ -226,7 +234,7 @@ def compile_ahead(
     costs = compiled.cost_analysis()
     return Ahead(
         **report,
-        flops=costs.get("flops", 0.0),
+        flops=costs.get("flops", 0.0) - skipped_flops(text),
         bytes=costs.get("bytes accessed", 0.0),
         padding=padding(text),
         cycles=cycles(text),

@@ -131,6 +131,22 @@ def main_memory_bytes(program: str) -> int:
     return sum(_main_memory_bytes(body, called) for body in _counted(program))
 
 
+def skipped_flops(program: str) -> float:
+    """Of what XLA counts for grouped products, the rows of other groups, which a TPU skips.
+
+    Counted is every row with every group's matrix; computed is every row with its own.
+    """
+    called = {body[1:].split(" ", 1)[0]: body for body in _bodies(program)}
+    surplus: dict[str, float] = {}  # a product stands in nested fusions
+    for _, _, _, rest in parse_instructions(program):
+        groups = re.search(r'"is_ragged_dot":true,"num_groups_in_ragged_dot":"(\d+)"', rest)
+        fusion = _CALLS.search(rest)
+        if groups and fusion:
+            for name, flops in _convolutions(called, fusion[1]):
+                surplus[name] = flops * (1 - 1 / int(groups[1]))
+    return sum(surplus.values())
+
+
 def products(lowered: str) -> dict[str, int]:
     """Convolutions and matrix products before compilation, by the element type of their inputs.
 
@@ -221,6 +237,21 @@ def _read(called: Mapping[str, str], fusion: str, position: int, array: Array) -
         else:
             return array.bytes
     return min(total, array.bytes)
+
+
+def _convolutions(called: Mapping[str, str], computation: str) -> Iterator[tuple[str, float]]:
+    """Names and operations of the convolutions of a computation, and of those that it calls."""
+    shapes: dict[str, Array] = {}
+    for name, result, operation, rest in parse_instructions(called[computation]):
+        shapes[name] = next(parse_arrays(result), Array("token", (), (), ""))
+        if operation == "convolution":
+            features = re.search(r"dim_labels=(\w+)_", rest)
+            left = shapes.get(parse_operands(rest)[0])
+            if features and left:
+                contracted = left.sizes[features[1].index("f")]
+                yield name, 2.0 * math.prod(shapes[name].sizes) * contracted
+        elif inner := _CALLS.search(rest):
+            yield from _convolutions(called, inner[1])
 
 
 def parse_instructions(body: str) -> Iterator[tuple[str, ...]]:

@@ -230,7 +230,7 @@ class LibraryLayout(CacheLayout):
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
     ) -> dict[str, NamedSharding]:
-        return sharding.ruled_shardings(weights, self._rules, self.mesh, turned=turned)
+        return sharding.ruled_shardings(weights, self._rules, self.config, self.mesh, turned=turned)
 
     def prefill(
         self, run: Run, tokens_BT: jax.Array, length_B: jax.Array, *, left: bool, slots: int
@@ -241,15 +241,17 @@ class LibraryLayout(CacheLayout):
             tokens_BT = jax.vmap(jnp.roll)(tokens_BT, first_B)
         logits_BV, new = run(tokens_BT, first_B=first_B)
 
-        def stored(name: str, array: jax.Array) -> jax.Array:
-            if not has_slots(name):
-                return array
-            array = jnp.pad(array, [(0, 0), (0, 0), (0, slots - count), (0, 0)])
-            where = self.cache_sharding(array.shape[1])
-            return jax.lax.with_sharding_constraint(array, where)
+        grow = [(0, 0), (0, 0), (0, slots - count), (0, 0)]
+        cache = {n: jnp.pad(t, grow) if has_slots(n) else t for n, t in new.items()}
+        return logits_BV, self._held(cache), jnp.full_like(length_B, count), first_B
 
-        cache = {name: stored(name, array) for name, array in new.items()}
-        return logits_BV, cache, jnp.full_like(length_B, count), first_B
+    def _held(self, cache: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Split by heads, and not as the products that it comes from."""
+        hold = jax.lax.with_sharding_constraint
+        return {
+            n: hold(t, self.cache_sharding(t.shape[1])) if has_slots(n) else t
+            for n, t in cache.items()
+        }
 
     def decode(
         self, run: Run, state: Mapping[str, Any], *, left: bool
@@ -261,7 +263,7 @@ class LibraryLayout(CacheLayout):
             filled=state["filled"].max(),
             first_B=state["first"],
         )
-        return logits_BV, lambda chosen_B: cache
+        return logits_BV, lambda chosen_B: self._held(cache)
 
     def admitted(
         self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array

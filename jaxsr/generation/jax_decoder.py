@@ -100,7 +100,8 @@ class JaxEngine(Engine):
         packed: Packed = "exact",
     ) -> None:
         self.config = network.config
-        self.mesh = sharding.tensor_mesh(1) if mesh is None else mesh
+        mesh = sharding.tensor_mesh(1) if mesh is None else mesh
+        self.mesh = sharding.grouped_by_heads(mesh, network.config.num_key_value_heads)
         device = self.mesh.devices.flat[0]
         self.platform, self.devices = device.platform, self.mesh.size
         self.device = f"{device.platform}: {device.device_kind}" + (
@@ -151,7 +152,10 @@ class JaxEngine(Engine):
         weights = {n: w.T if n in self._turned_back else w for n, w in weights.items()}
         params = {name: weights[name] for name in self._model.params}
         buffers = {name: weights[name] for name in self._model.buffers}
-        return self._model.apply(params, buffers, *args, **kwargs)[0]
+        with warnings.catch_warnings():
+            # Of libraries' code that counts in int64, which JAX has as int32.
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")
+            return self._model.apply(params, buffers, *args, **kwargs)[0]
 
     # ---- programs
 
@@ -162,9 +166,7 @@ class JaxEngine(Engine):
         if key not in self._programs:
             begin = time.perf_counter()
             long_key = (*key, self.platform, structure(self._skeleton))
-            with xla_only(), warnings.catch_warnings():  # calls of kernels cannot be stored
-                # Of libraries' code that counts in int64, which JAX has as int32.
-                warnings.filterwarnings("ignore", "Explicitly requested dtype")
+            with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
             self._programs[key] = lowered.compile()

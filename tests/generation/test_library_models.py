@@ -74,11 +74,21 @@ def test_padding_on_the_right_and_batches_of_one_change_nothing(family, models):
     assert tokens_of(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
 
 
-@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
-def test_a_mesh_of_two_changes_nothing(family, models):
+# gemma2 has 2 heads of keys: two devices share each.
+@pytest.mark.parametrize(("family", "devices"), [("gemma2", 4), ("deepseek_v3", 2)])
+def test_a_mesh_changes_nothing(family, devices, models):
     network, reference = models(family)
-    engine = JaxEngine(network, mesh=tensor_mesh(2))
+    engine = JaxEngine(network, mesh=tensor_mesh(devices))
     assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
+
+
+def test_no_weights_and_caches_are_gathered_at_a_step(models):
+    engine = JaxEngine(models("gemma2")[0], mesh=tensor_mesh(4))
+    batch = engine.start(PROMPTS, [0, 1], GREEDY)
+    arguments = engine._loop_args(batch, 2)
+    text = engine._decode_program(batch, *arguments).as_text()
+    assert "all-reduce" in text
+    assert "all-gather" not in text
 
 
 def test_a_plan_of_transformers_splits_the_weights(models):

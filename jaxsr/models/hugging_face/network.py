@@ -30,6 +30,8 @@ class LibraryConfig:
     """Tokens that the embedding knows."""
     max_position_embeddings: int
     """Tokens of context; the largest number where nothing bounds it."""
+    num_key_value_heads: int
+    """Of most blocks; 1 where the configuration does not say."""
     values: str
     """The configuration as JSON."""
 
@@ -40,6 +42,7 @@ class LibraryConfig:
             model_type=config.model_type,
             vocab_size=text.vocab_size,
             max_position_embeddings=getattr(text, "max_position_embeddings", None) or _NO_LIMIT,
+            num_key_value_heads=_kv_heads(text),
             values=config.to_json_string(use_diff=False),
         )
 
@@ -181,6 +184,14 @@ class LibraryLM(nn.Module):
             )
         logits = outputs.logits[:, -1]
         return logits.to(wide(logits.dtype)), close_cache(state)
+
+
+def _kv_heads(config: Any) -> int:
+    for name in ("num_key_value_heads", "num_attention_heads"):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads > 0:
+            return heads
+    return 1
 
 
 @contextlib.contextmanager

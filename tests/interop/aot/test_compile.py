@@ -132,6 +132,27 @@ def test_main_memory_traffic_against_arithmetic(four):
     assert main_memory_bytes(program) == 4 * (m * k + k * n + m * n)
 
 
+def test_a_grouped_product_counts_each_row_once(four):
+    topology, mesh = four
+    groups, rows, inner, outer = 16, 256, 128, 384
+
+    def both_gradients(a, b, sizes):
+        def loss(a, b):
+            return jax.lax.ragged_dot(a, b, sizes).astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1))(a, b)
+
+    shapes = (
+        jax.ShapeDtypeStruct((rows, inner), jnp.bfloat16),
+        jax.ShapeDtypeStruct((groups, inner, outer), jnp.bfloat16),
+        jax.ShapeDtypeStruct((groups,), jnp.int32),
+    )
+    arguments = abstract(shapes, meshes.replicated(mesh))
+    ahead = compile_ahead(jax.jit(both_gradients), arguments, topology, name="experts")
+    products = 2 * 2 * rows * inner * outer
+    assert products <= ahead.flops < 1.2 * products  # and the rows' groups are found
+
+
 def test_padding_is_seen(four):
     topology, _ = four
     one = SingleDeviceSharding(topology.devices[0])
