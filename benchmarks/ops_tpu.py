@@ -45,8 +45,9 @@ def measure(options: Options) -> None:
     import numpy as np
     from jax.sharding import SingleDeviceSharding
 
-    from jaxsr.interop.aot.hlo import cycles, main_memory_bytes
+    from jaxsr.interop.aot.hlo import cycles
     from jaxsr.interop.aot.topology import load_topology
+    from jaxsr.interop.aot.traffic import main_memory_bytes
     from jaxsr.ops import resize
     from jaxsr.ops._resize import dispatch
 
@@ -105,7 +106,7 @@ def _warps(sharding: Any) -> Iterator[dict[str, Any]]:
     import jax
 
     from jaxsr import ops
-    from jaxsr.interop.aot.hlo import main_memory_bytes
+    from jaxsr.interop.aot.traffic import main_memory_bytes
 
     def struct(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

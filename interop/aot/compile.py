@@ -33,6 +33,7 @@ from jaxsr.interop.aot.hlo import (
     skipped_flops,
 )
 from jaxsr.interop.aot.topology import Device, Topology
+from jaxsr.interop.aot.traffic import main_memory_bytes
 
 _LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
 _COMPILER_ERROR: type[Exception] = cast(Any, jax.errors).JaxRuntimeError
@@ -102,7 +103,7 @@ class Ahead:
     flops: float = 0.0
     """Of one device, as the compiler counts them; a loop's body counts once."""
     bytes: float = 0.0
-    """Read and written by one device."""
+    """Between one device's main memory and the rest of it; on GPUs between its kernels."""
     collectives: Sequence[Collective] = ()
     products: Mapping[str, int] = field(default_factory=dict[str, int])
     """Convolutions and matrix products by input type, before compilation."""
@@ -235,7 +236,7 @@ def compile_ahead(
     return Ahead(
         **report,
         flops=costs.get("flops", 0.0) - skipped_flops(text),
-        bytes=costs.get("bytes accessed", 0.0),
+        bytes=float(main_memory_bytes(text)),
         padding=padding(text),
         cycles=cycles(text),
         compiled=compiled,

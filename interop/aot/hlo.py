@@ -15,8 +15,7 @@ _COLLECTIVE = re.compile(
 )
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
-_CALLS = re.compile(r"\bcalls=%([\w.\-]+)")
-_NO_TRAFFIC = ["bitcast", "conditional", "constant", "get-tuple-element", "parameter", "tuple"]
+CALLS = re.compile(r"\bcalls=%([\w.\-]+)")
 _BITS = {"pred": 8, "token": 0, "c64": 64, "c128": 128}
 
 
@@ -58,7 +57,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.sizes) * _bits(self.dtype) // 8
+        return math.prod(self.sizes) * bits_of(self.dtype) // 8
 
     @property
     def in_hbm(self) -> bool:
@@ -73,7 +72,7 @@ class Array:
             sides = [int(side) for side in tile[1].split(",")][::-1]
             for axis, side in zip(self.order, sides, strict=False):
                 sizes[axis] = -(-sizes[axis] // side) * side
-        return math.prod(sizes) * _bits(self.dtype) // 8
+        return math.prod(sizes) * bits_of(self.dtype) // 8
 
 
 def collectives(program: str) -> list[Collective]:
@@ -101,7 +100,7 @@ def padding(program: str) -> Padding:
     """What the results of the main computation take in memory."""
     arrays = [
         array
-        for line in _entry(program).splitlines()
+        for line in entry_of(program).splitlines()
         if (made := re.match(r"\s*(?:ROOT )?%[\w.\-]+ = (.*?) (\w[\w\-]*)\(", line))
         and made[2] not in ("tuple", "get-tuple-element", "bitcast", "parameter")
         for array in parse_arrays(made[1])
@@ -117,18 +116,7 @@ def cycles(program: str) -> int:
     for finite values. Good for comparing programs, not for predicting time.
     """
     pattern = r'"estimated_cycles":"(\d+)"'
-    return sum(int(n) for body in _counted(program) for n in re.findall(pattern, body))
-
-
-def main_memory_bytes(program: str) -> int:
-    """Bytes that the counted operations (those of `cycles`) read from and write to main memory.
-
-    Less than the compiler's "bytes accessed", which counts what moves inside the chip as well:
-    arrays that it keeps in fast memory (a memory space in their layout) are left out here, but for
-    the copy that brings them in.
-    """
-    called = {body[1:].split(" ", 1)[0]: body for body in _bodies(program)}
-    return sum(_main_memory_bytes(body, called) for body in _counted(program))
+    return sum(int(n) for body in counted(program) for n in re.findall(pattern, body))
 
 
 def skipped_flops(program: str) -> float:
@@ -136,11 +124,11 @@ def skipped_flops(program: str) -> float:
 
     Counted is every row with every group's matrix; computed is every row with its own.
     """
-    called = {body[1:].split(" ", 1)[0]: body for body in _bodies(program)}
+    called = computations(program)
     surplus: dict[str, float] = {}  # a product stands in nested fusions
     for _, _, _, rest in parse_instructions(program):
         groups = re.search(r'"is_ragged_dot":true,"num_groups_in_ragged_dot":"(\d+)"', rest)
-        fusion = _CALLS.search(rest)
+        fusion = CALLS.search(rest)
         if groups and fusion:
             for name, flops in _convolutions(called, fusion[1]):
                 surplus[name] = flops * (1 - 1 / int(groups[1]))
@@ -169,7 +157,7 @@ def parse_arrays(text: str) -> Iterator[Array]:
         yield Array(dtype, _numbers(sizes), _numbers(order), layout)
 
 
-def _bits(dtype: str) -> int:
+def bits_of(dtype: str) -> int:
     """Bits of an element; XLA's names end in them, but for a few."""
     if dtype in _BITS:
         return _BITS[dtype]
@@ -195,50 +183,6 @@ def _group_size(options: str) -> int | None:
     return None
 
 
-def _main_memory_bytes(body: str, called: Mapping[str, str]) -> int:
-    made: dict[str, list[Array]] = {}
-    total = 0
-    for name, result, operation, rest in parse_instructions(body):
-        arrays = list(parse_arrays(result))
-        made[name] = arrays
-        if operation in ("copy-start", "slice-start"):
-            # From one memory to another: what is written and what it is read from, whole or not.
-            total += min(a.bytes for a in arrays[:2]) * sum(a.in_hbm for a in arrays[:2])
-        if operation in _NO_TRAFFIC or operation.endswith(("-start", "-done")):
-            continue
-        total += sum(array.bytes for array in arrays if array.in_hbm)
-        for position, operand in enumerate(parse_operands(rest)):
-            fusion = _CALLS.search(rest)
-            for array in made.get(operand, []):
-                if array.in_hbm:
-                    read = _read(called, fusion[1], position, array) if fusion else array.bytes
-                    total += read
-    return total
-
-
-def _read(called: Mapping[str, str], fusion: str, position: int, array: Array) -> int:
-    """Bytes of a fusion's operand that it reads; those of slices, if it reads nothing else."""
-    instructions = list(parse_instructions(called[fusion]))
-    parameter = next(
-        name
-        for name, _, operation, rest in instructions
-        if operation == "parameter" and rest.startswith(f"{position})")
-    )
-    total = 0
-    for _, result, operation, rest in instructions:
-        operands = parse_operands(rest)
-        if parameter not in operands:
-            continue
-        if operation == "slice":
-            # Its result may have another element type.
-            total += sum(math.prod(a.sizes) for a in parse_arrays(result)) * _bits(array.dtype) // 8
-        elif inner := _CALLS.search(rest):
-            total += _read(called, inner[1], operands.index(parameter), array)
-        else:
-            return array.bytes
-    return min(total, array.bytes)
-
-
 def _convolutions(called: Mapping[str, str], computation: str) -> Iterator[tuple[str, float]]:
     """Names and operations of the convolutions of a computation, and of those that it calls."""
     shapes: dict[str, Array] = {}
@@ -250,7 +194,7 @@ def _convolutions(called: Mapping[str, str], computation: str) -> Iterator[tuple
             if features and left:
                 contracted = left.sizes[features[1].index("f")]
                 yield name, 2.0 * math.prod(shapes[name].sizes) * contracted
-        elif inner := _CALLS.search(rest):
+        elif inner := CALLS.search(rest):
             yield from _convolutions(called, inner[1])
 
 
@@ -264,19 +208,27 @@ def parse_operands(rest: str) -> list[str]:
     return re.findall(r"%([\w.\-]+)", rest.split("), ", maxsplit=1)[0])
 
 
-def _counted(program: str) -> list[str]:
+def counted(program: str) -> list[str]:
     """The main computation, and the branches taken when its conditions hold."""
     bodies = _bodies(program)
-    entry = _entry(program)
+    entry = entry_of(program)
     taken = re.findall(r"true_computation=%([\w.\-]+)", entry)
     for branches in re.findall(r"branch_computations=\{([^}]*)\}", entry):
         taken.append(branches.split(",")[1].strip().lstrip("%"))
     return [entry, *(body for name in taken for body in bodies if body.startswith(f"%{name} "))]
 
 
+def computations(program: str) -> dict[str, str]:
+    """Text of each computation by its name; the main one's under `ENTRY`."""
+    return {
+        "ENTRY" if body.startswith("ENTRY") else body[1:].split(" ", 1)[0]: body
+        for body in _bodies(program)
+    }
+
+
 def _bodies(program: str) -> list[str]:
     return re.split(r"\n(?=(?:ENTRY )?%?[\w.\-]+ (?:\([^\n]*\) -> [^\n]*)?\{\n)", program)
 
 
-def _entry(program: str) -> str:
+def entry_of(program: str) -> str:
     return next((body for body in _bodies(program) if body.startswith("ENTRY")), "")

@@ -226,6 +226,8 @@ class LibraryLayout(CacheLayout):
     def __init__(self, network: Any, mesh: Mesh) -> None:
         super().__init__(network, mesh)
         self._rules = network.sharding_rules()
+        # A TPU's compiler moves what is written in place into fast memory, and back as a whole.
+        self.writes_aside = mesh.devices.flat[0].platform == "tpu"
 
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
@@ -256,14 +258,27 @@ class LibraryLayout(CacheLayout):
     def decode(
         self, run: Run, state: Mapping[str, Any], *, left: bool
     ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-        logits_BV, cache = run(
+        filled = state["filled"].max()  # rows that are done have stopped counting
+        logits_BV, new = run(
             jnp.maximum(state["token"], 0)[:, None],
             state["cache"],
-            # Rows that are done have stopped counting.
-            filled=state["filled"].max(),
+            filled=filled,
             first_B=state["first"],
+            aside=self.writes_aside,
         )
-        return logits_BV, lambda chosen_B: self._held(cache)
+
+        def written(chosen_B: jax.Array) -> dict[str, jax.Array]:
+            if not self.writes_aside:
+                return self._held(new)
+            # Depends on the logits, and so on every read of the cache; see OwnLayout.
+            at = jnp.maximum(filled, jnp.minimum(chosen_B.max(), 0))
+            put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=2)
+            cache = {
+                n: put(t, new[n]) if has_slots(n) else new[n] for n, t in state["cache"].items()
+            }
+            return self._held(cache)
+
+        return logits_BV, written
 
     def admitted(
         self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array

@@ -74,6 +74,15 @@ def test_padding_on_the_right_and_batches_of_one_change_nothing(family, models):
     assert tokens_of(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
 
 
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v32"])
+def test_entries_written_after_all_is_read_change_nothing(family, models):
+    # As on a TPU.
+    network, reference = models(family)
+    engine = JaxEngine(network)
+    engine._layout.writes_aside = True
+    assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
+
+
 # gemma2 has 2 heads of keys: two devices share each.
 @pytest.mark.parametrize(("family", "devices"), [("gemma2", 4), ("deepseek_v3", 2)])
 def test_a_mesh_changes_nothing(family, devices, models):

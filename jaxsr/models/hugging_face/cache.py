@@ -8,6 +8,7 @@ the names of `jaxsr.models.cache_entries`.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import (
@@ -30,24 +31,39 @@ class SlotLayer(StaticLayer):
     """Keys and values of a block, one slot a token, for all tokens.
 
     A window of attention is left to the mask. The first forward fills the slots of its tokens; a
-    later one writes its single token into the slot that `filled` names.
+    later one puts its single token into the slot that `filled` names: in place, or, where `aside`,
+    in what attention reads alone, with the token's entries in `new`.
     """
 
     filled: Tensor | int = 0
+    aside: bool = False
+
+    def __init__(self, max_cache_len: int = 1) -> None:
+        super().__init__(max_cache_len)
+        self.new: Entries = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self.keys = self.written(self.keys, key_states)
-        self.values = self.written(self.values, value_states)
+        self.keys = self.written("keys", key_states)
+        self.values = self.written("values", value_states)
         return self.keys, self.values
 
-    def written(self, slots: Tensor | None, states: Tensor) -> Tensor:
-        """The slots (B, K, S, D) with the states of new tokens; slots are None before the first."""
+    def written(self, name: str, states: Tensor) -> Tensor:
+        """The slots (B, K, S, D) of this name with the states of new tokens."""
+        slots = getattr(self, name)
         if slots is None:
             return states
         assert isinstance(self.filled, Tensor)
-        return slots.index_copy(2, self.filled.reshape(1), states)
+        if not self.aside:
+            return slots.index_copy(2, self.filled.reshape(1), states)
+        self.new[name] = states
+        is_new_S1 = torch.arange(slots.shape[2], device=slots.device)[:, None] == self.filled
+        return torch.where(is_new_S1, states, slots)
+
+    def kept(self, name: str) -> Tensor:
+        """What remains of a forward: the slots, or the new entries that the caller writes."""
+        return self.new[name] if name in self.new else getattr(self, name)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self.keys is None else self.keys.shape[2]), 0
@@ -59,8 +75,8 @@ class SlotLayer(StaticLayer):
 class HybridLayer(LinearAttentionLayer, SlotLayer):
     """Both keys and values, and states, of a block that has attention and a recurrence."""
 
-    def __init__(self, max_cache_len: int, number_of_states: int = 1) -> None:
-        SlotLayer.__init__(self, max_cache_len)
+    def __init__(self, number_of_states: int = 1) -> None:
+        SlotLayer.__init__(self)
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
 
 
@@ -73,12 +89,16 @@ class IndexedLayer(SlotLayer):
     """Asked for by models that keep the positions of tokens themselves."""
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        self.indexer = self.written(self.indexer, indexer_key_states[:, None])
+        self.indexer = self.written(INDEXER, indexer_key_states[:, None])
         return self.indexer[:, 0]
 
 
 def open_cache(
-    config: PreTrainedConfig, entries: Mapping[str, Tensor] | None, filled: Tensor | int
+    config: PreTrainedConfig,
+    entries: Mapping[str, Tensor] | None,
+    filled: Tensor | int,
+    *,
+    aside: bool = False,
 ) -> Cache:
     """The cache of a model before a forward.
 
@@ -86,6 +106,7 @@ def open_cache(
       config: of the model.
       entries: see `jaxsr.models.cache_entries`; None before the first token.
       filled: slots that are filled, the same in all rows.
+      aside: `close_cache` gives the entries of the new token alone, for the caller to write.
 
     Raises:
       InputError: a block keeps what is not known here.
@@ -98,6 +119,9 @@ def open_cache(
             "fixed size; use another model"
         ) from error
     cache.layers = [_open_layer(i, layer, entries, filled) for i, layer in enumerate(cache.layers)]
+    for layer in cache.layers:
+        if isinstance(layer, SlotLayer):
+            layer.aside = aside
     return cache
 
 
@@ -106,14 +130,14 @@ def _open_layer(
 ) -> Any:
     layer: Any
     if type(standard) in (StaticLayer, StaticSlidingWindowLayer):
-        layer = SlotLayer(1)
+        layer = SlotLayer()
     elif type(standard) is StaticIndexedLayer:
-        layer = IndexedLayer(1)
+        layer = IndexedLayer()
     elif type(standard) in (
         LinearAttentionAndStaticFullAttentionLayer,
         LinearAttentionAndStaticSlidingWindowAttentionLayer,
     ):
-        layer = HybridLayer(1, standard.number_of_states)
+        layer = HybridLayer(standard.number_of_states)
     elif type(standard) in (LinearAttentionLayer, DummyLayer):
         layer = standard
     else:
@@ -157,9 +181,10 @@ def close_cache(cache: Cache) -> Entries:
     entries: Entries = {}
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, SlotLayer) and layer.keys is not None:
-            entries |= {f"layers.{index}.{name}": getattr(layer, name) for name in SLOTTED}
-        if isinstance(layer, IndexedLayer) and layer.indexer is not None:
-            entries[f"layers.{index}.{INDEXER}"] = layer.indexer
+            names = SLOTTED
+            if isinstance(layer, IndexedLayer) and layer.indexer is not None:
+                names = (*SLOTTED, INDEXER)
+            entries |= {f"layers.{index}.{name}": layer.kept(name) for name in names}
         if isinstance(layer, LinearAttentionLayer):
             for kind, states in (
                 ("conv", layer.conv_states),

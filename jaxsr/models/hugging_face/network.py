@@ -147,6 +147,7 @@ class LibraryLM(nn.Module):
         *,
         filled: Tensor | None = None,
         first_B: Tensor | None = None,
+        aside: bool = False,
     ) -> tuple[Tensor, Entries]:
         """Feeds tokens and gives the logits after them.
 
@@ -156,6 +157,8 @@ class LibraryLM(nn.Module):
             none. Then T may be any number, with a cache it is 1.
           filled: slots that are filled, a scalar. Needed with `cache`.
           first_B: slot of each row's first true token, which has position 0.
+          aside: give only the new token's entries of `cache`, (B, K, 1, D), to be written by the
+            caller once all is read: a TPU would read and write the whole cache for them.
 
         Returns:
           Float32 logits (B, V) after the last token, and the cache with the tokens' entries.
@@ -165,7 +168,7 @@ class LibraryLM(nn.Module):
         start = torch.zeros((), dtype=torch.int64, device=device) if filled is None else filled
         slots_T = start + torch.arange(count, device=device)
         first_B1 = slots_T.new_zeros(batch, 1) if first_B is None else first_B[:, None]
-        state = open_cache(self.inner.config, cache, 0 if cache is None else start)
+        state = open_cache(self.inner.config, cache, 0 if cache is None else start, aside=aside)
         spans = [t.shape[2] for n, t in (cache or {}).items() if n.endswith(".keys")]
         # Without keys, the mask is that of the tokens fed: states hold nothing of single slots.
         span = torch.arange(spans[0], device=device) if spans else slots_T

@@ -24,10 +24,11 @@ from torch.nn import functional as F
 from jaxsr.data.transforms import make_preparation
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.aot.compile import abstract, compile_ahead, readable
-from jaxsr.interop.aot.hlo import Collective, main_memory_bytes
+from jaxsr.interop.aot.hlo import Collective
 from jaxsr.interop.aot.report import advice, as_json, show
 from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.aot.topology import load_topology
+from jaxsr.interop.aot.traffic import main_memory_bytes
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.module import to_jax
 from jaxsr.interop.train.objective import Objective, Phase, Player
