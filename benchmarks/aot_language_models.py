@@ -1,4 +1,4 @@
-"""Published language models compiled for TPU slices: what fits, what is sent, tokens a second at best.
+"""Published language models compiled for TPU slices: what fits, what is sent, tokens a second.
 
 Shapes alone: no weights are needed, nothing is measured. A batch's prompts are prefilled and
 continued by a token with all of its context in the cache. The table of docs/generate.md is
