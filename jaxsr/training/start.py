@@ -51,7 +51,12 @@ def start(name: str, family: Any, config: RunConfig) -> None:
     record = None
     with ExitStack() as stack:
         with fail_together():
-            setup_compute(config, jax_on_host=True, job=lambda: _facts(name, config))
+            setup_compute(
+                config,
+                jax_on_host=True,
+                job=lambda: _facts(name, config),
+                deterministic=config.deterministic,
+            )
             out = choose_folder(config, name, jax.process_count())
             task = family.build(config)  # checks the data before anything is computed
             remarks = prepare_network(task)
