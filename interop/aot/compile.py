@@ -25,8 +25,8 @@ from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpu_program import GpuProgram, read_program
 from jaxsr.interop.aot.hlo import Collective, Padding, collectives, cycles, padding, products
 from jaxsr.interop.aot.topology import Device, Topology
+from jaxsr.interop.out_of_memory import LESS_MEMORY
 
-_LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
 _COMPILER_ERROR: type[Exception] = cast(Any, jax.errors).JaxRuntimeError
 
 
@@ -238,14 +238,14 @@ def _too_large(memory: Memory) -> str:
     gib = 2**30
     return (
         f"out of memory: it needs {memory.total / gib:.2f} GiB of the {memory.available / gib:.2f} "
-        f"that JAX allocates (XLA_PYTHON_CLIENT_MEM_FRACTION); {_LESS_MEMORY}"
+        f"that JAX allocates (XLA_PYTHON_CLIENT_MEM_FRACTION); {LESS_MEMORY}"
     )
 
 
 def readable(error: BaseException) -> str:
     """A compiler's error as one sentence: what, how much, and a workaround where there is one."""
     text = " ".join(str(error).split())
-    workaround = _LESS_MEMORY
+    workaround = LESS_MEMORY
     need = re.search(r"total memory required for ([\w ]+) \((.*?)\) exceeds available HBM", text)
     limit = re.search(r"available HBM \((.*?)\)", text)
     if need and limit:

@@ -11,6 +11,7 @@ import jaxsr
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
+from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.training.config import RunConfig
@@ -68,7 +69,11 @@ def start(name: str, family: Any, config: RunConfig) -> None:
                 record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
                 print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
         try:
-            with located_in_users_files():
+            slices = config.mesh_shape.row_devices * config.accumulate
+            with (
+                located_in_users_files(),
+                naming_out_of_memory(rows=config.batch, multiple=slices),
+            ):
                 train(task, out, record)
         except OSError as error:
             if error.filename is None and error.errno is not None:
