@@ -44,7 +44,8 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
         traceback.print_exc()
         status = ExitStatus.FAILED
     ignore_signals()
-    if status == ExitStatus.INTERRUPTED or (status != ExitStatus.OK and _others_wait()):
+    ended_alone = status not in (ExitStatus.OK, ExitStatus.STOPPED) and _others_wait()
+    if status == ExitStatus.INTERRUPTED or ended_alone:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(status)

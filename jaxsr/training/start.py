@@ -38,13 +38,16 @@ _PER_HOST = (
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
-def start(name: str, family: Any, config: RunConfig) -> None:
+def start(name: str, family: Any, config: RunConfig) -> bool:
     """Runs a family's training as one process, or as one of those of a job.
 
     Args:
       name: of the family.
       family: its module, see `jaxsr.training.task.load_family`.
       config: of the run.
+
+    Returns:
+      Whether the run reached its last step; otherwise a signal stopped it.
 
     Raises:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
@@ -74,7 +77,7 @@ def start(name: str, family: Any, config: RunConfig) -> None:
                 located_in_users_files(),
                 naming_out_of_memory(rows=config.batch, multiple=slices),
             ):
-                train(task, out, record)
+                return train(task, out, record)
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a stream that is full does not know its file
