@@ -135,6 +135,7 @@ def _step(
     import jax
     import jax.numpy as jnp
     import optax
+    from jax.sharding import PartitionSpec
 
     from jaxsr.interop import mesh as meshes
     from jaxsr.interop.aot.compile import abstract
@@ -145,16 +146,25 @@ def _step(
         MeshShape(data=len(topology.devices) // fsdp, fsdp=fsdp), topology.devices
     )
     model = to_jax(loss, compute_dtype=jnp.bfloat16, remat=remat)
-    optimizer = optax.adamw(1e-5)
+    optimizer, names = optax.adamw(1e-5), list(batch)
 
     def step(params: Any, moments: Any, buffers: Any, batch: Any) -> Any:
         def objective(params: Any) -> Any:
-            return model.apply(params, buffers, *batch.values())[0].astype(jnp.float32)
+            outputs, _ = model.apply(params, buffers, *(batch[name] for name in names))
+            return outputs.astype(jnp.float32)
 
         value, gradients = jax.value_and_grad(objective)(params)
+        if fsdp == 1:
+            value, gradients = jax.lax.pmean((value, gradients), meshes.DATA_AXES)
         updates, moments = optimizer.update(gradients, moments, params)
         return value, optax.apply_updates(params, updates), moments
 
+    if fsdp == 1:  # as jaxsr's own step does without a split state: nothing but gradients is sent
+        everything, rows = PartitionSpec(), PartitionSpec(meshes.DATA_AXES)
+        step = jax.shard_map(
+            step, mesh=mesh, in_specs=(everything, everything, everything, rows),
+            out_specs=everything, check_vma=False,
+        )  # fmt: skip
     moments = jax.eval_shape(optimizer.init, model.params)
     state = model.params, moments
     shardings = meshes.tree_shardings(state, mesh)
