@@ -2,15 +2,17 @@
 
 Nothing is measured. A program compiled for eight devices gives what each of them computes, reads,
 writes and sends; with a batch for each device only communication changes with their number. Models
-of equal layers are compiled with one layer and with two, and continued. For v6e these programs are
-v5e's, which take minutes to compile, with v6e's rates. The assumptions are in docs/scale.md.
+of equal layers are compiled with one layer and with two, and continued. On TPUs their FLOPs and
+communication are those of H100's program: libtpu hides a part of both in fused kernels. Bytes and
+memory on v6e are those of v5e's program, for these take minutes to compile. The assumptions are in
+docs/scale.md.
 
 Without options it compiles what `out` lacks. `--table` prints the table, `--plot FILE` draws it.
 """
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ RECORD = RESULTS / "forecast.json"
 CHIPS = (8, 64, 256, 1024)
 COMPILED_FOR = 8
 UTILISATION = 0.5
-"""Of the roofline that a device reaches by itself; published runs reach 0.33 to 0.67 of the peak."""
+"""Of the roofline that a device reaches; published runs have 0.33 to 0.67 of the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +159,15 @@ def models(rows: Mapping[str, Any]) -> Iterator[tuple[str, System, Figures]]:
         )
         yield "MSHNet", system, figures_of(mshnet)
         for model, layers in LAYERS.items():
-            pair = [rows.get(f"{model}, {n} layers, {system.compiled}") for n in (1, 2)]
-            if pair[0] and pair[1]:
-                one, two = map(figures_of, pair)
-                yield model, system, continued(one, two, layers)
+            one, two = (_combined(rows, f"{model}, {n} layers", system.compiled) for n in (1, 2))
+            yield model, system, continued(one, two, layers)
+
+
+def _combined(rows: Mapping[str, Any], program: str, topology: str) -> Figures:
+    """Bytes and memory of the system's program, FLOPs and communication of H100's."""
+    own = figures_of(rows[f"{program}, {topology}"])
+    counted = figures_of(rows[f"{program}, h100:8"])
+    return replace(own, flops=counted.flops, gathered=counted.gathered, reduced=counted.reduced)
 
 
 def forecasts(rows: Mapping[str, Any]) -> list[Forecast]:
@@ -192,7 +199,7 @@ def table(results: list[Forecast]) -> Iterator[str]:
 
 
 def draw(results: list[Forecast]) -> str:
-    """Efficiency over chips as an SVG document: bands of the forecast, points that were measured."""
+    """Efficiency over chips as an SVG document: the forecast's bands, measured points."""
     from jaxsr.metrics.plot import as_svg, new_figure
 
     figure = new_figure(10, 3.4)

@@ -43,6 +43,9 @@ class Memory:
     """The compiled code itself."""
     available: int
     """What the compiler allows on this device."""
+    peak: int | None = None
+    """XLA's own figure of what is in use at once, to compare: some of its compilers leave the code
+    out of it. None where this jaxlib has none."""
 
     @property
     def total(self) -> int:
@@ -209,6 +212,7 @@ def compile_ahead(
         temporaries=sizes.temp_size_in_bytes,
         program=sizes.generated_code_size_in_bytes,
         available=topology.device.memory_bytes,
+        peak=getattr(sizes, "peak_memory_in_bytes", None) or None,
     )
     report |= {"memory": memory, "collectives": collectives(text), "text": text}
     if topology.device.platform == "cuda":
