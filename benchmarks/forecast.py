@@ -194,7 +194,8 @@ def table(results: list[Forecast]) -> Iterator[str]:
                 least, best = (f"{100 * v:.0f}" for v in (r.least_efficiency, r.best_efficiency))
                 share = f"{least} %" if least == best else f"{least}–{best} %"
                 fits = "" if r.memory_share <= 1 else "does not fit: "
-                cells.append(f"{fits}{1e3 * r.step_s:.3g} ms, {share}, {r.memory_share:.0%}")
+                digits = ".0f" if r.step_s > 0.1 else ".3g"
+                cells.append(f"{fits}{1e3 * r.step_s:{digits}} ms, {share}, {r.memory_share:.0%}")
         yield f"| {model} | {system} | " + " | ".join(cells) + " |"
 
 
@@ -222,7 +223,7 @@ def draw(results: list[Forecast]) -> str:
         ticks = sorted(
             {*CHIPS, *(n for p in PUBLISHED.get(system.name, {}).values() for n, _ in p)}
         )
-        axis.set(title=system.name, xlabel="chips", xscale="log", ylim=(0, 105))
+        axis.set(title=system.name, xlabel="chips", xscale="log", ylim=(50, 102))
         axis.set_xticks([t for t in ticks if t in CHIPS or t == 8192], minor=False)
         axis.set_xticks([], minor=True)
         axis.set_xticklabels([str(t) for t in ticks if t in CHIPS or t == 8192])

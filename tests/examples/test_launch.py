@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,13 @@ def _last_step(out):
     path = out / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return max((json.loads(line).get("step", 0) for line in lines), default=0)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "containers").glob("*.Dockerfile")), ids=lambda path: path.stem
+)
+def test_containers_install_extras_that_exist(path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"'\.\[([\w,-]+)\]'", path.read_text())
+    assert {*extras.split(",")} <= project["optional-dependencies"].keys()
+    assert path.stem in extras.split(",")
