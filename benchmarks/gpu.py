@@ -118,7 +118,7 @@ class _Run:
             rows = rows_of_child(
                 partial(_rows, part, setting),
                 timeout_s=min(part.timeout_s, left),
-                log=_gpu_speed.log_of(logs, part.name) if logs else None,
+                log=logs / f"{part.name.replace(' ', '-')}.log" if logs else None,
                 start="spawn",
             )
             for row in rows:
