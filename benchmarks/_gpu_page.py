@@ -30,7 +30,7 @@ def page(rows: Sequence[Row], device: str) -> str:
         "# On a GPU",
         "",
         "Written by `python -m benchmarks.gpu`; the JSON beside it has all figures.",
-        f"Commit {first['commit']}; {versions}.",
+        f"Commit {first['commit'] or 'not known'}; {versions}.",
         "",
         *_table(("goal", "reached", "holds"), _goals(rows, device)),
         *_table(("part", "status", "seconds", "rows", "not ok", "reason"), _parts(rows)),
