@@ -242,7 +242,8 @@ def measure(options: Options) -> None:
         if options.table:
             print("\n".join(table(results)))
         if options.plot is not None:
-            options.plot.write_text(draw(results))
+            lines = [line.rstrip() for line in draw(results).splitlines()]
+            options.plot.write_text("\n".join(lines) + "\n")
         return
     report = Report("forecast", options, key=("program",))
     for name, compile_program in programs():
