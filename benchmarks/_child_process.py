@@ -1,11 +1,17 @@
-"""A row of a benchmark computed in a process of its own, with bounds on time and memory."""
+"""Rows of a benchmark computed in a process of its own, with bounds on time and memory."""
 
 import multiprocessing
 import os
 import re
 import resource
-from collections.abc import Callable
+import signal
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal
 
 from benchmarks._results import Row
 from jaxsr.errors import one_line
@@ -19,34 +25,91 @@ def row_of_child(compute: Callable[[], Row], *, timeout_s: float, memory_gib: fl
       timeout_s: after which the process is killed, a status `timeout`.
       memory_gib: address space of the process.
     """
-    context = multiprocessing.get_context("fork")
+
+    def rows() -> Generator[Row]:
+        yield compute()
+
+    return next(rows_of_child(rows, timeout_s=timeout_s, memory_gib=memory_gib))
+
+
+def rows_of_child(
+    compute: Callable[[], Iterable[Row]],
+    *,
+    timeout_s: float,
+    memory_gib: float | None = None,
+    log: Path | None = None,
+    start: Literal["fork", "spawn"] = "fork",
+) -> Generator[Row]:
+    """Rows of a child process as it computes them, and after them how it ended.
+
+    The process leads a group, which is killed with all processes that it started.
+
+    Args:
+      compute: gives the rows.
+      timeout_s: after which the process is killed.
+      memory_gib: address space of the process; None where it uses a GPU, which reserves terabytes.
+      log: what the process prints. Default: nowhere.
+      start: fork has what this process imported; spawn takes a `compute` that can be pickled, and
+        may be used from threads.
+
+    Yields:
+      The rows; last one of `status` (`ok`, `failed`, `timeout`, `crashed`) and `reason`.
+    """
+    context = multiprocessing.get_context(start)
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, compute, memory_gib))
+    process = context.Process(target=_child, args=(sender, compute, memory_gib, log))
     process.start()
     sender.close()
+    until = time.monotonic() + timeout_s
     try:
-        if receiver.poll(timeout_s):
-            return receiver.recv()
-        return {"status": "timeout", "reason": f"more than {timeout_s} s"}
+        while receiver.poll(max(until - time.monotonic(), 0.0)):
+            is_last, row = receiver.recv()
+            yield row
+            if is_last:
+                return
+        yield {"status": "timeout", "reason": f"more than {timeout_s:.0f} s"}
     except EOFError:
         process.join(10)
-        return {"status": "crashed", "reason": f"the process ended with {process.exitcode}"}
+        reason = f"the process ended with {process.exitcode}"
+        yield {"status": "crashed", "reason": f"{reason}{_last_line(log)}"}
     finally:
+        _kill_group(process)
+
+
+def _kill_group(process: BaseProcess) -> None:
+    try:
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    except ProcessLookupError:  # it has not made its group yet, or all of it has ended
         process.kill()
-        process.join()
+    process.join()
 
 
-def _child(sender: Connection, compute: Callable[[], Row], memory_gib: float) -> None:
-    size = int(memory_gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    with open(os.devnull, "w") as null:  # of the libraries
-        os.dup2(null.fileno(), 1)
-        os.dup2(null.fileno(), 2)
+def _last_line(log: Path | None) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log and log.exists() else []
+    return next((f": {line.strip()[:200]}" for line in reversed(lines) if line.strip()), "")
+
+
+def _child(
+    sender: Connection,
+    compute: Callable[[], Iterable[Row]],
+    memory_gib: float | None,
+    log: Path | None,
+) -> None:
+    os.setpgid(0, 0)
+    if memory_gib is not None:
+        size = int(memory_gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    with open(log or os.devnull, "a") as output:  # of the libraries
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
         try:
-            row = compute()
+            for row in compute():
+                sender.send((False, row))
+            sender.send((True, {"status": "ok", "reason": ""}))
         except Exception as error:
-            row = {"status": "failed", "reason": f"{type(error).__name__}: {one_line(error)}"}
-        sender.send(row)
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            sender.send((True, {"status": "failed", "reason": reason}))
 
 
 def without_folders(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._ops_race import Entry, Row, importable, jit_entry
+from benchmarks._ops_race import Entry, Row, finished, importable, jit_entry, torch_device
 
 
 def blur_row(n: int, h: int, w: int, size: int, sigma: float, dtype: str = "float32") -> Row:
@@ -27,9 +27,12 @@ def blur_row(n: int, h: int, w: int, size: int, sigma: float, dtype: str = "floa
         rng = np.random.default_rng(0)
         last = (rng.random((n, h, w, 3)) * (255 if dtype == "uint8" else 1)).astype(dtype)
         first = np.ascontiguousarray(last.transpose(0, 3, 1, 2))
-        on_last, on_first, tensor = jnp.asarray(last), jnp.asarray(first), torch.from_numpy(first)
+        on_last, on_first = jnp.asarray(last), jnp.asarray(first)
+        device = torch_device()
+        tensor = torch.from_numpy(first).to(device)
         blur = partial(gaussian_blur, sigma=sigma, kernel_size=size, convention="opencv")
-        kernel = torch.from_numpy(cv2.getGaussianKernel(size, sigma).astype(np.float32)[:, 0])
+        taps = cv2.getGaussianKernel(size, sigma).astype(np.float32)[:, 0]
+        kernel = torch.from_numpy(taps).to(device)
         edge = (size // 2,) * 4
         rule = None if dtype == "float32" else False
 
@@ -46,6 +49,7 @@ def blur_row(n: int, h: int, w: int, size: int, sigma: float, dtype: str = "floa
             return x if dtype == "float32" else x.round().to(torch.uint8)
 
         def to_last(x: Any) -> np.ndarray:
+            x = x.cpu() if isinstance(x, torch.Tensor) else x
             return np.asarray(x).transpose(0, 2, 3, 1)
 
         contenders = [
@@ -53,14 +57,19 @@ def blur_row(n: int, h: int, w: int, size: int, sigma: float, dtype: str = "floa
             jit_entry(
                 "jaxsr, channels first", partial(blur, axes=(-2, -1)), on_first, values=to_last
             ),
+            Entry("torch, two depthwise convolutions", finished(depthwise), to_last, rule),
+            Entry("torchvision's recipe", finished(square), to_last, rule),
+        ]
+        if device == "cuda":
+            compiled = torch.compile(depthwise, mode="max-autotune-no-cudagraphs")
+            return [*contenders, Entry("torch.compile", finished(compiled), to_last, rule)]
+        contenders.append(
             Entry(
                 "OpenCV",
                 lambda: [cv2.GaussianBlur(x, (size, size), sigma) for x in last],
                 np.stack,
-            ),
-            Entry("torch, two depthwise convolutions", depthwise, to_last, rule),
-            Entry("torchvision's recipe", square, to_last, rule),
-        ]
+            )
+        )
         if dtype == "uint8":
             return contenders
         kornia, dm_pix = importable("kornia"), importable("dm_pix")

@@ -55,6 +55,27 @@ def jit_entry(
     return Entry(name, lambda: jax.block_until_ready(program(*arrays)), values, compiled=facts)
 
 
+def torch_device() -> str:
+    """Where torch's contenders compute: beside JAX."""
+    import jax
+    import torch
+
+    return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+
+
+def finished(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A torch contender that waits for its result."""
+    import torch
+
+    def run() -> Any:
+        out = call()
+        if torch_device() == "cuda":
+            torch.cuda.synchronize()
+        return out
+
+    return run
+
+
 def importable(name: str) -> Any:
     """The module, or None with a message."""
     try:

@@ -1,7 +1,6 @@
 """Rows of resize, in every library that has it."""
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._ops_race import Entry, Row, importable, jit_entry
+from benchmarks._ops_race import Entry, Row, finished, importable, jit_entry, torch_device
 from jaxsr.comparison.resize_backends import (
     jax_image_resize,
     jaxsr_resize,
@@ -108,37 +107,34 @@ def _jaxsr(row: Resize, first: Any, last: Any) -> list[Entry]:
 
 
 def _torch(row: Resize, first: np.ndarray) -> list[Entry]:
-    import jax
     import torch
 
-    gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
-    tensor = torch.from_numpy(first).to("cuda" if gpu else "cpu")
+    device = torch_device()
+    tensor = torch.from_numpy(first).to(device)
     resize = torch_resize(row.method, row.size, row.antialias)
-
-    def run(tensor: torch.Tensor) -> torch.Tensor:
-        out = resize(tensor)
-        if gpu:
-            torch.cuda.synchronize()
-        return out
 
     def values(out: torch.Tensor) -> np.ndarray:
         return out.cpu().numpy()
 
     channels_last = tensor.to(memory_format=torch.channels_last)
-    name = "torch CUDA" if gpu else "torch"
-    return [
-        Entry(name, lambda: run(tensor), values),
-        Entry(f"{name}, channels last", lambda: run(channels_last), values),
-        *_kornia(row, tensor, run),
+    name = "torch CUDA" if device == "cuda" else "torch"
+    entries = [
+        Entry(name, finished(lambda: resize(tensor)), values),
+        Entry(f"{name}, channels last", finished(lambda: resize(channels_last)), values),
+        *_kornia(row, tensor),
     ]
+    if device == "cuda":
+        compiled = torch.compile(resize, mode="max-autotune-no-cudagraphs")
+        entries.append(Entry("torch.compile", finished(lambda: compiled(tensor)), values))
+    return entries
 
 
-def _kornia(row: Resize, tensor: Any, run: Callable) -> list[Entry]:
+def _kornia(row: Resize, tensor: Any) -> list[Entry]:
     kornia = importable("kornia")
     if kornia is None or row.antialias or row.dtype == "uint8":
         return []  # its antialias is a Gaussian blur, another rule
     resize = partial(kornia.geometry.transform.resize, size=row.size, interpolation=row.method)
-    return [Entry("kornia", lambda: resize(tensor), lambda out: out.cpu().numpy())]
+    return [Entry("kornia", finished(lambda: resize(tensor)), lambda out: out.cpu().numpy())]
 
 
 def _jax_image(row: Resize, first: Any) -> list[Entry]:

@@ -10,12 +10,14 @@ import random
 import resource
 import signal
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import median, quantiles
 from typing import Any, TypeVar
 
+from jaxsr.errors import one_line
 from jaxsr.runtime.allocator import with_tunables
 
 ResultT = TypeVar("ResultT")
@@ -104,6 +106,10 @@ class Worker:
       arguments: can be pickled.
       keeps_memory: give it the allocator settings of jaxsr's commands.
       command: of jaxsr, whose settings these are.
+      longest_start_s: until its first result; None waits without end.
+
+    Raises:
+      RuntimeError: it failed, or its start took longer.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class Worker:
         *,
         keeps_memory: bool = True,
         command: str = "",
+        longest_start_s: float | None = None,
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, childs_end = context.Pipe()
@@ -129,6 +136,9 @@ class Worker:
                 os.environ.pop("GLIBC_TUNABLES", None)
             os.environ |= environment
         childs_end.close()
+        if not self._connection.poll(longest_start_s):
+            self.kill()
+            raise RuntimeError(f"its start takes more than {longest_start_s:.0f} s")
         self.ready = self._receive()
         """What it yielded first."""
 
@@ -139,7 +149,10 @@ class Worker:
 
     def _receive(self) -> dict[str, Any]:
         try:
-            return self._connection.recv()
+            result = self._connection.recv()
+            if isinstance(result, Exception):
+                raise result
+            return result
         except EOFError:
             self._process.join()
             raise RuntimeError(
@@ -174,9 +187,13 @@ class Worker:
 
 
 def _serve(connection: Connection, steps: Callable[..., Steps], arguments: tuple[Any, ...]) -> None:
-    contender = steps(*arguments)
-    connection.send(next(contender))
-    while connection.recv():
-        connection.send(contender.send(True))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    connection.send(contender.send(False) | {"peak_host_mib": round(peak)})
+    try:
+        contender = steps(*arguments)
+        connection.send(next(contender))
+        while connection.recv():
+            connection.send(contender.send(True))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        connection.send(contender.send(False) | {"peak_host_mib": round(peak)})
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(RuntimeError(f"{type(error).__name__}: {one_line(error)}"[:400]))

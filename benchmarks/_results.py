@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class Report:
             "schema": SCHEMA,
             "benchmark": benchmark,
             "options": recorded,
-            "environment": _environment(commit if is_clean else f"{commit}-dirty"),
+            "environment": _environment(commit if is_clean or not commit else f"{commit}-dirty"),
             **notes,
         }
 
@@ -125,6 +126,8 @@ def _environment(commit: str | None) -> dict[str, Any]:
 
 def _commit() -> tuple[str | None, bool]:
     """The commit, and whether all but the results themselves is as in it."""
+    if shutil.which("git") is None:
+        return None, False
     git = functools.partial(
         subprocess.run, cwd=RESULTS.parents[1], capture_output=True, text=True, check=False
     )

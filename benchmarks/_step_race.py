@@ -14,12 +14,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from benchmarks._race import Steps, Worker, take_turns
-from benchmarks._results import Report, ReportOptions
+from benchmarks._results import Report, ReportOptions, Row
 
 if TYPE_CHECKING:
+    from jaxsr.interop.aot.compile import Ahead
     from jaxsr.interop.train.objective import Objective
 
 CONTENDERS = ("jaxsr", "torch eager", "torch channels_last", "torch.compile")
+MAX_AUTOTUNE = "torch.compile max-autotune, channels_last"
 OptionsT = TypeVar("OptionsT", bound="RaceOptions")
 
 
@@ -45,7 +47,11 @@ class RaceOptions(ReportOptions):
     steps: int = 3
     """Steps timed in one turn."""
     contenders: tuple[str, ...] = CONTENDERS
-    """Who takes part."""
+    """Who takes part; also "torch.compile max-autotune, channels_last"."""
+    cold_start: bool = True
+    """Start jaxsr twice, to time its first step without and with its programs in the cache."""
+    longest_start_s: float | None = None
+    """A contender whose first step takes longer is left out. Default: none is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +84,34 @@ def race_steps(
       **notes: further entries of the JSON.
     """
     report = Report(benchmark, options, **notes)
+    rows = race_rows(options, workload)
+    for row in rows:
+        report.add(row)
+    _print([row for row in rows if "error" not in row])
+
+
+def race_rows(options: OptionsT, workload: Callable[[OptionsT], Workload]) -> list[Row]:
+    """A row for each contender; one of a contender that failed has its `error` and no figures.
+
+    Args:
+      options: of the race.
+      workload: builds the step in a contender's process.
+    """
+    failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
         start = partial(_start, options=options, workload=workload, cache=cache)
         first_cold_s = None
-        if "jaxsr" in options.contenders:
+        if options.cold_start and "jaxsr" in options.contenders:
             cold = start("jaxsr")
             first_cold_s = cold.ready["first_step_s"]
             cold.kill()
         workers: dict[str, Worker] = {}
         try:
             for name in options.contenders:
-                workers[name] = start(name)
+                try:
+                    workers[name] = start(name)
+                except RuntimeError as error:
+                    failures[name] = str(error)
             turns = {name: worker.turn for name, worker in workers.items()}
             times = take_turns(turns, rounds=options.rounds)
             ends = {name: worker.finish() for name, worker in workers.items()}
@@ -111,13 +134,17 @@ def race_steps(
     of_torch = [row["images_per_s"] for row in rows if row["contender"] != "jaxsr"]
     for row in rows:
         row["ratio_to_best_torch"] = row["images_per_s"] / max(of_torch) if of_torch else None
-        report.add(row)
-    _print(rows)
+    return rows + [{"contender": name, "error": text} for name, text in failures.items()]
 
 
 def _start(name: str, *, options: RaceOptions, workload: Any, cache: str) -> Worker:
     keeps_memory = name == "jaxsr" or options.allocator == "kept"
-    return Worker(_contender, (name, options, workload, cache), keeps_memory=keeps_memory)
+    return Worker(
+        _contender,
+        (name, options, workload, cache),
+        keeps_memory=keeps_memory,
+        longest_start_s=options.longest_start_s,
+    )
 
 
 def _contender(
@@ -144,27 +171,18 @@ def _jax_contender(
     import jax
 
     from jaxsr.interop import mesh as meshes
-    from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
-    from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
-    from jaxsr.runtime.setup import configure_jax
+    from jaxsr.runtime.setup import configure_jax, share_gpu_memory
 
     jax.config.update("jax_platforms", options.platform)
     if options.platform == "cpu":
         jax.config.update("jax_num_cpu_devices", options.mesh)
+    share_gpu_memory()
     configure_jax(Path(cache), least_compile_s=0)
     work = workload(options)
-    phase = work.objective.phase(work.phase)
-    optimizers = {p.network: make_optimizer(OptimizerConfig(), 1000) for p in phase.players}
-    config = StepConfig(dtype=options.dtype, lane_folding=options.lane_folding)
-    model = convert(work.objective, config)
     mesh = meshes.make_mesh(options.mesh)
-    state = init_state(model, optimizers, exported=work.exported, seed=0, ema=False)
+    step, state = _jax_step(options, work, mesh)
     state = meshes.place(state, meshes.tree_shardings(state, mesh))
     batch = work.jax_batch(mesh)
-    step = jax.jit(
-        TrainStep(model, phase, optimizers, prepare=work.prepare, mesh=mesh, config=config),
-        donate_argnums=0,
-    )
     metrics: dict[str, Any] = {}
 
     def run(steps: int) -> None:
@@ -174,6 +192,46 @@ def _jax_contender(
         jax.block_until_ready((state, metrics))
 
     return run, lambda: float(metrics[f"{work.exported}/loss"])
+
+
+def _jax_step(options: RaceOptions, work: Workload, mesh: Any) -> tuple[Any, Any]:
+    """The jitted step on a mesh, and the state before the first one, on the default device."""
+    import jax
+
+    from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer
+    from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
+
+    phase = work.objective.phase(work.phase)
+    optimizers = {p.network: make_optimizer(OptimizerConfig(), 1000) for p in phase.players}
+    config = StepConfig(dtype=options.dtype, lane_folding=options.lane_folding)
+    model = convert(work.objective, config, device=mesh.devices.flat[0])
+    state = init_state(model, optimizers, exported=work.exported, seed=0, ema=False)
+    step = TrainStep(model, phase, optimizers, prepare=work.prepare, mesh=mesh, config=config)
+    return jax.jit(step, donate_argnums=0), state
+
+
+def compile_step(
+    options: OptionsT, workload: Callable[[OptionsT], Workload], target: str
+) -> "Ahead":
+    """jaxsr's step compiled ahead of time; JAX computes on the CPU in this process.
+
+    Args:
+      options: of the race.
+      workload: builds the step.
+      target: one device, such as `h200:1`.
+    """
+    from jaxsr.interop import mesh as meshes
+    from jaxsr.interop.aot.compile import abstract, compile_ahead
+    from jaxsr.interop.aot.topology import load_topology
+
+    topology = load_topology(target)
+    mesh = meshes.make_mesh(1, topology.devices)
+    work = workload(options)
+    step, state = _jax_step(options, work, mesh)
+    batch = work.jax_batch(meshes.make_mesh(1))
+    everywhere = meshes.replicated(mesh)
+    arguments = abstract(state, everywhere), abstract(batch, everywhere)
+    return compile_ahead(step, arguments, topology, name=work.phase, training=True)
 
 
 def _torch_contender(
@@ -194,8 +252,8 @@ def _torch_contender(
         exported=work.exported,
         config=StepConfig(dtype=options.dtype),
         device=options.platform,
-        compiled=name == "torch.compile",
-        channels_last=name == "torch channels_last",
+        compiled="max-autotune" if name == MAX_AUTOTUNE else name == "torch.compile",
+        channels_last=name in ("torch channels_last", MAX_AUTOTUNE),
         check_finite=False,  # it would wait for the device at every step
         norms=False,
     )

@@ -131,7 +131,16 @@ def engine_contender(engine: "Engine", *, deterministic: bool = False) -> Conten
     return run
 
 
-def transformers_contender(network: Any) -> Contender:
+def transformers_contender(
+    network: Any, *, device: str = "cpu", compiled: bool = False
+) -> Contender:
+    """`generate` of transformers with the network's weights.
+
+    Args:
+      network: of a family that both have.
+      device: torch's.
+      compiled: with a static cache, whose decode step transformers compiles on CUDA.
+    """
     import torch
     import transformers
 
@@ -143,19 +152,24 @@ def transformers_contender(network: Any) -> Contender:
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     }[config.pop("model_type")]
-    model = make_model(make_config(**config, rope_parameters=rope)).eval()
+    with torch.device(device):
+        model = make_model(make_config(**config, rope_parameters=rope)).eval().to(network.dtype)
     model.load_state_dict(network.state_dict(), strict=False)
+    cache = {"cache_implementation": "static"} if compiled else {}
 
     def generate(prompts: list[list[int]], new: int) -> float:
         begin = time.perf_counter()
         model.generate(
-            torch.tensor(prompts),
-            attention_mask=torch.ones(len(prompts), len(prompts[0]), dtype=torch.long),
+            torch.tensor(prompts, device=device),
+            attention_mask=torch.ones(
+                len(prompts), len(prompts[0]), dtype=torch.long, device=device
+            ),
             max_new_tokens=new,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
-        )
+            **cache,
+        ).cpu()
         return time.perf_counter() - begin
 
     def run(prompts: list[list[int]], new: int) -> tuple[float, float]:

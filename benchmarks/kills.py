@@ -1,6 +1,6 @@
 """Training runs killed at random moments: resumed, they end bit-equal to one left alone.
 
-For each number of processes, runs of a small network on the CPU are started again and again with
+For each number of processes, runs of a small network are started again and again with
 `--resume`, and meet SIGKILL or SIGTERM somewhere between their start and their end. A job's
 processes are killed one after the other, up to half a second apart; SIGTERM goes to one of them or
 to all. A run that reaches its end is compared with an uninterrupted one: every loss that was
@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 from jaxsr.errors import InputError
@@ -28,9 +28,13 @@ ROOT = Path(__file__).resolve().parents[1]
 NETWORK = (
     "span", "--model.width", "8", "--model.depth", "2", "--batch", "8", "--crop", "32",
     "--ema", "0.9", "--log-every", "5", "--validation-px", "64", "--no-tensorboard",
-    "--platform", "cpu", "--schedule", "constant", "--mesh", "4",
-    "--save-every", "10", "--validate-every", "100",
+    "--schedule", "constant", "--save-every", "10", "--validate-every", "100",
 )  # fmt: skip
+PLATFORMS = {
+    "cpu": ("--platform", "cpu", "--mesh", "4"),
+    "cuda": ("--platform", "cuda", "--mesh", "1", "--deterministic"),
+}
+"""Options of the runs by platform."""
 _LONGEST_S = 400.0
 
 
@@ -48,6 +52,8 @@ class Options(ReportOptions):
     """Of a run."""
     seed: int = 0
     """Of the moments."""
+    platform: Literal["cpu", "cuda"] = "cpu"
+    """Where the runs compute; with cuda, on one GPU and with --deterministic."""
 
     def __post_init__(self) -> None:
         if not len(self.processes) == len(self.kills) == len(self.terminations):
@@ -64,16 +70,17 @@ class Job:
       out: the run's folder.
       processes: how many.
       steps: of the run.
+      platform: one of `PLATFORMS`.
     """
 
-    def __init__(self, out: Path, processes: int, steps: int) -> None:
+    def __init__(self, out: Path, processes: int, steps: int, platform: str = "cpu") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._out = out
         # Files, for nobody reads pipes while the job runs.
         self._logs = [out.parent / f"{out.name}-{index}.log" for index in range(processes)]
-        command = [sys.executable, "-m", "jaxsr.train", *NETWORK]
+        command = [sys.executable, "-m", "jaxsr.train", *NETWORK, *PLATFORMS[platform]]
         command += ["--out", str(out), "--steps", str(steps), "--resume"]
         self._started: list[subprocess.Popen[bytes]] = []
         for index, path in enumerate(self._logs):
@@ -162,6 +169,7 @@ class _Campaign:
 
     def __init__(self, folder: Path, processes: int, options: Options) -> None:
         self.folder, self.processes, self.steps = folder, processes, options.steps
+        self.platform = options.platform
         self.rng = random.Random(options.seed + processes)
         self.compared, self.wrong = 0, []
         self.number = 0
@@ -171,7 +179,7 @@ class _Campaign:
             raise InputError(f"a run left alone ended with {statuses}: {job.log()}")
 
     def _start(self, out: Path) -> Job:
-        return Job(out, self.processes, self.steps)
+        return Job(out, self.processes, self.steps, self.platform)
 
     @property
     def out(self) -> Path:

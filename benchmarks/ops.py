@@ -25,12 +25,15 @@ class Options(ReportOptions):
     """Measure only rows whose name contains this."""
 
 
-def copy_bandwidth() -> float:
-    """Gigabytes a second that a plain copy reads and writes on JAX's device."""
-    import jax
-    import jax.numpy as jnp
+def copy_bandwidth(size: int = 1 << 27) -> float:
+    """Gigabytes a second that a plain copy reads and writes on JAX's device.
 
-    x = jnp.zeros((1 << 27,), jnp.float32)
+    Args:
+      size: of the array, in float32 numbers; several times the device's caches.
+    """
+    import jax
+
+    x = jax.random.uniform(jax.random.key(0), (size,))
     copy = jax.jit(lambda x: x + 1)
     timing = time_calls({"copy": lambda: copy(x).block_until_ready()}, rounds=15)["copy"]
     return 2 * x.nbytes / timing.median_ms / 1e6

@@ -5,7 +5,8 @@ JPEG: decoding, tiles, network, stitching, encoding), how many through the netwo
 batches of tiles, already cut), and what memory the process took at its peak.
 
 Contenders: `jax`, `jax_mesh` (on CPUs with a device for each core, as `--mesh` has it), and torch
-`eager`, `channels_last` and `compiled` (`torch.compile`'s default). Each runs in a process of its
+`eager`, `channels_last`, `compiled` (`torch.compile`'s default) and, where it is asked for,
+`max_autotune` (`torch.compile`'s mode, channels last). Each runs in a process of its
 own, so that memory peaks are its own; every round starts all of them anew. The first batch, which
 compiles, is reported separately. Medians over all calls of the rounds and the spread from least to
 most. A size ends after the first round that passes a quarter of an hour; `rounds` says how many it
@@ -28,7 +29,7 @@ import numpy as np
 from benchmarks._race import Steps, Worker, take_turns
 from benchmarks._results import RESULTS, Report, ReportOptions, Row, run_benchmark
 
-Contender = Literal["jax", "jax_mesh", "eager", "channels_last", "compiled"]
+Contender = Literal["jax", "jax_mesh", "eager", "channels_last", "compiled", "max_autotune"]
 JAX = ("jax", "jax_mesh")
 _LONGEST_S = 20.0
 """A process stops repeating after this much timed work."""
@@ -48,6 +49,8 @@ class Options(ReportOptions):
     """Who takes part."""
     rounds: int = 3
     """Turns of each contender."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the network computes in."""
     allocator: Literal["kept", "own"] = "kept"
     """own: only jaxsr has the allocator settings of its commands."""
     out: Path | None = RESULTS / "restore.json"
@@ -67,7 +70,11 @@ def picture_file(folder: Path, size: tuple[int, int]) -> Path:
 
 
 def _restorer(
-    contender: Contender, model_path: str | None, source: Path, size: tuple[int, int]
+    contender: Contender,
+    model_path: str | None,
+    source: Path,
+    size: tuple[int, int],
+    dtype: Literal["float32", "bfloat16"],
 ) -> Steps:
     """In a process: the first batch, then calls of the network alone and from file to file."""
     from jaxsr.data.sources import Source
@@ -87,6 +94,7 @@ def _restorer(
             out=Path(folder),
             overwrite=True,
             engine="jax" if contender in JAX else "torch",
+            dtype=dtype,
             mesh=str(len(os.sched_getaffinity(0)) if contender == "jax_mesh" else 1),
         )
         if config.devices > 1:
@@ -99,8 +107,9 @@ def _restorer(
                 model.network,
                 around=around_tiles(model.value_range, ensemble=False),
                 device=torch_device("auto"),
-                compiled=contender == "compiled",
-                channels_last=contender == "channels_last",
+                dtype=dtype,
+                compiled="max-autotune" if contender == "max_autotune" else contender == "compiled",
+                channels_last=contender in ("channels_last", "max_autotune"),
             )
             batch = 1 if engine.platform == "cpu" else 8
         tiler = Tiler(model.reach, sizes=[size])
@@ -149,7 +158,7 @@ def race(options: Options, size: tuple[int, int], source: Path) -> dict[str, lis
 
     def process(contender: Contender) -> Row | None:
         keeps_memory = contender in JAX or options.allocator == "kept"
-        arguments = (contender, options.model, source, size)
+        arguments = (contender, options.model, source, size, options.dtype)
         try:
             worker = Worker(_restorer, arguments, keeps_memory=keeps_memory, command="restore")
             try:

@@ -49,7 +49,7 @@ class Options(ReportOptions):
     """Address space of one model's process."""
 
 
-def check_entry(entry: Entry, *, full: bool) -> Row:
+def check_entry(entry: Entry, *, full: bool, platform: str = "cpu") -> Row:
     """The row of one model, computed in this process."""
     import jax
     import torch
@@ -62,7 +62,7 @@ def check_entry(entry: Entry, *, full: bool) -> Row:
 
     torch.set_num_threads(1)
     configure_jax(None)
-    select_platform("cpu", simulated_devices=2 if full else 1)
+    select_platform(platform, simulated_devices=2 if full else 1)
     row: Row = {"parameters": 0, "reason": ""}
     if entry.group == "transformers":
         write_configuration(Path(entry.model))

@@ -12,6 +12,7 @@ Public files:
 - `explanation`: `explain`; `errors`: `UnsupportedTorchError`.
 - `hooks`: watches torch code while it is traced, and runs torch code on arrays.
 - `mesh`, `distributed`: devices, placement, several hosts.
+- `dlpack`: tensors and arrays in the same memory; `out_of_memory`: its errors in one line.
 - `checkpoint`, `weights`: saving and restoring training states; weights under torch names.
 
 Rooms:
@@ -46,6 +47,8 @@ if "torch" not in sys.modules:
 
 _HOME = {
     "JaxModule": "module",
+    "array_of": "dlpack",
+    "tensor_of": "dlpack",
     "to_jax": "module",
     "UnsupportedTorchError": "errors",
     "explain": "explanation",

@@ -3,9 +3,11 @@
 Without options it trains a small Fast-SRGAN on photos that come with the installation.
 """
 
+import os
 from collections.abc import Sequence
 
 from jaxsr.runtime.cli import run_command, run_program
+from jaxsr.runtime.exit_status import ExitStatus
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +25,8 @@ def _train(arguments: list[str]) -> int | None:
         return run(family, config)
     from jaxsr.training.start import start
 
-    start(name, family, config)
+    if not start(name, family, config) and os.environ.get("JAXSR_SAY_STOPPED") == "1":
+        return ExitStatus.STOPPED
     return None
 
 

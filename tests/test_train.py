@@ -372,3 +372,15 @@ def test_bad_files_stop_the_run_or_are_skipped(capsys, tmp_path):
     line = refused(capsys, *data, "--out", tmp_path / "a")
     assert "broken.png" in line
     assert run(*data, "--out", tmp_path / "b", "--on-bad-file", "skip", "--steps", 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("reached_its_end", "asked", "status"), [(True, "1", 0), (False, "1", 75), (False, "0", 0)]
+)
+def test_a_stopped_run_has_a_status_of_its_own_where_asked(
+    reached_its_end, asked, status, monkeypatch
+):
+    """tests/examples/test_launch.py stops a run with it."""
+    monkeypatch.setattr("jaxsr.training.start.start", lambda *_: reached_its_end)
+    monkeypatch.setenv("JAXSR_SAY_STOPPED", asked)
+    assert train.main(["span", "--steps", "1"]) == status

@@ -34,8 +34,8 @@ from jaxsr.interop.aot.hlo import (
 )
 from jaxsr.interop.aot.topology import Device, Topology
 from jaxsr.interop.aot.traffic import main_memory_bytes
+from jaxsr.interop.out_of_memory import LESS_MEMORY
 
-_LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
 _COMPILER_ERROR: type[Exception] = cast(Any, jax.errors).JaxRuntimeError
 
 
@@ -52,6 +52,9 @@ class Memory:
     """The compiled code itself."""
     available: int
     """What the compiler allows on this device."""
+    peak: int | None = None
+    """XLA's own figure of what is in use at once, to compare: some of its compilers leave the code
+    out of it. None where this jaxlib has none."""
 
     @property
     def total(self) -> int:
@@ -118,7 +121,7 @@ class Ahead:
     compiled: Any = None
     """JAX's compiled program, to be saved; it cannot run here."""
     text: str = field(default="", repr=False)
-    """The optimised program."""
+    """The optimised program; empty where this jaxlib cannot read what the compiler made."""
 
     @property
     def compiles(self) -> bool:
@@ -210,7 +213,7 @@ def compile_ahead(
     except _COMPILER_ERROR as error:
         return Ahead(**report, error=readable(error), **spent())
     report |= spent()
-    sizes, text = compiled.memory_analysis(), compiled.as_text()
+    sizes, text = compiled.memory_analysis(), _text(compiled)
     memory = Memory(
         arguments=sizes.argument_size_in_bytes,
         outputs=sizes.output_size_in_bytes,
@@ -218,6 +221,7 @@ def compile_ahead(
         temporaries=sizes.temp_size_in_bytes,
         program=sizes.generated_code_size_in_bytes,
         available=topology.device.memory_bytes,
+        peak=getattr(sizes, "peak_memory_in_bytes", None) or None,
     )
     report |= {"memory": memory, "collectives": collectives(text), "text": text}
     if topology.device.platform == "cuda":
@@ -236,25 +240,34 @@ def compile_ahead(
     return Ahead(
         **report,
         flops=costs.get("flops", 0.0) - skipped_flops(text),
-        bytes=float(main_memory_bytes(text)),
+        # XLA's own count, of fast memory too, where that is all there is.
+        bytes=float(main_memory_bytes(text)) if text else costs.get("bytes accessed", 0.0),
         padding=padding(text),
         cycles=cycles(text),
         compiled=compiled,
     )
 
 
+def _text(compiled: Any) -> str:
+    """The optimised program. libtpu's for v6e may hold instructions that jaxlib cannot read."""
+    try:
+        return compiled.as_text()
+    except _COMPILER_ERROR:
+        return ""
+
+
 def _too_large(memory: Memory) -> str:
     gib = 2**30
     return (
         f"out of memory: it needs {memory.total / gib:.2f} GiB of the {memory.available / gib:.2f} "
-        f"that JAX allocates (XLA_PYTHON_CLIENT_MEM_FRACTION); {_LESS_MEMORY}"
+        f"that JAX allocates (XLA_PYTHON_CLIENT_MEM_FRACTION); {LESS_MEMORY}"
     )
 
 
 def readable(error: BaseException) -> str:
     """A compiler's error as one sentence: what, how much, and a workaround where there is one."""
     text = " ".join(str(error).split())
-    workaround = _LESS_MEMORY
+    workaround = LESS_MEMORY
     need = re.search(r"total memory required for ([\w ]+) \((.*?)\) exceeds available HBM", text)
     limit = re.search(r"available HBM \((.*?)\)", text)
     if need and limit:

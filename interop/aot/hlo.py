@@ -85,7 +85,7 @@ def collectives(program: str) -> list[Collective]:
         if original in result:
             continue
         arrays = [a for a in parse_arrays(results) if a.bytes]
-        if started and kind in ("all-gather", "collective-permute"):
+        if started and kind in ("all-gather", "collective-permute", "reduce-scatter"):
             arrays = arrays[len(arrays) // 2 :] if len(arrays) > 1 else arrays  # inputs come first
         devices = _group_size(options)
         size = sum(a.bytes for a in arrays)

@@ -28,6 +28,11 @@ def advice(ahead: Ahead) -> list[str]:
         )
     if ahead.gpu is not None:
         lines += _gpu_advice(ahead, ahead.gpu)
+    if not ahead.text:
+        lines.append(
+            "this jaxlib cannot read the program that libtpu made: communication, padding and "
+            "cycles are not counted, and the bytes are XLA's own count, of fast memory too"
+        )
     if ahead.padding.factor > _WIDE_PADDING:
         lines.append(
             f"arrays take {ahead.padding.factor:.1f} × their size: tiles hold 128 lanes, and "
@@ -87,6 +92,7 @@ def as_json(ahead: Ahead) -> dict[str, Any]:
         "memory_share": round(memory.share, 5),
         "flops_per_device": ahead.flops,
         "bytes_per_device": ahead.bytes,
+        "program_is_read": bool(ahead.text),
         "collectives": {
             kind: {
                 "count": count,
@@ -161,8 +167,11 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
         ]
     else:
         device_rows = [
-            ("padding", column(lambda a: f"× {a.padding.factor:.2f}")),
-            ("cycles, to compare (estimate)", column(lambda a: f"{a.cycles / 1e6:.2f} M")),
+            ("padding", column(lambda a: f"× {a.padding.factor:.2f}" if a.text else "not read")),
+            (
+                "cycles, to compare (estimate)",
+                column(lambda a: f"{a.cycles / 1e6:.2f} M" if a.text else "not read"),
+            ),
         ]
     return [
         ("compiles", ["yes" if one.compiles else "no" for one in reports]),

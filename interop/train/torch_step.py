@@ -63,7 +63,7 @@ class TorchStep:
       config: accumulation, moving average and compute dtype; `batch_norm` makes no difference
         on one device.
       device: `cpu`, `cuda` or any torch device.
-      compiled: run the objective's networks through `torch.compile`.
+      compiled: run the objective's networks through `torch.compile`; a name is its mode.
       channels_last: keep activations NHWC in memory.
       check_finite: wait for every loss and stop where one is not finite, the state as it was
         before that step.
@@ -80,7 +80,7 @@ class TorchStep:
         exported: str,
         config: StepConfig | None = None,
         device: str = "cpu",
-        compiled: bool = False,
+        compiled: bool | str = False,
         channels_last: bool = False,
         check_finite: bool = True,
         norms: bool = True,
@@ -118,8 +118,9 @@ class TorchStep:
         if self.config.dtype != "float32":
             self._compute_in(getattr(torch, self.config.dtype))
         if compiled:
+            mode = compiled if isinstance(compiled, str) else None
             for name in optimizers:
-                self._network(name).compile()
+                self._network(name).compile(mode=mode)
 
     def _network(self, name: str) -> nn.Module:
         return self.objective.get_submodule(name)

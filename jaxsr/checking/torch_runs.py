@@ -1,4 +1,4 @@
-"""The module in torch on the CPU: in float32, and in float64 as the referee."""
+"""The module in torch: in float32, and in float64 as the referee."""
 
 import contextlib
 import copy
@@ -132,6 +132,7 @@ def run_torch(
     key: jax.Array | None = None,
     differentiate: bool = False,
     method: Callable[..., Any] | None = None,
+    device: str = "cpu",
 ) -> Run:
     """Runs a copy of the module.
 
@@ -144,10 +145,11 @@ def run_torch(
       differentiate: also compute the gradients of a loss: the sum of all outputs times their
         `cotangent`.
       method: calls the copy instead of `copy(*args, **kwargs)`; for recording.
+      device: torch's, where it runs.
     """
-    module = (widened(module) if double else copy.deepcopy(module)).cpu().train(train)
+    module = (widened(module) if double else copy.deepcopy(module)).to(device).train(train)
     tensors = {
-        n: t.clone().to(_WIDE.get(t.dtype, t.dtype) if double else t.dtype)
+        n: t.clone().to(device, _WIDE.get(t.dtype, t.dtype) if double else t.dtype)
         for n, t in arguments.tensors.items()
     }
     floating = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
@@ -174,7 +176,7 @@ def run_torch(
         graded = {n: t for n, t in outputs.items() if t.requires_grad}
         if graded:
             loss = sum(
-                (t * torch.from_numpy(cotangent(n, tuple(t.shape))).to(t.real.dtype)).real.sum()
+                (t * torch.from_numpy(cotangent(n, tuple(t.shape))).to(t.real)).real.sum()
                 for n, t in graded.items()
             )
             sources = {**parameters, **{f"∂ {n}": t for n, t in floating.items()}}

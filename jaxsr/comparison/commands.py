@@ -14,7 +14,7 @@ from jaxsr.comparison.workload_options import WorkloadOptions
 from jaxsr.errors import InputError
 from jaxsr.runtime.cli import parse_options
 from jaxsr.runtime.exit_status import ExitStatus
-from jaxsr.runtime.setup import cache_folder, configure_jax
+from jaxsr.runtime.setup import cache_folder, configure_jax, share_gpu_memory
 
 if TYPE_CHECKING:
     from jaxsr.comparison.result import Comparison
@@ -170,6 +170,8 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
     """Sets up JAX for the process."""
     import jax
 
+    if any(side.engine == "torch" for side in sides):
+        share_gpu_memory()
     configure_jax(cache_folder() / "compiled")
     platforms = [side.platform for side in sides if side.engine == "jax"]
     if "auto" not in platforms:

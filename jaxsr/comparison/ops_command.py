@@ -15,7 +15,7 @@ from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
 from jaxsr.metrics.plot import as_png, new_figure
 from jaxsr.runtime.cli import parse_options
-from jaxsr.runtime.setup import configure_jax
+from jaxsr.runtime.setup import configure_jax, share_gpu_memory
 
 _PART_PX = 300
 _BINS = 60
@@ -26,6 +26,7 @@ def run(arguments: list[str]) -> None:
     options = parse_options(
         Options, arguments, prog="python -m jaxsr.compare ops", description=run.__doc__ or ""
     )
+    share_gpu_memory()
     configure_jax(None)  # times of first runs include compiling
     select_platform(options.platform)
     photos = open_photos(options.images, crop=1, check="header")

@@ -27,6 +27,7 @@ from jaxsr.detection.evaluation import write_csv
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
 from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
 
@@ -53,8 +54,9 @@ def run(config: DetectConfig) -> int:
     session = _Session(config.detector(), config)
     check_folder(config.out)
     failed = len(inputs.problems)
-    failed += session.pictures([source for source in inputs.sources if not source.is_video])
-    failed += sum(session.video(source) for source in inputs.sources if source.is_video)
+    with naming_out_of_memory(rows=config.batch, advice="cut the pictures"):
+        failed += session.pictures([source for source in inputs.sources if not source.is_video])
+        failed += sum(session.video(source) for source in inputs.sources if source.is_video)
     session.finish(inputs.sources)
     files = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)

@@ -21,11 +21,14 @@ from jaxsr.generation.prompts import Prompt, write_rows
 from jaxsr.generation.row_file import RowFile
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.streaming import StreamPrinter
+from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
 from jaxsr.runtime.allocator import release_freed_memory
 from jaxsr.runtime.setup import compiled_folder
+
+_LESS = "use --dtype bfloat16, --quantize int8, fewer tokens, or more devices (--mesh)"
 
 
 class Session:
@@ -155,7 +158,8 @@ class Session:
         for number, batch_size in enumerate(sizes):
             skip = min(max(len(rows) - number * len(ids), 0), len(ids))
             if skip < len(ids):
-                self._run(prompts, ids, batch_size, skip)
+                with naming_out_of_memory(rows=batch_size, option="--batch-size", advice=_LESS):
+                    self._run(prompts, ids, batch_size, skip)
 
     def _run(
         self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], batch_size: int, skip: int

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jaxsr.errors import InputError
+from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.restoration import colour
 from jaxsr.restoration.pictures import CHANNELS, Kind
 from jaxsr.restoration.rescale import RowRescaler
@@ -269,6 +270,10 @@ class Restorer:
             opened.work.sink.finish()
 
     def _fail_all(self, owners: list[Owner], error: Exception) -> None:
+        error = (
+            out_of_memory_error(error, rows=self._batch, advice="a smaller --tile takes less")
+            or error
+        )
         for opened, *_ in owners:
             self._fail(opened, error)
 

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from jaxsr.errors import InputError, UserError
+from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
+
+_SMALLER = "use smaller inputs, fewer at once, or --dtype bfloat16 where the command has it"
 
 
 def run_program(main: Callable[[], int], command: str) -> NoReturn:
@@ -41,7 +44,8 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
         traceback.print_exc()
         status = ExitStatus.FAILED
     ignore_signals()
-    if status == ExitStatus.INTERRUPTED or (status != ExitStatus.OK and _others_wait()):
+    ended_alone = status not in (ExitStatus.OK, ExitStatus.STOPPED) and _others_wait()
+    if status == ExitStatus.INTERRUPTED or ended_alone:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(status)
@@ -72,9 +76,9 @@ def run_command(
 ) -> int:
     """Runs a command; what a user can correct becomes one line on stderr and exit status 2.
 
-    That is a `UserError`, or an error of the operating system: disk full, permission denied, a name
-    too long. A closed pipe, as of `| head`, ends it quietly. Any other exception is a fault of
-    jaxsr and keeps its traceback.
+    That is a `UserError`, a device out of memory, or an error of the operating system: disk full,
+    permission denied, a name too long. A closed pipe, as of `| head`, ends it quietly. Any other
+    exception is a fault of jaxsr and keeps its traceback.
     `JAXSR_TRACEBACK=1` shows the traceback of both.
 
     Args:
@@ -97,12 +101,14 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return ExitStatus.INTERRUPTED
-    except (UserError, OSError) as error:
-        if not isinstance(error, UserError) and error.errno is None:
-            raise  # from Python code, not from the operating system
+    except Exception as error:
+        shown = out_of_memory_error(error, advice=_SMALLER) or error
+        of_system = isinstance(shown, OSError) and shown.errno is not None
+        if not isinstance(shown, UserError) and not of_system:
+            raise  # from Python code
         if os.environ.get("JAXSR_TRACEBACK"):
             traceback.print_exc()
-        print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
+        print(f"jaxsr: {_one_line(shown)}", file=sys.stderr)
         return ExitStatus.WRONG_INPUT
 
 

@@ -14,6 +14,9 @@ class ExitStatus(enum.IntEnum):
     WRONG_INPUT = 2
     """The command stopped, for a reason that it prints in one line: a wrong option, input that
     cannot be used, or an error of the operating system such as a full disk."""
+    STOPPED = 75
+    """A signal stopped a training run after a step that is saved, and `JAXSR_SAY_STOPPED=1` asks to
+    tell it from a run that reached its end: for job managers, which then start it again."""
     INTERRUPTED = 130
     """Ended by Ctrl-C, SIGTERM or SIGHUP, where no training step was saved."""
     CLOSED_PIPE = 141

@@ -78,6 +78,15 @@ def setup_compute(
     return jax_platform
 
 
+def share_gpu_memory() -> None:
+    """Lets JAX take GPU memory as it needs it, for programs in which torch computes on CUDA too.
+
+    By default JAX takes three quarters when it starts, which leaves torch little. Call it before
+    any JAX array exists; what the user set stands.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
 def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST_COMPILE_S) -> None:
     """Log level, compile cache, and the compiler's memory.
 

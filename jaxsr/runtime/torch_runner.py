@@ -19,7 +19,7 @@ class TorchRunner:
       device: `cpu`, `cuda` or any torch device.
       dtype: of the network's computation, `float32` or `bfloat16`.
       around: what is computed around the network.
-      compiled: through `torch.compile`.
+      compiled: through `torch.compile`; a name is its mode.
       channels_last: activations NHWC in memory.
     """
 
@@ -30,7 +30,7 @@ class TorchRunner:
         device: str = "cpu",
         dtype: str = "float32",
         around: Around = only_network,
-        compiled: bool = False,
+        compiled: bool | str = False,
         channels_last: bool = False,
     ) -> None:
         self._device, self._dtype = torch.device(device), getattr(torch, dtype)
@@ -44,7 +44,8 @@ class TorchRunner:
         network = network.to(self._device, self._dtype).eval()
         if channels_last:
             network = network.to(memory_format=self._layout)  # type: ignore[call-overload]
-        self._call: Any = torch.compile(network) if compiled else network
+        mode = compiled if isinstance(compiled, str) else None
+        self._call: Any = torch.compile(network, mode=mode) if compiled else network
 
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
         """See `Runner.submit`."""

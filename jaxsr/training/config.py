@@ -47,6 +47,9 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     lr. The first pattern that matches counts."""
     seed: int = 0
     """Of the weights, the order of the data and every random number in the step."""
+    deterministic: bool = False
+    """On GPUs, use only kernels that repeat bit for bit, some of which are slower. The jax engine
+    repeats on CPUs and TPUs without it."""
     out: Path | None = None
     """Folder of the run. Default: runs/FAMILY-DATE-TIME."""
     resume: bool = False

@@ -35,7 +35,7 @@ class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says what is safe and what to do."""
 
 
-def train(task: Trainable, out: Path, record: RunRecord | None = None) -> dict[str, float]:
+def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
     """Trains a task from its start, or from the newest checkpoint in `out` with `resume`.
 
     Args:
@@ -44,7 +44,7 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> dict[s
       record: of the run's configuration, repeated in every checkpoint; for the first host.
 
     Returns:
-      The figures of the last validation.
+      Whether it reached its last step; otherwise a signal stopped it.
 
     Raises:
       TrainingError: a loss or gradient was not finite.
@@ -90,9 +90,9 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> dict[s
             task.batches(start, host=jax.process_index(), hosts=jax.process_count())
         )
         run = _Run(task, engine, checkpoints, records, out)
-        figures = run.steps(batches, total, stopping)
+        run.steps(batches, total, stopping)
         records.say(f"run folder: {out}")
-    return figures
+    return engine.step >= total
 
 
 def _restore(engine: Engine, checkpoints: Checkpoints, config: RunConfig, total: int) -> str:
@@ -139,7 +139,7 @@ class _Run:
         self.waiting: dict[int, Mapping[str, Any]] = {}
         self.figures: dict[str, float] = {}
 
-    def steps(self, batches: Iterator[Any], total: int, stopping: StopRequest) -> dict[str, float]:
+    def steps(self, batches: Iterator[Any], total: int, stopping: StopRequest) -> None:
         config, engine = self.task.config, self.engine
         validate_every = config.validate_every or max(total // 10, 1)
         profiler = _Profiler(config.profile_window, self.out / "profile")
@@ -181,7 +181,6 @@ class _Run:
                     )
                     break
         self.checkpoints.wait()
-        return self.figures
 
     def _check_folder(self, done: int) -> None:
         """Raises where the folder is gone: Orbax would make it anew, without all else in it."""

@@ -11,6 +11,7 @@ import jaxsr
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
+from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
 from jaxsr.training.config import RunConfig
@@ -37,7 +38,7 @@ _PER_HOST = (
 _SOURCES = ("jaxsr", "jaxsr.interop", "jaxsr.ops")
 
 
-def start(name: str, family: Any, config: RunConfig) -> None:
+def start(name: str, family: Any, config: RunConfig) -> bool:
     """Runs a family's training as one process, or as one of those of a job.
 
     Args:
@@ -45,13 +46,21 @@ def start(name: str, family: Any, config: RunConfig) -> None:
       family: its module, see `jaxsr.training.task.load_family`.
       config: of the run.
 
+    Returns:
+      Whether the run reached its last step; otherwise a signal stopped it.
+
     Raises:
       UserError: the run cannot start, here or in another process of the job, or cannot go on.
     """
     record = None
     with ExitStack() as stack:
         with fail_together():
-            setup_compute(config, jax_on_host=True, job=lambda: _facts(name, config))
+            setup_compute(
+                config,
+                jax_on_host=True,
+                job=lambda: _facts(name, config),
+                deterministic=config.deterministic,
+            )
             out = choose_folder(config, name, jax.process_count())
             task = family.build(config)  # checks the data before anything is computed
             remarks = prepare_network(task)
@@ -63,8 +72,12 @@ def start(name: str, family: Any, config: RunConfig) -> None:
                 record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
                 print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
         try:
-            with located_in_users_files():
-                train(task, out, record)
+            slices = config.mesh_shape.row_devices * config.accumulate
+            with (
+                located_in_users_files(),
+                naming_out_of_memory(rows=config.batch, multiple=slices),
+            ):
+                return train(task, out, record)
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a stream that is full does not know its file

@@ -1,5 +1,6 @@
 """Margins measured on networks, and tiles that change nothing against the untiled torch network."""
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.restoration.around_tiles import around_tiles
+from jaxsr.restoration.pictures import PictureError
 from jaxsr.restoration.pipeline import Restorer, Work
 from jaxsr.restoration.receptive_field import Reach, measure_reach
 from jaxsr.restoration.restore_arrays import ArraySink
@@ -184,3 +186,24 @@ def test_tiled_equals_untiled(name, size):
     want = np.moveaxis(whole[0].clamp(0, 1).numpy().astype(np.float64), 0, -1) * 65535
     # Half a level of rounding, and float32 sums in another order: 1e-6 of 65535 levels.
     assert np.abs(sink.result - want).max() <= 0.5 + 0.1
+
+
+class NoMemory:
+    """A runner whose device has too little of it."""
+
+    platform, programs = "cuda", frozenset()
+
+    def submit(self, batch, **named):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Attempting to allocate 8.00G. There are 2.00G free."
+        )
+
+
+def test_a_shortage_of_memory_names_the_batch_that_fits():
+    reach = Reach(scale=1, margin=0, period=1, least_side=1)
+    runner, sink = NoMemory(), ArraySink()
+    restorer = Restorer(runner, runner, Tiler(reach, tile=96), scale=1, channels=3, batch=8)
+    restorer.feed(Work(pixels=np.zeros((8, 8, 3), np.uint8), kind="rgb", sink=sink))
+    restorer.flush()
+    with pytest.raises(PictureError, match=r"2.00 GiB are free; --batch 2 instead of 8 may fit"):
+        _ = sink.result

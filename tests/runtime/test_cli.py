@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 from PIL import Image
 
@@ -37,6 +38,15 @@ def test_the_words_of_the_command_line_arrive(monkeypatch):
 def test_what_a_user_can_correct_is_one_line(error, capsys):
     assert fail(error) == ExitStatus.WRONG_INPUT
     assert capsys.readouterr().err == f"jaxsr: {' '.join(str(error).split())}\n"
+
+
+def test_a_device_out_of_memory_is_one_line(capsys):
+    text = "RESOURCE_EXHAUSTED: Attempting to allocate 8.00G. There are 2.00G free."
+    assert fail(jax.errors.JaxRuntimeError(text)) == ExitStatus.WRONG_INPUT
+    assert capsys.readouterr().err == (
+        "jaxsr: out of memory: 8.00 GiB are asked for at once, 2.00 GiB are free; use smaller "
+        "inputs, fewer at once, or --dtype bfloat16 where the command has it\n"
+    )
 
 
 @pytest.mark.parametrize(

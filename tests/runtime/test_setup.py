@@ -1,6 +1,7 @@
 """What commands change in JAX, each in a process of its own."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -77,3 +78,27 @@ def test_cuda_for_torch_that_is_not_there(monkeypatch):
 def test_too_few_devices_are_reported_at_once():
     with pytest.raises(DeviceError, match="mesh of 99 devices asked for"):
         setup.setup_compute(ComputeOptions(platform="cpu", mesh="99"))
+
+
+def test_torch_is_left_a_part_of_the_gpu_unless_the_user_says_otherwise(monkeypatch):
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.setenv(name, "true")
+    setup.share_gpu_memory()
+    assert os.environ[name] == "true"
+    monkeypatch.delenv(name)
+    setup.share_gpu_memory()
+    assert os.environ[name] == "false"
+
+
+def test_deterministic_kernels_are_asked_for_on_gpus_alone():
+    code = (
+        "import os; os.environ.pop('XLA_FLAGS', None)\n"
+        "from jaxsr.runtime.options import ComputeOptions\n"
+        "from jaxsr.runtime.setup import setup_compute\n"
+        "setup_compute(ComputeOptions(platform='cpu'), deterministic=True)\n"
+        "assert 'deterministic' not in os.environ.get('XLA_FLAGS', '')\n"
+        "setup_compute(ComputeOptions(platform='auto'), deterministic=True)\n"
+        "assert '--xla_gpu_deterministic_ops=true' in os.environ['XLA_FLAGS']"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -154,6 +154,22 @@ def test_a_grouped_product_counts_each_row_once(four):
     assert products <= ahead.flops < 1.2 * products  # and the rows' groups are found
 
 
+def test_a_program_that_cannot_be_read_is_reported_without_its_counts(four, monkeypatch):
+    # As libtpu's programs for v6e, where they hold asynchronous updates.
+    topology, mesh = four
+
+    def fails(self):
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure async-update")
+
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", fails)
+    argument = abstract(jnp.zeros((8, 8)), meshes.replicated(mesh))
+    ahead = compile_ahead(jax.jit(lambda x: x @ x), (argument,), topology, name="product")
+    assert ahead.compiles and ahead.flops
+    assert ahead.memory is not None
+    assert any("jaxlib cannot read the program" in line for line in advice(ahead))
+    assert not as_json(ahead)["program_is_read"]
+
+
 def test_padding_is_seen(four):
     topology, _ = four
     one = SingleDeviceSharding(topology.devices[0])

@@ -1,0 +1,147 @@
+"""Out-of-memory errors of XLA and torch as one sentence: what is asked, what is free, what fits.
+
+XLA has one error type, and a text for each allocator: CPUs and GPUs say what was asked for, TPUs
+also what is free, and the TPU compiler what a whole program needs. Nothing here imports JAX or
+torch: an error of theirs shows that they are loaded.
+"""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from jaxsr.interop.errors import DeviceError
+
+LESS_MEMORY = "use a smaller batch, --accumulate, --remat, bfloat16, or more devices"
+"""For training steps."""
+
+_UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = r"([\d.]+) ?(?:([KMGT]?)i?B?|bytes)"
+_PROGRAM = re.compile(rf"Used {_SIZE} of {_SIZE} (\w+)")
+_ASKED = re.compile(
+    rf"(?:trying to allocate|[Oo]ut of memory allocating|Attempting to (?:allocate|reserve)"
+    rf"|Tried to allocate) {_SIZE}"
+)
+_FREE = re.compile(rf"(?:There are {_SIZE} free|of which {_SIZE} is free)")
+
+
+class OutOfMemoryError(DeviceError):
+    """A device has too little memory for a program or its arrays."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What an error says, in bytes."""
+
+    asked: int | None
+    """At once, or by a whole program."""
+    free: int | None
+    """What there is for it, as far as the text says it."""
+    memory: str = ""
+    """Kind of memory that the compiler names."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether XLA or torch raised it for want of memory on a device."""
+    kind = type(error).__name__
+    if kind in ("JaxRuntimeError", "XlaRuntimeError"):
+        return "RESOURCE_EXHAUSTED" in str(error)
+    return kind == "OutOfMemoryError" and not isinstance(error, DeviceError)
+
+
+def read_shortage(text: str) -> Shortage:
+    """Sizes in the text of an error."""
+    text = " ".join(text.split())
+    if program := _PROGRAM.search(text):
+        return Shortage(_bytes(*program.groups()[:2]), _bytes(*program.groups()[2:4]), program[5])
+    asked, free = _ASKED.search(text), _FREE.search(text)
+    sizes = [part for part in (free.groups() if free else ()) if part is not None]
+    return Shortage(
+        _bytes(*asked.groups()) if asked else None,
+        _bytes(sizes[0], sizes[1] if len(sizes) > 1 else "") if sizes else None,
+    )
+
+
+def _bytes(number: str, unit: str | None) -> int:
+    return int(float(number) * 1024 ** _UNITS[unit or ""])
+
+
+def out_of_memory_error(
+    error: BaseException,
+    *,
+    rows: int | None = None,
+    multiple: int = 1,
+    option: str = "--batch",
+    advice: str = LESS_MEMORY,
+) -> OutOfMemoryError | None:
+    """The error in one line; None where it is of another kind.
+
+    Args:
+      error: of XLA or torch.
+      rows: in the batch that was computed. What is asked for is nearly proportional to it.
+      multiple: rows that fit must be a multiple of it.
+      option: that sets the rows.
+      advice: what else takes less memory.
+    """
+    if not is_out_of_memory(error):
+        return None
+    shortage = read_shortage(str(error))
+    free = shortage.free if shortage.free is not None else _free_memory()
+    if shortage.asked is None:
+        return OutOfMemoryError(f"out of memory ({' '.join(str(error).split())[:200]}); {advice}")
+    text = f"out of memory: {_shown(shortage.asked)} are asked for at once"
+    if shortage.memory and free is not None:
+        asked = _shown(shortage.asked)
+        text = f"out of memory: the program needs {asked} of {_shown(free)} of {shortage.memory}"
+    elif free is not None:
+        text += f", {_shown(free)} are free"
+    if rows is not None and free is not None and free < shortage.asked:
+        fitting = int(rows * free / shortage.asked) // multiple * multiple
+        if fitting:
+            text += f"; {option} {fitting} instead of {rows} may fit"
+    return OutOfMemoryError(f"{text}; {advice}")
+
+
+def _free_memory() -> int | None:
+    """Bytes that JAX's first device, or on a CPU the machine, has left."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return None
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats or "bytes_in_use" not in stats:
+        return None
+    return stats["bytes_limit"] - stats["bytes_in_use"]
+
+
+def _shown(size: int) -> str:
+    gib = size / 2**30
+    return f"{gib:.2f} GiB" if gib >= 0.1 else f"{size / 2**20:.1f} MiB"
+
+
+@contextlib.contextmanager
+def naming_out_of_memory(
+    *,
+    rows: int | None = None,
+    multiple: int = 1,
+    option: str = "--batch",
+    advice: str = LESS_MEMORY,
+) -> Generator[None]:
+    """Makes out-of-memory errors inside it one line; see `out_of_memory_error`.
+
+    Raises:
+      OutOfMemoryError: XLA or torch ran out of memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        named = out_of_memory_error(
+            error, rows=rows, multiple=multiple, option=option, advice=advice
+        )
+        if named is None:
+            raise
+        raise named from error

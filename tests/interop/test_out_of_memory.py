@@ -1,0 +1,100 @@
+"""XLA's and torch's out-of-memory errors, by the texts that their sources have."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from jaxsr.interop import out_of_memory
+from jaxsr.interop.out_of_memory import (
+    OutOfMemoryError,
+    Shortage,
+    naming_out_of_memory,
+    out_of_memory_error,
+    read_shortage,
+)
+
+GIB = 2**30
+CPU = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
+GPU = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16.00GiB."
+OLDER_GPU = (
+    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.\n"
+    "BufferAssignment OOM Debugging.\n"
+)
+TPU = (
+    "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 16.00G. That was "
+    "not possible. There are 4.00G free.; (0x0x0_HBM0)"
+)
+TPU_PROGRAM = (
+    "RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 16.00G at the bottom of "
+    "memory. That was not possible. There are 4.00G free, 0B reserved, and 4.00G reservable."
+)
+TPU_COMPILER = (
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+    "Used 20.51G of 15.48G hbm. Exceeds hbm capacity by 5.03G."
+)
+TORCH = (
+    "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 79.10 GiB of "
+    "which 4.00 GiB is free. Process 1 has 75.09 GiB memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [(CPU, None), (GPU, None), (OLDER_GPU, None), (TPU, 4), (TPU_PROGRAM, 4), (TORCH, 4)],
+)
+def test_sizes_are_read(text, free):
+    assert read_shortage(text) == Shortage(16 * GIB, free and free * GIB)
+
+
+def test_the_tpu_compiler_names_the_whole_program():
+    shortage = read_shortage(TPU_COMPILER)
+    assert shortage == Shortage(int(20.51 * GIB), int(15.48 * GIB), "hbm")
+    error = jax.errors.JaxRuntimeError(TPU_COMPILER)
+    named = out_of_memory_error(error, rows=64, multiple=8)
+    assert str(named).startswith(
+        "out of memory: the program needs 20.51 GiB of 15.48 GiB of hbm; --batch 48 instead of 64 "
+        "may fit; use a smaller batch"
+    )
+
+
+def test_what_is_free_comes_from_the_text_or_the_device(monkeypatch):
+    torch_error = torch.OutOfMemoryError(TORCH)
+    assert (
+        "16.00 GiB are asked for at once, 4.00 GiB are free; --batch-size 4 instead of 16"
+        in str(out_of_memory_error(torch_error, rows=16, option="--batch-size"))
+    )
+    monkeypatch.setattr(out_of_memory, "_free_memory", lambda: 2 * GIB)
+    error = jax.errors.JaxRuntimeError(GPU)
+    assert "2.00 GiB are free; --batch 2 instead of 16 may fit" in str(
+        out_of_memory_error(error, rows=16)
+    )
+    # Two rows on each of four devices cannot become a quarter.
+    assert "may fit" not in str(out_of_memory_error(error, rows=8, multiple=4))
+    monkeypatch.setattr(out_of_memory, "_free_memory", lambda: None)
+    assert str(out_of_memory_error(error, rows=16, advice="buy more")) == (
+        "out of memory: 16.00 GiB are asked for at once; buy more"
+    )
+    text = "RESOURCE_EXHAUSTED: the allocator is\ntired"
+    named = out_of_memory_error(jax.errors.JaxRuntimeError(text))
+    assert str(named).startswith("out of memory (RESOURCE_EXHAUSTED: the allocator is tired); use")
+
+
+def test_a_real_shortage_is_named():
+    """More than any machine has, so that nothing is touched."""
+    with (
+        pytest.raises(OutOfMemoryError, match=r"8388608.00 GiB are asked for at once, .* free"),
+        naming_out_of_memory(rows=1),
+    ):
+        jnp.zeros((1 << 51,), jnp.float32).block_until_ready()
+
+
+def test_other_errors_pass():
+    for error in (
+        jax.errors.JaxRuntimeError("INTERNAL: something"),
+        ValueError("RESOURCE_EXHAUSTED"),
+        OutOfMemoryError("named already"),
+    ):
+        with pytest.raises(type(error)) as raised, naming_out_of_memory():
+            raise error
+        assert raised.value is error
