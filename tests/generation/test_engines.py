@@ -141,7 +141,9 @@ def bits(engine, prompts, **how):
 FAMILIES = ("llama", "llama-plain", "qwen3")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", pytest.param("llama-plain", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", ["jax", "torch"])
 def test_deterministic_is_independent_of_company_bit_for_bit(kind, family, engines, prompts):
     engine = engines(kind, family)

@@ -219,8 +219,17 @@ def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_pat
         assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [
+        ("llama", None),
+        ("qwen3", "int8"),
+        pytest.param("llama", "int8", marks=pytest.mark.slow),
+        pytest.param("llama-plain", None, marks=pytest.mark.slow),
+        pytest.param("llama-plain", "int8", marks=pytest.mark.slow),
+        pytest.param("qwen3", None, marks=pytest.mark.slow),
+    ],
+)
 def test_deterministic_is_bit_equal_however_it_is_run(
     family, quantize, capsys, model_folder, tmp_path
 ):

@@ -65,7 +65,7 @@ def test_tokens_are_those_of_transformers(family, models):
     assert tokens_of(run) == reference
 
 
-@pytest.mark.parametrize("family", ["gemma2", "falcon_h1"])
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("falcon_h1", marks=pytest.mark.slow)])
 def test_padding_on_the_right_and_batches_of_one_change_nothing(family, models):
     network, reference = models(family)
     engine = JaxEngine(network)

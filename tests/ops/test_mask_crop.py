@@ -210,7 +210,7 @@ def test_fixed_size_matches_torch_on_the_cut(size, dtype):
     assert set(np.unique(got.masks)) <= {0, 1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([(5, 7), (64, 48), (300, 257)]),
     st.tuples(*[st.floats(0, 1)] * 4),
