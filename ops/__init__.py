@@ -33,6 +33,7 @@ from jaxsr.ops.frames import (
     resize_frames,
 )
 from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
+from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.quality import psnr, ssim
@@ -71,6 +72,8 @@ __all__ = [
     "frame_size",
     "gaussian_blur",
     "grid_sample",
+    "hls_to_rgb",
+    "hsv_to_rgb",
     "invert",
     "keep_freed_memory",
     "map_coordinates",
@@ -88,6 +91,8 @@ __all__ = [
     "remap",
     "resize",
     "resize_frames",
+    "rgb_to_hls",
+    "rgb_to_hsv",
     "rgb_to_y",
     "rgb_to_ycbcr",
     "roi_align",

@@ -15,14 +15,17 @@ from jaxsr.ops._arguments import ImageLike, is_integer, normal_axis
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
     Parameter,
+    channel_planes,
     in_dtype_of,
     parameter,
     peak_of,
     picture,
     real_dtype,
+    unit_planes,
 )
 from jaxsr.ops._typed_jax import asarray
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.ops.hsv import from_hue, hue_value_chroma
 
 _GREY = (19595, 38470, 7471)
 """BT.601's luma in 2⁻¹⁶, as Pillow's conversion to "L" has it."""
@@ -131,27 +134,10 @@ def adjust_hue(
       [0, 255, 0]
     """
     array, _ = picture(image, axes)
-    red, green, blue = _planes(array, channel)
-    red, green, blue = (
-        plane.astype(real_dtype(array)) / peak_of(array) for plane in (red, green, blue)
-    )
-    value = jnp.maximum(jnp.maximum(red, green), blue)
-    chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
-    span = jnp.where(chroma == 0, 1, chroma)
-    sextant = jnp.where(
-        # Comparisons, not `value == red`: a compiler may compute red twice, rounded otherwise.
-        (red >= green) & (red >= blue),
-        (green - blue) / span,
-        jnp.where(green >= blue, 2 + (blue - red) / span, 4 + (red - green) / span),
-    )
-    turned = sextant + 6 * _spread(shift, array, "shift")
-    shifted: list[jax.Array] = []
-    for corner in (5, 3, 1):
-        distance = jnp.mod(turned + corner, 6)
-        ramp = jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
-        shifted.append(value - chroma * ramp)
+    sextant, value, chroma = hue_value_chroma(unit_planes(array, channel))
+    planes = from_hue(sextant + 6 * _spread(shift, array, "shift"), value, chroma)
     place = normal_axis(channel, array.ndim, "channel")
-    return in_dtype_of(array, jnp.concatenate(shifted, place) * peak_of(array))
+    return in_dtype_of(array, jnp.concatenate(planes, place) * peak_of(array))
 
 
 def adjust_gamma(
@@ -267,18 +253,8 @@ def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
     return in_dtype_of(image, jnp.floor(moved) if image.dtype in INTEGER_DTYPES else moved)
 
 
-def _planes(image: jax.Array, channel: int, most: int = 3) -> list[jax.Array]:
-    axis = normal_axis(channel, image.ndim, "channel")
-    if image.shape[axis] not in (3, most):
-        raise ValueError(
-            f"channel={channel} must hold R, G and B, but the image's shape is {image.shape}"
-        )
-    extent = image.shape[axis]
-    return [jax.lax.slice_in_dim(image, k, k + 1, axis=axis) for k in range(extent)]
-
-
 def _grey(image: jax.Array, channel: int) -> jax.Array:
-    planes = _planes(image, channel, most=1)
+    planes = channel_planes(image, channel, most=1)
     if len(planes) == 1:
         return planes[0].astype(real_dtype(image))
     if image.dtype in INTEGER_DTYPES:

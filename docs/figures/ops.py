@@ -54,6 +54,8 @@ def results(photo: np.ndarray) -> dict[str, object]:
         "remap": ops.remap(photo, rows, columns, border="edge"),
         "resize": ops.resize(photo, (56, 84), method="bicubic", antialias=True),
         "rgb_to_y": ops.rgb_to_y(photo).repeat(3, -1),
+        "rgb_to_hls": ops.rgb_to_hls(photo),
+        "rgb_to_hsv": ops.rgb_to_hsv(photo),
         "rot90": ops.rot90(photo),
         "rotate": ops.rotate(photo, 30),
         "solarize": ops.solarize(photo, 128),
