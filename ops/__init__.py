@@ -22,6 +22,7 @@ from jaxsr.ops.augment import (
 )
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
+from jaxsr.ops.clahe import clahe
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
 from jaxsr.ops.frames import (
@@ -33,6 +34,7 @@ from jaxsr.ops.frames import (
     resize_frames,
 )
 from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
+from jaxsr.ops.histograms import autocontrast, equalize
 from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
@@ -60,12 +62,15 @@ __all__ = [
     "adjust_hue",
     "adjust_saturation",
     "augment",
+    "autocontrast",
     "box_filter",
     "center_crop",
+    "clahe",
     "crop",
     "crop_and_resize",
     "denormalise",
     "dilate",
+    "equalize",
     "erode",
     "feather",
     "flip",

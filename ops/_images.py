@@ -89,6 +89,17 @@ def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.A
     return array if array.dtype == jnp.float64 else array.astype(jnp.float32)
 
 
+def spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
+    """A factor for each picture, with axes of extent 1 for all that a picture has."""
+    array = parameter(value, name)
+    if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
+        raise ValueError(
+            f"{name} of shape {array.shape} has no value for each picture of shape {image.shape}; "
+            "its axes must be leading ones of the image"
+        )
+    return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
+
+
 def per_picture(
     function: Callable[..., jax.Array],
     image: jax.Array,

@@ -17,10 +17,10 @@ from jaxsr.ops._images import (
     Parameter,
     channel_planes,
     in_dtype_of,
-    parameter,
     peak_of,
     picture,
     real_dtype,
+    spread,
     unit_planes,
 )
 from jaxsr.ops._typed_jax import asarray
@@ -135,7 +135,7 @@ def adjust_hue(
     """
     array, _ = picture(image, axes)
     sextant, value, chroma = hue_value_chroma(unit_planes(array, channel))
-    planes = from_hue(sextant + 6 * _spread(shift, array, "shift"), value, chroma)
+    planes = from_hue(sextant + 6 * spread(shift, array, "shift"), value, chroma)
     place = normal_axis(channel, array.ndim, "channel")
     return in_dtype_of(array, jnp.concatenate(planes, place) * peak_of(array))
 
@@ -160,7 +160,7 @@ def adjust_gamma(
     """
     array, _ = picture(image, axes)
     unit = jnp.maximum(array.astype(real_dtype(array)) / peak_of(array), 0)
-    return in_dtype_of(array, unit ** _spread(gamma, array, "gamma") * peak_of(array))
+    return in_dtype_of(array, unit ** spread(gamma, array, "gamma") * peak_of(array))
 
 
 def invert(
@@ -202,7 +202,7 @@ def solarize(
       [100, 55]
     """
     array, _ = picture(image, axes)
-    limit = _spread(threshold, array, "threshold")
+    limit = spread(threshold, array, "threshold")
     return jnp.where(array.astype(real_dtype(array)) < limit, array, invert(array, axes=axes))
 
 
@@ -229,19 +229,8 @@ def posterize(
         raise TypeError(f"posterize needs uint8 or uint16, got {array.dtype}; it counts bits")
     if not is_integer(bits) and not jnp.issubdtype(jnp.result_type(bits), jnp.integer):
         raise TypeError(f"bits must be integers, got {bits!r}")
-    dropped = 8 * array.dtype.itemsize - _spread(bits, array, "bits").astype(jnp.int32)
+    dropped = 8 * array.dtype.itemsize - spread(bits, array, "bits").astype(jnp.int32)
     return ((array.astype(jnp.int32) >> dropped) << dropped).astype(array.dtype)
-
-
-def _spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
-    """A factor for each picture, with axes of extent 1 for all that a picture has."""
-    array = parameter(value, name)
-    if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
-        raise ValueError(
-            f"{name} of shape {array.shape} has no value for each picture of shape {image.shape}; "
-            "its axes must be leading ones of the image"
-        )
-    return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
 
 
 def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
@@ -249,7 +238,7 @@ def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
     x = image.astype(real_dtype(image))
     apart = x - base
     # The choice keeps compilers from contracting product and sum, which Pillow rounds apart.
-    moved = base + jnp.where(apart == 0, 0, _spread(factor, image, "factor") * apart)
+    moved = base + jnp.where(apart == 0, 0, spread(factor, image, "factor") * apart)
     return in_dtype_of(image, jnp.floor(moved) if image.dtype in INTEGER_DTYPES else moved)
 
 

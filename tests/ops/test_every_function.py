@@ -25,11 +25,14 @@ Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
 FUNCTIONS: dict[str, Function] = {
     "adjust_brightness": (partial(ops.adjust_brightness, factor=1.3), ALL),
     "adjust_gamma": (partial(ops.adjust_gamma, gamma=0.7), ALL),
+    "autocontrast": (ops.autocontrast, ALL),
     "box_filter": (partial(ops.box_filter, size=3), ALL),
     "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
+    "clahe": (partial(ops.clahe, clip_limit=2.0, tiles=(2, 3)), ALL),
     "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
     "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
     "dilate": (partial(ops.dilate, size=3), ALL),
+    "equalize": (ops.equalize, ALL),
     "erode": (partial(ops.erode, size=(1, 3)), ALL),
     "feather": (ops.feather, (*FLOATS, *LEVELS)),
     "flip": (ops.flip, ALL),
@@ -110,6 +113,7 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
 NOT_LINEAR = {
     "adjust_gamma", "dilate", "erode", "feather", "invert", "median_filter", "posterize",
     "solarize",
+    "autocontrast", "clahe", "equalize",
     "hls_to_rgb", "hsv_to_rgb", "rgb_to_hls", "rgb_to_hsv",
 }  # fmt: skip
 
