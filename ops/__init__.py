@@ -10,6 +10,7 @@ from jaxsr.ops.adjust import (
     invert,
     posterize,
     solarize,
+    standardise,
 )
 from jaxsr.ops.augment import (
     Augmented,
@@ -22,6 +23,16 @@ from jaxsr.ops.augment import (
 )
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
+from jaxsr.ops.cie import (
+    lab_to_rgb,
+    linear_to_srgb,
+    luv_to_rgb,
+    rgb_to_lab,
+    rgb_to_luv,
+    rgb_to_xyz,
+    srgb_to_linear,
+    xyz_to_rgb,
+)
 from jaxsr.ops.clahe import clahe
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
@@ -34,6 +45,7 @@ from jaxsr.ops.frames import (
     resize_frames,
 )
 from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
+from jaxsr.ops.gray import rgb_to_gray
 from jaxsr.ops.histograms import autocontrast, equalize
 from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
@@ -48,6 +60,8 @@ from jaxsr.ops.warps import (
     warp_affine,
     warp_perspective,
 )
+from jaxsr.ops.white_balance import white_balance
+from jaxsr.ops.yuv import rgb_to_yuv, yuv_to_rgb
 
 __all__ = [
     "Augmented",
@@ -81,6 +95,9 @@ __all__ = [
     "hsv_to_rgb",
     "invert",
     "keep_freed_memory",
+    "lab_to_rgb",
+    "linear_to_srgb",
+    "luv_to_rgb",
     "map_coordinates",
     "mask_box",
     "mask_crop",
@@ -96,17 +113,27 @@ __all__ = [
     "remap",
     "resize",
     "resize_frames",
+    "rgb_to_gray",
     "rgb_to_hls",
     "rgb_to_hsv",
+    "rgb_to_lab",
+    "rgb_to_luv",
+    "rgb_to_xyz",
     "rgb_to_y",
     "rgb_to_ycbcr",
+    "rgb_to_yuv",
     "roi_align",
     "rot90",
     "rotate",
     "solarize",
+    "srgb_to_linear",
     "ssim",
+    "standardise",
     "transpose",
     "warp_affine",
     "warp_perspective",
+    "white_balance",
+    "xyz_to_rgb",
     "ycbcr_to_rgb",
+    "yuv_to_rgb",
 ]

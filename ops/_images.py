@@ -76,6 +76,19 @@ def peak_of(image: jax.Array) -> float:
     return float(np.iinfo(image.dtype).max) if image.dtype in INTEGER_DTYPES else 1.0
 
 
+def mixed(planes: list[jax.Array], matrix: np.ndarray) -> list[jax.Array]:
+    """A matrix times the colours of planes.
+
+    Sums of products, not a dot: a TPU dot rounds its operands to bfloat16 by default.
+    """
+    return [planes[0] * row[0] + planes[1] * row[1] + planes[2] * row[2] for row in matrix.tolist()]
+
+
+def joined(planes: list[jax.Array], channel: int) -> jax.Array:
+    """Planes side by side in the axis of channels."""
+    return jnp.concatenate(planes, normal_axis(channel, planes[0].ndim, "channel"))
+
+
 def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.Array:
     """A real parameter whose last axes are `shape`; float32, or float64 as it comes."""
     try:

@@ -1,4 +1,4 @@
-"""Colours of pictures changed by a factor: brightness, contrast, saturation, hue, gamma.
+"""Colours of pictures changed by factors: brightness, contrast, saturation, hue, gamma, mean.
 
 Images are RGB or grey in any layout, uint8 or uint16, or 0…1 in floating point. Factors may be
 traced, one for all pictures or one for each of their leading axes. uint8 results are Pillow's
@@ -17,18 +17,19 @@ from jaxsr.ops._images import (
     Parameter,
     channel_planes,
     in_dtype_of,
+    joined,
+    parameter,
     peak_of,
     picture,
+    pixels,
     real_dtype,
     spread,
     unit_planes,
 )
 from jaxsr.ops._typed_jax import asarray
-from jaxsr.ops._types import Array, Shaped
+from jaxsr.ops._types import Array, Float, Shaped
+from jaxsr.ops.gray import luma
 from jaxsr.ops.hsv import from_hue, hue_value_chroma
-
-_GREY = (19595, 38470, 7471)
-"""BT.601's luma in 2⁻¹⁶, as Pillow's conversion to "L" has it."""
 
 
 def adjust_brightness(
@@ -136,8 +137,7 @@ def adjust_hue(
     array, _ = picture(image, axes)
     sextant, value, chroma = hue_value_chroma(unit_planes(array, channel))
     planes = from_hue(sextant + 6 * spread(shift, array, "shift"), value, chroma)
-    place = normal_axis(channel, array.ndim, "channel")
-    return in_dtype_of(array, jnp.concatenate(planes, place) * peak_of(array))
+    return in_dtype_of(array, joined(planes, channel) * peak_of(array))
 
 
 def adjust_gamma(
@@ -233,6 +233,52 @@ def posterize(
     return ((array.astype(jnp.int32) >> dropped) << dropped).astype(array.dtype)
 
 
+def standardise(
+    image: Shaped[ImageLike, "*shape"],
+    mean: Parameter,
+    std: Parameter,
+    *,
+    channel: int = -1,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> Float[Array, "*shape"]:
+    """`(image - mean) / std`, channel by channel, as torchvision's `normalize`.
+
+    Integers are read as parts of their white, as torchvision's `ToTensor` does first.
+
+    Args:
+      image: pictures of any number of channels and other axes.
+      mean: on the scale of 0…1: one number, or one for each channel; traced or not.
+      std: the same; not 0.
+      channel: the axis of channels.
+      dtype: of the result; sums run in float32 or wider.
+
+    Raises:
+      TypeError: an unsuitable dtype, or numbers that are none.
+      ValueError: as many numbers as there are no channels.
+
+    Example:
+      >>> image = np.array([255, 0], np.uint8)
+      >>> ops.standardise(image, (0.5, 0.4), (0.5, 0.2)).round(4).tolist()
+      [1.0, -2.0]
+    """
+    array = pixels(image)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"standardise needs a floating-point dtype, got {jnp.dtype(dtype)}")
+    place = normal_axis(channel, array.ndim, "channel")
+    shape = [array.shape[place] if axis == place else 1 for axis in range(array.ndim)]
+    numbers: list[jax.Array] = []
+    for name, value in (("mean", mean), ("std", std)):
+        number = parameter(value, name)
+        if number.shape not in ((), (array.shape[place],)):
+            raise ValueError(
+                f"{name} must be one number or {array.shape[place]}, one for each channel of the "
+                f"image's shape {array.shape}, got the shape {number.shape}"
+            )
+        numbers.append(number.reshape(shape if number.ndim else ()))
+    unit = array.astype(real_dtype(array)) / peak_of(array)
+    return ((unit - numbers[0]) / numbers[1]).astype(dtype)
+
+
 def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
     """From `base` through the image, by the factor; integers cut off as in Pillow's Image.blend."""
     x = image.astype(real_dtype(image))
@@ -244,16 +290,5 @@ def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
 
 def _grey(image: jax.Array, channel: int) -> jax.Array:
     planes = channel_planes(image, channel, most=1)
-    if len(planes) == 1:
-        return planes[0].astype(real_dtype(image))
-    if image.dtype in INTEGER_DTYPES:
-        # uint32 holds 2¹⁶ levels of 2⁻¹⁶.
-        terms = [
-            plane.astype(jnp.uint32) * weight for plane, weight in zip(planes, _GREY, strict=True)
-        ]
-        return ((terms[0] + terms[1] + terms[2] + (1 << 15)) >> 16).astype(real_dtype(image))
-    x = [plane.astype(real_dtype(image)) for plane in planes]
-    return sum(
-        (plane * (w / (1 << 16)) for plane, w in zip(x[1:], _GREY[1:], strict=True)),
-        x[0] * (_GREY[0] / (1 << 16)),
-    )
+    grey = planes[0] if len(planes) == 1 else luma(planes, "pillow")
+    return grey.astype(real_dtype(image))

@@ -17,11 +17,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._arguments import ImageLike, normal_axis, one_of
+from jaxsr.ops._arguments import ImageLike, one_of
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
     channel_planes,
     in_dtype_of,
+    joined,
     peak_of,
     pixels,
     unit_planes,
@@ -169,8 +170,7 @@ def _to_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax.A
     else:
         lightness = value - chroma / 2
         planes = [hue, lightness, _quotient(chroma, 1 - jnp.abs(2 * lightness - 1))]
-    place = normal_axis(channel, image.ndim, "channel")
-    return in_dtype_of(image, jnp.concatenate(planes, place) * peak_of(image))
+    return in_dtype_of(image, joined(planes, channel) * peak_of(image))
 
 
 @jit("convention", "channel", "kind")
@@ -181,10 +181,8 @@ def _from_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax
     else:
         chroma = (1 - jnp.abs(2 * second - 1)) * third
         value = second + chroma / 2
-    x = jnp.concatenate(
-        from_hue(hue * (6 / _full_circle(image, convention)), value, chroma),
-        normal_axis(channel, image.ndim, "channel"),
-    ) * peak_of(image)
+    planes = from_hue(hue * (6 / _full_circle(image, convention)), value, chroma)
+    x = joined(planes, channel) * peak_of(image)
     if convention == "opencv" and kind == "hsv" and image.dtype in INTEGER_DTYPES:
         x = jnp.floor(x + 2**-10)  # OpenCV cuts fractions off
     return in_dtype_of(image, x)
@@ -208,5 +206,4 @@ def _opencv_levels(image: jax.Array, channel: int) -> jax.Array:
 
     hue = scaled(sextant, 30, chroma)
     planes = [jnp.where(hue < 0, hue + 180, hue), scaled(chroma, 255, value), value]
-    place = normal_axis(channel, image.ndim, "channel")
-    return jnp.concatenate(planes, place).astype(jnp.uint8)
+    return joined(planes, channel).astype(jnp.uint8)
