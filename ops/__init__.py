@@ -35,6 +35,9 @@ from jaxsr.ops.cie import (
 )
 from jaxsr.ops.clahe import clahe
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
+from jaxsr.ops.components import Components, connected_components
+from jaxsr.ops.distance import distance_transform
+from jaxsr.ops.edges import canny, laplacian, sobel
 from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
 from jaxsr.ops.frames import (
     denormalise,
@@ -50,8 +53,11 @@ from jaxsr.ops.histograms import autocontrast, equalize
 from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
+from jaxsr.ops.morphology import closing, morphological_gradient, opening
 from jaxsr.ops.quality import psnr, ssim
 from jaxsr.ops.resize import resize
+from jaxsr.ops.smoothing import bilateral_filter, guided_filter, unsharp_mask
+from jaxsr.ops.suppression import Kept, nms
 from jaxsr.ops.warps import (
     grid_sample,
     map_coordinates,
@@ -66,6 +72,8 @@ from jaxsr.ops.yuv import rgb_to_yuv, yuv_to_rgb
 __all__ = [
     "Augmented",
     "ColorJitter",
+    "Components",
+    "Kept",
     "RandomAffine",
     "RandomErasing",
     "RandomFlip",
@@ -77,13 +85,18 @@ __all__ = [
     "adjust_saturation",
     "augment",
     "autocontrast",
+    "bilateral_filter",
     "box_filter",
+    "canny",
     "center_crop",
     "clahe",
+    "closing",
+    "connected_components",
     "crop",
     "crop_and_resize",
     "denormalise",
     "dilate",
+    "distance_transform",
     "equalize",
     "erode",
     "feather",
@@ -91,11 +104,13 @@ __all__ = [
     "frame_size",
     "gaussian_blur",
     "grid_sample",
+    "guided_filter",
     "hls_to_rgb",
     "hsv_to_rgb",
     "invert",
     "keep_freed_memory",
     "lab_to_rgb",
+    "laplacian",
     "linear_to_srgb",
     "luv_to_rgb",
     "map_coordinates",
@@ -104,7 +119,10 @@ __all__ = [
     "mask_paste",
     "matlab_size",
     "median_filter",
+    "morphological_gradient",
+    "nms",
     "normalise",
+    "opening",
     "pad",
     "posterize",
     "postprocess",
@@ -125,11 +143,13 @@ __all__ = [
     "roi_align",
     "rot90",
     "rotate",
+    "sobel",
     "solarize",
     "srgb_to_linear",
     "ssim",
     "standardise",
     "transpose",
+    "unsharp_mask",
     "warp_affine",
     "warp_perspective",
     "white_balance",

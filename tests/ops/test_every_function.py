@@ -70,6 +70,14 @@ FUNCTIONS: dict[str, Function] = {
     "yuv_to_rgb": (ops.yuv_to_rgb, TWO),
     "standardise": (partial(ops.standardise, mean=0.4, std=0.2), ALL),
     "white_balance": (ops.white_balance, ALL),
+    "bilateral_filter": (partial(ops.bilateral_filter, sigma_color=0.3, sigma_space=1.0), TWO),
+    "closing": (partial(ops.closing, size=3), TWO),
+    "distance_transform": (ops.distance_transform, ("float32",)),
+    "laplacian": (ops.laplacian, TWO),
+    "morphological_gradient": (partial(ops.morphological_gradient, size=3), TWO),
+    "opening": (partial(ops.opening, size=3), TWO),
+    "sobel": (partial(ops.sobel, orders=(0, 1)), TWO),
+    "unsharp_mask": (ops.unsharp_mask, TWO),
 }
 """Of pictures alone. Others have properties of their own in their files."""
 PLANES = {"axes": (-2, -1), "channel": -3}
@@ -77,11 +85,13 @@ OTHERS = {
     "adjust_contrast", "adjust_hue", "augment", "adjust_saturation", "denormalise", "frame_size",
     "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
     "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
+    "canny", "connected_components", "guided_filter", "nms",
     "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
 }  # fmt: skip
-IN_FLOAT32 = {"feather", "standardise"}
+IN_FLOAT32 = {"distance_transform", "feather", "standardise"}
 LEVELS_IN_FLOAT32 = {
     "linear_to_srgb", "rgb_to_lab", "rgb_to_luv", "rgb_to_xyz", "srgb_to_linear", "xyz_to_rgb",
+    "laplacian", "sobel",
 }  # fmt: skip
 CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in dtypes]
 
@@ -143,6 +153,7 @@ NOT_LINEAR = {
     "hls_to_rgb", "hsv_to_rgb", "rgb_to_hls", "rgb_to_hsv",
     "lab_to_rgb", "linear_to_srgb", "luv_to_rgb", "rgb_to_lab", "rgb_to_luv", "rgb_to_xyz",
     "srgb_to_linear", "standardise", "white_balance", "xyz_to_rgb",
+    "bilateral_filter", "closing", "distance_transform", "morphological_gradient", "opening",
 }  # fmt: skip
 
 
