@@ -36,6 +36,7 @@ from jaxsr.ops.cie import (
 from jaxsr.ops.clahe import clahe
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.components import Components, connected_components
+from jaxsr.ops.delta_e import delta_e
 from jaxsr.ops.distance import distance_transform
 from jaxsr.ops.edges import canny, laplacian, sobel
 from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
@@ -94,6 +95,7 @@ __all__ = [
     "connected_components",
     "crop",
     "crop_and_resize",
+    "delta_e",
     "denormalise",
     "dilate",
     "distance_transform",
