@@ -55,7 +55,7 @@ from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.morphology import closing, morphological_gradient, opening
-from jaxsr.ops.quality import psnr, ssim
+from jaxsr.ops.quality import ms_ssim, psnr, ssim
 from jaxsr.ops.resize import resize
 from jaxsr.ops.smoothing import bilateral_filter, guided_filter, unsharp_mask
 from jaxsr.ops.suppression import Kept, nms
@@ -122,6 +122,7 @@ __all__ = [
     "matlab_size",
     "median_filter",
     "morphological_gradient",
+    "ms_ssim",
     "nms",
     "normalise",
     "opening",

@@ -85,7 +85,7 @@ OTHERS = {
     "adjust_contrast", "adjust_hue", "augment", "adjust_saturation", "denormalise", "frame_size",
     "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
     "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
-    "canny", "connected_components", "delta_e", "guided_filter", "nms",
+    "canny", "connected_components", "delta_e", "guided_filter", "ms_ssim", "nms",
     "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
 }  # fmt: skip
 IN_FLOAT32 = {"distance_transform", "feather", "standardise"}
