@@ -5,12 +5,13 @@ neighbours. A region needs as many rounds as its longest path has turns.
 """
 
 from functools import partial, reduce
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._border import pad_axis
-from jaxsr.ops._typed_jax import associative_scan, platform_dependent, zeros_like
+from jaxsr.ops._typed_jax import fori_loop, platform_dependent, zeros_like
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -41,7 +42,8 @@ def greatest_in_region(
     def step(state: Pair) -> Pair:
         return state[1], hand_on(state[1])
 
-    return jax.lax.while_loop(goes_on, step, (values, hand_on(values)))[1]
+    # -1 is no value: the loop begins.
+    return jax.lax.while_loop(goes_on, step, (values - 1, values))[1]
 
 
 def _along_runs(x: jax.Array, mask: jax.Array, axis: int) -> jax.Array:
@@ -69,14 +71,27 @@ def _line_by_line(x: jax.Array, mask: jax.Array, axis: int) -> jax.Array:
 
 
 def _in_logarithmic_depth(x: jax.Array, mask: jax.Array, axis: int) -> jax.Array:
-    """Scans that join pairs of runs."""
+    """Reaches twice as far each time, where the run is unbroken.
 
-    def join(first: Pair, second: Pair) -> Pair:
-        (early, early_ends), (late, late_ends) = first, second
-        return jnp.where(late_ends, late, jnp.maximum(early, late)), early_ends | late_ends
+    A loop, because a program with every reach spelled out takes a minute to compile for a TPU.
+    """
+    extent = x.shape[axis]
 
-    for reverse in (False, True):
-        x, _ = associative_scan(join, (x, ~mask), reverse=reverse, axis=axis)
+    def from_place(x: jax.Array, offset: jax.Array) -> jax.Array:
+        """What stands that many places on, or 0."""
+        wide = pad_axis(x, axis, extent, extent, "constant")
+        return jax.lax.dynamic_slice_in_dim(wide, extent + offset, extent, axis)
+
+    for sign in (-1, 1):
+
+        def reach_on(step: jax.Array, state: Pair, sign: int = sign) -> Pair:
+            reached, unbroken = state
+            offset = sign * (1 << step)
+            near = jnp.where(unbroken, from_place(reached, offset), 0)
+            return jnp.maximum(reached, near), unbroken & from_place(unbroken, offset)
+
+        steps = (extent - 1).bit_length()
+        x, _ = cast(Pair, fori_loop(0, steps, reach_on, (x, mask)))
     return x
 
 
