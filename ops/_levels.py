@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._images import peak_of, real_dtype
-from jaxsr.ops._typed_jax import arange, platform_dependent, zeros_like
+from jaxsr.ops._typed_jax import arange, optimization_barrier, platform_dependent, zeros_like
 
 _FEW = 256
 """Levels that can be compared with every pixel."""
@@ -20,7 +20,8 @@ _LAST_LEVEL = 256 - 1e-3
 def flat_planes(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """Height and width last, in one axis: every plane is a row of pixels."""
     x = jnp.moveaxis(image, axes, (-2, -1))
-    return x.reshape(*x.shape[:-2], -1)
+    # Moved once, not in every reduction that reads it.
+    return optimization_barrier(x.reshape(*x.shape[:-2], -1))
 
 
 def from_flat_planes(flat: jax.Array, image: jax.Array, axes: tuple[int, int]) -> jax.Array:

@@ -188,14 +188,19 @@ def _in_floats_of(image: jax.Array, x: jax.Array) -> jax.Array:
     return x if image.dtype in INTEGER_DTYPES else x.astype(image.dtype)
 
 
+def _power(x: jax.Array, exponent: float) -> jax.Array:
+    """Of positive numbers around 1: exponentials and logarithms vectorise, powers do not."""
+    return jnp.exp(exponent * jnp.log(x))
+
+
 def _linear(x: jax.Array) -> jax.Array:
     # Each branch sees its own values only: a power of 0 has no gradient.
-    bright = ((jnp.maximum(x, 0.04045) + 0.055) / 1.055) ** 2.4
+    bright = _power((jnp.maximum(x, 0.04045) + 0.055) / 1.055, 2.4)
     return jnp.where(x > 0.04045, bright, x / 12.92)
 
 
 def _encoded(x: jax.Array) -> jax.Array:
-    bright = 1.055 * jnp.maximum(x, 0.0031308) ** (1 / 2.4) - 0.055
+    bright = 1.055 * _power(jnp.maximum(x, 0.0031308), 1 / 2.4) - 0.055
     return jnp.where(x > 0.0031308, bright, 12.92 * x)
 
 
@@ -209,7 +214,7 @@ def _rgb_of_xyz(xyz: Planes) -> Planes:
 
 def _lab_of_rgb(rgb: Planes) -> Planes:
     def scaled(x: jax.Array) -> jax.Array:
-        return jnp.where(x > _DARK, jnp.cbrt(jnp.maximum(x, _DARK)), 7.787 * x + 16 / 116)
+        return jnp.where(x > _DARK, _power(jnp.maximum(x, _DARK), 1 / 3), 7.787 * x + 16 / 116)
 
     x, y, z = (scaled(plane / white) for plane, white in zip(_xyz_of_rgb(rgb), _WHITE, strict=True))
     return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
@@ -225,7 +230,7 @@ def _rgb_of_lab(lab: Planes) -> Planes:
 
 def _luv_of_rgb(rgb: Planes) -> Planes:
     x, y, z = _xyz_of_rgb(rgb)
-    bright = 116 * jnp.cbrt(jnp.maximum(y, _DARK)) - 16
+    bright = 116 * _power(jnp.maximum(y, _DARK), 1 / 3) - 16
     lightness = jnp.where(y > _DARK, bright, _DARK_SLOPE * y)
     total = x + 15 * y + 3 * z
     total = jnp.where(total == 0, 1, total)

@@ -87,7 +87,8 @@ def autocontrast(
 def _equalize(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
     levels = flat_planes(in_256_levels(image), axes)
     counts = histogram(levels, 256)
-    of_greatest = (levels == levels.max(-1, keepdims=True)).sum(-1, keepdims=True, dtype=jnp.int32)
+    greatest = jnp.where(counts > 0, arange(256), 0).max(-1, keepdims=True)
+    of_greatest = jnp.where(arange(256) == greatest, counts, 0).sum(-1, keepdims=True)
     step = (levels.shape[-1] - of_greatest) // 255
     below = jnp.cumsum(counts, -1) - counts
     table = jnp.minimum((step // 2 + below) // jnp.maximum(step, 1), 255)
