@@ -11,10 +11,10 @@ from jaxsr.ops._arguments import positive_pair
 from jaxsr.ops._border import Border, pad_axis
 from jaxsr.ops._images import Parameter, in_dtype_of, real_dtype, spread
 from jaxsr.ops._separable import LONGEST_SUM
-from jaxsr.ops._typed_jax import jit, optimization_barrier
+from jaxsr.ops._typed_jax import jit, optimization_barrier, zeros_like
 
 
-def is_array(sigma: object) -> bool:
+def is_array(sigma: Parameter) -> bool:
     """Whether sigma, or one of a pair, is an array: then it fixes no window."""
     values = sigma if isinstance(sigma, Sequence) else (sigma,)
     return any(isinstance(value, jax.Array | np.ndarray) for value in values)
@@ -77,5 +77,5 @@ def _filtered(x: jax.Array, sigma: jax.Array, radius: int, axis: int, border: Bo
         return jax.lax.slice_in_dim(wide, start, start + x.shape[axis], axis=axis)
 
     pairs = ((shifted(-k) + shifted(k)) * weight for k, weight in enumerate(weights, start=1))
-    total = 1 + 2 * reduce(jnp.add, weights, jnp.zeros_like(sigma))
+    total = 1 + 2 * reduce(jnp.add, weights, zeros_like(sigma))
     return optimization_barrier(reduce(jnp.add, pairs, shifted(0)) / total)

@@ -92,7 +92,7 @@ def gaussian_blur(
     image, axes = image_and_axes(image, axes)
     one_of(convention, CONVENTIONS, "blur convention")
     border = border_name(border, convention)
-    if is_array(sigma):
+    if sigma is not None and is_array(sigma):
         return traced_blur(image, sigma, kernel_size, border, convention, axes)
     windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
     return _blur(image, windows, border, convention, axes) if image.size else image

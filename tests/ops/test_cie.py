@@ -1,6 +1,7 @@
 """The CIE's colours against scikit-image, and OpenCV's uint8."""
 
 from functools import partial
+from typing import Any
 
 import cv2
 import jax
@@ -89,11 +90,14 @@ def test_gradients_and_nan(name):
     np.testing.assert_array_equal(jnp.isnan(function(pair)).any(-1), [False, True])
 
 
+UNKNOWN: Any = {"convention": "hunter"}
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (partial(ops.rgb_to_lab, np.zeros((2, 4))), ValueError, "must hold R, G and B"),
-        (partial(ops.rgb_to_lab, np.zeros(3), convention="hunter"), ValueError, "choose one of"),
+        (partial(ops.rgb_to_lab, np.zeros(3), **UNKNOWN), ValueError, "choose one of"),
         (partial(ops.rgb_to_lab, np.zeros(3), convention="opencv"), TypeError, "uint8 here"),
         (partial(ops.lab_to_rgb, np.zeros(3, np.uint8)), TypeError, "give its own scale"),
         (partial(ops.luv_to_rgb, np.zeros(3, np.uint16)), TypeError, "give its own scale"),

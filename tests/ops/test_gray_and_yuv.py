@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import cv2
 import jax
@@ -121,6 +122,7 @@ def test_standardise_is_torchs_arithmetic(dtype):
 
 
 IMAGE = np.zeros((2, 4, 5, 3), np.float32)
+UNKNOWN: Any = {"convention": "bt2020"}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ IMAGE = np.zeros((2, 4, 5, 3), np.float32)
     [
         (partial(ops.rgb_to_gray, IMAGE, weights=(1, 2)), ValueError, "weights must have the sh"),
         (partial(ops.rgb_to_gray, IMAGE, weights=np.ones((2, 3))), ValueError, "three numbers"),
-        (partial(ops.rgb_to_gray, IMAGE, convention="bt2020"), ValueError, "choose one of pillow"),
+        (partial(ops.rgb_to_gray, IMAGE, **UNKNOWN), ValueError, "choose one of pillow"),
         (partial(ops.rgb_to_yuv, IMAGE[..., :1]), ValueError, "must hold R, G and B"),
         (partial(ops.white_balance, IMAGE, np.ones((3, 3))), ValueError, "no colour for each"),
         (partial(ops.white_balance, IMAGE, norm=0.5), ValueError, "norm must be a number from 1"),
