@@ -10,6 +10,7 @@ from jaxsr.ops.adjust import (
     invert,
     posterize,
     solarize,
+    standardise,
 )
 from jaxsr.ops.augment import (
     Augmented,
@@ -22,7 +23,22 @@ from jaxsr.ops.augment import (
 )
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
+from jaxsr.ops.cie import (
+    lab_to_rgb,
+    linear_to_srgb,
+    luv_to_rgb,
+    rgb_to_lab,
+    rgb_to_luv,
+    rgb_to_xyz,
+    srgb_to_linear,
+    xyz_to_rgb,
+)
+from jaxsr.ops.clahe import clahe
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
+from jaxsr.ops.components import Components, connected_components
+from jaxsr.ops.delta_e import delta_e
+from jaxsr.ops.distance import distance_transform
+from jaxsr.ops.edges import canny, laplacian, sobel
 from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
 from jaxsr.ops.frames import (
     denormalise,
@@ -33,10 +49,16 @@ from jaxsr.ops.frames import (
     resize_frames,
 )
 from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
+from jaxsr.ops.gray import rgb_to_gray
+from jaxsr.ops.histograms import autocontrast, equalize
+from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
-from jaxsr.ops.quality import psnr, ssim
+from jaxsr.ops.morphology import closing, morphological_gradient, opening
+from jaxsr.ops.quality import ms_ssim, psnr, ssim
 from jaxsr.ops.resize import resize
+from jaxsr.ops.smoothing import bilateral_filter, guided_filter, unsharp_mask
+from jaxsr.ops.suppression import Kept, nms
 from jaxsr.ops.warps import (
     grid_sample,
     map_coordinates,
@@ -45,10 +67,14 @@ from jaxsr.ops.warps import (
     warp_affine,
     warp_perspective,
 )
+from jaxsr.ops.white_balance import white_balance
+from jaxsr.ops.yuv import rgb_to_yuv, yuv_to_rgb
 
 __all__ = [
     "Augmented",
     "ColorJitter",
+    "Components",
+    "Kept",
     "RandomAffine",
     "RandomErasing",
     "RandomFlip",
@@ -59,27 +85,47 @@ __all__ = [
     "adjust_hue",
     "adjust_saturation",
     "augment",
+    "autocontrast",
+    "bilateral_filter",
     "box_filter",
+    "canny",
     "center_crop",
+    "clahe",
+    "closing",
+    "connected_components",
     "crop",
     "crop_and_resize",
+    "delta_e",
     "denormalise",
     "dilate",
+    "distance_transform",
+    "equalize",
     "erode",
     "feather",
     "flip",
     "frame_size",
     "gaussian_blur",
     "grid_sample",
+    "guided_filter",
+    "hls_to_rgb",
+    "hsv_to_rgb",
     "invert",
     "keep_freed_memory",
+    "lab_to_rgb",
+    "laplacian",
+    "linear_to_srgb",
+    "luv_to_rgb",
     "map_coordinates",
     "mask_box",
     "mask_crop",
     "mask_paste",
     "matlab_size",
     "median_filter",
+    "morphological_gradient",
+    "ms_ssim",
+    "nms",
     "normalise",
+    "opening",
     "pad",
     "posterize",
     "postprocess",
@@ -88,15 +134,29 @@ __all__ = [
     "remap",
     "resize",
     "resize_frames",
+    "rgb_to_gray",
+    "rgb_to_hls",
+    "rgb_to_hsv",
+    "rgb_to_lab",
+    "rgb_to_luv",
+    "rgb_to_xyz",
     "rgb_to_y",
     "rgb_to_ycbcr",
+    "rgb_to_yuv",
     "roi_align",
     "rot90",
     "rotate",
+    "sobel",
     "solarize",
+    "srgb_to_linear",
     "ssim",
+    "standardise",
     "transpose",
+    "unsharp_mask",
     "warp_affine",
     "warp_perspective",
+    "white_balance",
+    "xyz_to_rgb",
     "ycbcr_to_rgb",
+    "yuv_to_rgb",
 ]

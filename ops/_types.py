@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int, Shaped
+    from jaxtyping import Array, Bool, Float, Int, Shaped
 else:
     try:
-        from jaxtyping import Array, Float, Int, Shaped
+        from jaxtyping import Array, Bool, Float, Int, Shaped
     except ImportError:
         Array = jax.Array
 
@@ -18,6 +18,6 @@ else:
             def __class_getitem__(cls, _: Any) -> Any:
                 return Array
 
-        Float = Int = Shaped
+        Bool = Float = Int = Shaped
 
-__all__ = ["Array", "Float", "Int", "Shaped"]
+__all__ = ["Array", "Bool", "Float", "Int", "Shaped"]

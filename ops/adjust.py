@@ -1,4 +1,4 @@
-"""Colours of pictures changed by a factor: brightness, contrast, saturation, hue, gamma.
+"""Colours of pictures changed by factors: brightness, contrast, saturation, hue, gamma, mean.
 
 Images are RGB or grey in any layout, uint8 or uint16, or 0…1 in floating point. Factors may be
 traced, one for all pictures or one for each of their leading axes. uint8 results are Pillow's
@@ -15,17 +15,21 @@ from jaxsr.ops._arguments import ImageLike, is_integer, normal_axis
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
     Parameter,
+    channel_planes,
     in_dtype_of,
+    joined,
     parameter,
     peak_of,
     picture,
+    pixels,
     real_dtype,
+    spread,
+    unit_planes,
 )
 from jaxsr.ops._typed_jax import asarray
-from jaxsr.ops._types import Array, Shaped
-
-_GREY = (19595, 38470, 7471)
-"""BT.601's luma in 2⁻¹⁶, as Pillow's conversion to "L" has it."""
+from jaxsr.ops._types import Array, Float, Shaped
+from jaxsr.ops.gray import luma
+from jaxsr.ops.hsv import from_hue, hue_value_chroma
 
 
 def adjust_brightness(
@@ -131,27 +135,9 @@ def adjust_hue(
       [0, 255, 0]
     """
     array, _ = picture(image, axes)
-    red, green, blue = _planes(array, channel)
-    red, green, blue = (
-        plane.astype(real_dtype(array)) / peak_of(array) for plane in (red, green, blue)
-    )
-    value = jnp.maximum(jnp.maximum(red, green), blue)
-    chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
-    span = jnp.where(chroma == 0, 1, chroma)
-    sextant = jnp.where(
-        # Comparisons, not `value == red`: a compiler may compute red twice, rounded otherwise.
-        (red >= green) & (red >= blue),
-        (green - blue) / span,
-        jnp.where(green >= blue, 2 + (blue - red) / span, 4 + (red - green) / span),
-    )
-    turned = sextant + 6 * _spread(shift, array, "shift")
-    shifted: list[jax.Array] = []
-    for corner in (5, 3, 1):
-        distance = jnp.mod(turned + corner, 6)
-        ramp = jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
-        shifted.append(value - chroma * ramp)
-    place = normal_axis(channel, array.ndim, "channel")
-    return in_dtype_of(array, jnp.concatenate(shifted, place) * peak_of(array))
+    sextant, value, chroma = hue_value_chroma(unit_planes(array, channel))
+    planes = from_hue(sextant + 6 * spread(shift, array, "shift"), value, chroma)
+    return in_dtype_of(array, joined(planes, channel) * peak_of(array))
 
 
 def adjust_gamma(
@@ -174,7 +160,7 @@ def adjust_gamma(
     """
     array, _ = picture(image, axes)
     unit = jnp.maximum(array.astype(real_dtype(array)) / peak_of(array), 0)
-    return in_dtype_of(array, unit ** _spread(gamma, array, "gamma") * peak_of(array))
+    return in_dtype_of(array, unit ** spread(gamma, array, "gamma") * peak_of(array))
 
 
 def invert(
@@ -216,7 +202,7 @@ def solarize(
       [100, 55]
     """
     array, _ = picture(image, axes)
-    limit = _spread(threshold, array, "threshold")
+    limit = spread(threshold, array, "threshold")
     return jnp.where(array.astype(real_dtype(array)) < limit, array, invert(array, axes=axes))
 
 
@@ -243,19 +229,54 @@ def posterize(
         raise TypeError(f"posterize needs uint8 or uint16, got {array.dtype}; it counts bits")
     if not is_integer(bits) and not jnp.issubdtype(jnp.result_type(bits), jnp.integer):
         raise TypeError(f"bits must be integers, got {bits!r}")
-    dropped = 8 * array.dtype.itemsize - _spread(bits, array, "bits").astype(jnp.int32)
+    dropped = 8 * array.dtype.itemsize - spread(bits, array, "bits").astype(jnp.int32)
     return ((array.astype(jnp.int32) >> dropped) << dropped).astype(array.dtype)
 
 
-def _spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
-    """A factor for each picture, with axes of extent 1 for all that a picture has."""
-    array = parameter(value, name)
-    if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
-        raise ValueError(
-            f"{name} of shape {array.shape} has no value for each picture of shape {image.shape}; "
-            "its axes must be leading ones of the image"
-        )
-    return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
+def standardise(
+    image: Shaped[ImageLike, "*shape"],
+    mean: Parameter,
+    std: Parameter,
+    *,
+    channel: int = -1,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> Float[Array, "*shape"]:
+    """`(image - mean) / std`, channel by channel, as torchvision's `normalize`.
+
+    Integers are read as parts of their white, as torchvision's `ToTensor` does first.
+
+    Args:
+      image: pictures of any number of channels and other axes.
+      mean: on the scale of 0…1: one number, or one for each channel; traced or not.
+      std: the same; not 0.
+      channel: the axis of channels.
+      dtype: of the result; sums run in float32 or wider.
+
+    Raises:
+      TypeError: an unsuitable dtype, or numbers that are none.
+      ValueError: as many numbers as there are no channels.
+
+    Example:
+      >>> image = np.array([255, 0], np.uint8)
+      >>> ops.standardise(image, (0.5, 0.4), (0.5, 0.2)).round(4).tolist()
+      [1.0, -2.0]
+    """
+    array = pixels(image)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"standardise needs a floating-point dtype, got {jnp.dtype(dtype)}")
+    place = normal_axis(channel, array.ndim, "channel")
+    shape = [array.shape[place] if axis == place else 1 for axis in range(array.ndim)]
+    numbers: list[jax.Array] = []
+    for name, value in (("mean", mean), ("std", std)):
+        number = parameter(value, name)
+        if number.shape not in ((), (array.shape[place],)):
+            raise ValueError(
+                f"{name} must be one number or {array.shape[place]}, one for each channel of the "
+                f"image's shape {array.shape}, got the shape {number.shape}"
+            )
+        numbers.append(number.reshape(shape if number.ndim else ()))
+    unit = array.astype(real_dtype(array)) / peak_of(array)
+    return ((unit - numbers[0]) / numbers[1]).astype(dtype)
 
 
 def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
@@ -263,32 +284,11 @@ def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
     x = image.astype(real_dtype(image))
     apart = x - base
     # The choice keeps compilers from contracting product and sum, which Pillow rounds apart.
-    moved = base + jnp.where(apart == 0, 0, _spread(factor, image, "factor") * apart)
+    moved = base + jnp.where(apart == 0, 0, spread(factor, image, "factor") * apart)
     return in_dtype_of(image, jnp.floor(moved) if image.dtype in INTEGER_DTYPES else moved)
 
 
-def _planes(image: jax.Array, channel: int, most: int = 3) -> list[jax.Array]:
-    axis = normal_axis(channel, image.ndim, "channel")
-    if image.shape[axis] not in (3, most):
-        raise ValueError(
-            f"channel={channel} must hold R, G and B, but the image's shape is {image.shape}"
-        )
-    extent = image.shape[axis]
-    return [jax.lax.slice_in_dim(image, k, k + 1, axis=axis) for k in range(extent)]
-
-
 def _grey(image: jax.Array, channel: int) -> jax.Array:
-    planes = _planes(image, channel, most=1)
-    if len(planes) == 1:
-        return planes[0].astype(real_dtype(image))
-    if image.dtype in INTEGER_DTYPES:
-        # uint32 holds 2¹⁶ levels of 2⁻¹⁶.
-        terms = [
-            plane.astype(jnp.uint32) * weight for plane, weight in zip(planes, _GREY, strict=True)
-        ]
-        return ((terms[0] + terms[1] + terms[2] + (1 << 15)) >> 16).astype(real_dtype(image))
-    x = [plane.astype(real_dtype(image)) for plane in planes]
-    return sum(
-        (plane * (w / (1 << 16)) for plane, w in zip(x[1:], _GREY[1:], strict=True)),
-        x[0] * (_GREY[0] / (1 << 16)),
-    )
+    planes = channel_planes(image, channel, most=1)
+    grey = planes[0] if len(planes) == 1 else luma(planes, "pillow")
+    return grey.astype(real_dtype(image))

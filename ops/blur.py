@@ -32,7 +32,9 @@ from jaxsr.ops._arguments import (
     positive_pair,
 )
 from jaxsr.ops._border import Border, border_name
+from jaxsr.ops._images import Parameter
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
+from jaxsr.ops._traced_blur import is_array, traced_blur
 from jaxsr.ops._typed_jax import jit, platform_dependent
 from jaxsr.ops._types import Array, Shaped
 
@@ -58,7 +60,7 @@ _OPENCV_FRACTION = 256  # of its 8.8 fixed point for uint8
 def gaussian_blur(
     image: Shaped[ImageLike, "*shape"],
     *,
-    sigma: float | Sequence[float] | None = None,
+    sigma: Parameter | None = None,
     kernel_size: int | Sequence[int] | None = None,
     border: str | None = None,
     convention: Convention = "torchvision",
@@ -68,7 +70,8 @@ def gaussian_blur(
 
     Args:
       image: batch to blur, of any range.
-      sigma: standard deviation in pixels, one or (vertical, horizontal); above 0.
+      sigma: standard deviation in pixels, one or (vertical, horizontal); above 0. An array, traced
+        or not, holds one for all pictures or one for each, from 0, and needs `kernel_size`.
       kernel_size: window in pixels, one or (vertical, horizontal); odd.
       border: what lies beyond the edge. `"reflect101"`, `"symmetric"`, `"edge"`, `"constant"`
         (zero) and `"wrap"` mean the same everywhere; `"reflect"`, `"replicate"` and `"circular"`
@@ -88,13 +91,15 @@ def gaussian_blur(
     """
     image, axes = image_and_axes(image, axes)
     one_of(convention, CONVENTIONS, "blur convention")
-    windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
     border = border_name(border, convention)
+    if sigma is not None and is_array(sigma):
+        return traced_blur(image, sigma, kernel_size, border, convention, axes)
+    windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
     return _blur(image, windows, border, convention, axes) if image.size else image
 
 
 def gaussian_windows(
-    sigma: float | Sequence[float] | None,
+    sigma: Parameter | None,
     kernel_size: int | Sequence[int] | None,
     convention: str,
     dtype: np.dtype,
@@ -130,7 +135,7 @@ def _window_size(sigma: float, convention: str, dtype: np.dtype) -> int:
     return round(2 * reach * sigma + 1) | 1
 
 
-def _positive_floats(sigma: float | Sequence[float]) -> tuple[float, float]:
+def _positive_floats(sigma: Parameter) -> tuple[float, float]:
     pair = tuple(sigma) if isinstance(sigma, Sequence) else (sigma, sigma)
     if len(pair) != 2:
         raise ValueError(f"sigma must be a number or (vertical, horizontal), got {sigma!r}")

@@ -1,4 +1,4 @@
-"""PSNR and SSIM, one value per image, under jit.
+"""PSNR, SSIM and MS-SSIM, one value per image, under jit.
 
 Images are uint8 (0…255) or floating point (0…1 unless `data_range` says otherwise), NHWC by
 default; `axes` and `channel` name other layouts, and every axis left over is a batch axis.
@@ -31,6 +31,7 @@ from jaxsr.ops._arguments import (
     number,
     one_of,
 )
+from jaxsr.ops._border import pad_axis
 from jaxsr.ops._separable import filter_valid, filter_valid_apart, fold_channels
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Float, Shaped
@@ -38,6 +39,8 @@ from jaxsr.ops.colour import CONVENTIONS, Convention, luma_of_difference, rgb_to
 
 _K1, _K2 = 0.01, 0.03  # Wang et al. 2004, section III-B
 _TRUNCATE = 3.5  # scikit-image's radius of the Gaussian window, in sigmas: 11 pixels at 1.5
+MS_SSIM_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+"""Wang et al. 2003, section 3.2."""
 _CHUNKS = 16  # of an axis, added elementwise before the others are summed
 
 
@@ -142,6 +145,53 @@ def ssim(
     weights = _window(window, window_size, sigma)
     correction = window_size**2 / (window_size**2 - 1) if sample_covariance else 1.0
     return _ssim(*checked, weights, correction)
+
+
+def ms_ssim(
+    image: Shaped[ImageLike, "..."],
+    reference: Shaped[ImageLike, "..."],
+    *,
+    data_range: float | None = None,
+    weights: Sequence[float] = MS_SSIM_WEIGHTS,
+    window_size: int = 11,
+    sigma: float = 1.5,
+    luma: Convention | None = None,
+    crop_border: int = 0,
+    axes: Sequence[int] = (-3, -2),
+    channel: int | None = -1,
+) -> Float[Array, "..."]:
+    """Structural similarity over scales, at most 1: Wang, Simoncelli and Bovik 2003, equation 7.
+
+    Contrast and structure are compared at each scale, luminance at the coarsest. Pictures are
+    halved by means of 2 × 2 pixels. Channels are compared apart and averaged; a mean similarity
+    below 0 counts as 0. Other arguments and errors are those of `psnr`.
+
+    Args:
+      weights: exponents, from the finest scale to the coarsest; above 0. Static.
+      window_size: side of the Gaussian window in pixels, odd.
+      sigma: standard deviation of the Gaussian window in pixels.
+
+    Returns:
+      float32 (float64 for float64), one value for each index of the remaining axes.
+
+    Raises:
+      ValueError: pictures that are smaller than the window at the coarsest scale: 161 pixels for
+        the default, an even window, or weights that are not positive.
+
+    Example:
+      >>> image = np.linspace(0, 1, 44 * 44 * 3, dtype=np.float32).reshape(1, 44, 44, 3)
+      >>> ops.ms_ssim(image, image, weights=(0.3, 0.3, 0.4)).round(4).tolist()
+      [1.0]
+    """
+    sigma = number(sigma, "sigma", above=0)
+    if not is_integer(window_size) or window_size < 3 or window_size % 2 == 0:
+        raise ValueError(f"window_size must be odd and at least 3, got {window_size}")
+    exponents = tuple(number(weight, "weights", above=0) for weight in weights)
+    if not exponents:
+        raise ValueError("weights must hold one number for each scale, got none")
+    least = (window_size - 1) * 2 ** (len(exponents) - 1) + 1
+    checked = _checked(image, reference, data_range, luma, crop_border, axes, channel, least)
+    return _ms_ssim(*checked, _window("gaussian", window_size, sigma), exponents)
 
 
 def _window(kind: str, size: int, sigma: float) -> tuple[float, ...]:
@@ -251,15 +301,66 @@ def _ssim(
     weights: tuple[float, ...],
     correction: float,
 ) -> jax.Array:
-    def unit_range(plane: jax.Array) -> jax.Array:
-        plane = _cut(plane, of) / of.peak
-        if of.luma is None or of.channel is None or image.dtype == jnp.uint8:
-            return plane
-        return rgb_to_y(plane, convention=of.luma, channel=of.channel)
+    x, steps, averaged = _folded(_in_unit_range(image, of), of)
+    y, _, _ = _folded(_in_unit_range(reference, of), of)
+    luminance, structure = _similarities(x, y, steps, weights, correction)
+    return _mean(luminance * structure, averaged)
 
-    x, y = unit_range(image), unit_range(reference)
-    x, steps, averaged = _folded(x, of)
-    y, _, _ = _folded(y, of)
+
+@jit("of", "weights", "exponents")
+def _ms_ssim(
+    image: jax.Array,
+    reference: jax.Array,
+    of: _Comparison,
+    weights: tuple[float, ...],
+    exponents: tuple[float, ...],
+) -> jax.Array:
+    def planes(x: jax.Array) -> jax.Array:
+        """Channels as a batch, height and width last."""
+        x = _in_unit_range(x, of)
+        if of.channel is None:
+            return jnp.moveaxis(x, (of.height, of.width), (-2, -1))
+        return jnp.moveaxis(x, (of.channel, of.height, of.width), (0, -2, -1))
+
+    x, y = planes(image), planes(reference)
+    rows, columns = x.ndim - 2, x.ndim - 1
+    factors: list[jax.Array] = []
+    for level, exponent in enumerate(exponents, start=1):
+        luminance, structure = _similarities(x, y, {rows: 1, columns: 1}, weights, 1.0)
+        similarity = luminance * structure if level == len(exponents) else structure
+        # Negative ones have no power; Wang's are complex numbers then.
+        mean = jnp.maximum(_mean(similarity, (rows, columns)), 0)
+        factors.append(jnp.where(mean > 0, jnp.where(mean > 0, mean, 1) ** exponent, 0))
+        if level < len(exponents):
+            x, y = _halved(x), _halved(y)
+    product = reduce(jnp.multiply, factors)
+    return product if of.channel is None else product.mean(0)
+
+
+def _halved(x: jax.Array) -> jax.Array:
+    """Means of 2 × 2 pixels; an odd last row or column stands for two."""
+    for axis in (x.ndim - 2, x.ndim - 1):
+        x = pad_axis(x, axis, 0, x.shape[axis] % 2, "edge")
+        first, second = (jax.lax.slice_in_dim(x, start, x.shape[axis], 2, axis) for start in (0, 1))
+        x = (first + second) / 2
+    return x
+
+
+def _in_unit_range(image: jax.Array, of: _Comparison) -> jax.Array:
+    plane = _cut(image, of) / of.peak
+    if of.luma is None or of.channel is None or image.dtype == jnp.uint8:
+        return plane
+    return rgb_to_y(plane, convention=of.luma, channel=of.channel)
+
+
+def _similarities(
+    x: jax.Array,
+    y: jax.Array,
+    steps: dict[int, int],
+    weights: tuple[float, ...],
+    correction: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Of luminance, and of contrast and structure, at each position of the window."""
     # Variances do not depend on the level, but float32's E[x²] - E[x]² does: take off half grey.
     level = 0.5
 
@@ -277,4 +378,4 @@ def _ssim(
     c1, c2 = _K1**2, _K2**2
     luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
     structure = (2 * covariance + c2) / (variances + c2)
-    return _mean(luminance * structure, averaged)
+    return luminance, structure

@@ -21,6 +21,9 @@ REFERENCES = {
     "median_filter": ndimage.median_filter,
     "dilate": ndimage.grey_dilation,
     "erode": ndimage.grey_erosion,
+    "opening": ndimage.grey_opening,
+    "closing": ndimage.grey_closing,
+    "morphological_gradient": ndimage.morphological_gradient,
 }
 CASES = 60
 
@@ -49,10 +52,10 @@ def test_against_scipy(name, shape, size, borders, dtype):
             rounding = {"float32": 0, "bfloat16": 2**-8}.get(dtype, 0.5)
             np.testing.assert_allclose(got.astype(jnp.float32), want, atol=rounding + 1e-6 * peak)
         else:
-            np.testing.assert_array_equal(np.asarray(got, np.float64), want, err_msg=border)
+            np.testing.assert_array_equal(got, jnp.asarray(want, dtype), err_msg=border)
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", ["box_filter", "median_filter", "dilate", "erode"])
 def test_a_nan_stays_within_the_windows(name):
     image = np.random.default_rng(0).random((9, 11, 1), np.float32)
     image[4, 5] = np.nan
