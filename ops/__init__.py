@@ -1,5 +1,15 @@
 """Image kernels: jitted, differentiable, and exact in the convention that they name."""
 
+from jaxsr.ops._augment.batch import Augmented
+from jaxsr.ops._augment.geometric import (
+    ElasticTransform,
+    RandomAffine,
+    RandomFlip,
+    RandomPerspective,
+    RandomResizedCrop,
+)
+from jaxsr.ops._augment.mixing import CutMix, Mixup
+from jaxsr.ops._augment.photometric import ColorJitter, RandomErasing
 from jaxsr.ops._resize.conventions.matlab import matlab_size
 from jaxsr.ops.adjust import (
     adjust_brightness,
@@ -11,18 +21,11 @@ from jaxsr.ops.adjust import (
     posterize,
     solarize,
 )
-from jaxsr.ops.augment import (
-    Augmented,
-    ColorJitter,
-    RandomAffine,
-    RandomErasing,
-    RandomFlip,
-    RandomResizedCrop,
-    augment,
-)
+from jaxsr.ops.augment import augment
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
+from jaxsr.ops.deform import elastic, thin_plate_spline
 from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
 from jaxsr.ops.frames import (
     denormalise,
@@ -33,6 +36,8 @@ from jaxsr.ops.frames import (
     resize_frames,
 )
 from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
+from jaxsr.ops.homography import perspective_matrix
+from jaxsr.ops.lens import distort, undistort
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.quality import psnr, ssim
@@ -49,9 +54,13 @@ from jaxsr.ops.warps import (
 __all__ = [
     "Augmented",
     "ColorJitter",
+    "CutMix",
+    "ElasticTransform",
+    "Mixup",
     "RandomAffine",
     "RandomErasing",
     "RandomFlip",
+    "RandomPerspective",
     "RandomResizedCrop",
     "adjust_brightness",
     "adjust_contrast",
@@ -65,6 +74,8 @@ __all__ = [
     "crop_and_resize",
     "denormalise",
     "dilate",
+    "distort",
+    "elastic",
     "erode",
     "feather",
     "flip",
@@ -81,6 +92,7 @@ __all__ = [
     "median_filter",
     "normalise",
     "pad",
+    "perspective_matrix",
     "posterize",
     "postprocess",
     "preprocess",
@@ -95,7 +107,9 @@ __all__ = [
     "rotate",
     "solarize",
     "ssim",
+    "thin_plate_spline",
     "transpose",
+    "undistort",
     "warp_affine",
     "warp_perspective",
     "ycbcr_to_rgb",

@@ -23,6 +23,12 @@ def results(photo: np.ndarray) -> dict[str, object]:
     rows, columns = y + 6 * np.sin(x / 9), x + 6 * np.sin(y / 9)
     unit = np.stack([columns, rows], -1) / SIDE * 2 - 1
     tilt = np.array([[1, 0.1, 0], [0, 1.1, 0], [0, 0.004, 1]])
+    noise = np.random.default_rng(0).uniform(-1, 1, (2, SIDE, SIDE))
+    square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * (SIDE - 1)
+    sheet = square + np.array([[12, 6], [-20, 18], [-4, -22], [3, -5]])
+    points = np.concatenate([square, [[SIDE / 2, SIDE / 2]]])
+    pull = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [14, -12]])
+    camera, lens = [[80, 0, 55.5], [0, 80, 55.5], [0, 0, 1]], [-0.4, 0.1, 0, 0]
     policy = (
         ops.RandomResizedCrop(size=SIDE, scale=(0.4, 0.8)),
         ops.RandomFlip(),
@@ -31,6 +37,11 @@ def results(photo: np.ndarray) -> dict[str, object]:
         ops.RandomErasing(probability=1.0),
     )
     return {
+        "perspective_matrix": ops.warp_perspective(photo, ops.perspective_matrix(square, sheet)),
+        "elastic": ops.elastic(photo, noise, alpha=80, sigma=5),
+        "thin_plate_spline": ops.thin_plate_spline(photo, points, points + pull, border="edge"),
+        "distort": ops.distort(photo, camera, lens),
+        "undistort": ops.undistort(photo, camera, lens),
         "adjust_brightness": ops.adjust_brightness(photo, 1.5),
         "adjust_contrast": ops.adjust_contrast(photo, 2.0),
         "adjust_gamma": ops.adjust_gamma(photo, 0.5),

@@ -17,6 +17,11 @@ FLOATS, LEVELS, ALL = (
     ("uint8",),
     ("float32", "bfloat16", "uint8", "uint16"),
 )
+SOME = ("float32", "uint16")
+"""Of functions that end in the sampler which others test in all dtypes."""
+CAMERA = np.array([[9, 0, 4], [0, 9, 3], [0, 0, 1]], np.float32)
+CORNERS = np.array([[0, 0], [8, 0], [8, 6], [0, 6]], np.float32)
+NOISE = np.random.default_rng(2).uniform(-2, 2, (2, 7, 9)).astype(np.float32)
 TURN = np.array([[0.8, 0.3, 1.0], [-0.3, 0.9, 0.5]], np.float32)
 PLACES = np.linspace(-1, 9, 84, dtype=np.float32).reshape(2, 6, 7)
 
@@ -29,6 +34,8 @@ FUNCTIONS: dict[str, Function] = {
     "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
     "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
     "dilate": (partial(ops.dilate, size=3), ALL),
+    "distort": (partial(ops.distort, camera=CAMERA, distortion=[0.2, 0, 0.01, 0]), SOME),
+    "elastic": (partial(ops.elastic, noise=NOISE, alpha=3, sigma=1.5), SOME),
     "erode": (partial(ops.erode, size=(1, 3)), ALL),
     "feather": (ops.feather, (*FLOATS, *LEVELS)),
     "flip": (ops.flip, ALL),
@@ -44,7 +51,12 @@ FUNCTIONS: dict[str, Function] = {
     "rot90": (ops.rot90, ALL),
     "rotate": (partial(ops.rotate, degrees=20.0), ALL),
     "solarize": (partial(ops.solarize, threshold=0.5), ALL),
+    "thin_plate_spline": (
+        partial(ops.thin_plate_spline, source=CORNERS, target=CORNERS[::-1] * 0.9),
+        SOME,
+    ),
     "transpose": (ops.transpose, ALL),
+    "undistort": (partial(ops.undistort, camera=CAMERA, distortion=[0.2, 0, 0.01, 0]), SOME),
     "warp_affine": (partial(ops.warp_affine, matrix=TURN), ALL),
     "warp_perspective": (partial(ops.warp_perspective, matrix=np.eye(3) + 0.01), ALL),
 }
@@ -52,8 +64,8 @@ FUNCTIONS: dict[str, Function] = {
 OTHERS = {
     "adjust_contrast", "adjust_hue", "augment", "adjust_saturation", "denormalise", "frame_size",
     "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
-    "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
-    "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
+    "matlab_size", "normalise", "perspective_matrix", "postprocess", "preprocess", "psnr",
+    "resize_frames", "rgb_to_y", "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
 }  # fmt: skip
 CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in dtypes]
 
