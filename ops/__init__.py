@@ -24,6 +24,7 @@ from jaxsr.ops.adjust import (
 from jaxsr.ops.augment import augment
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
+from jaxsr.ops.clahe import clahe
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.deform import elastic, thin_plate_spline
 from jaxsr.ops.filters import box_filter, dilate, erode, median_filter
@@ -36,7 +37,9 @@ from jaxsr.ops.frames import (
     resize_frames,
 )
 from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
+from jaxsr.ops.histograms import autocontrast, equalize
 from jaxsr.ops.homography import perspective_matrix
+from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
 from jaxsr.ops.lens import distort, undistort
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
@@ -68,20 +71,25 @@ __all__ = [
     "adjust_hue",
     "adjust_saturation",
     "augment",
+    "autocontrast",
     "box_filter",
     "center_crop",
+    "clahe",
     "crop",
     "crop_and_resize",
     "denormalise",
     "dilate",
     "distort",
     "elastic",
+    "equalize",
     "erode",
     "feather",
     "flip",
     "frame_size",
     "gaussian_blur",
     "grid_sample",
+    "hls_to_rgb",
+    "hsv_to_rgb",
     "invert",
     "keep_freed_memory",
     "map_coordinates",
@@ -100,6 +108,8 @@ __all__ = [
     "remap",
     "resize",
     "resize_frames",
+    "rgb_to_hls",
+    "rgb_to_hsv",
     "rgb_to_y",
     "rgb_to_ycbcr",
     "roi_align",

@@ -97,6 +97,11 @@ def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number of Python or NumPy, and no bool: known before anything is traced."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
 def normal_axis(axis: object, ndim: int, name: str = "axis") -> int:
     """`axis` counted from the front."""
     if not is_integer(axis):
@@ -134,10 +139,10 @@ def number(
     value: object, name: str, *, above: float = -math.inf, least: float = -math.inf
 ) -> float:
     """A finite Python number, above or from a limit on."""
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+    if not is_number(value):
         raise TypeError(f"{name} must be a Python number, got {value!r}")
     limit = f" above {above}" if above > -math.inf else f" of at least {least}"
-    real = float(cast(float, value))
+    real = float(value)
     if not math.isfinite(real) or real <= above or real < least:
         bounded = max(above, least) > -math.inf
         raise ValueError(f"{name} must be a finite number{limit * bounded}, got {value!r}")

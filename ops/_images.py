@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._arguments import ImageLike, normal_axes
+from jaxsr.ops._arguments import ImageLike, normal_axes, normal_axis
 from jaxsr.ops._typed_jax import asarray
 
 Parameter = float | Sequence[Any] | jax.Array | np.ndarray
@@ -23,17 +23,39 @@ def picture(image: ImageLike, axes: Sequence[int]) -> tuple[jax.Array, tuple[int
 
     uint8, uint16 or floating point. A batch may be empty, a picture may not.
     """
+    array = pixels(image)
+    height, width = normal_axes(axes, array.ndim)
+    if 0 in array.shape[min(height, width) :]:
+        raise ValueError(f"image is empty, its shape is {array.shape}; only a batch may be")
+    return array, (height - array.ndim, width - array.ndim)
+
+
+def pixels(image: ImageLike) -> jax.Array:
+    """The image as a JAX array: uint8, uint16 or floating point, of any layout."""
     if not hasattr(image, "dtype") or not hasattr(image, "shape"):
         kind = type(image).__name__
         raise TypeError(f"image must be a JAX or NumPy array, got {kind}; convert it first")
     dtype = jnp.dtype(image.dtype)
     if dtype not in INTEGER_DTYPES and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"image must be uint8, uint16 or floating point, got {dtype}; cast it")
-    ndim = len(image.shape)
-    height, width = normal_axes(axes, ndim)
-    if 0 in image.shape[min(height, width) :]:
-        raise ValueError(f"image is empty, its shape is {image.shape}; only a batch may be")
-    return asarray(image), (height - ndim, width - ndim)
+    return asarray(image)
+
+
+def channel_planes(image: jax.Array, channel: int, most: int = 3) -> list[jax.Array]:
+    """The three channels (or `most` of them), each with an axis of extent 1 in their place."""
+    axis = normal_axis(channel, image.ndim, "channel")
+    if image.shape[axis] not in (3, most):
+        raise ValueError(
+            f"channel={channel} must hold R, G and B, but the image's shape is {image.shape}"
+        )
+    extent = image.shape[axis]
+    return [jax.lax.slice_in_dim(image, k, k + 1, axis=axis) for k in range(extent)]
+
+
+def unit_planes(image: jax.Array, channel: int) -> list[jax.Array]:
+    """`channel_planes` in the dtype of sums, white at 1."""
+    white = peak_of(image)
+    return [plane.astype(real_dtype(image)) / white for plane in channel_planes(image, channel)]
 
 
 def real_dtype(image: jax.Array) -> np.dtype:
@@ -65,6 +87,17 @@ def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.A
     if array.ndim < len(shape) or array.shape[array.ndim - len(shape) :] != shape:
         raise ValueError(f"{name} must have the shape {('…', *shape)}, got {array.shape}")
     return array if array.dtype == jnp.float64 else array.astype(jnp.float32)
+
+
+def spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
+    """A factor for each picture, with axes of extent 1 for all that a picture has."""
+    array = parameter(value, name)
+    if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
+        raise ValueError(
+            f"{name} of shape {array.shape} has no value for each picture of shape {image.shape}; "
+            "its axes must be leading ones of the image"
+        )
+    return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
 
 
 def per_picture(

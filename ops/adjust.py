@@ -15,14 +15,17 @@ from jaxsr.ops._arguments import ImageLike, is_integer, normal_axis
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
     Parameter,
+    channel_planes,
     in_dtype_of,
-    parameter,
     peak_of,
     picture,
     real_dtype,
+    spread,
+    unit_planes,
 )
 from jaxsr.ops._typed_jax import asarray
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.ops.hsv import from_hue, hue_value_chroma
 
 _GREY = (19595, 38470, 7471)
 """BT.601's luma in 2⁻¹⁶, as Pillow's conversion to "L" has it."""
@@ -131,27 +134,10 @@ def adjust_hue(
       [0, 255, 0]
     """
     array, _ = picture(image, axes)
-    red, green, blue = _planes(array, channel)
-    red, green, blue = (
-        plane.astype(real_dtype(array)) / peak_of(array) for plane in (red, green, blue)
-    )
-    value = jnp.maximum(jnp.maximum(red, green), blue)
-    chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
-    span = jnp.where(chroma == 0, 1, chroma)
-    sextant = jnp.where(
-        # Comparisons, not `value == red`: a compiler may compute red twice, rounded otherwise.
-        (red >= green) & (red >= blue),
-        (green - blue) / span,
-        jnp.where(green >= blue, 2 + (blue - red) / span, 4 + (red - green) / span),
-    )
-    turned = sextant + 6 * _spread(shift, array, "shift")
-    shifted: list[jax.Array] = []
-    for corner in (5, 3, 1):
-        distance = jnp.mod(turned + corner, 6)
-        ramp = jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
-        shifted.append(value - chroma * ramp)
+    sextant, value, chroma = hue_value_chroma(unit_planes(array, channel))
+    planes = from_hue(sextant + 6 * spread(shift, array, "shift"), value, chroma)
     place = normal_axis(channel, array.ndim, "channel")
-    return in_dtype_of(array, jnp.concatenate(shifted, place) * peak_of(array))
+    return in_dtype_of(array, jnp.concatenate(planes, place) * peak_of(array))
 
 
 def adjust_gamma(
@@ -174,7 +160,7 @@ def adjust_gamma(
     """
     array, _ = picture(image, axes)
     unit = jnp.maximum(array.astype(real_dtype(array)) / peak_of(array), 0)
-    return in_dtype_of(array, unit ** _spread(gamma, array, "gamma") * peak_of(array))
+    return in_dtype_of(array, unit ** spread(gamma, array, "gamma") * peak_of(array))
 
 
 def invert(
@@ -216,7 +202,7 @@ def solarize(
       [100, 55]
     """
     array, _ = picture(image, axes)
-    limit = _spread(threshold, array, "threshold")
+    limit = spread(threshold, array, "threshold")
     return jnp.where(array.astype(real_dtype(array)) < limit, array, invert(array, axes=axes))
 
 
@@ -243,19 +229,8 @@ def posterize(
         raise TypeError(f"posterize needs uint8 or uint16, got {array.dtype}; it counts bits")
     if not is_integer(bits) and not jnp.issubdtype(jnp.result_type(bits), jnp.integer):
         raise TypeError(f"bits must be integers, got {bits!r}")
-    dropped = 8 * array.dtype.itemsize - _spread(bits, array, "bits").astype(jnp.int32)
+    dropped = 8 * array.dtype.itemsize - spread(bits, array, "bits").astype(jnp.int32)
     return ((array.astype(jnp.int32) >> dropped) << dropped).astype(array.dtype)
-
-
-def _spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
-    """A factor for each picture, with axes of extent 1 for all that a picture has."""
-    array = parameter(value, name)
-    if array.shape != image.shape[: array.ndim] or array.ndim > image.ndim - 2:
-        raise ValueError(
-            f"{name} of shape {array.shape} has no value for each picture of shape {image.shape}; "
-            "its axes must be leading ones of the image"
-        )
-    return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
 
 
 def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
@@ -263,22 +238,12 @@ def _blend(image: jax.Array, base: jax.Array, factor: Parameter) -> jax.Array:
     x = image.astype(real_dtype(image))
     apart = x - base
     # The choice keeps compilers from contracting product and sum, which Pillow rounds apart.
-    moved = base + jnp.where(apart == 0, 0, _spread(factor, image, "factor") * apart)
+    moved = base + jnp.where(apart == 0, 0, spread(factor, image, "factor") * apart)
     return in_dtype_of(image, jnp.floor(moved) if image.dtype in INTEGER_DTYPES else moved)
 
 
-def _planes(image: jax.Array, channel: int, most: int = 3) -> list[jax.Array]:
-    axis = normal_axis(channel, image.ndim, "channel")
-    if image.shape[axis] not in (3, most):
-        raise ValueError(
-            f"channel={channel} must hold R, G and B, but the image's shape is {image.shape}"
-        )
-    extent = image.shape[axis]
-    return [jax.lax.slice_in_dim(image, k, k + 1, axis=axis) for k in range(extent)]
-
-
 def _grey(image: jax.Array, channel: int) -> jax.Array:
-    planes = _planes(image, channel, most=1)
+    planes = channel_planes(image, channel, most=1)
     if len(planes) == 1:
         return planes[0].astype(real_dtype(image))
     if image.dtype in INTEGER_DTYPES:

@@ -1,5 +1,6 @@
 """What holds for every function of pictures: jit, vmap, meshes, layouts, dtypes, empty batches."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -29,18 +30,23 @@ Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
 FUNCTIONS: dict[str, Function] = {
     "adjust_brightness": (partial(ops.adjust_brightness, factor=1.3), ALL),
     "adjust_gamma": (partial(ops.adjust_gamma, gamma=0.7), ALL),
+    "autocontrast": (ops.autocontrast, ALL),
     "box_filter": (partial(ops.box_filter, size=3), ALL),
     "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
+    "clahe": (partial(ops.clahe, clip_limit=2.0, tiles=(2, 3)), ALL),
     "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
     "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
     "dilate": (partial(ops.dilate, size=3), ALL),
     "distort": (partial(ops.distort, camera=CAMERA, distortion=[0.2, 0, 0.01, 0]), SOME),
     "elastic": (partial(ops.elastic, noise=NOISE, alpha=3, sigma=1.5), SOME),
+    "equalize": (ops.equalize, ALL),
     "erode": (partial(ops.erode, size=(1, 3)), ALL),
     "feather": (ops.feather, (*FLOATS, *LEVELS)),
     "flip": (ops.flip, ALL),
     "gaussian_blur": (partial(ops.gaussian_blur, sigma=0.7), (*FLOATS, *LEVELS)),
     "grid_sample": (partial(ops.grid_sample, grid=np.moveaxis(PLACES, 0, -1) / 6), ALL),
+    "hls_to_rgb": (ops.hls_to_rgb, ALL),
+    "hsv_to_rgb": (ops.hsv_to_rgb, ALL),
     "invert": (ops.invert, ALL),
     "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES, order=2), ALL),
     "median_filter": (partial(ops.median_filter, size=3), ALL),
@@ -48,6 +54,8 @@ FUNCTIONS: dict[str, Function] = {
     "posterize": (partial(ops.posterize, bits=3), ("uint8", "uint16")),
     "remap": (partial(ops.remap, rows=PLACES[0], columns=PLACES[1]), ALL),
     "resize": (partial(ops.resize, size=(5, 12)), (*FLOATS, *LEVELS)),
+    "rgb_to_hls": (ops.rgb_to_hls, ALL),
+    "rgb_to_hsv": (ops.rgb_to_hsv, ALL),
     "rot90": (ops.rot90, ALL),
     "rotate": (partial(ops.rotate, degrees=20.0), ALL),
     "solarize": (partial(ops.solarize, threshold=0.5), ALL),
@@ -60,7 +68,8 @@ FUNCTIONS: dict[str, Function] = {
     "warp_affine": (partial(ops.warp_affine, matrix=TURN), ALL),
     "warp_perspective": (partial(ops.warp_perspective, matrix=np.eye(3) + 0.01), ALL),
 }
-"""With axes of height and width alone. Others have properties of their own in their files."""
+"""Of pictures alone. Others have properties of their own in their files."""
+PLANES = {"axes": (-2, -1), "channel": -3}
 OTHERS = {
     "adjust_contrast", "adjust_hue", "augment", "adjust_saturation", "denormalise", "frame_size",
     "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
@@ -95,7 +104,9 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     compiled = jax.jit(function).lower(placed).compile()
     text = compiled.as_text() or ""
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
-    planes = partial(function, axes=(-2, -1))(jnp.moveaxis(images, -1, 1))
+    takes = inspect.signature(function).parameters
+    layout = {key: value for key, value in PLANES.items() if key in takes}
+    planes = partial(function, **layout)(jnp.moveaxis(images, -1, 1))
     results = {
         "jit": jax.jit(function)(images),
         "vmap": jax.vmap(function)(images),
@@ -114,6 +125,8 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
 NOT_LINEAR = {
     "adjust_gamma", "dilate", "erode", "feather", "invert", "median_filter", "posterize",
     "solarize",
+    "autocontrast", "clahe", "equalize",
+    "hls_to_rgb", "hsv_to_rgb", "rgb_to_hls", "rgb_to_hsv",
 }  # fmt: skip
 
 

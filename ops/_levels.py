@@ -1,0 +1,84 @@
+"""Levels of pictures: how often each occurs, and tables that replace them.
+
+On CPUs levels are counted by a scatter and looked up by a gather. Accelerators are slow at both, so
+there 256 levels are compared with every pixel, in one fused reduction without temporaries. The
+65536 levels of uint16 are scattered and gathered everywhere.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._images import peak_of, real_dtype
+from jaxsr.ops._typed_jax import arange, platform_dependent, zeros_like
+
+_FEW = 256
+"""Levels that can be compared with every pixel."""
+_LAST_LEVEL = 256 - 1e-3
+"""torchvision's factor from 0…1 to uint8, by which 1 is the last level."""
+
+
+def flat_planes(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """Height and width last, in one axis: every plane is a row of pixels."""
+    x = jnp.moveaxis(image, axes, (-2, -1))
+    return x.reshape(*x.shape[:-2], -1)
+
+
+def from_flat_planes(flat: jax.Array, image: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """The inverse of `flat_planes`, in the layout of `image`."""
+    sides = (image.shape[axes[0]], image.shape[axes[1]])
+    return jnp.moveaxis(flat.reshape(*flat.shape[:-1], *sides), (-2, -1), axes)
+
+
+def in_256_levels(image: jax.Array) -> jax.Array:
+    """int32 from 0 to 255: uint8 as it is, the upper byte of uint16, and parts of floats' white."""
+    if image.dtype == jnp.uint8:
+        return image.astype(jnp.int32)
+    if image.dtype == jnp.uint16:
+        return image.astype(jnp.int32) >> 8
+    scaled = jnp.clip(image.astype(real_dtype(image)), 0, 1) * _LAST_LEVEL
+    return jnp.nan_to_num(scaled).astype(jnp.int32)
+
+
+def from_256_levels(levels: jax.Array, image: jax.Array) -> jax.Array:
+    """Levels from 0 to 255 on the image's scale and in its dtype; NaN stays where it was."""
+    if image.dtype == jnp.uint8:
+        return levels.astype(jnp.uint8)
+    if image.dtype == jnp.uint16:
+        return (levels * 257).astype(jnp.uint16)
+    x = (levels.astype(real_dtype(image)) * (peak_of(image) / 255)).astype(image.dtype)
+    return jnp.where(jnp.isnan(image), image, x)
+
+
+def histogram(levels: jax.Array, bins: int) -> jax.Array:
+    """How often each level from 0 to `bins - 1` occurs along the last axis; int32."""
+
+    def scattered(levels: jax.Array) -> jax.Array:
+        def count(row: jax.Array) -> jax.Array:
+            return zeros_like(arange(bins)).at[row].add(1, mode="promise_in_bounds")
+
+        rows = levels.reshape(-1, levels.shape[-1])
+        return jax.vmap(count)(rows).reshape(*levels.shape[:-1], bins)
+
+    def compared(levels: jax.Array) -> jax.Array:
+        return (levels[..., None, :] == arange(bins)[:, None]).sum(-1, dtype=jnp.int32)
+
+    if bins > _FEW:
+        return scattered(levels)
+    return platform_dependent(levels, cpu=scattered, default=compared)
+
+
+def look_up(table: jax.Array, levels: jax.Array) -> jax.Array:
+    """`table[..., levels]` for each row of a table, whose other axes are those of the levels."""
+
+    def gathered(table: jax.Array, levels: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(table, levels, -1, mode="promise_in_bounds")
+
+    def compared(table: jax.Array, levels: jax.Array) -> jax.Array:
+        hit = levels[..., None] == arange(table.shape[-1])
+        return jnp.where(hit, table[..., None, :], zeros_like(table[..., None, :])).sum(
+            -1, dtype=table.dtype
+        )
+
+    if table.shape[-1] > _FEW:
+        return gathered(table, levels)
+    return platform_dependent(table, levels, cpu=gathered, default=compared)
