@@ -10,6 +10,7 @@ from jaxsr.ops._augment.geometric import (
 )
 from jaxsr.ops._augment.mixing import CutMix, Mixup
 from jaxsr.ops._augment.photometric import ColorJitter, RandomErasing
+from jaxsr.ops._augment.policies import AugMix, RandAugment, TrivialAugment
 from jaxsr.ops._resize.conventions.matlab import matlab_size
 from jaxsr.ops.adjust import (
     adjust_brightness,
@@ -17,6 +18,7 @@ from jaxsr.ops.adjust import (
     adjust_gamma,
     adjust_hue,
     adjust_saturation,
+    adjust_sharpness,
     invert,
     posterize,
     solarize,
@@ -55,21 +57,25 @@ from jaxsr.ops.warps import (
 )
 
 __all__ = [
+    "AugMix",
     "Augmented",
     "ColorJitter",
     "CutMix",
     "ElasticTransform",
     "Mixup",
+    "RandAugment",
     "RandomAffine",
     "RandomErasing",
     "RandomFlip",
     "RandomPerspective",
     "RandomResizedCrop",
+    "TrivialAugment",
     "adjust_brightness",
     "adjust_contrast",
     "adjust_gamma",
     "adjust_hue",
     "adjust_saturation",
+    "adjust_sharpness",
     "augment",
     "autocontrast",
     "box_filter",

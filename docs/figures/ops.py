@@ -47,6 +47,7 @@ def results(photo: np.ndarray) -> dict[str, object]:
         "adjust_gamma": ops.adjust_gamma(photo, 0.5),
         "adjust_hue": ops.adjust_hue(photo, 0.3),
         "adjust_saturation": ops.adjust_saturation(photo, 2.5),
+        "adjust_sharpness": ops.adjust_sharpness(photo, 5.0),
         "augment": ops.augment(jax.random.key(3), photo[None], policy).images[0],
         "autocontrast": ops.autocontrast(photo, cutoff=5),
         "box_filter": ops.box_filter(photo, 9),

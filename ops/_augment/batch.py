@@ -162,7 +162,7 @@ def log_gamma(key: jax.Array, alpha: float, count: int) -> jax.Array:
     return draw + jnp.log(jax.random.uniform(power_key, (count,), minval=_TINY)) / alpha
 
 
-def folded(keys: jax.Array, place: int) -> jax.Array:
+def folded(keys: jax.Array, place: jax.Array | int) -> jax.Array:
     """Keys of a step or of one of its parts."""
 
     def fold(key: jax.Array) -> jax.Array:
@@ -171,7 +171,7 @@ def folded(keys: jax.Array, place: int) -> jax.Array:
     return jax.vmap(fold)(keys)
 
 
-def spread(values: jax.Array, images: jax.Array) -> jax.Array:
+def expanded(values: jax.Array, images: jax.Array) -> jax.Array:
     """(N,) values with the axes of pictures."""
     return values.reshape(-1, *[1] * (images.ndim - 1))
 

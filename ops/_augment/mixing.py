@@ -15,10 +15,10 @@ from jaxsr.ops._augment.batch import (
     Augmented,
     Layout,
     check_share,
+    expanded,
     folded,
     log_gamma,
     size_of,
-    spread,
     uniform,
 )
 from jaxsr.ops._images import in_dtype_of, real_dtype
@@ -42,7 +42,7 @@ class Mixup:
         _check(batch, "Mixup", masks=False)
         own = _shares(keys, self.alpha, self.probability)
         real = batch.images.astype(real_dtype(batch.images))
-        weight = spread(own, real)
+        weight = expanded(own, real)
         images = in_dtype_of(batch.images, real * weight + _neighbours(real) * (1 - weight))
         return batch._replace(images=images, labels=_mixed(batch.labels, own))
 
@@ -78,7 +78,7 @@ class CutMix:
                 shape = [1] * x.ndim
                 shape[axis] = x.shape[axis]
                 position = arange(x.shape[axis]).reshape(shape)
-                inside &= (position >= spread(start, x)) & (position < spread(stop, x))
+                inside &= (position >= expanded(start, x)) & (position < expanded(stop, x))
             return jnp.where(inside, _neighbours(x), x)
 
         masks = None if batch.masks is None else pasted(batch.masks)
@@ -116,5 +116,5 @@ def _neighbours(x: jax.Array) -> jax.Array:
 def _mixed(labels: jax.Array | None, own: jax.Array) -> jax.Array | None:
     if labels is None:
         return None
-    weight = spread(own, labels)
+    weight = expanded(own, labels)
     return labels * weight + _neighbours(labels) * (1 - weight)

@@ -30,6 +30,7 @@ Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
 FUNCTIONS: dict[str, Function] = {
     "adjust_brightness": (partial(ops.adjust_brightness, factor=1.3), ALL),
     "adjust_gamma": (partial(ops.adjust_gamma, gamma=0.7), ALL),
+    "adjust_sharpness": (partial(ops.adjust_sharpness, factor=1.7), ALL),
     "autocontrast": (ops.autocontrast, ALL),
     "box_filter": (partial(ops.box_filter, size=3), ALL),
     "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
@@ -51,7 +52,7 @@ FUNCTIONS: dict[str, Function] = {
     "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES, order=2), ALL),
     "median_filter": (partial(ops.median_filter, size=3), ALL),
     "pad": (partial(ops.pad, padding=2, border="symmetric"), ALL),
-    "posterize": (partial(ops.posterize, bits=3), ("uint8", "uint16")),
+    "posterize": (partial(ops.posterize, bits=3), SOME),
     "remap": (partial(ops.remap, rows=PLACES[0], columns=PLACES[1]), ALL),
     "resize": (partial(ops.resize, size=(5, 12)), (*FLOATS, *LEVELS)),
     "rgb_to_hls": (ops.rgb_to_hls, ALL),
