@@ -1,6 +1,13 @@
 """Image kernels: jitted, differentiable, and exact in the convention that they name."""
 
 from jaxsr.ops._augment.batch import Augmented
+from jaxsr.ops._augment.degrading import (
+    RandomBlur,
+    RandomJPEG,
+    RandomMotionBlur,
+    RandomNoise,
+    Resize,
+)
 from jaxsr.ops._augment.geometric import (
     ElasticTransform,
     RandomAffine,
@@ -24,6 +31,7 @@ from jaxsr.ops.adjust import (
     solarize,
 )
 from jaxsr.ops.augment import augment
+from jaxsr.ops.bayer import bayer_mosaic, demosaic
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.clahe import clahe
@@ -42,9 +50,12 @@ from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
 from jaxsr.ops.histograms import autocontrast, equalize
 from jaxsr.ops.homography import perspective_matrix
 from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
+from jaxsr.ops.jpeg import jpeg
 from jaxsr.ops.lens import distort, undistort
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
+from jaxsr.ops.motion import motion_blur
+from jaxsr.ops.noise import gaussian_noise, poisson_noise, salt_and_pepper, sensor_noise
 from jaxsr.ops.quality import psnr, ssim
 from jaxsr.ops.resize import resize
 from jaxsr.ops.warps import (
@@ -65,10 +76,15 @@ __all__ = [
     "Mixup",
     "RandAugment",
     "RandomAffine",
+    "RandomBlur",
     "RandomErasing",
     "RandomFlip",
+    "RandomJPEG",
+    "RandomMotionBlur",
+    "RandomNoise",
     "RandomPerspective",
     "RandomResizedCrop",
+    "Resize",
     "TrivialAugment",
     "adjust_brightness",
     "adjust_contrast",
@@ -78,11 +94,13 @@ __all__ = [
     "adjust_sharpness",
     "augment",
     "autocontrast",
+    "bayer_mosaic",
     "box_filter",
     "center_crop",
     "clahe",
     "crop",
     "crop_and_resize",
+    "demosaic",
     "denormalise",
     "dilate",
     "distort",
@@ -93,10 +111,12 @@ __all__ = [
     "flip",
     "frame_size",
     "gaussian_blur",
+    "gaussian_noise",
     "grid_sample",
     "hls_to_rgb",
     "hsv_to_rgb",
     "invert",
+    "jpeg",
     "keep_freed_memory",
     "map_coordinates",
     "mask_box",
@@ -104,9 +124,11 @@ __all__ = [
     "mask_paste",
     "matlab_size",
     "median_filter",
+    "motion_blur",
     "normalise",
     "pad",
     "perspective_matrix",
+    "poisson_noise",
     "posterize",
     "postprocess",
     "preprocess",
@@ -121,6 +143,8 @@ __all__ = [
     "roi_align",
     "rot90",
     "rotate",
+    "salt_and_pepper",
+    "sensor_noise",
     "solarize",
     "ssim",
     "thin_plate_spline",

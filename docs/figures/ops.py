@@ -23,6 +23,7 @@ def results(photo: np.ndarray) -> dict[str, object]:
     rows, columns = y + 6 * np.sin(x / 9), x + 6 * np.sin(y / 9)
     unit = np.stack([columns, rows], -1) / SIDE * 2 - 1
     tilt = np.array([[1, 0.1, 0], [0, 1.1, 0], [0, 0.004, 1]])
+    key = jax.random.key(0)
     noise = np.random.default_rng(0).uniform(-1, 1, (2, SIDE, SIDE))
     square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * (SIDE - 1)
     sheet = square + np.array([[12, 6], [-20, 18], [-4, -22], [3, -5]])
@@ -47,6 +48,14 @@ def results(photo: np.ndarray) -> dict[str, object]:
         "adjust_gamma": ops.adjust_gamma(photo, 0.5),
         "adjust_hue": ops.adjust_hue(photo, 0.3),
         "adjust_saturation": ops.adjust_saturation(photo, 2.5),
+        "motion_blur": ops.motion_blur(photo, 15, 30),
+        "jpeg": ops.jpeg(photo, 8),
+        "gaussian_noise": ops.gaussian_noise(key, photo, 0.12),
+        "sensor_noise": ops.sensor_noise(key, photo, shot=0.04, read=0.02),
+        "poisson_noise": ops.poisson_noise(key, photo, 12),
+        "salt_and_pepper": ops.salt_and_pepper(key, photo, 0.1),
+        "bayer_mosaic": ops.bayer_mosaic(photo).repeat(3, -1),
+        "demosaic": ops.demosaic(ops.bayer_mosaic(photo)),
         "adjust_sharpness": ops.adjust_sharpness(photo, 5.0),
         "augment": ops.augment(jax.random.key(3), photo[None], policy).images[0],
         "autocontrast": ops.autocontrast(photo, cutoff=5),

@@ -182,8 +182,9 @@ def check_share(value: float, name: str) -> None:
         raise ValueError(f"{name} must be 0 to 1, got {value!r}")
 
 
-def check_range(value: Range, name: str) -> None:
-    """(least, greatest), both above 0."""
-    low, high = (number(end, name, above=0) for end in value)
+def check_range(value: Range, name: str, *, least: float | None = None) -> None:
+    """(least, greatest), both above 0, or from `least` on."""
+    limit = {"above": 0.0} if least is None else {"least": least}
+    low, high = (number(end, name, **limit) for end in value)
     if low > high:
         raise ValueError(f"{name} must be (least, greatest), got {value!r}")

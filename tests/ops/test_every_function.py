@@ -51,6 +51,7 @@ FUNCTIONS: dict[str, Function] = {
     "invert": (ops.invert, ALL),
     "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES, order=2), ALL),
     "median_filter": (partial(ops.median_filter, size=3), ALL),
+    "motion_blur": (partial(ops.motion_blur, length=3, degrees=30), SOME),
     "pad": (partial(ops.pad, padding=2, border="symmetric"), ALL),
     "posterize": (partial(ops.posterize, bits=3), SOME),
     "remap": (partial(ops.remap, rows=PLACES[0], columns=PLACES[1]), ALL),
@@ -72,10 +73,11 @@ FUNCTIONS: dict[str, Function] = {
 """Of pictures alone. Others have properties of their own in their files."""
 PLANES = {"axes": (-2, -1), "channel": -3}
 OTHERS = {
-    "adjust_contrast", "adjust_hue", "augment", "adjust_saturation", "denormalise", "frame_size",
-    "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
-    "matlab_size", "normalise", "perspective_matrix", "postprocess", "preprocess", "psnr",
-    "resize_frames", "rgb_to_y", "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
+    "adjust_contrast", "adjust_hue", "adjust_saturation", "augment", "bayer_mosaic", "demosaic",
+    "denormalise", "frame_size", "gaussian_noise", "jpeg", "keep_freed_memory", "mask_box",
+    "mask_crop", "mask_paste", "matlab_size", "normalise", "perspective_matrix",
+    "poisson_noise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
+    "rgb_to_ycbcr", "roi_align", "salt_and_pepper", "sensor_noise", "ssim", "ycbcr_to_rgb",
 }  # fmt: skip
 CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in dtypes]
 
