@@ -12,6 +12,7 @@ Public files:
 - `explanation`: `explain`; `errors`: `UnsupportedTorchError`.
 - `hooks`: watches torch code while it is traced, and runs torch code on arrays.
 - `mesh`, `distributed`: devices, placement, several hosts.
+- `image_transforms`: kernels and policies of `jaxsr.ops` on torch tensors.
 - `checkpoint`, `weights`: saving and restoring training states; weights under torch names.
 
 Rooms:

@@ -57,6 +57,7 @@ from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.motion import motion_blur
 from jaxsr.ops.noise import gaussian_noise, poisson_noise, salt_and_pepper, sensor_noise
 from jaxsr.ops.quality import psnr, ssim
+from jaxsr.ops.records import as_grain, transform_record
 from jaxsr.ops.resize import resize
 from jaxsr.ops.warps import (
     grid_sample,
@@ -92,6 +93,7 @@ __all__ = [
     "adjust_hue",
     "adjust_saturation",
     "adjust_sharpness",
+    "as_grain",
     "augment",
     "autocontrast",
     "bayer_mosaic",
@@ -148,6 +150,7 @@ __all__ = [
     "solarize",
     "ssim",
     "thin_plate_spline",
+    "transform_record",
     "transpose",
     "undistort",
     "warp_affine",

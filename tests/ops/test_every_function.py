@@ -73,6 +73,7 @@ FUNCTIONS: dict[str, Function] = {
 """Of pictures alone. Others have properties of their own in their files."""
 PLANES = {"axes": (-2, -1), "channel": -3}
 OTHERS = {
+    "as_grain", "transform_record",
     "adjust_contrast", "adjust_hue", "adjust_saturation", "augment", "bayer_mosaic", "demosaic",
     "denormalise", "frame_size", "gaussian_noise", "jpeg", "keep_freed_memory", "mask_box",
     "mask_crop", "mask_paste", "matlab_size", "normalise", "perspective_matrix",
