@@ -25,7 +25,7 @@ from jaxsr.ops._border import checked_border
 from jaxsr.ops._sampler import METHODS
 from jaxsr.ops._typed_jax import asarray, eye, ones_like, zeros_like
 from jaxsr.ops._types import Array, Float
-from jaxsr.ops.boxes import crop_and_resize
+from jaxsr.ops.boxes import cut_within
 from jaxsr.ops.deform import bent, smooth_field, unbent
 from jaxsr.ops.geometry import flip
 from jaxsr.ops.homography import perspective_matrix
@@ -80,6 +80,7 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         positive_pair(self.size, "size")
+        one_of(self.method, tuple(METHODS), "method")
         check_range(self.scale, "scale")
         check_range(self.ratio, "ratio")
 
@@ -89,9 +90,9 @@ class RandomResizedCrop:
         height, width = size_of(batch, layout)
         draw = partial(random_box, height=height, width=width, scale=self.scale, ratio=self.ratio)
         box = jax.vmap(draw)(keys)
-        cut = partial(crop_and_resize, boxes=box, size=size, axes=layout.axes)
+        cut = partial(cut_within, boxes=box, size=size, axes=layout.axes)
         images = cut(batch.images, method=self.method, antialias=self.antialias)
-        masks = None if batch.masks is None else cut(batch.masks, method="nearest")
+        masks = None if batch.masks is None else cut(batch.masks, method="nearest", antialias=False)
         x1, y1, x2, y2 = box.T
         across, down = size[1] / (x2 - x1), size[0] / (y2 - y1)
         zero = zeros_like(across)
