@@ -13,6 +13,7 @@ Public files:
 - `hooks`: watches torch code while it is traced, and runs torch code on arrays.
 - `mesh`, `distributed`: devices, placement, several hosts.
 - `dlpack`: tensors and arrays in the same memory; `out_of_memory`: its errors in one line.
+- `image_transforms`: kernels and policies of `jaxsr.ops` on torch tensors.
 - `checkpoint`, `weights`: saving and restoring training states; weights under torch names.
 
 Rooms:

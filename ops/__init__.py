@@ -1,5 +1,23 @@
 """Image kernels: jitted, differentiable, and exact in the convention that they name."""
 
+from jaxsr.ops._augment.batch import Augmented
+from jaxsr.ops._augment.degrading import (
+    RandomBlur,
+    RandomJPEG,
+    RandomMotionBlur,
+    RandomNoise,
+    Resize,
+)
+from jaxsr.ops._augment.geometric import (
+    ElasticTransform,
+    RandomAffine,
+    RandomFlip,
+    RandomPerspective,
+    RandomResizedCrop,
+)
+from jaxsr.ops._augment.mixing import CutMix, Mixup
+from jaxsr.ops._augment.photometric import ColorJitter, RandomErasing
+from jaxsr.ops._augment.policies import AugMix, RandAugment, TrivialAugment
 from jaxsr.ops._resize.conventions.matlab import matlab_size
 from jaxsr.ops.adjust import (
     adjust_brightness,
@@ -7,20 +25,14 @@ from jaxsr.ops.adjust import (
     adjust_gamma,
     adjust_hue,
     adjust_saturation,
+    adjust_sharpness,
     invert,
     posterize,
     solarize,
     standardise,
 )
-from jaxsr.ops.augment import (
-    Augmented,
-    ColorJitter,
-    RandomAffine,
-    RandomErasing,
-    RandomFlip,
-    RandomResizedCrop,
-    augment,
-)
+from jaxsr.ops.augment import augment
+from jaxsr.ops.bayer import bayer_mosaic, demosaic
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.boxes import crop_and_resize, roi_align
 from jaxsr.ops.cie import (
@@ -36,6 +48,7 @@ from jaxsr.ops.cie import (
 from jaxsr.ops.clahe import clahe
 from jaxsr.ops.colour import rgb_to_y, rgb_to_ycbcr, ycbcr_to_rgb
 from jaxsr.ops.components import Components, connected_components
+from jaxsr.ops.deform import elastic, thin_plate_spline
 from jaxsr.ops.delta_e import delta_e
 from jaxsr.ops.distance import distance_transform
 from jaxsr.ops.edges import canny, laplacian, sobel
@@ -51,11 +64,17 @@ from jaxsr.ops.frames import (
 from jaxsr.ops.geometry import center_crop, crop, flip, pad, rot90, transpose
 from jaxsr.ops.gray import rgb_to_gray
 from jaxsr.ops.histograms import autocontrast, equalize
+from jaxsr.ops.homography import perspective_matrix
 from jaxsr.ops.hsv import hls_to_rgb, hsv_to_rgb, rgb_to_hls, rgb_to_hsv
+from jaxsr.ops.jpeg import jpeg
+from jaxsr.ops.lens import distort, undistort
 from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.morphology import closing, morphological_gradient, opening
+from jaxsr.ops.motion import motion_blur
+from jaxsr.ops.noise import gaussian_noise, poisson_noise, salt_and_pepper, sensor_noise
 from jaxsr.ops.quality import ms_ssim, psnr, ssim
+from jaxsr.ops.records import as_grain, transform_record
 from jaxsr.ops.resize import resize
 from jaxsr.ops.smoothing import bilateral_filter, guided_filter, unsharp_mask
 from jaxsr.ops.suppression import Kept, nms
@@ -71,21 +90,36 @@ from jaxsr.ops.white_balance import white_balance
 from jaxsr.ops.yuv import rgb_to_yuv, yuv_to_rgb
 
 __all__ = [
+    "AugMix",
     "Augmented",
     "ColorJitter",
     "Components",
+    "CutMix",
+    "ElasticTransform",
     "Kept",
+    "Mixup",
+    "RandAugment",
     "RandomAffine",
+    "RandomBlur",
     "RandomErasing",
     "RandomFlip",
+    "RandomJPEG",
+    "RandomMotionBlur",
+    "RandomNoise",
+    "RandomPerspective",
     "RandomResizedCrop",
+    "Resize",
+    "TrivialAugment",
     "adjust_brightness",
     "adjust_contrast",
     "adjust_gamma",
     "adjust_hue",
     "adjust_saturation",
+    "adjust_sharpness",
+    "as_grain",
     "augment",
     "autocontrast",
+    "bayer_mosaic",
     "bilateral_filter",
     "box_filter",
     "canny",
@@ -96,20 +130,25 @@ __all__ = [
     "crop",
     "crop_and_resize",
     "delta_e",
+    "demosaic",
     "denormalise",
     "dilate",
     "distance_transform",
+    "distort",
+    "elastic",
     "equalize",
     "erode",
     "feather",
     "flip",
     "frame_size",
     "gaussian_blur",
+    "gaussian_noise",
     "grid_sample",
     "guided_filter",
     "hls_to_rgb",
     "hsv_to_rgb",
     "invert",
+    "jpeg",
     "keep_freed_memory",
     "lab_to_rgb",
     "laplacian",
@@ -122,11 +161,14 @@ __all__ = [
     "matlab_size",
     "median_filter",
     "morphological_gradient",
+    "motion_blur",
     "ms_ssim",
     "nms",
     "normalise",
     "opening",
     "pad",
+    "perspective_matrix",
+    "poisson_noise",
     "posterize",
     "postprocess",
     "preprocess",
@@ -146,12 +188,17 @@ __all__ = [
     "roi_align",
     "rot90",
     "rotate",
+    "salt_and_pepper",
+    "sensor_noise",
     "sobel",
     "solarize",
     "srgb_to_linear",
     "ssim",
     "standardise",
+    "thin_plate_spline",
+    "transform_record",
     "transpose",
+    "undistort",
     "unsharp_mask",
     "warp_affine",
     "warp_perspective",

@@ -20,29 +20,31 @@ MASK_THRESHOLD = 0.5
 """A mask is set where it lies above this."""
 
 
-def image_array(image: ImageLike, name: str = "image") -> jax.Array:
-    """The image as a JAX array: uint8 or floating point."""
+def image_array(image: ImageLike, name: str = "image", *, wide: bool = False) -> jax.Array:
+    """The image as a JAX array: uint8 or floating point, or, if `wide`, uint16."""
     if not hasattr(image, "dtype") or not hasattr(image, "shape"):
         raise TypeError(
             f"{name} must be a JAX or NumPy array, got {type(image).__name__}; convert it first"
         )
     dtype = jnp.dtype(image.dtype)
-    if dtype != jnp.uint8 and not jnp.issubdtype(dtype, jnp.floating):
+    whole = dtype == jnp.uint8 or (wide and dtype == jnp.uint16)
+    if not whole and not jnp.issubdtype(dtype, jnp.floating):
+        kinds = "uint8, uint16" if wide else "uint8"
         raise TypeError(
-            f"{name} must be uint8 or floating point, got {dtype}; cast it, which makes its range "
-            "your choice"
+            f"{name} must be {kinds} or floating point, got {dtype}; cast it, which makes its "
+            "range your choice"
         )
     return asarray(image)
 
 
 def image_and_axes(
-    image: ImageLike, axes: Sequence[int], name: str = "image"
+    image: ImageLike, axes: Sequence[int], name: str = "image", *, wide: bool = False
 ) -> tuple[jax.Array, tuple[int, int]]:
     """The image as a JAX array, and (height axis, width axis) counted from the front.
 
     A batch may be empty, a picture may not.
     """
-    array = image_array(image, name)
+    array = image_array(image, name, wide=wide)
     return array, _picture_axes(array, axes, name)
 
 
@@ -89,7 +91,11 @@ def channel_axis(axes: tuple[int, int], ndim: int) -> int | None:
 
 def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
     """float64 for float64, float32 for everything narrower: sums never run in bfloat16."""
-    return jnp.promote_types(dtype, jnp.float32) if dtype != jnp.uint8 else jnp.dtype(jnp.float32)
+    return (
+        jnp.promote_types(dtype, jnp.float32)
+        if jnp.issubdtype(dtype, jnp.floating)
+        else jnp.dtype(jnp.float32)
+    )
 
 
 def is_integer(value: object) -> TypeGuard[int]:

@@ -140,6 +140,46 @@ def adjust_hue(
     return in_dtype_of(array, joined(planes, channel) * peak_of(array))
 
 
+def adjust_sharpness(
+    image: Shaped[ImageLike, "*shape"], factor: Parameter, *, axes: Sequence[int] = (-3, -2)
+) -> Shaped[Array, "*shape"]:
+    """Moves away from a slightly blurred picture, as Pillow's `ImageEnhance.Sharpness`.
+
+    The blur is a window of 3 × 3, five times as heavy in its middle; the outermost pixels stay.
+
+    Args:
+      image: pictures.
+      factor: 0 is blurred, 1 the picture; any number, or one for each picture.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a factor that is no number.
+      ValueError: factors that do not belong to the pictures.
+
+    Example:
+      >>> image = np.full((3, 3, 1), 100, np.uint8)
+      >>> image[1, 1] = 152
+      >>> ops.adjust_sharpness(image, 2.0)[1, 1].item()
+      184
+    """
+    array, positions = picture(image, axes)
+    x = array.astype(real_dtype(array))
+    if min(array.shape[axis] for axis in positions) < 3:
+        return _blend(array, x, factor)
+    sums, inner = x, [slice(None)] * array.ndim
+    for axis in positions:
+        low, middle, high = (
+            jax.lax.slice_in_dim(sums, k, k + array.shape[axis] - 2, axis=axis) for k in range(3)
+        )
+        sums = low + middle + high
+        inner[axis] = slice(1, -1)
+    index = tuple(inner)
+    smooth = (sums + 4 * x[index]) / 13
+    if array.dtype in INTEGER_DTYPES:
+        smooth = jnp.floor(smooth + 0.5)
+    return _blend(array, x.at[index].set(smooth), factor)
+
+
 def adjust_gamma(
     image: Shaped[ImageLike, "*shape"], gamma: Parameter, *, axes: Sequence[int] = (-3, -2)
 ) -> Shaped[Array, "*shape"]:
@@ -211,8 +251,10 @@ def posterize(
 ) -> Shaped[Array, "*shape"]:
     """Keeps the first bits of every level, as Pillow's `ImageOps.posterize`.
 
+    Floats are cut down to multiples of 1 / 2^bits below 1, as torchvision has it.
+
     Args:
-      image: uint8 or uint16 pictures.
+      image: pictures.
       bits: from 0; one integer, or one for each picture, traced or not.
       axes: the height and the width axis.
 
@@ -225,11 +267,14 @@ def posterize(
       224
     """
     array, _ = picture(image, axes)
-    if array.dtype not in INTEGER_DTYPES:
-        raise TypeError(f"posterize needs uint8 or uint16, got {array.dtype}; it counts bits")
     if not is_integer(bits) and not jnp.issubdtype(jnp.result_type(bits), jnp.integer):
         raise TypeError(f"bits must be integers, got {bits!r}")
-    dropped = 8 * array.dtype.itemsize - spread(bits, array, "bits").astype(jnp.int32)
+    kept = spread(bits, array, "bits").astype(jnp.int32)
+    if array.dtype not in INTEGER_DTYPES:
+        levels = (1 << kept).astype(real_dtype(array))
+        level = jnp.floor(array.astype(levels.dtype) * levels)
+        return in_dtype_of(array, jnp.clip(level, 0, levels - 1) / levels)
+    dropped = 8 * array.dtype.itemsize - kept
     return ((array.astype(jnp.int32) >> dropped) << dropped).astype(array.dtype)
 
 

@@ -12,12 +12,15 @@ result keeps the input's dtype.
 
 uint8: torchvision's rule rounds the float32 sum half to even, which differs from its own result by
 at most one level, at ties. OpenCV's rule is bit-equal to `cv2.GaussianBlur` (its weights are
-multiples of 1/256, and float32 holds every sum exactly). An infinity or NaN reaches the pixels
+multiples of 1/256, and float32 holds every sum exactly). uint16 is too, up to windows of 160
+pixels, by weights that are multiples of 1/65536 in uint32; by torchvision's rule, which has none,
+it is the float32 sum, rounded half to even. An infinity or NaN reaches the pixels
 whose window holds it and no others.
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import jax
@@ -32,7 +35,7 @@ from jaxsr.ops._arguments import (
     positive_pair,
 )
 from jaxsr.ops._border import Border, border_name
-from jaxsr.ops._images import Parameter
+from jaxsr.ops._images import Parameter, in_dtype_of
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._traced_blur import is_array, traced_blur
 from jaxsr.ops._typed_jax import jit, platform_dependent
@@ -54,7 +57,8 @@ _OPENCV_TABLES = {
     7: (0.03125, 0.109375, 0.21875, 0.28125, 0.21875, 0.109375, 0.03125),
     9: tuple(v / 256 for v in (4, 13, 30, 51, 60, 51, 30, 13, 4)),
 }
-_OPENCV_FRACTION = 256  # of its 8.8 fixed point for uint8
+_OPENCV_FRACTION = {"uint8": 1 << 8, "uint16": 1 << 16}
+"""Of its fixed point for these dtypes."""
 
 
 def gaussian_blur(
@@ -80,7 +84,7 @@ def gaussian_blur(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: not uint8 or floating point, or sizes that are not integers.
+      TypeError: not uint8, uint16 or floating point, or sizes that are not integers.
       ValueError: an even window, sigma not positive, neither of them given, an unknown name.
 
     Example:
@@ -89,7 +93,7 @@ def gaussian_blur(
       >>> print(np.asarray(ops.gaussian_blur(image, sigma=1, border="constant"))[2, :, 0].round(3))
       [0.022 0.097 0.159 0.097 0.022]
     """
-    image, axes = image_and_axes(image, axes)
+    image, axes = image_and_axes(image, axes, wide=True)
     one_of(convention, CONVENTIONS, "blur convention")
     border = border_name(border, convention)
     if sigma is not None and is_array(sigma):
@@ -121,10 +125,10 @@ def gaussian_windows(
             raise ValueError(f"kernel_size must be odd, got {kernel_size}; use the next one")
         if max(sizes) > LONGEST_WINDOW:
             raise ValueError(f"kernel_size must be at most {LONGEST_WINDOW}, got {kernel_size}")
-    fixed_point = convention == "opencv" and dtype == jnp.uint8
+    one = _OPENCV_FRACTION.get(dtype.name) if convention == "opencv" else None
     vertical, horizontal = (_window(*each, convention) for each in zip(sizes, sigmas, strict=True))
-    if fixed_point:
-        return _to_fixed_point(vertical), _to_fixed_point(horizontal)
+    if one is not None:
+        return _to_fixed_point(vertical, one), _to_fixed_point(horizontal, one)
     return vertical, horizontal
 
 
@@ -165,8 +169,8 @@ def _window(size: int, sigma: float | None, convention: str) -> tuple[float, ...
     return tuple((weights / weights.sum()).tolist())
 
 
-def _to_fixed_point(window: tuple[float, ...]) -> tuple[float, ...]:
-    """Weights as multiples of 1/256 that sum to 1, the error of each carried to the next.
+def _to_fixed_point(window: tuple[float, ...], one: int) -> tuple[float, ...]:
+    """Weights as multiples of 1 / `one` that sum to 1, the error of each carried to the next.
 
     OpenCV's getGaussianKernelFixedPoint_ED: from the rim inwards, the middle takes the remainder.
     """
@@ -174,11 +178,11 @@ def _to_fixed_point(window: tuple[float, ...]) -> tuple[float, ...]:
     rim: list[int] = []
     error = 0.0
     for weight in window[:half]:
-        exact = weight * _OPENCV_FRACTION + error
+        exact = weight * one + error
         rim.append(round(exact))
         error = exact - rim[-1]
-    middle = _OPENCV_FRACTION - 2 * sum(rim)
-    return tuple(w / _OPENCV_FRACTION for w in (*rim, middle, *reversed(rim)))
+    middle = one - 2 * sum(rim)
+    return tuple(w / one for w in (*rim, middle, *reversed(rim)))
 
 
 @jit("windows", "border", "convention", "axes")
@@ -193,21 +197,36 @@ def _blur(
         return filter_bordered(x, window, first, border, step=steps[first])
 
     def in_uint16(x: jax.Array) -> jax.Array:
-        def finish(x: jax.Array) -> jax.Array:
-            return x.astype(jnp.float32) / _OPENCV_FRACTION
+        one = _OPENCV_FRACTION["uint8"]
 
-        integers = [round(weight * _OPENCV_FRACTION) for weight in window]
+        def finish(x: jax.Array) -> jax.Array:
+            return x.astype(jnp.float32) / one
+
+        integers = [round(weight * one) for weight in window]
         # At most 255 · 256, and twice as many lanes as float32.
         x = x.astype(jnp.uint16)
         return filter_bordered(x, integers, first, border, step=steps[first], finish=finish)
 
     def to_image(x: jax.Array) -> jax.Array:
         if image.dtype != jnp.uint8:
-            return x.astype(image.dtype)
+            return in_dtype_of(image, x)
         # Within 0…255 as it is: weights are positive and sum to 1.
         return (jnp.floor(x + 0.5) if convention == "opencv" else jnp.round(x)).astype(jnp.uint8)
 
+    def in_uint32(x: jax.Array) -> jax.Array:
+        one = _OPENCV_FRACTION["uint16"]
+        across, down = ([round(w * one) for w in weights] for weights in (second_window, window))
+        along = partial(filter_bordered, border=border)
+        # At most 65535 · 65536; the second sum has 16 bits more, in two halves.
+        sums = along(x.astype(jnp.uint32), across, second, step=steps[second])
+        high, low = (along(x, down, first, step=steps[first]) for x in (sums >> 16, sums & 0xFFFF))
+        sums = high + (low >> 16)
+        return ((sums >> 16) + (sums >> 15 & 1)).astype(jnp.uint16)
+
     fits = len(window) <= LONGEST_SUM
+    both_fit = fits and len(second_window) <= LONGEST_SUM
+    if image.dtype == jnp.uint16 and convention == "opencv" and both_fit:
+        return in_uint32(x).reshape(image.shape)
     if image.dtype == jnp.uint8 and convention == "opencv" and fits:
         x = platform_dependent(x, cpu=in_uint16, default=in_float)
     else:

@@ -1,12 +1,15 @@
-"""Boxes cut from pictures and resampled, by matrix products: no pixel is gathered.
+"""Boxes cut from pictures and resampled, by matrix products: on accelerators no pixel is gathered.
 
 A box is (x1, y1, x2, y2) in pixels, the upper left corner of the picture at (0, 0), end-exclusive,
 and need not be whole; it may be traced, one for each picture. Each axis of a cut is one product
 with a matrix of weights that the box makes, in float32 (float64 for float64): fast on TPUs, the
-same program for all boxes. A NaN within a box spreads over the rows and columns of its cut.
+same program for all boxes. A NaN within a box spreads over the rows and columns of its cut. CPUs
+sum the few pixels whose weights are not zero, where their number is known.
 """
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,7 @@ import jax.numpy as jnp
 from jaxsr.ops._arguments import ImageLike, flag, is_integer, number, one_of, positive_pair
 from jaxsr.ops._images import Parameter, in_dtype_of, parameter, per_picture, picture, real_dtype
 from jaxsr.ops._sampler import METHODS, bilinear
-from jaxsr.ops._typed_jax import arange, jit
+from jaxsr.ops._typed_jax import arange, jit, optimization_barrier, platform_dependent
 from jaxsr.ops._types import Array, Float, Shaped
 
 
@@ -107,7 +110,20 @@ def roi_align(
     return _roi_align(array, corners * scale, cells, int(sampling_ratio), centred, positions)
 
 
-@jit("size", "method", "antialias", "axes")
+def cut_within(
+    image: jax.Array,
+    boxes: jax.Array,
+    size: tuple[int, int],
+    *,
+    method: str,
+    antialias: bool,
+    axes: tuple[int, int],
+) -> jax.Array:
+    """`crop_and_resize` of boxes that are no larger than the pictures."""
+    return _crop_and_resize(image, boxes, size, method, antialias, axes, within=True)
+
+
+@jit("size", "method", "antialias", "axes", "within")
 def _crop_and_resize(
     image: jax.Array,
     boxes: jax.Array,
@@ -115,13 +131,23 @@ def _crop_and_resize(
     method: str,
     antialias: bool,
     axes: tuple[int, int],
+    within: bool = False,
 ) -> jax.Array:
+    counts = [
+        _most_taps(image.shape[axis], outputs, method, antialias)
+        for axis, outputs in zip(axes, size, strict=True)
+    ]
+
     def cut(x: jax.Array, box: jax.Array) -> jax.Array:
         weights = [
             _weights(box[k], box[k + 2], x.shape[axis], outputs, method, antialias)
             for k, axis, outputs in zip((1, 0), axes, size, strict=True)
         ]
-        return in_dtype_of(x, _products(x, weights, axes))
+        products = partial(_products, axes=axes)
+        if antialias and not within:
+            return in_dtype_of(x, products(x, weights))
+        few = partial(_sums_of_taps, axes=axes, counts=counts)
+        return in_dtype_of(x, platform_dependent(x, weights, cpu=few, default=products))
 
     return per_picture(cut, image, axes, {"boxes": (boxes, 1)})
 
@@ -154,6 +180,43 @@ def _products(image: jax.Array, weights: list[jax.Array], axes: tuple[int, int])
         sums = jnp.tensordot(x, matrix.astype(x.dtype), ((place,), (1,)), precision="highest")
         x = jnp.moveaxis(sums, -1, place)
     return x
+
+
+def _sums_of_taps(
+    image: jax.Array, weights: list[jax.Array], axes: tuple[int, int], counts: list[int]
+) -> jax.Array:
+    """`_products` where no more than `counts` weights of an output follow its first one."""
+    x = image
+    for axis, matrix, count in zip(axes, weights, counts, strict=True):
+        # XLA would sum rows anew for every column, and both for all that reads the result. It does
+        # not fuse a concatenation, so each half is summed apart; a barrier does not stop it.
+        middle, place = matrix.shape[0] // 2, axis + x.ndim
+        halves = [half for half in (matrix[:middle], matrix[middle:]) if half.shape[0]]
+        x = optimization_barrier(
+            jnp.concatenate([_along(x, half, place, count) for half in halves], place)
+        )
+    return x
+
+
+def _along(x: jax.Array, matrix: jax.Array, axis: int, count: int) -> jax.Array:
+    first = jnp.minimum(jnp.argmax(matrix != 0, 1), matrix.shape[1] - count)
+    shape = [1] * x.ndim
+    shape[axis] = matrix.shape[0]
+
+    def tap(k: int) -> jax.Array:
+        pixels = jnp.take(x, first + k, axis=axis, mode="clip").astype(real_dtype(x))
+        weight = jnp.take_along_axis(matrix, (first + k)[:, None], 1).reshape(shape)
+        return pixels * weight.astype(pixels.dtype)
+
+    return sum((tap(k) for k in range(1, count)), tap(0))
+
+
+def _most_taps(extent: int, outputs: int, method: str, antialias: bool) -> int:
+    """Pixels that an output reads of a box no larger than the picture."""
+    if not antialias:
+        return min({"nearest": 1, "bilinear": 2, "bicubic": 4}[method], extent)
+    support = {"bilinear": 1, "bicubic": 2}[method] * max(1.0, extent / outputs)
+    return min(math.floor(2 * support) + 1, extent)
 
 
 def _one_hot(index: jax.Array, extent: int) -> jax.Array:

@@ -1,7 +1,7 @@
 """BT.601 luma and YCbCr, in the two ranges that image work means by "Y".
 
 Images are RGB in any layout; `channel` names the axis of the three channels. Floating-point images
-are 0…1 in and out, uint8 images 0…255 in and out.
+are 0…1 in and out, uint8 images 0…255, uint16 images 0…65535 in and out.
 
 | convention | Y of 255 | Cb, Cr of 255 | whose |
 |---|---|---|---|
@@ -9,11 +9,13 @@ are 0…1 in and out, uint8 images 0…255 in and out.
 | `"full"` | 0…255 | 0…255 | JFIF: JPEG files, Pillow's `convert("YCbCr")` |
 
 Chroma is centred on 128. uint8 results are rounded half up, as MATLAB rounds them, from exact
-integer arithmetic. A float image is not rounded to levels: Y of the same picture in float and in
-uint8 differs by up to half a level. Nothing is clipped on floats, so gradients pass and
-out-of-range colours survive the round trip.
+integer arithmetic; uint16 results are rounded half to even, from float32. A float image is not
+rounded to levels: Y of the same picture in float and in uint8 differs by up to half a level.
+Nothing is clipped on floats, so gradients pass and out-of-range colours survive the round trip.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
@@ -21,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, compute_dtype, image_array, normal_axis, one_of
+from jaxsr.ops._images import in_dtype_of
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -51,12 +54,12 @@ def rgb_to_y(
     """Luma of an RGB image; the channel axis stays, with extent 1.
 
     Args:
-      image: RGB, 0…1 in floating point or uint8; any number of other axes.
+      image: RGB, 0…1 in floating point, uint8 or uint16; any number of other axes.
       convention: `"matlab"` puts black at 16/255 and white at 235/255, `"full"` at 0 and 1.
       channel: the axis that holds R, G, B.
 
     Raises:
-      TypeError: not uint8 or floating point.
+      TypeError: not uint8, uint16 or floating point.
       ValueError: the channel axis does not hold 3, or an unknown convention.
 
     Example:
@@ -110,7 +113,7 @@ def luma_of_difference(
 
 
 def _checked(image: ImageLike, convention: str, channel: int) -> tuple[jax.Array, int]:
-    array = image_array(image)
+    array = image_array(image, wide=True)
     one_of(convention, CONVENTIONS, "colour convention")
     channel = normal_axis(channel, array.ndim, "channel")
     if array.shape[channel] != 3:
@@ -145,6 +148,8 @@ def _planes(image: jax.Array, channel: int) -> list[jax.Array]:
 
 @jit("convention", "channel", "rows")
 def _forward(image: jax.Array, convention: str, channel: int, rows: tuple[int, ...]) -> jax.Array:
+    if image.dtype == jnp.uint16:
+        return _in_uint16(partial(_forward, rows=rows), image, convention, channel)
     select = list(rows)
     if image.dtype != jnp.uint8:
         matrix, offset = _float_matrix(convention)
@@ -164,6 +169,8 @@ def _forward(image: jax.Array, convention: str, channel: int, rows: tuple[int, .
 
 @jit("convention", "channel")
 def _inverse(image: jax.Array, convention: str, channel: int) -> jax.Array:
+    if image.dtype == jnp.uint16:
+        return _in_uint16(_inverse, image, convention, channel)
     matrix, offset = _float_matrix(convention)
     back = np.linalg.inv(matrix)
     planes = _planes(image.astype(compute_dtype(image.dtype)), channel)
@@ -173,3 +180,11 @@ def _inverse(image: jax.Array, convention: str, channel: int) -> jax.Array:
     centred = [plane - shift for plane, shift in zip(planes, offset.tolist(), strict=True)]
     x = _mix(centred, back, np.full(3, 0.5 if is_uint8 else 0.0), channel)
     return (jnp.clip(jnp.floor(x), 0, 255) if is_uint8 else x).astype(image.dtype)
+
+
+def _in_uint16(
+    convert: Callable[..., jax.Array], image: jax.Array, convention: str, channel: int
+) -> jax.Array:
+    """The conversion of floats, rounded once to 65536 levels."""
+    x = convert(image.astype(jnp.float32) / 65535, convention=convention, channel=channel)
+    return in_dtype_of(image, x * 65535)

@@ -52,7 +52,15 @@ def flip(
             raise TypeError(f"{name} must be boolean, got {mask.dtype}")
 
         def turned(x: jax.Array, flag: jax.Array, axis: int = axis) -> jax.Array:
-            return jnp.where(flag, jnp.flip(x, axis), x)
+            # In halves: XLA on CPUs would reverse anew for all that reads the result, but it does
+            # not fuse a concatenation.
+            place = axis + x.ndim
+            first, second = jnp.split(x, [x.shape[place] // 2], place)
+            front, back = jnp.split(x, [x.shape[place] - first.shape[place]], place)
+            halves = (first, back), (second, front)
+            return jnp.concatenate(
+                [jnp.where(flag, jnp.flip(b, place), a) for a, b in halves], place
+            )
 
         array = per_picture(turned, array, positions, {name: (mask, 0)})
     return array

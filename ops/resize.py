@@ -2,9 +2,9 @@
 
 Images are channels last unless `axes` says otherwise, with any number of leading axes and any
 intensity range. Sums run in float32 (float64 for float64 images); uint8 images are resized in the
-integer arithmetic of the convention's own library. On CPUs OpenCV's convention calls OpenCV itself.
-Every convention is tested against the library it is named for; where their rules differ is written
-in `_resize/conventions/`.
+integer arithmetic of the convention's own library, uint16 images in float32 and rounded once. On
+CPUs OpenCV's convention calls OpenCV itself. Every convention is tested against the library it is
+named for; where their rules differ is written in `_resize/conventions/`.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxsr.ops._arguments import (
     ImageLike,
@@ -23,11 +24,12 @@ from jaxsr.ops._arguments import (
     number,
     one_of,
 )
+from jaxsr.ops._images import in_dtype_of
 from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.conventions.matlab import EDGES
 from jaxsr.ops._resize.conventions.pillow import divide_by_alpha, multiply_by_alpha
 from jaxsr.ops._resize.primitive import resize_in_jax, resize_p
-from jaxsr.ops._typed_jax import jit, zeros_like
+from jaxsr.ops._typed_jax import asarray, jit, zeros_like
 from jaxsr.ops._types import Array, Shaped
 
 JAX_METHODS = {
@@ -93,7 +95,9 @@ def resize(
       >>> ops.resize(image, (2, 2), method="bicubic", antialias=True)[0, ..., 0].tolist()
       [[3, 4], [11, 12]]
     """
-    image = image_array(image)
+    levels = image_array(image, wide=True)
+    # uint16 is rounded once, at the end.
+    image = levels.astype(jnp.float32) if levels.dtype == jnp.uint16 else levels
     if not hasattr(axes, "__len__"):
         raise TypeError(f"axes must be a sequence of axes, height first, got {axes!r}")
     positive = tuple(normal_axis(axis, image.ndim, "axes") for axis in axes)
@@ -147,8 +151,9 @@ def resize(
         convention=convention,
         options=tuple(options.items()),
     )
+    finish = partial(in_dtype_of, levels) if image is not levels else asarray
     if alpha is None:
-        return run(image)
+        return finish(run(image))
     if convention != "pillow":
         raise ValueError(f"alpha={alpha!r} exists in the pillow convention only; leave it out")
     channel = channel_axis(positive, image.ndim) if len(positive) == 2 else None
@@ -156,8 +161,8 @@ def resize(
         raise ValueError(f"alpha={alpha!r} needs images of NHWC or NCHW, got {image.shape}")
     alpha = normal_axis(alpha, image.shape[channel], "alpha")
     if method == "nearest":
-        return run(image)
-    return divide_by_alpha(run(multiply_by_alpha(image, channel, alpha)), channel, alpha)
+        return finish(run(image))
+    return finish(divide_by_alpha(run(multiply_by_alpha(image, channel, alpha)), channel, alpha))
 
 
 def _check_size(size: int | Sequence[int], count: int) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ from jaxsr.ops._sampler import METHODS, nearest_up, sample, spline, spline_windo
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import arange, asarray, jit
 from jaxsr.ops._types import Array, Shaped
+from jaxsr.ops.homography import adjugate
 
 SPLINE_MODES: dict[str, tuple[Border, Border]] = {
     "reflect": ("symmetric", "symmetric"),
@@ -400,6 +401,5 @@ def _map_coordinates(
 
 def _inverse(matrix: jax.Array) -> jax.Array:
     """Of 3 x 3, by cofactors: exact where the entries are small whole numbers."""
-    a, b, c = matrix
-    rows = jnp.stack([jnp.cross(b, c), jnp.cross(c, a), jnp.cross(a, b)], -1)
-    return rows / jnp.sum(a * rows[:, 0])
+    cofactors = adjugate(matrix)
+    return cofactors / jnp.sum(matrix[0] * cofactors[:, 0])

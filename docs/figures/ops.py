@@ -36,6 +36,13 @@ def results(photo: np.ndarray) -> dict[str, object]:
     unit = np.stack([columns, rows], -1) / SIDE * 2 - 1
     tilt = np.array([[1, 0.1, 0], [0, 1.1, 0], [0, 0.004, 1]])
     dark = ops.rgb_to_gray(ops.gaussian_blur(photo, sigma=2)) < 100
+    key = jax.random.key(0)
+    noise = np.random.default_rng(0).uniform(-1, 1, (2, SIDE, SIDE))
+    square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * (SIDE - 1)
+    sheet = square + np.array([[12, 6], [-20, 18], [-4, -22], [3, -5]])
+    points = np.concatenate([square, [[SIDE / 2, SIDE / 2]]])
+    pull = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [14, -12]])
+    camera, lens = [[80, 0, 55.5], [0, 80, 55.5], [0, 0, 1]], [-0.4, 0.1, 0, 0]
     policy = (
         ops.RandomResizedCrop(size=SIDE, scale=(0.4, 0.8)),
         ops.RandomFlip(),
@@ -44,11 +51,25 @@ def results(photo: np.ndarray) -> dict[str, object]:
         ops.RandomErasing(probability=1.0),
     )
     return {
+        "perspective_matrix": ops.warp_perspective(photo, ops.perspective_matrix(square, sheet)),
+        "elastic": ops.elastic(photo, noise, alpha=80, sigma=5),
+        "thin_plate_spline": ops.thin_plate_spline(photo, points, points + pull, border="edge"),
+        "distort": ops.distort(photo, camera, lens),
+        "undistort": ops.undistort(photo, camera, lens),
         "adjust_brightness": ops.adjust_brightness(photo, 1.5),
         "adjust_contrast": ops.adjust_contrast(photo, 2.0),
         "adjust_gamma": ops.adjust_gamma(photo, 0.5),
         "adjust_hue": ops.adjust_hue(photo, 0.3),
         "adjust_saturation": ops.adjust_saturation(photo, 2.5),
+        "motion_blur": ops.motion_blur(photo, 15, 30),
+        "jpeg": ops.jpeg(photo, 8),
+        "gaussian_noise": ops.gaussian_noise(key, photo, 0.12),
+        "sensor_noise": ops.sensor_noise(key, photo, shot=0.04, read=0.02),
+        "poisson_noise": ops.poisson_noise(key, photo, 12),
+        "salt_and_pepper": ops.salt_and_pepper(key, photo, 0.1),
+        "bayer_mosaic": ops.bayer_mosaic(photo).repeat(3, -1),
+        "demosaic": ops.demosaic(ops.bayer_mosaic(photo)),
+        "adjust_sharpness": ops.adjust_sharpness(photo, 5.0),
         "augment": ops.augment(jax.random.key(3), photo[None], policy).images[0],
         "autocontrast": ops.autocontrast(photo, cutoff=5),
         "bilateral_filter": ops.bilateral_filter(photo, 40, 4),

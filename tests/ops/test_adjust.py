@@ -26,6 +26,7 @@ ENHANCERS = {
     "adjust_brightness": ImageEnhance.Brightness,
     "adjust_contrast": ImageEnhance.Contrast,
     "adjust_saturation": ImageEnhance.Color,
+    "adjust_sharpness": ImageEnhance.Sharpness,
 }
 
 
@@ -93,12 +94,22 @@ def test_levels_are_pillows():
             np.testing.assert_array_equal(result[k], reference)
 
 
+def test_posterized_floats_are_the_levels_of_their_bits():
+    """Of a ramp of 256 levels, the k first bits: Pillow's levels, as shares of 2^k."""
+    ramp = np.arange(256, dtype=np.float32).reshape(1, 256, 1)
+    picture = Image.fromarray(ramp[..., 0].astype(np.uint8))
+    for bits in (1, 3, 8):
+        levels = np.asarray(ImageOps.posterize(picture, bits))
+        got = ops.posterize((ramp + 0.5) / 256, bits)
+        np.testing.assert_array_equal(got[..., 0], levels / np.float32(256))
+
+
 def test_planes_and_traced_factors():
     images = pictures("float32")
     planes = jnp.moveaxis(images, -1, 1)
     for name in (*ENHANCERS, "adjust_hue"):
         function = getattr(ops, name)
-        options = {} if name == "adjust_brightness" else {"channel": -3}
+        options = {} if name in ("adjust_brightness", "adjust_sharpness") else {"channel": -3}
         got = function(planes, FACTORS, axes=(-2, -1), **options)
         want = jax.vmap(function)(images, FACTORS)
         np.testing.assert_allclose(jnp.moveaxis(got, 1, -1), want, atol=1e-6)
@@ -124,7 +135,7 @@ IMAGE = np.zeros((2, 4, 5, 3), np.float32)
         ),
         (partial(ops.adjust_contrast, IMAGE[..., :2], 1.0), ValueError, "must hold R, G and B"),
         (partial(ops.adjust_hue, IMAGE[..., :1], 1.0), ValueError, "must hold R, G and B"),
-        (partial(ops.posterize, IMAGE, 3), TypeError, "it counts bits"),
+        (partial(ops.posterize, IMAGE, np.ones(2, np.float32)), TypeError, "bits must be integers"),
         (partial(ops.posterize, IMAGE.astype(np.uint8), np.ones(2)), TypeError, "bits must be"),
     ],
 )

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxsr import ops
-from jaxsr.ops.augment import random_box
+from jaxsr.ops._augment.geometric import random_box
 
 KEY = jax.random.key(0)
 COUNT = 64
@@ -24,6 +24,8 @@ POLICIES = {
             degrees=30, translate=(0.1, 0.2), scale=(0.7, 1.4), shear=10, border="edge"
         ),
     ),
+    "perspective": (ops.RandomPerspective(probability=0.8, border="edge"),),
+    "elastic": (ops.ElasticTransform(alpha=25, sigma=4, border="edge"),),
     "jitter": (ops.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),),
     "erasing": (ops.RandomErasing(fill=0.5),),
     "all": (
@@ -50,7 +52,7 @@ def draw(count=8, dtype="float32"):
     return jnp.asarray(levels * scale, dtype)
 
 
-@pytest.mark.parametrize("name", ["flip", "crop", "affine"])
+@pytest.mark.parametrize("name", ["flip", "crop", "affine", "perspective", "elastic"])
 def test_points_move_with_pictures(name):
     """Where a point comes to lie, the picture shows the place that it came from."""
     rng = np.random.default_rng(0)
@@ -67,15 +69,17 @@ def test_points_move_with_pictures(name):
     inside &= ((shown > margin) & (shown < np.array([36 - margin, 28 - margin]))).all(-1)
     assert inside.mean() > 0.3
     near = np.abs(shown - points)[inside]
-    assert np.quantile(near, 0.95) < (0.3 if name == "crop" else 2e-3)
+    # Between pixels of a perspective the ramp is not quite straight.
+    assert np.quantile(near, 0.95) < {"crop": 0.3, "perspective": 0.02}.get(name, 2e-3)
 
 
-def test_masks_and_boxes_move_with_pictures():
+@pytest.mark.parametrize("names", [("crop", "flip"), ("perspective",), ("elastic",)], ids=str)
+def test_masks_and_boxes_move_with_pictures(names):
     masks = np.zeros((COUNT, 28, 36, 1), np.uint8)
     masks[:, 9:17, 12:25] = 7
     boxes = np.tile(np.array([[[12, 9, 25, 17]]], np.float32), (COUNT, 1, 1))
     images = np.broadcast_to(masks > 0, (COUNT, 28, 36, 3)).astype(np.float32)
-    policy = (*POLICIES["crop"], *POLICIES["flip"])
+    policy = [step for name in names for step in POLICIES[name]]
     out = ops.augment(KEY, images, policy, masks=masks, boxes=boxes)
     assert out.masks is not None and out.boxes is not None
     assert set(np.unique(out.masks)) <= {0, 7}
@@ -87,8 +91,23 @@ def test_masks_and_boxes_move_with_pictures():
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         if rows.size:
             edges = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-            # The mask's edge is a whole pixel.
-            np.testing.assert_allclose(edges, (x1, y1, x2, y2), atol=0.51)
+            # The mask's edge is a whole pixel; a slanted corner has none of its own.
+            atol = 0.51 if names == ("crop", "flip") else 1.0
+            np.testing.assert_allclose(edges, (x1, y1, x2, y2), atol=atol)
+
+
+def test_corners_are_torchvisions():
+    """The distribution of RandomPerspective.get_params: whole steps inwards, all alike likely."""
+    height, width = 20, 31
+    points = np.broadcast_to([[0.5, 0.5], [30.5, 19.5]], (4000, 2, 2))
+    images = np.zeros((4000, height, width, 1), np.float32)
+    policy = (ops.RandomPerspective(distortion=0.5, probability=1.0, method="nearest"),)
+    out = ops.augment(KEY, images, policy, points=points)
+    steps = np.abs(np.asarray(out.points) - points)
+    np.testing.assert_allclose(steps, steps.round(), atol=2e-4)
+    for axis, most in ((0, int(0.5 * (width // 2))), (1, int(0.5 * (height // 2)))):
+        share = np.bincount(steps[..., axis].round().astype(int).ravel()) / 8000
+        np.testing.assert_allclose(share, 1 / (most + 1), atol=0.02)
 
 
 def test_boxes_are_torchvisions():
@@ -134,6 +153,7 @@ def test_a_box_that_cannot_fit_is_the_middle():
         ("all", "float32"),
         ("all", "uint8"),
         ("affine", "bfloat16"),
+        ("elastic", "float32"),
         ("jitter", "float32"),
         ("jitter", "uint16"),
     ],
@@ -192,6 +212,10 @@ IMAGES = np.zeros((2, 8, 9, 3), np.float32)
         (partial(ops.RandomErasing, probability=-1), "probability must be 0 to 1"),
         (partial(ops.RandomResizedCrop, size=0), "at least 1"),
         (partial(ops.RandomResizedCrop, size=2, scale=(1.0, 0.5)), "least, greatest"),
+        (partial(ops.augment, KEY, IMAGES, (), labels=np.zeros(2)), "one_hot"),
+        (partial(ops.RandomPerspective, distortion=2), "distortion must be 0 to 1"),
+        (partial(ops.RandomPerspective, method="area"), "unknown method"),
+        (partial(ops.ElasticTransform, sigma=0), "sigma must be a finite number above 0"),
         (partial(ops.RandomAffine, degrees=-1), "degrees must be a finite number"),
         (partial(ops.RandomAffine, border="zeros"), "unknown border"),
         (partial(ops.ColorJitter, hue=-0.1), "hue must be a finite number"),

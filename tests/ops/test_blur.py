@@ -312,10 +312,10 @@ def test_a_traced_sigma_alone_is_refused_at_trace_time():
         jax.jit(lambda s: gaussian_blur(jnp.ones((1, 8, 8, 1)), sigma=s))(1.0)
 
 
-@pytest.mark.parametrize("dtype", [bool, np.complex64, np.int32, np.uint16])
+@pytest.mark.parametrize("dtype", [bool, np.complex64, np.int32])
 @pytest.mark.usefixtures("unchecked_types")
 def test_bad_dtypes(dtype):
-    with pytest.raises(TypeError, match="uint8 or floating point"):
+    with pytest.raises(TypeError, match="uint8, uint16 or floating point"):
         gaussian_blur(np.zeros((1, 8, 8, 3), dtype), kernel_size=3)
 
 

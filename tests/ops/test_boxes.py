@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr import ops
+from jaxsr.ops.boxes import cut_within
 
 CASES = 60
 # Two products of float32 sums of values below 1.
@@ -146,3 +147,17 @@ BOX = (0, 0, 2, 2)
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(5, 9), (14, 20)], ids=str)
+def test_sums_of_taps_are_the_products(method, size):
+    """What CPUs do for boxes within the picture, against the products of other devices."""
+    images = jnp.asarray(np.random.default_rng(0).random((40, 12, 17, 3)), jnp.float32)
+    low = np.random.default_rng(1).uniform(0, 5, (40, 2))
+    boxes = np.concatenate([low, np.random.default_rng(2).uniform(6, 12, (40, 2))], 1)
+    boxes[0] = (0, 0, 17, 12)
+    boxes = jnp.asarray(boxes, jnp.float32)
+    got = cut_within(images, boxes, size, method=method, antialias=True, axes=(-3, -2))
+    want = ops.crop_and_resize(images, boxes, size, method=method, antialias=True)
+    np.testing.assert_allclose(got, want, atol=2e-6)

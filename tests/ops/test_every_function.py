@@ -20,6 +20,11 @@ FLOATS, LEVELS, ALL = (
 )
 TWO = ("float32", "uint8")
 """For functions of single pixels, whose own tests have every dtype."""
+SOME = ("float32", "uint16")
+"""Of functions that end in the sampler which others test in all dtypes."""
+CAMERA = np.array([[9, 0, 4], [0, 9, 3], [0, 0, 1]], np.float32)
+CORNERS = np.array([[0, 0], [8, 0], [8, 6], [0, 6]], np.float32)
+NOISE = np.random.default_rng(2).uniform(-2, 2, (2, 7, 9)).astype(np.float32)
 TURN = np.array([[0.8, 0.3, 1.0], [-0.3, 0.9, 0.5]], np.float32)
 PLACES = np.linspace(-1, 9, 84, dtype=np.float32).reshape(2, 6, 7)
 
@@ -27,6 +32,7 @@ Function = tuple[Callable[..., jax.Array], tuple[str, ...]]
 FUNCTIONS: dict[str, Function] = {
     "adjust_brightness": (partial(ops.adjust_brightness, factor=1.3), ALL),
     "adjust_gamma": (partial(ops.adjust_gamma, gamma=0.7), ALL),
+    "adjust_sharpness": (partial(ops.adjust_sharpness, factor=1.7), ALL),
     "autocontrast": (ops.autocontrast, ALL),
     "box_filter": (partial(ops.box_filter, size=3), ALL),
     "center_crop": (partial(ops.center_crop, size=(3, 4)), ALL),
@@ -34,27 +40,35 @@ FUNCTIONS: dict[str, Function] = {
     "crop": (partial(ops.crop, top=1, left=2, size=(3, 4)), ALL),
     "crop_and_resize": (partial(ops.crop_and_resize, boxes=(1.5, 0, 7, 6), size=(5, 4)), ALL),
     "dilate": (partial(ops.dilate, size=3), ALL),
+    "distort": (partial(ops.distort, camera=CAMERA, distortion=[0.2, 0, 0.01, 0]), SOME),
+    "elastic": (partial(ops.elastic, noise=NOISE, alpha=3, sigma=1.5), SOME),
     "equalize": (ops.equalize, ALL),
     "erode": (partial(ops.erode, size=(1, 3)), ALL),
     "feather": (ops.feather, (*FLOATS, *LEVELS)),
     "flip": (ops.flip, ALL),
-    "gaussian_blur": (partial(ops.gaussian_blur, sigma=0.7), (*FLOATS, *LEVELS)),
+    "gaussian_blur": (partial(ops.gaussian_blur, sigma=0.7), ALL),
     "grid_sample": (partial(ops.grid_sample, grid=np.moveaxis(PLACES, 0, -1) / 6), ALL),
     "hls_to_rgb": (ops.hls_to_rgb, TWO),
     "hsv_to_rgb": (ops.hsv_to_rgb, TWO),
     "invert": (ops.invert, ALL),
     "map_coordinates": (partial(ops.map_coordinates, coordinates=PLACES, order=2), ALL),
     "median_filter": (partial(ops.median_filter, size=3), ALL),
+    "motion_blur": (partial(ops.motion_blur, length=3, degrees=30), SOME),
     "pad": (partial(ops.pad, padding=2, border="symmetric"), ALL),
-    "posterize": (partial(ops.posterize, bits=3), ("uint8", "uint16")),
+    "posterize": (partial(ops.posterize, bits=3), SOME),
     "remap": (partial(ops.remap, rows=PLACES[0], columns=PLACES[1]), ALL),
-    "resize": (partial(ops.resize, size=(5, 12)), (*FLOATS, *LEVELS)),
+    "resize": (partial(ops.resize, size=(5, 12)), ALL),
     "rgb_to_hls": (ops.rgb_to_hls, TWO),
     "rgb_to_hsv": (ops.rgb_to_hsv, TWO),
     "rot90": (ops.rot90, ALL),
     "rotate": (partial(ops.rotate, degrees=20.0), ALL),
     "solarize": (partial(ops.solarize, threshold=0.5), ALL),
+    "thin_plate_spline": (
+        partial(ops.thin_plate_spline, source=CORNERS, target=CORNERS[::-1] * 0.9),
+        SOME,
+    ),
     "transpose": (ops.transpose, ALL),
+    "undistort": (partial(ops.undistort, camera=CAMERA, distortion=[0.2, 0, 0.01, 0]), SOME),
     "warp_affine": (partial(ops.warp_affine, matrix=TURN), ALL),
     "warp_perspective": (partial(ops.warp_perspective, matrix=np.eye(3) + 0.01), ALL),
     "rgb_to_gray": (ops.rgb_to_gray, TWO),
@@ -82,11 +96,13 @@ FUNCTIONS: dict[str, Function] = {
 """Of pictures alone. Others have properties of their own in their files."""
 PLANES = {"axes": (-2, -1), "channel": -3}
 OTHERS = {
-    "adjust_contrast", "adjust_hue", "augment", "adjust_saturation", "denormalise", "frame_size",
-    "keep_freed_memory", "mask_box", "mask_crop", "mask_paste",
-    "matlab_size", "normalise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
+    "as_grain", "transform_record",
+    "adjust_contrast", "adjust_hue", "adjust_saturation", "augment", "bayer_mosaic", "demosaic",
+    "denormalise", "frame_size", "gaussian_noise", "jpeg", "keep_freed_memory", "mask_box",
+    "mask_crop", "mask_paste", "matlab_size", "normalise", "perspective_matrix",
+    "poisson_noise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
+    "rgb_to_ycbcr", "roi_align", "salt_and_pepper", "sensor_noise", "ssim", "ycbcr_to_rgb",
     "canny", "connected_components", "delta_e", "guided_filter", "ms_ssim", "nms",
-    "rgb_to_ycbcr", "roi_align", "ssim", "ycbcr_to_rgb",
 }  # fmt: skip
 IN_FLOAT32 = {"distance_transform", "feather", "standardise"}
 LEVELS_IN_FLOAT32 = {

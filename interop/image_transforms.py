@@ -1,0 +1,40 @@
+"""Kernels and policies of `jaxsr.ops` as transforms of torch tensors, like torchvision's v2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxsr.ops.records import FIELDS, Transform, transform_record
+
+
+class TensorTransform:
+    """A callable of a tensor (C, H, W) or (N, C, H, W), or of a dictionary of tensors.
+
+    Draws come from torch's generator, so that `torch.manual_seed` decides.
+
+    Args:
+      transform: a policy for `jaxsr.ops.augment`, or a kernel of NCHW arrays, as
+        `partial(ops.resize, size=224, axes=(-2, -1))`.
+      fields: names in dictionaries; see `jaxsr.ops.records.FIELDS`.
+    """
+
+    def __init__(self, transform: Transform, fields: Mapping[str, str] | None = None) -> None:
+        self._transform, self._fields = transform, {**FIELDS, **(fields or {})}
+
+    def __call__(self, sample: torch.Tensor | Mapping[str, Any]) -> Any:
+        """The changed tensor, or the dictionary with changed tensors, on the CPU."""
+        image = self._fields["images"]
+        record = {image: sample} if isinstance(sample, torch.Tensor) else sample
+        arrays = {
+            name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in record.items()
+        }
+        seed = int(torch.randint(1 << 32, ()))
+        out = transform_record(arrays, self._transform, seed, self._fields, axes=(-2, -1))
+        changed = {
+            name: torch.from_numpy(np.array(value)) if name in self._fields.values() else value
+            for name, value in out.items()
+        }
+        return changed[image] if isinstance(sample, torch.Tensor) else {**record, **changed}

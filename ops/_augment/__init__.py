@@ -1,0 +1,1 @@
+"""The steps of policies for `jaxsr.ops.augment`."""

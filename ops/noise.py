@@ -1,0 +1,154 @@
+"""Noise by key: Gaussian, Poisson, salt and pepper, and a sensor's.
+
+Images are uint8, uint16, or 0…1 in floating point; integers are rounded and clipped, floats are
+not clipped. Amounts are on the scale 0…1 for every dtype, may be traced, and may hold one value for
+each picture. One key serves all pictures of a call, whose noise differs; the same key gives the
+same noise on any mesh. `axes` names height and width (NHWC by default).
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.ops._arguments import ImageLike
+from jaxsr.ops._images import Parameter, in_dtype_of, peak_of, picture, real_dtype, spread
+from jaxsr.ops._types import Array, Shaped
+
+
+def gaussian_noise(
+    key: jax.Array,
+    image: Shaped[ImageLike, "*shape"],
+    sigma: Parameter,
+    *,
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Adds normal noise of one deviation, as scikit-image's `random_noise`.
+
+    Args:
+      key: of `jax.random`.
+      image: pictures.
+      sigma: standard deviation, where white is 1; one number, or one for each picture.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a sigma that is no number.
+      ValueError: sigmas that do not belong to the pictures.
+
+    Example:
+      >>> import jax
+      >>> image = np.full((4, 100, 100, 1), 0.5, np.float32)
+      >>> noisy = ops.gaussian_noise(jax.random.key(0), image, 0.1)
+      >>> print(np.asarray(noisy).std().round(2))
+      0.1
+    """
+    array, _ = picture(image, axes)
+    return sensor_noise(key, array, shot=0.0, read=sigma, axes=axes)
+
+
+def sensor_noise(
+    key: jax.Array,
+    image: Shaped[ImageLike, "*shape"],
+    *,
+    shot: Parameter,
+    read: Parameter,
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Adds normal noise of variance `shot * light + read²`: a camera's (Foi et al., IEEE TIP 2008).
+
+    Args:
+      key: of `jax.random`.
+      image: pictures, whose levels are proportional to light.
+      shot: variance at white: 1 / (photons at white). One number, or one for each picture.
+      read: standard deviation in the dark; one number, or one for each picture.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or amounts that are no numbers.
+      ValueError: amounts that do not belong to the pictures.
+
+    Example:
+      >>> import jax
+      >>> image = np.full((4, 100, 100, 1), 0.5, np.float32)
+      >>> noisy = ops.sensor_noise(jax.random.key(0), image, shot=0.02, read=0.0)
+      >>> print(np.asarray(noisy).std().round(2))
+      0.1
+    """
+    array, _ = picture(image, axes)
+    light, white = array.astype(real_dtype(array)), peak_of(array)
+    variance = spread(shot, array, "shot") * jnp.maximum(light / white, 0)
+    variance += spread(read, array, "read") ** 2
+    normal = jax.random.normal(key, array.shape, light.dtype)
+    # The root of 0 has no gradient.
+    deviation = jnp.sqrt(jnp.where(variance > 0, variance, 1)) * (variance > 0)
+    return in_dtype_of(array, light + normal * deviation * white)
+
+
+def poisson_noise(
+    key: jax.Array,
+    image: Shaped[ImageLike, "*shape"],
+    photons: Parameter,
+    *,
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Counts photons: levels become Poisson numbers of their mean. No gradient passes.
+
+    Draws are repeated until all pixels have theirs, so that shards exchange one flag a round;
+    `sensor_noise` needs none, and is alike from some twenty photons on.
+
+    Args:
+      key: of `jax.random`, a threefry key.
+      image: pictures, whose levels are proportional to light.
+      photons: at white, above 0; one number, or one for each picture.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or photons that are no number.
+      ValueError: photons that do not belong to the pictures.
+
+    Example:
+      >>> import jax
+      >>> image = np.full((1, 4, 4, 1), 0.5, np.float32)
+      >>> noisy = ops.poisson_noise(jax.random.key(0), image, 10)
+      >>> bool((noisy * 10 == (noisy * 10).round()).all())
+      True
+    """
+    array, _ = picture(image, axes)
+    light, white = array.astype(real_dtype(array)), peak_of(array)
+    count = spread(photons, array, "photons")
+    mean = jax.lax.stop_gradient(jnp.maximum(light / white, 0) * count)
+    drawn = jax.random.poisson(key, mean).astype(light.dtype)
+    return in_dtype_of(array, drawn / count * white)
+
+
+def salt_and_pepper(
+    key: jax.Array,
+    image: Shaped[ImageLike, "*shape"],
+    share: Parameter,
+    *,
+    salt: Parameter = 0.5,
+    axes: Sequence[int] = (-3, -2),
+) -> Shaped[Array, "*shape"]:
+    """Replaces single values by white or black, as scikit-image's `random_noise`.
+
+    Args:
+      key: of `jax.random`.
+      image: pictures.
+      share: of the values that are replaced, 0 to 1; one number, or one for each picture.
+      salt: the share of white among them.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or shares that are no numbers.
+      ValueError: shares that do not belong to the pictures.
+
+    Example:
+      >>> import jax
+      >>> image = np.full((1, 3, 3, 1), 7, np.uint8)
+      >>> np.unique(ops.salt_and_pepper(jax.random.key(0), image, 1.0)).tolist()
+      [0, 255]
+    """
+    array, _ = picture(image, axes)
+    replaced, white = jax.random.uniform(key, (2, *array.shape))
+    extreme = jnp.where(white < spread(salt, array, "salt"), peak_of(array), 0)
+    return jnp.where(replaced < spread(share, array, "share"), extreme.astype(array.dtype), array)
