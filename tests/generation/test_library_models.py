@@ -74,7 +74,7 @@ def test_padding_on_the_right_and_batches_of_one_change_nothing(family, models):
     assert tokens_of(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
 
 
-@pytest.mark.parametrize("family", ["gemma2", "deepseek_v32"])
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("deepseek_v32", marks=pytest.mark.slow)])
 def test_entries_written_after_all_is_read_change_nothing(family, models):
     # As on a TPU.
     network, reference = models(family)

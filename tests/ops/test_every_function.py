@@ -109,7 +109,12 @@ LEVELS_IN_FLOAT32 = {
     "linear_to_srgb", "rgb_to_lab", "rgb_to_luv", "rgb_to_xyz", "srgb_to_linear", "xyz_to_rgb",
     "laplacian", "sobel",
 }  # fmt: skip
-CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in dtypes]
+CASES = [
+    # Each function's first dtype, and its last: the others are compiled alike.
+    pytest.param(name, dtype, marks=[] if dtype in (dtypes[0], dtypes[-1]) else [pytest.mark.slow])
+    for name, (_, dtypes) in FUNCTIONS.items()
+    for dtype in dtypes
+]
 
 
 def test_no_function_is_missing():

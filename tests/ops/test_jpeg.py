@@ -57,6 +57,7 @@ def test_grey_and_layouts():
         np.testing.assert_array_equal(result, in_pillow(image, 60, "4:2:0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_floats_are_the_nearest_levels(dtype):
     levels = pictures(19, 30)

@@ -80,6 +80,7 @@ def test_boxes_of_cutmix_are_torchvisions():
     assert ks_2samp(pixels, across * down).pvalue > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.4, 1.0, 7.0])
 def test_shares_of_mixup_are_beta(alpha):
     count = 4000

@@ -108,6 +108,7 @@ def test_tables_are_torchvisions(name):
             np.testing.assert_allclose(table, want.numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_are_uniform():
     tables = policies.trivial_augment_tables(31)
     keys = jax.random.split(KEY, 14000)
