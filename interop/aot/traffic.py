@@ -122,6 +122,9 @@ def _read(called: Mapping[str, str], fusion: str, position: int, array: Array) -
                     total += _read(called, inner[1], place, array)
         elif operation != "tuple":
             return array.bytes
+    root = re.search(r"\bROOT %([\w.\-]+)", called[fusion])
+    if root is not None and root[1] in names:  # handed on to the fusion around it
+        return array.bytes
     return min(total, array.bytes)
 
 
