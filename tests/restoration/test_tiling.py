@@ -1,5 +1,7 @@
 """Margins measured on networks, and tiles that change nothing against the untiled torch network."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -201,7 +203,8 @@ class NoMemory:
 
 def test_a_shortage_of_memory_names_the_batch_that_fits():
     reach = Reach(scale=1, margin=0, period=1, least_side=1)
-    runner, sink = NoMemory(), ArraySink()
+    runner: Any = NoMemory()
+    sink = ArraySink()
     restorer = Restorer(runner, runner, Tiler(reach, tile=96), scale=1, channels=3, batch=8)
     restorer.feed(Work(pixels=np.zeros((8, 8, 3), np.uint8), kind="rgb", sink=sink))
     restorer.flush()
