@@ -215,7 +215,7 @@ def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
 
 
 def _of_kind(loaded: LoadedModel, path: Path, kind: Kind | None) -> LoadedModel:
-    if kind not in (None, loaded.kind):
+    if kind is not None and loaded.kind not in (None, kind):
         raise InputError(f"{path} holds a {loaded.family}, a {loaded.kind}; give a {kind} instead")
     return loaded
 

@@ -76,6 +76,7 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
                 total_steps=total,
                 batch=config.batch,
                 tensorboard=config.tensorboard,
+                sample_name=task.sample_name,
             )
         stack.callback(records.close)
         for line in task.summary():
