@@ -20,7 +20,7 @@ from jaxsr.models.span import SpanConfig
 from jaxsr.ops import resize
 from jaxsr.restoration.models import find_model
 
-PATH = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED)))
+PATH = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED["clean"])))
 
 
 @pytest.fixture(scope="module")
