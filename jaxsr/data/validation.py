@@ -119,5 +119,5 @@ def _pair(
 ) -> ValidationPair:
     from jaxsr.data.transforms import to_model_range
 
-    low, high = (np.asarray(to_model_range(x, value_range)) for x in (low, high))
-    return ValidationPair(name, low, high)
+    pair = (np.asarray(to_model_range(x, value_range)) for x in (low, high))
+    return ValidationPair(name, *pair)

@@ -4,6 +4,7 @@ A file says so itself (JPEG, lossy WebP), or its pixels do: JPEG sets most high 
 blocks of 8 × 8 to zero, which stays visible on that grid alone, wherever a crop has moved it.
 """
 
+import statistics
 from collections.abc import Iterable
 
 import numpy as np
@@ -63,7 +64,7 @@ def shows_jpeg(pixels: Shaped[np.ndarray, "h w c"]) -> bool:
     colours = middle.shape[-1] >= 3
     luma = middle[..., :3] @ np.float32([0.299, 0.587, 0.114]) if colours else middle[..., 0]
     shares = [_zeros(luma[row:, column:]) for row in range(_BLOCK) for column in range(_BLOCK)]
-    return max(shares) - float(np.median(shares)) > _SHARE
+    return max(shares) - statistics.median(shares) > _SHARE
 
 
 def _zeros(luma: np.ndarray) -> float:
@@ -72,5 +73,5 @@ def _zeros(luma: np.ndarray) -> float:
     blocks = luma[: rows * _BLOCK, : columns * _BLOCK].reshape(rows, _BLOCK, columns, _BLOCK)
     spectrum = dct(dct(blocks, axis=1, norm="ortho"), axis=3, norm="ortho")
     row, column = np.indices((_BLOCK, _BLOCK))
-    high = spectrum.transpose(1, 3, 0, 2)[row + column >= 4]
+    high = np.asarray(spectrum).transpose(1, 3, 0, 2)[row + column >= 4]
     return float((np.abs(high) < _ZERO).mean())

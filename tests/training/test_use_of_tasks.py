@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -82,10 +81,9 @@ def test_restore_and_compare_take_the_run_folder(capsys):
     assert restore.main(words) == 0
     network = load_model("door_tasks:Sharpening", options={"width": 6}, weights=file).network
     # 37 × 30 mirrored to multiples of 4, as the metadata say, and cut again.
-    picture = cv2.copyMakeBorder(cv2.imread("picture.png"), 0, 3, 0, 2, cv2.BORDER_REFLECT_101)[
-        ..., ::-1
-    ]
-    planes = torch.from_numpy(picture / 127.5 - 1).permute(2, 0, 1)[None].float()
+    picture = torch.from_numpy(np.array(Image.open("picture.png")))
+    planes = (picture / 127.5 - 1).permute(2, 0, 1)[None]
+    planes = torch.nn.functional.pad(planes, (0, 2, 0, 3), mode="reflect")
     with torch.no_grad():
         expected = network(planes)[0, :, :74, :60].permute(1, 2, 0).numpy() * 127.5 + 127.5
     restored = np.asarray(Image.open("out/picture.png"))
