@@ -1,8 +1,8 @@
 """The photos that the shipped weights are trained on, gathered into `train` and `val` folders.
 
 Kodak's, those of scikit-image and scikit-learn as installed, and a few that other packages ship;
-`jaxsr/weights/README.md` has the command, and the terms of each. Photos that were saved as JPEG are
-halved, so that the network does not learn their artefacts as detail.
+`jaxsr/weights/README.md` has the command, and the terms of each. Photos that were saved as JPEG, or show
+its traces, are halved, so that the network does not learn their artefacts as detail.
 """
 
 import bz2
@@ -17,6 +17,7 @@ from PIL import Image
 
 from jaxsr.data.photos import BUILT_IN_TRAINING, BUILT_IN_VALIDATION, open_photos
 from jaxsr.errors import MissingFileError
+from jaxsr.restoration.shipped import shows_jpeg
 
 HELD_OUT = ("02.png", "03.png", "04.png", "06.png", "14.png", "18.png")
 """Of Kodak's; `Photos.split` takes these, too."""
@@ -51,7 +52,7 @@ def gather(options: Options) -> None:
         assert name in (*BUILT_IN_TRAINING, *BUILT_IN_VALIDATION)
         held_out = name in BUILT_IN_VALIDATION
         photo = built_in.read(index)
-        if name.endswith(".jpg") and not held_out:
+        if not held_out and (name.endswith(".jpg") or shows_jpeg(photo)):
             photo = halved(photo)
         file = Path(name).with_suffix(".png").name
         _save(options.out / ("val" if held_out else "train") / file, photo)
@@ -68,7 +69,9 @@ def gather(options: Options) -> None:
         if file.endswith(".dat"):  # scipy.misc.face: its levels, 768 × 1024 × 3
             photo = np.frombuffer(bz2.decompress(content), np.uint8).reshape(768, 1024, 3)
         else:
-            photo = halved(np.asarray(Image.open(BytesIO(content)).convert("RGB")))
+            photo = np.asarray(Image.open(BytesIO(content)).convert("RGB"))
+        if file.endswith(".jpg") or shows_jpeg(photo):
+            photo = halved(photo)
         _save(options.out / "train" / f"{Path(file).stem}.png", photo)
 
 
