@@ -9,6 +9,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from jaxsr.interop._core.attributes import TABLES, Attributes
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
-from jaxsr.interop._core.dispatch import Trace, cast
+from jaxsr.interop._core.dispatch import CONST_LIMIT, Trace, cast
 from jaxsr.interop._core.dtypes import (
     check_range,
     constant_to_numpy,
@@ -32,6 +33,7 @@ from jaxsr.interop._core.dtypes import (
     x64,
 )
 from jaxsr.interop._core.located_errors import located
+from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
@@ -96,7 +98,10 @@ def functionalize(
     twin = copy.deepcopy(module, memo)
     _drop_caches(twin)
     replace_forwards(twin, sync_axis)
-    functional = FunctionalModule(twin, slots, aliases, non_persistent)
+    numbers = {name: slots[name].source(module) for name in non_persistent}
+    functional = FunctionalModule(
+        twin, slots, aliases, non_persistent, {n: t for n, t in numbers.items() if is_number(t)}
+    )
     functional.wrap_remat(remat)
     return functional
 
@@ -178,8 +183,13 @@ class FunctionalModule:
         slots: dict[str, Slot],
         aliases: dict[str, str],
         non_persistent: frozenset[str],
+        numbers: Mapping[str, torch.Tensor],
     ) -> None:
         self.module = module
+        self.numbers = {name: tensor.detach().cpu().clone() for name, tensor in numbers.items()}
+        """Buffers that describe the configuration, for code that needs their values in Python."""
+        self.numbers_read: set[str] = set()
+        self.buffers_written: set[str] = set()
         self.slots = slots
         self.aliases = aliases
         self.non_persistent = non_persistent
@@ -283,9 +293,18 @@ class FunctionalModule:
         tensor.needs_grad = slot.trainable
         tensor.cell.input_free = True
         trace.state.add(tensor.cell)
+        if name in self.numbers:
+            Recipe(partial(self._number, name, array)).describe(tensor)
         if slot.is_parameter:
             tensor._is_param = True
         return tensor
+
+    def _number(self, name: str, array: jax.Array) -> torch.Tensor:
+        """The value of a buffer that describes the configuration."""
+        if not isinstance(array, jax.core.Tracer):
+            return torch.from_numpy(np.array(array)).to(self.numbers[name].dtype)
+        self.numbers_read.add(name)
+        return self.numbers[name]
 
     @contextmanager
     def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Generator[None]:
@@ -337,6 +356,7 @@ class FunctionalModule:
             if current is tensors[name] and current.cell.version == 0:
                 after[name] = original
                 continue
+            self.buffers_written.add(name)
             if not isinstance(current, torch.Tensor) or tuple(current.shape) != original.shape:
                 shape = tuple(current.shape) if isinstance(current, torch.Tensor) else current
                 raise UnsupportedTorchError(
@@ -344,6 +364,12 @@ class FunctionalModule:
                     "keep the shape"
                 )
             after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
+        for name in self.numbers_read & self.buffers_written:
+            raise UnsupportedTorchError(
+                f"forward writes the buffer {name}, and needs its value in Python (.item(), a "
+                "branch or size); a compiled function would see one value for ever: make it an "
+                "argument, or use torch.where"
+            )
         return after
 
 
@@ -390,6 +416,12 @@ def _drop_caches(twin: nn.Module) -> None:
             )
             if emptied and key not in TABLES and not vars(trial).get(key, True):
                 vars(sub)[key] = type(value)()
+
+
+def is_number(buffer: torch.Tensor) -> bool:
+    """Whether it holds whole numbers, few enough to be those of a configuration."""
+    is_whole = not (buffer.is_floating_point() or buffer.is_complex())
+    return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"
 
 
 def _mentions(value: Any, known: Mapping[int, Any]) -> bool:
