@@ -90,7 +90,12 @@ def test_autocontrast_of_uint16_and_floats():
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize(
     ("shape", "tiles"),
-    [((32, 64), (4, 2)), ((33, 47), (2, 3)), ((5, 3), (2, 4)), ((1, 1), (2, 2))],
+    [
+        ((32, 64), (4, 2)),
+        pytest.param((33, 47), (2, 3), marks=pytest.mark.slow),
+        ((5, 3), (2, 4)),
+        pytest.param((1, 1), (2, 2), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_clahe_is_opencvs(shape, tiles, dtype):
