@@ -67,6 +67,11 @@ class Cell:
     def value(self) -> Any:
         """The JAX array, made once of a deferred value."""
         if self._lazy is None:
+            if not Region.alive(self.region):
+                raise UnsupportedTorchError(
+                    "a tensor made inside a torch.autograd.Function, a checkpoint or torch.vmap is "
+                    "read after it has ended (a list or an attribute kept it); return it from there"
+                )
             return self._value
         made = self._value
         if made is None or not Region.alive(made[0]):
