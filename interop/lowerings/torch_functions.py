@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.recipes import known_value
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -58,7 +59,7 @@ def _one_hot(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 @overrides(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 def _to_python(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     tensor = args[0]
-    const = tensor.const if isinstance(tensor, JaxTensor) else tensor
+    const = known_value(tensor) if isinstance(tensor, JaxTensor) else tensor
     if const is None:
         raise UnsupportedTorchError(
             f"Tensor.{func.__name__}() needs the values of a traced tensor; stay in torch, or do "
@@ -70,7 +71,7 @@ def _to_python(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 @handles(aten._local_scalar_dense.default)
 def _item(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    const = args[0].const
+    const = known_value(args[0])
     if const is None:
         raise UnsupportedTorchError(
             "the value of a traced tensor is needed in Python (.item(), float(), bool(), a branch "
@@ -97,11 +98,12 @@ def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 def _tensor_split(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
     sections = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
     if isinstance(sections, JaxTensor):
-        if sections.const is None:
+        known = known_value(sections)
+        if known is None:
             raise UnsupportedTorchError(
                 "tensor_split at traced places has no fixed shapes; split at Python numbers"
             )
-        places = tuple(sections.const.tolist()) if sections.dim() else sections.const.item()
+        places = tuple(known.tolist()) if sections.dim() else known.item()
         options = {k: v for k, v in kwargs.items() if k == "dim"}
         return func(args[0], places, *args[2:], **options)
     return func(*args, **kwargs)
