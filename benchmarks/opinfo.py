@@ -1,4 +1,4 @@
-"""Runs torch's database of operators (OpInfo) through `to_jax`: every sample, forward and gradients.
+"""Runs torch's database of operators (OpInfo) through `to_jax`: all samples, with gradients.
 
 An entry of the database in one dtype is *right* where all its samples are: where JAX is no further
 from float64 torch than torch's own result of that dtype is, by the bound of `jaxsr.check`. It is

@@ -61,6 +61,11 @@ def convolution(
     }
     if transposed:
         extra = per_axis(output_padding, n)
+        # Padding of a stride or more belongs to further pixels of the input, which are zero.
+        further = [e // s for e, s in zip(extra, geometry["stride"], strict=True)]
+        if any(further):
+            x = jnp.pad(x, [(0, 0), (0, 0), *((0, f) for f in further)])
+            extra = [e % s for e, s in zip(extra, geometry["stride"], strict=True)]
         size = [
             (x.shape[2 + i] - 1) * geometry["stride"][i]
             - 2 * geometry["padding"][i]

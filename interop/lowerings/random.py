@@ -90,6 +90,20 @@ def _random_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return target
 
 
+_NORMAL = [aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor]
+
+
+@handles(*_NORMAL)
+def _normal_of_tensors(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Torch gives neither the mean nor the deviation a gradient."""
+    meta = trace.meta_result(func, args, kwargs)
+    parameters = (args[0], args[1] if len(args) > 1 else kwargs.get("std", 1.0))
+    mean, std = (p.array() if isinstance(p, JaxTensor) else p for p in parameters)
+    dtype = to_jax_dtype(meta.dtype)
+    noise = _normal(trace.next_key(), tuple(meta.shape), dtype)
+    return trace.wrap_like(jax.lax.stop_gradient(cast(mean + std * noise, dtype)), meta, False)
+
+
 _RANDINT = [
     aten.randint.default, aten.randint.low, aten.randint_like.default,
     aten.randint_like.low_dtype,
@@ -147,6 +161,7 @@ def _native_dropout(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 DRAWS: dict[Any, Any] = {
     **dict.fromkeys(_FRESH, _random_fresh),
     **dict.fromkeys(_IN_PLACE, _random_in_place),
+    **dict.fromkeys(_NORMAL, _normal_of_tensors),
     **dict.fromkeys(_RANDINT, _randint),
     aten.randperm.default: _randperm,
     aten.multinomial.default: _multinomial,

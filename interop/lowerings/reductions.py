@@ -76,7 +76,7 @@ def _softmax_jvp(
 @lowers(aten._softmax.default)
 def softmax_of_dtype(x: jax.Array, dim: int, half_to_float: bool = False) -> jax.Array:
     if not x.size or not x.ndim:
-        return jax.nn.softmax(x, axis=dim) if x.size else x
+        return x if x.ndim else jnp.where(jnp.isfinite(x), x * 0 + 1, jnp.nan).astype(x.dtype)
     wide = softmax(widened(x), dim % x.ndim)
     return wide if half_to_float else wide.astype(x.dtype)
 

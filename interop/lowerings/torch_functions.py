@@ -3,6 +3,7 @@
 Their Python code reads values, or names a device. A new one goes here: `@overrides(function)`.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -53,6 +54,64 @@ def _one_hot(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         raise UnsupportedTorchError("one_hot needs num_classes=: the largest value is not known")
     steps = torch.arange(classes)
     return (tensor.unsqueeze(-1) == steps).to(torch.int64)
+
+
+@overrides(torch.combinations)
+def _combinations(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Torch selects rows by a mask; which ones follows from the length."""
+    return _combinations_of(*args, **kwargs)
+
+
+def _combinations_of(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    rows = list(choose(range(input.shape[0]), r))
+    return input[torch.tensor(rows, dtype=torch.int64).reshape(len(rows), r)]
+
+
+def _cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """torch's formula without its checks of the weights' values."""
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    weights = fweights
+    if aweights is not None:
+        weights = aweights if fweights is None else aweights * fweights
+    columns = rows.shape[1]
+    if columns == 0:
+        return torch.cov(input)
+    if weights is None:
+        mean, total = rows.mean(1, keepdim=True), columns
+    else:
+        total = weights.sum()
+        mean = (rows * weights).sum(1, keepdim=True) / total
+    if aweights is not None and correction != 0:
+        norm = total - correction * (weights * aweights).sum() / total
+    else:
+        norm = total - correction
+    norm = norm.clamp(min=0) if isinstance(norm, torch.Tensor) else max(norm, 0)
+    centred = rows - mean
+    weighted = centred if weights is None else centred * weights
+    return ((weighted @ centred.mH) / norm).squeeze()
+
+
+@overrides(torch.cov, torch.Tensor.cov)
+def _weighted_cov(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    has_weights = kwargs.get("fweights") is not None or kwargs.get("aweights") is not None
+    return _cov(*args, **kwargs) if has_weights else func(*args, **kwargs)
+
+
+@overrides(F.linear_cross_entropy)
+def _linear_cross_entropy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Without `options`: by chunks torch computes gradients in forward, of what requires them."""
+    return func(*args, **{**kwargs, "options": None})
+
+
+@overrides(torch.pinverse, torch.Tensor.pinverse)
+def _pinverse(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Torch makes a float64 tensor of `rcond`."""
+    return _pinverse_of(*args, **kwargs)
+
+
+def _pinverse_of(input: Any, rcond: float = 1e-15) -> Any:
+    return torch.linalg.pinv(input, rtol=torch.tensor(rcond, dtype=torch.float32))
 
 
 @overrides(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
