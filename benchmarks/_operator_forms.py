@@ -32,6 +32,12 @@ def _uninitialised(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named
     return {n: np.zeros_like(a) for n, a in outputs.items()}
 
 
+DRAWN_OTHERWISE = ("nn.functional.rrelu",)
+"""Random operators whose numbers follow from the key in another way than their `TorchDraws`: their
+distribution alone is compared, and no gradient."""
+_of(*DRAWN_OTHERWISE)(_uninitialised)
+
+
 # ---- which of equal elements
 
 
@@ -85,6 +91,10 @@ _index_form("median", "nanmedian", "mode", place=1)
 # ---- factorisations
 
 
+FACTORISATIONS = ("svd_lowrank", "pca_lowrank")
+"""They draw to begin with, but their results are no draws."""
+
+
 def _transposed(a: np.ndarray) -> np.ndarray:
     return np.conj(np.swapaxes(a, -1, -2))
 
@@ -124,9 +134,11 @@ def _eigh(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Name
 
 def _characteristic(values: np.ndarray) -> np.ndarray:
     """Coefficients of the polynomial with these zeros, which do not depend on their order."""
+    if not values.size:
+        return values
     flat = values.reshape(-1, values.shape[-1])
     rows = [np.poly(row).astype(values.dtype) for row in flat]
-    return np.reshape(rows, (*values.shape[:-1], -1)) if rows else values
+    return np.reshape(rows, (*values.shape[:-1], -1))
 
 
 @_of("linalg.eigvals")

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._child_process import without_folders
-from benchmarks._operator_forms import FORMS
+from benchmarks._operator_draws import differing_draws
+from benchmarks._operator_forms import DRAWN_OTHERWISE, FACTORISATIONS, FORMS
 from benchmarks._operator_samples import Sample, check_layouts, samples
 from jaxsr.checking.comparison import TorchRuns
 from jaxsr.checking.jax_runs import JaxRuns, as_run
@@ -61,9 +62,12 @@ class _Traced:
 
 
 def judge(name: str, dtype: str) -> Iterator[Verdict]:
-    """Verdicts on all samples of an operator."""
+    """Verdicts on all samples of an operator; of a random one, also on its distribution."""
     chunk: list[_Traced] = []
+    drawing: list[Sample] = []
     for sample in samples(name, dtype):
+        if name in DRAWN_OTHERWISE:
+            sample.differentiate = False
         try:
             traced = _trace(name, dtype, sample)
         except UserError as error:
@@ -75,10 +79,15 @@ def judge(name: str, dtype: str) -> Iterator[Verdict]:
                 yield traced
                 continue
             chunk.append(traced)
+            if (traced.runs.single.draws and not drawing) or name in DRAWN_OTHERWISE:
+                drawing.append(sample)
         if len(chunk) == CHUNK:
             yield from _run(chunk)
             chunk = []
     yield from _run(chunk)
+    for sample in drawing if name not in FACTORISATIONS else []:
+        difference = differing_draws(sample)
+        yield Verdict(status="wrong" if difference else "right", reason=difference)
 
 
 def _reason(error: Exception) -> str:
@@ -190,5 +199,6 @@ def _output_errors(traced: _Traced, outputs: dict[str, np.ndarray]) -> Sequence[
     for run in (outputs, runs.single.outputs, runs.exact.outputs):
         graded = {n: a for n, a in run.items() if n.startswith("graded")}
         results = {n: a for n, a in run.items() if n not in graded}
+        graded = {} if traced.name in DRAWN_OTHERWISE else graded
         forms.append(form(args, kwargs, results) | graded)
     return compare_arrays(*forms, rounding=traced.rounding)

@@ -151,6 +151,9 @@ def elu(x: jax.Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> j
     return function(widened(x)).astype(x.dtype)
 
 
+lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
+
+
 @lowers(aten._prelu_kernel.default)
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.where(x > 0, x, weight * x)
@@ -167,6 +170,15 @@ def absolute(x: jax.Array) -> jax.Array:
     return straight_through(x * lax.stop_gradient(jnp.sign(x)), jnp.abs(x))
 
 
+def _lowers_of_floats(func: Any, function: Callable[..., jax.Array]) -> None:
+    """`func` as `function`, which takes no booleans or integers."""
+    lowers(func)(lambda x: function(x if jnp.issubdtype(x.dtype, jnp.inexact) else widened(x)))
+
+
+_lowers_of_floats(aten.sigmoid.default, jax.nn.sigmoid)
+_lowers_of_floats(aten.erf.default, jax.scipy.special.erf)
+_lowers_of_floats(aten.erfc.default, jax.scipy.special.erfc)
+_lowers_of_floats(aten.erfinv.default, jax.scipy.special.erfinv)
 lowers(aten.rsqrt.default)(lambda x: lax.rsqrt(widened(x)))
 lowers(aten.exp2.default)(lambda x: jnp.exp2(widened(x)))
 

@@ -184,6 +184,10 @@ def scatter_reduce(
     assert general is not None
     if reduce == "prod" and jnp.issubdtype(x.dtype, jnp.floating):
         return _scatter_prod(x, dim, index, source, include_self)
+    if not include_self and jnp.issubdtype(x.dtype, jnp.integer) and reduce in ("amax", "amin"):
+        limits = jnp.iinfo(x.dtype)
+        least = limits.min if reduce == "amax" else limits.max
+        x, include_self = x.at[_scattered(source, dim, index)[1]].set(least), True
     out = general(x, dim, index, source, reduce, include_self=include_self)
     if reduce not in ("amax", "amin") or not jnp.issubdtype(x.dtype, jnp.floating) or x.ndim == 0:
         return out
@@ -286,5 +290,7 @@ def index_reduce(
 
 @lowers(aten.nonzero_static.default)
 def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
+    if not x.size:
+        return jnp.full((size, x.ndim), fill_value)
     places = jnp.nonzero(x, size=size, fill_value=fill_value) if x.ndim else ()
     return jnp.stack(places, -1) if places else jnp.zeros((size, 0), jnp.int32)

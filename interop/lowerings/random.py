@@ -46,6 +46,14 @@ def _draw(func: Any, key: jax.Array, shape: tuple, dtype: Any, args: tuple, kw: 
         return mean + std * _normal(key, shape, dtype)
     if name == "exponential":
         return jax.random.exponential(key, shape, wide_dtype(dtype)) / arg(1, "lambd", 1.0)
+    if name == "cauchy":
+        turn = _uniform(key, shape, wide_dtype(dtype), -0.5, 0.5)
+        return arg(1, "median", 0.0) + arg(2, "sigma", 1.0) * jnp.tan(jnp.pi * turn)
+    if name == "log_normal":
+        return jnp.exp(arg(1, "mean", 1.0) + arg(2, "std", 2.0) * _normal(key, shape, dtype))
+    if name == "geometric":
+        passed = jax.random.exponential(key, shape, wide_dtype(dtype)) / -jnp.log1p(-arg(1, "p"))
+        return jnp.floor(passed) + 1
     if name == "bernoulli":
         # The dispatcher leaves out arguments that equal the schema's default.
         p = arg(1, "p", 0.5 if func is aten.bernoulli_.float else None)
@@ -64,7 +72,8 @@ _FRESH = [
 
 _IN_PLACE = [
     aten.uniform_.default, aten.normal_.default, aten.bernoulli_.float, aten.bernoulli_.Tensor,
-    aten.exponential_.default,
+    aten.exponential_.default, aten.cauchy_.default, aten.log_normal_.default,
+    aten.geometric_.default,
 ]  # fmt: skip
 
 

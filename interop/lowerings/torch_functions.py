@@ -98,6 +98,25 @@ def _weighted_cov(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return _cov(*args, **kwargs) if has_weights else func(*args, **kwargs)
 
 
+@overrides(F.rrelu)
+def _rrelu(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _rrelu_of(*args, **kwargs)
+
+
+def _rrelu_of(
+    input: Any,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    slope: Any = (lower + upper) / 2
+    if training:
+        slope = torch.empty_like(input).uniform_(lower, upper)
+    out = torch.where(input > 0, input, input * slope)
+    return input.copy_(out) if inplace else out
+
+
 @overrides(F.linear_cross_entropy)
 def _linear_cross_entropy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Without `options`: by chunks torch computes gradients in forward, of what requires them."""
