@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks import conformance
 from benchmarks._child_process import rows_of_child
-from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
+from benchmarks._results import Report, ReportOptions, Row, read_rows, run_benchmark
 from jaxsr.errors import InputError
+from jaxsr.interop.atomic_write import atomic_write
 
-RECORD = RESULTS / "opinfo.json"
+RECORD = conformance.DATABASE
 Pair = tuple[str, str]
 
 
@@ -140,6 +142,8 @@ def measure(options: Options) -> None:
             report.add(row)
             counts.setdefault(row["dtype"], Counter())[row["status"]] += 1
             print(_line(row), flush=True)
+    if options.out == RECORD:
+        atomic_write(conformance.TABLE, conformance.render(read_rows(conformance.RECORD)).encode())
     for dtype, statuses in counts.items():
         print(f"{dtype}: " + ", ".join(f"{n} {status}" for status, n in statuses.most_common()))
 

@@ -394,6 +394,17 @@ def special_zeta(s: Any, q: Any) -> jax.Array:
     return zeta_value(*(widened(v) for v in common_dtype(s, q)))
 
 
+@lowers(aten.special_log_ndtr.default)
+def log_ndtr(x: jax.Array) -> jax.Array:
+    return jax.scipy.special.log_ndtr(widened(x))
+
+
+@lowers(aten.special_spherical_bessel_j0.default)
+def spherical_bessel_j0(x: jax.Array) -> jax.Array:
+    wide = widened(x)
+    return jnp.where(jnp.isinf(wide), 0, jnp.where(wide == 0, 1, jnp.sin(wide) / _nonzero(wide)))
+
+
 # ---- modified Bessel functions: slopes from each other, not from their approximations
 
 

@@ -109,3 +109,9 @@ def is_all_true(x: jax.Array) -> jax.Array:
 @lowers(aten._is_any_true.default)
 def is_any_true(x: jax.Array) -> jax.Array:
     return x.any()
+
+
+@lowers(aten._pdist_forward.default)
+def pdist(x: jax.Array, p: float = 2.0) -> jax.Array:
+    first, second = jnp.triu_indices(x.shape[0], 1)
+    return vector_norm(x[first] - x[second], p, (-1,))

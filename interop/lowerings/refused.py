@@ -22,8 +22,6 @@ refuse(
         "use select_scatter or slice_scatter",
         aten.embedding_renorm_: "embedding with max_norm rewrites its weights in forward; "
         "normalise the rows before the lookup instead",
-        aten.max_pool2d_with_indices_backward: "torch's internal backward operator; "
-        "differentiate apply with jax.grad",
         aten._pack_padded_sequence: "packed sequences; pad the batch and mask the loss instead",
         aten.resize_.default: _MEMORY.format("aten.resize_"),
         aten.set_.default: _MEMORY.format("aten.set_"),

@@ -98,6 +98,27 @@ def _weighted_cov(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return _cov(*args, **kwargs) if has_weights else func(*args, **kwargs)
 
 
+@overrides(F.cosine_similarity)
+def _cosine_similarity(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _cosine_of(*args, **kwargs)
+
+
+def _cosine_of(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """torch's formula; the gradient of a direction is taken across it, so that nothing cancels."""
+    dtype = torch.promote_types(x1.dtype, x2.dtype)
+    x1, x2 = torch.broadcast_tensors(x1.to(dtype), x2.to(dtype))
+    return (_direction(x1, dim, eps) * _direction(x2, dim, eps)).sum(dim)
+
+
+def _direction(x: Any, dim: int, eps: float) -> Any:
+    size = torch.linalg.vector_norm(x, 2, dim, True).detach()
+    unit = (x / size.clamp_min(eps)).detach()
+    # x less its part along the direction: of value zero, with the derivative that is wanted.
+    moved = x - x.detach()
+    along = torch.where(size > eps, unit * (unit * moved).sum(dim, keepdim=True), 0)
+    return unit + (moved - along) / size.clamp_min(eps)
+
+
 @overrides(F.rrelu)
 def _rrelu(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return _rrelu_of(*args, **kwargs)
