@@ -1,6 +1,9 @@
 """Functions: activations and losses at their kinks, indexing, reductions, dtypes, constants."""
 # ruff: noqa: PLW0108  (what stands below is named late)
 
+import warnings
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -541,6 +544,13 @@ fn(
 
 # ---- found by torch's own database of operators (benchmarks/opinfo.py)
 
+
+def _index_reduce(x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is in beta state
+        return x.index_reduce(0, *arguments, **options)
+
+
 fn("database", "elu, celu, selu far below zero", lambda x: (F.elu(x), F.celu(x), F.selu(x)),
    fixed([-12.0, -9.5, -0.5, 0.0, 2.0]))  # fmt: skip
 fn("database", "fmod, remainder", lambda x, y: (torch.fmod(x, y), torch.remainder(x, y)), K,
@@ -548,8 +558,9 @@ fn("database", "fmod, remainder", lambda x, y: (torch.fmod(x, y), torch.remainde
 fn("database", "i0, i0e, i1, i1e", lambda x: (
     torch.special.i0(x), torch.special.i0e(x), torch.special.i1(x), torch.special.i1e(x)
 ), kinks(4, 6))  # fmt: skip
-fn("database", "polygamma below zero",
-   lambda x: tuple(torch.polygamma(n, x + 0.3) for n in (1, 2, 3)), kinks(4, 6), tolerance=5)  # fmt: skip
+fn("database", "polygamma below zero", lambda x: tuple(
+    torch.polygamma(n, x + 0.3) for n in (1, 2, 3)
+), kinks(4, 6), tolerance=5)  # fmt: skip
 fn("database", "zeta below zero", lambda x: torch.special.zeta(3.0, x.detach() + 0.3), K)
 fn("database", "nextafter", torch.nextafter, normal(5), normal(5))
 fn("database", "an aten overload by its name",
@@ -559,11 +570,11 @@ fn("database", "combinations", lambda x: torch.combinations(x, 3), normal(5))
 fn("database", "cosine_similarity of one element",
    lambda x, y: F.cosine_similarity(x, y, dim=0), normal(1), normal(1))  # fmt: skip
 fn("database", "index_reduce, scatter_reduce by products", lambda x, y: (
-    x.index_reduce(0, torch.tensor([2, 0, 2]), y, "prod"),
+    _index_reduce(x, torch.tensor([2, 0, 2]), y, "prod"),
     x.scatter_reduce(0, torch.tensor([[0, 1, 2]]), y, "prod", include_self=False),
 ), kinks(4, 3), kinks(3, 3))  # fmt: skip
-fn("database", "index_reduce of integers without self", lambda i: torch.ones(4, dtype=torch.int64)
-   .index_reduce(0, i % 4, i, "amin", include_self=False), ints(9, 5))  # fmt: skip
+fn("database", "index_reduce of integers without self", lambda i: _index_reduce(
+    torch.ones(4, dtype=torch.int64), i % 4, i, "amin", include_self=False), ints(9, 5))  # fmt: skip
 fn("database", "whole powers", lambda i: 3 ** (i - 4), ints(9, 5))
 fn("database", "Legendre and Chebyshev polynomials", lambda x: tuple(
     f(x.detach(), torch.arange(6))
