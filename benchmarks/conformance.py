@@ -98,9 +98,9 @@ def render_database() -> list[str]:
         "`python -m benchmarks.opinfo` runs every sample of every entry of",
         "`torch.testing._internal.common_methods_invocations.op_db`: outputs and gradients against",
         "float64 torch, by the bounds of [jaxsr.check](check.md). Factors, eigenvectors and",
-        "indices of equal elements are judged by what defines them, random numbers by distribution,",
-        "uninitialised memory by shape and dtype. No entry is left out; where torch itself fails,",
-        "or has nothing but GPU kernels, a sample does not count.",
+        "indices of equal elements are judged by what defines them, random numbers by their",
+        "distribution, uninitialised memory by shape and dtype. No entry is left out; where torch",
+        "itself fails, or has nothing but GPU kernels, a sample does not count.",
         "",
         "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "
         "right | refused | wrong | with gradients |",

@@ -141,7 +141,18 @@ def _rrelu_of(
 @overrides(F.linear_cross_entropy)
 def _linear_cross_entropy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Without `options`: by chunks torch computes gradients in forward, of what requires them."""
-    return func(*args, **{**kwargs, "options": None})
+    if kwargs.get("options") is None:
+        return func(*args, **kwargs)
+    dtype = (args[0] if args else kwargs["input"]).dtype
+    wide = torch.promote_types(dtype, torch.float32)  # in which chunks are summed
+
+    def widened(value: Any) -> Any:
+        is_narrow = isinstance(value, torch.Tensor) and value.dtype == dtype
+        return value.to(wide) if is_narrow else value
+
+    args = tuple(widened(a) for a in args)
+    kwargs = {name: widened(a) for name, a in kwargs.items()}
+    return func(*args, **{**kwargs, "options": None}).to(dtype)
 
 
 @overrides(torch.pinverse, torch.Tensor.pinverse)
