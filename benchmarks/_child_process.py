@@ -1,4 +1,7 @@
-"""Rows of a benchmark computed in a process of its own, with bounds on time and memory."""
+"""Rows of a benchmark computed in a process of its own, with bounds on time and memory.
+
+A bound on processor time does not depend on what else the machine does.
+"""
 
 import multiprocessing
 import os
@@ -11,31 +14,36 @@ from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks._results import Row
 from jaxsr.errors import one_line
 
 
-def row_of_child(compute: Callable[[], Row], *, timeout_s: float, memory_gib: float) -> Row:
+def row_of_child(
+    compute: Callable[[], Row], *, processor_s: int, timeout_s: float, memory_gib: float
+) -> Row:
     """What `compute` returns in a forked process that says nothing.
 
     Args:
       compute: gives the row, with `status` and `reason`; what it raises is a status `failed`.
-      timeout_s: after which the process is killed, a status `timeout`.
+      processor_s: processor time after which the process is killed, a status `timeout`.
+      timeout_s: wall time after which it is, too.
       memory_gib: address space of the process.
     """
 
     def rows() -> Generator[Row]:
         yield compute()
 
-    return next(rows_of_child(rows, timeout_s=timeout_s, memory_gib=memory_gib))
+    bounds: dict[str, Any] = {"processor_s": processor_s, "memory_gib": memory_gib}
+    return next(rows_of_child(rows, timeout_s=timeout_s, **bounds))
 
 
 def rows_of_child(
     compute: Callable[[], Iterable[Row]],
     *,
     timeout_s: float,
+    processor_s: int | None = None,
     memory_gib: float | None = None,
     log: Path | None = None,
     start: Literal["fork", "spawn"] = "fork",
@@ -46,7 +54,8 @@ def rows_of_child(
 
     Args:
       compute: gives the rows.
-      timeout_s: after which the process is killed.
+      timeout_s: wall time after which the process is killed.
+      processor_s: processor time of all its threads after which it is. Default: not bounded.
       memory_gib: address space of the process; None where it uses a GPU, which reserves terabytes.
       log: what the process prints. Default: nowhere.
       start: fork has what this process imported; spawn takes a `compute` that can be pickled, and
@@ -57,7 +66,7 @@ def rows_of_child(
     """
     context = multiprocessing.get_context(start)
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, compute, memory_gib, log))
+    process = context.Process(target=_child, args=(sender, compute, processor_s, memory_gib, log))
     process.start()
     sender.close()
     until = time.monotonic() + timeout_s
@@ -70,6 +79,9 @@ def rows_of_child(
         yield {"status": "timeout", "reason": f"more than {timeout_s:.0f} s"}
     except EOFError:
         process.join(10)
+        if process.exitcode == -signal.SIGXCPU:
+            yield {"status": "timeout", "reason": f"more than {processor_s} s of processor time"}
+            return
         reason = f"the process ended with {process.exitcode}"
         yield {"status": "crashed", "reason": f"{reason}{_last_line(log)}"}
     finally:
@@ -92,10 +104,14 @@ def _last_line(log: Path | None) -> str:
 def _child(
     sender: Connection,
     compute: Callable[[], Iterable[Row]],
+    processor_s: int | None,
     memory_gib: float | None,
     log: Path | None,
 ) -> None:
     os.setpgid(0, 0)
+    if processor_s is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the signal's default
+        resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s + 10))
     if memory_gib is not None:
         size = int(memory_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))

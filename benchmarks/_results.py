@@ -21,7 +21,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 SCHEMA = 1
 PACKAGES = (
     "jax", "jaxlib", "libtpu", "torch", "torchax", "transformers", "opencv-python-headless",
-    "pillow", "kornia", "dm_pix", "scipy", "scikit-image", "numpy",
+    "pillow", "kornia", "dm_pix", "scipy", "scikit-image", "numpy", "timm", "torchvision",
+    "spandrel", "segmentation-models-pytorch", "diffusers",
 )  # fmt: skip
 
 Row = dict[str, Any]

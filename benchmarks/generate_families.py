@@ -36,8 +36,10 @@ class Options(ReportOptions):
     """Families to run. Default: all with a causal language model."""
     rerun: tuple[str, ...] = ()
     """Statuses of rows in --out whose families run once more."""
-    timeout_s: int = 300
-    """Of one family."""
+    processor_s: int = 300
+    """Processor time of one family."""
+    timeout_s: int = 3000
+    """Wall time of one family."""
     memory_gib: int = 24
     """Address space of one family's process."""
 
@@ -112,6 +114,7 @@ def measure(options: Options) -> None:
             continue
         row = row_of_child(
             lambda family=family: compare_family(family),
+            processor_s=options.processor_s,
             timeout_s=options.timeout_s,
             memory_gib=options.memory_gib,
         )

@@ -43,8 +43,10 @@ class Options(ReportOptions):
     """Statuses of rows in --out whose models run once more, such as failed timeout."""
     full: bool = False
     """Also check training mode, vmap, a mesh of two, and time steps."""
-    timeout_s: int = 300
-    """Of one model."""
+    processor_s: int = 300
+    """Processor time of one model."""
+    timeout_s: int = 3000
+    """Wall time of one model."""
     memory_gib: int = 24
     """Address space of one model's process."""
 
@@ -124,7 +126,12 @@ def _in_child(entry: Entry, options: Options, *, optimise: bool) -> Row:
             os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
         return check_entry(entry, full=options.full) | {"optimised": optimise}
 
-    return row_of_child(compute, timeout_s=options.timeout_s, memory_gib=options.memory_gib)
+    return row_of_child(
+        compute,
+        processor_s=options.processor_s,
+        timeout_s=options.timeout_s,
+        memory_gib=options.memory_gib,
+    )
 
 
 def _import_libraries() -> None:

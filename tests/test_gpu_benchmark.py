@@ -68,6 +68,22 @@ def test_a_part_is_killed_with_what_it_started(tmp_path):
     assert not marker.exists()
 
 
+def test_processor_time_is_bounded_apart_from_wall_time():
+    def waits():
+        time.sleep(1.5)
+        yield {"name": "waited"}
+
+    def computes():
+        yield {"name": "began"}
+        while True:
+            pass
+
+    assert rows_and_end(waits, processor_s=1)[1]["status"] == "ok"
+    rows, end = rows_and_end(computes, processor_s=1)
+    assert rows == [{"name": "began"}]
+    assert end == {"status": "timeout", "reason": "more than 1 s of processor time"}
+
+
 def no_rows(setting):
     return ()
 

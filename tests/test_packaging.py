@@ -1,6 +1,7 @@
 """The package list, the names of packages and the promise that importing does nothing."""
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -51,6 +52,14 @@ def test_only_the_adapter_touches_torchax():
             if path.name != "torchax.py" and not path.is_symlink():
                 touched = {name for name in imports(path) if name.split(".")[0] == "torchax"}
                 assert not touched, f"{path.relative_to(ROOT)} imports {touched}"
+
+
+def test_a_clone_beside_the_current_folder_is_no_namespace_package(tmp_path):
+    """`git clone …/jaxsr` and commands from the parent folder: Python looks there first."""
+    (tmp_path / "jaxsr").symlink_to(ROOT)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    program = "import jaxsr; print(jaxsr.__version__)"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
 
 
 def test_importing_does_nothing():

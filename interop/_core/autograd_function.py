@@ -144,7 +144,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         raise UnsupportedTorchError(f"{cls.__name__} has no backward method; define one")
     traced: dict[str, Any] = {}
 
-    def forward(*arrays: jax.Array) -> tuple[list[jax.Array], _Context]:
+    def forward(*arrays: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         with Region(writable=False).entered(), torch.no_grad():
             inner = _with_arrays(args, places, arrays)
             ctx = _Context(needs)
@@ -162,7 +162,10 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
             traced["outputs"] = flat
             traced["undifferentiable"] = [id(t) in ctx.undifferentiable for t in flat]
             results = [t.array() for t in flat if isinstance(t, JaxTensor)]
-        return results, ctx
+            state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
+            traced["state"], traced["tree"] = pytree.tree_flatten(state)
+            saved = [t.array() for t in traced["state"] if isinstance(t, JaxTensor)]
+        return results, saved
 
     @jax.custom_vjp
     def run(*arrays: jax.Array) -> list[jax.Array]:
@@ -171,13 +174,9 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
     # Both passes may be traced later, when apply has long returned.
     from jaxsr.interop._core.trace_context import is_running, session
 
-    def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], Any]:
+    def run_forward(*arrays: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         with nullcontext() if is_running(trace) else session(trace):
-            results, ctx = forward(*arrays)
-        state = {k: v for k, v in vars(ctx).items() if k != "undifferentiable"}
-        leaves, traced["tree"] = pytree.tree_flatten(state)
-        traced["state"] = leaves
-        return results, [t.array() for t in leaves if isinstance(t, JaxTensor)]
+            return forward(*arrays)
 
     def run_backward(residuals: list[jax.Array], cotangents: list[Any]) -> tuple:
         with session(trace), Region(writable=False).entered():

@@ -22,6 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import to_jax_dtype, to_torch_dtype
+from jaxsr.interop._core.recipes import (
+    known_value,
+    places_for_masks,
+    recipe_of,
+    record,
+    run_on_constants,
+)
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, name_of, schema_of
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
@@ -143,6 +150,8 @@ class Trace:
             for tensor in pytree.tree_leaves(result):
                 if isinstance(tensor, JaxTensor):
                     tensor.cell.input_free = True
+            if is_overload(func):
+                record(func, arguments[0], arguments[1], result, self.as_jax_tensor)
 
     def _dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         entry = registry.resolve(func)
@@ -177,13 +186,21 @@ class Trace:
             if done:
                 return result
         if entry.kind is Kind.VALUE:
+            if all(known_value(t) is not None for t in tensors):
+                return self._evaluated(func, args, kwargs, tensors)
             raise UnsupportedTorchError(
                 f"{name_of(func)} needs the value of a traced tensor (.item(), bool(), a Python "
                 "branch or size); use torch.where, or make it a Python number before apply"
             )
         if entry.kind is Kind.WRITE:
             return self._mutate(func, schema, entry.function, args, kwargs)
-        metas = self.meta_result(func, args, kwargs)
+        args = places_for_masks(func, args, self.wrap_const)
+        try:
+            metas = self.meta_result(func, args, kwargs)
+        except UnsupportedTorchError:  # of a shape that depends on values
+            if schema.random or any(known_value(t) is None for t in tensors):
+                raise
+            return self._evaluated(func, args, kwargs, tensors)
         if entry.kind is Kind.VIEW:
             return self._view(func, entry.function, args, kwargs, metas)
         if entry.kind is Kind.DECOMPOSITION:
@@ -207,7 +224,9 @@ class Trace:
             return func(*margs, **mkwargs)
         except RuntimeError as e:
             unknown = isinstance(e, (NotImplementedError, DynamicOutputShapeException))
-            if not unknown and "data-dependent shape" not in str(e):  # of a custom operator
+            # Of a custom operator, and of repeat_interleave.
+            texts = ("data-dependent shape", "without output_size")
+            if not unknown and not any(text in str(e) for text in texts):
                 raise
             raise UnsupportedTorchError(
                 f"{name_of(func)}: the result's shape depends on values, or torch does not know it "
@@ -235,11 +254,17 @@ class Trace:
             target = args[index] if index < len(args) else kwargs[name]
             for t in target if isinstance(target, (list, tuple)) else [target]:
                 t.cell.before_write()
-        cargs, ckwargs = pytree.tree_map_only(JaxTensor, lambda t: t.const, (args, kwargs))
-        result = func(*cargs, **ckwargs)
         if schema.is_view and tensors:
+            cargs, ckwargs = pytree.tree_map_only(JaxTensor, lambda t: t.const, (args, kwargs))
             metas = self.meta_result(func, args, kwargs)
-            return True, self._view(func, entry.function, args, kwargs, metas, result)
+            consts = func(*cargs, **ckwargs)
+            return True, self._view(func, entry.function, args, kwargs, metas, consts)
+        return True, self._evaluated(func, args, kwargs, tensors)
+
+    def _evaluated(self, func: Any, args: tuple, kwargs: dict, tensors: list[JaxTensor]) -> Any:
+        """What torch computes of tensors whose values are known."""
+        known = pytree.tree_map_only(JaxTensor, known_value, (args, kwargs))
+        result = run_on_constants(func, *known)
         by_const = {id(t.const): t for t in tensors}
 
         def as_tensor(value: torch.Tensor) -> JaxTensor:
@@ -248,7 +273,7 @@ class Trace:
             by_const[id(value)].cell.version += 1
             return by_const[id(value)]
 
-        return True, pytree.tree_map_only(torch.Tensor, as_tensor, result)
+        return pytree.tree_map_only(torch.Tensor, as_tensor, result)
 
     def _view(
         self, func: Any, form: Any, args: tuple, kwargs: dict, metas: Any, consts: Any = None
@@ -351,6 +376,7 @@ class Trace:
                     f"{name_of(func)}: out has shape {tuple(target.shape)}, the result "
                     f"{tuple(value.shape)}; make them equal"
                 )
+            recipe = recipe_of(value)
             # A write that leaves nothing of the target, so that a deferred value may stay so.
             same_form = (target.shape, target.dtype) == (value.shape, value.dtype)
             replaces = same_form and target.view_of is None and torch.is_grad_enabled()
@@ -359,6 +385,8 @@ class Trace:
                 target.cell.write(value.deferred)
             else:
                 self.write(target, value.array(), value.needs_grad)
+            if recipe is not None and same_form:
+                recipe.describe(target)
         return tuple(targets) if schema.is_out and len(targets) > 1 else targets[0]
 
     def write(self, target: JaxTensor, value: jax.Array, needs_grad: bool) -> None:

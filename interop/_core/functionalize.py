@@ -9,6 +9,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,10 +20,11 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
+from jaxsr.interop._core.attributes import TABLES, Attributes
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
-from jaxsr.interop._core.dispatch import Trace, cast
+from jaxsr.interop._core.dispatch import CONST_LIMIT, Trace, cast
 from jaxsr.interop._core.dtypes import (
     check_range,
     constant_to_numpy,
@@ -30,16 +32,15 @@ from jaxsr.interop._core.dtypes import (
     to_torch_dtype,
     x64,
 )
-from jaxsr.interop._core.located_errors import located, write_place
+from jaxsr.interop._core.located_errors import located
+from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
 from jaxsr.interop.hooks import watching
 
-_TABLES = ("_parameters", "_buffers", "_modules")
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
 """What code raises that takes a branch which it was not written for."""
-"""Attributes of a module under which torch registers its parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,10 @@ def functionalize(
     twin = copy.deepcopy(module, memo)
     _drop_caches(twin)
     replace_forwards(twin, sync_axis)
-    functional = FunctionalModule(twin, slots, aliases, non_persistent)
+    numbers = {name: slots[name].source(module) for name in non_persistent}
+    functional = FunctionalModule(
+        twin, slots, aliases, non_persistent, {n: t for n, t in numbers.items() if is_number(t)}
+    )
     functional.wrap_remat(remat)
     return functional
 
@@ -179,11 +183,17 @@ class FunctionalModule:
         slots: dict[str, Slot],
         aliases: dict[str, str],
         non_persistent: frozenset[str],
+        numbers: Mapping[str, torch.Tensor],
     ) -> None:
         self.module = module
+        self.numbers = {name: tensor.detach().cpu().clone() for name, tensor in numbers.items()}
+        """Buffers that describe the configuration, for code that needs their values in Python."""
+        self.numbers_read: set[str] = set()
+        self.buffers_written: set[str] = set()
         self.slots = slots
         self.aliases = aliases
         self.non_persistent = non_persistent
+        self.attributes = Attributes(module)
         self.names = {id(sub): name for name, sub in module.named_modules()}
         self.meta_names = {id(slot.source(module)): name for name, slot in slots.items()}
         # Lists and attributes that mention registered tensors a second time (nn.LSTM keeps one).
@@ -191,7 +201,7 @@ class FunctionalModule:
             (sub, key, value)
             for sub in module.modules()
             for key, value in vars(sub).items()
-            if key not in _TABLES and _mentions(value, self.meta_names)
+            if key not in TABLES and _mentions(value, self.meta_names)
         ]
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
@@ -232,8 +242,8 @@ class FunctionalModule:
                     )
                     for name, slot in self.slots.items()
                 }
-                with self._swapped(tensors, train):
-                    before = self._attributes()
+                with self._swapped(tensors, train), self.attributes.guarded():
+                    before = self.attributes.snapshot()
                     try:
                         args, kw = map_leaves(
                             lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
@@ -241,13 +251,13 @@ class FunctionalModule:
                         with watching(self.module, args, kw):
                             result = getattr(self.module, method)(*args, **kw)
                         outputs = to_arrays(trace, result)
-                        self._check_attributes(before, trace, tensors)
+                        settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                     except Exception as e:
                         if getattr(e, "located", False):
                             raise
                         raise located(e, self.module, self.names) from None
-            return outputs, after
+            return (outputs, after) if settled else traced(compiling=compiling)
 
         try:
             return traced(compiling=True)
@@ -283,19 +293,28 @@ class FunctionalModule:
         tensor.needs_grad = slot.trainable
         tensor.cell.input_free = True
         trace.state.add(tensor.cell)
+        if name in self.numbers:
+            Recipe(partial(self._number, name, array)).describe(tensor)
         if slot.is_parameter:
             tensor._is_param = True
         return tensor
 
+    def _number(self, name: str, array: jax.Array) -> torch.Tensor:
+        """The value of a buffer that describes the configuration."""
+        if not isinstance(array, jax.core.Tracer):
+            return torch.from_numpy(np.array(array)).to(self.numbers[name].dtype)
+        self.numbers_read.add(name)
+        return self.numbers[name]
+
     @contextmanager
     def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Generator[None]:
         modules = list(self.module.modules())
-        saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in _TABLES}) for m in modules]
+        saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in TABLES}) for m in modules]
         contents = [
             (container, copy.copy(container))
             for m in modules
             for key, value in vars(m).items()
-            if key not in _TABLES
+            if key not in TABLES
             for container in _containers(value)
         ]
         try:
@@ -317,39 +336,6 @@ class FunctionalModule:
             for container, content in contents:
                 _refill(container, content)
 
-    def _attributes(self) -> dict[int, dict[str, Any]]:
-        return {id(m): dict(vars(m)) for m in self.module.modules()}
-
-    def _check_attributes(
-        self, before: dict[int, dict[str, Any]], trace: Trace, tensors: dict[str, JaxTensor]
-    ) -> None:
-        registered = {id(tensor) for tensor in tensors.values()}
-        for name, sub in self.module.named_modules():
-            attributes = before.get(id(sub))
-            if attributes is None:
-                continue
-            for key, value in vars(sub).items():
-                earlier = attributes.get(key)
-                if value is earlier and not isinstance(value, (list, dict)):
-                    continue
-                if key in (*_TABLES, "_non_persistent_buffers_set"):
-                    continue
-                where = f"`{name}.{key}`" if name else f"`{key}`"
-                # A tensor that the code has read before it put another one in its place is state.
-                is_state = isinstance(earlier, torch.Tensor) and id(earlier) in trace.adopted
-                is_recomputed = isinstance(earlier, torch.Tensor) and not is_state
-                if not is_recomputed and _holds_traced(value, registered, caches=not is_state):
-                    raise UnsupportedTorchError(
-                        f"forward keeps a tensor in {where}{write_place(sub, key)}; a pure "
-                        "function cannot: return it, or register it as a buffer of fixed shape"
-                    )
-                if isinstance(value, (bool, int, float)) and value != earlier:
-                    raise UnsupportedTorchError(
-                        f"forward changes {where} from {earlier!r} to {value!r}"
-                        f"{write_place(sub, key)}, which a compiled function would do only once; "
-                        "make it a buffer, or an argument"
-                    )
-
     def _collect(
         self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, Any]
     ) -> dict[str, jax.Array]:
@@ -370,6 +356,7 @@ class FunctionalModule:
             if current is tensors[name] and current.cell.version == 0:
                 after[name] = original
                 continue
+            self.buffers_written.add(name)
             if not isinstance(current, torch.Tensor) or tuple(current.shape) != original.shape:
                 shape = tuple(current.shape) if isinstance(current, torch.Tensor) else current
                 raise UnsupportedTorchError(
@@ -377,6 +364,12 @@ class FunctionalModule:
                     "keep the shape"
                 )
             after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
+        for name in self.numbers_read & self.buffers_written:
+            raise UnsupportedTorchError(
+                f"forward writes the buffer {name}, and needs its value in Python (.item(), a "
+                "branch or size); a compiled function would see one value for ever: make it an "
+                "argument, or use torch.where"
+            )
         return after
 
 
@@ -406,20 +399,6 @@ def _items(container: Any) -> list[Any]:
     return list(container)
 
 
-def _holds_traced(value: Any, registered: set[int], *, caches: bool, depth: int = 3) -> bool:
-    """Whether it holds a tensor of the trace that is neither parameter nor buffer.
-
-    Where `caches` holds, tensors that follow from parameters and constants do not count: the next
-    trace computes them again.
-    """
-    if isinstance(value, JaxTensor):
-        return id(value) not in registered and not (caches and value.cell.input_free)
-    if depth and isinstance(value, (list, tuple, set, dict)):
-        parts = value.values() if isinstance(value, dict) else value
-        return any(_holds_traced(v, registered, caches=caches, depth=depth - 1) for v in parts)
-    return False
-
-
 def _drop_caches(twin: nn.Module) -> None:
     """Empties the tables of weights that `train()` of a submodule would empty."""
     for sub in twin.modules():
@@ -435,8 +414,14 @@ def _drop_caches(twin: nn.Module) -> None:
             emptied = (
                 isinstance(value, (dict, list)) and value and vars(trial).get(key) is not value
             )
-            if emptied and key not in _TABLES and not vars(trial).get(key, True):
+            if emptied and key not in TABLES and not vars(trial).get(key, True):
                 vars(sub)[key] = type(value)()
+
+
+def is_number(buffer: torch.Tensor) -> bool:
+    """Whether it holds whole numbers, few enough to be those of a configuration."""
+    is_whole = not (buffer.is_floating_point() or buffer.is_complex())
+    return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"
 
 
 def _mentions(value: Any, known: Mapping[int, Any]) -> bool:

@@ -25,6 +25,7 @@ _PACKAGES = (
 )
 # As imported and without links: `jaxsr/interop` is a link in the repository.
 _FRAMEWORKS = tuple(f"{p}/" for folder in _PACKAGES for p in (folder, folder.resolve()))
+_BASES = nn.Module.__mro__
 _STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
 
 
@@ -63,8 +64,11 @@ def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Ex
 
 def write_place(module: nn.Module, attribute: str) -> str:
     """Where a class writes an attribute outside __init__, as `located` prints it; "" if unknown."""
-    write = re.compile(rf"\bself\.{re.escape(attribute)}\s*(\[.*\]\s*)?([-+*/|&]?=(?!=)|\.\w+\()")
-    for name, method in vars(type(module)).items():
+    write = re.compile(
+        rf"\bself\.{re.escape(attribute)}\s*(\[.*\]\s*|,[^=()]*)?([-+*/|&]?=(?!=)|\.\w+\()"
+    )
+    methods = [m for kind in type(module).__mro__ if kind not in _BASES for m in vars(kind).items()]
+    for name, method in methods:
         code = inspect.unwrap(method) if callable(method) else None
         if name == "__init__" or not isinstance(code, types.FunctionType):
             continue

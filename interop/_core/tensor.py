@@ -67,6 +67,11 @@ class Cell:
     def value(self) -> Any:
         """The JAX array, made once of a deferred value."""
         if self._lazy is None:
+            if not Region.alive(self.region):
+                raise UnsupportedTorchError(
+                    "a tensor made inside a torch.autograd.Function, a checkpoint or torch.vmap is "
+                    "read after it has ended (a list or an attribute kept it); return it from there"
+                )
             return self._value
         made = self._value
         if made is None or not Region.alive(made[0]):
@@ -173,18 +178,19 @@ class JaxTensor(torch.Tensor):
         self.needs_grad = needs_grad
         self.cache: tuple[int, Region | None, jax.Array] | None = None
         self.cell_const: torch.Tensor | None = None
+        self.recipe: tuple[int, Any] | None = None  # since which version of the cell
         self.viewed = False
 
     def twin(self) -> "JaxTensor":
         """Another tensor object for the same memory and shape."""
         twin = JaxTensor(self.meta, self.cell, self.view_of, self.needs_grad)
-        twin.cell_const = self.cell_const
+        twin.cell_const, twin.recipe = self.cell_const, self.recipe
         return twin
 
     def become(self, other: "JaxTensor") -> None:
         """Takes over what `other` stands for; the caller has given both the same shape."""
         self.meta, self.cell, self.view_of = other.meta, other.cell, other.view_of
-        self.cell_const, self.cache = other.cell_const, None
+        self.cell_const, self.recipe, self.cache = other.cell_const, other.recipe, None
 
     @classmethod
     def __torch_dispatch__(  # pyright: ignore

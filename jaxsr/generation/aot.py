@@ -61,8 +61,12 @@ class AheadEngine(JaxEngine):
         """
         everywhere = sharding.replicated(self.mesh)
 
-        def build(*args: Any) -> Any:
-            return self._prefill(options, slots, prompt, "right", *args)
+        def build(
+            weights: Any, tokens: Any, length: Any, request: Any, seed: Any, settings: Any
+        ) -> Any:
+            logits, state = self._prefill(slots, prompt, "right", weights, tokens, length)
+            first = self._first_token(options, logits, state["prompt"], request, seed, settings)
+            return state | first
 
         def integers(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)

@@ -175,30 +175,45 @@ class JaxEngine(Engine):
 
     def _prefill(
         self,
-        options: SamplingOptions,
         slots: int,
         prompt_slots: int,
         padding: Padding,
         weights: dict[str, jax.Array],
         tokens_BT: jax.Array,
         length_B: jax.Array,
-        request_B: jax.Array,
-        seed_B: jax.Array,
-        settings: Settings,
-    ) -> State:
-        rows, left = len(tokens_BT), padding == "left"
+    ) -> tuple[jax.Array, State]:
+        """Logits of the next token, and the part of the state that depends on the prompts alone."""
+        left = padding == "left"
         logits_BV, cache, filled_B, first_B = self._layout.prefill(
             partial(self._run, weights), tokens_BT, length_B, left=left, slots=slots
         )
         prompt_BT = _widened(_right_aligned(tokens_BT, length_B, left=left), prompt_slots)
-        room = room_for(options)
-        state: State = {
+        return logits_BV, {
             "cache": cache,
             "filled": filled_B,
             "first": first_B,
+            "prompt": prompt_BT,
+        }
+
+    def _first_token(
+        self,
+        options: SamplingOptions,
+        logits_BV: jax.Array,
+        prompt_BT: jax.Array,
+        request_B: jax.Array,
+        seed_B: jax.Array,
+        settings: Settings,
+    ) -> State:
+        """The rest of the state.
+
+        A program of its own: choosing takes longer to compile than a small network does, and this
+        one serves prompts of every length.
+        """
+        rows, room = len(prompt_BT), room_for(options)
+        state: State = {
+            "prompt": prompt_BT,
             "token": jnp.zeros(rows, jnp.int32),
             "done": jnp.zeros(rows, bool),
-            "prompt": prompt_BT,
             "outputs": jnp.full((rows, room), UNFILLED, jnp.int32),
             "count": jnp.zeros(rows, jnp.int32),
             "keys": sampling.request_keys(seed_B, request_B),
@@ -337,15 +352,23 @@ class JaxEngine(Engine):
         padding: Padding,
     ) -> JaxBatch:
         settings = settings_of(options, stop_ids)
-        args = self._replicated(tokens, length, requests, seeds, settings)
-        static = (options, slots, prompt_slots, padding)
-        build = partial(self._prefill, *static)
-        shape = (*tokens.shape, slots, prompt_slots, room_for(options), padding)
-        key = ("prefill", _tables(settings), self._top(options), self._is_plain(options), shape)
-        program = self._program(key, build, self._weights, *args)
-        state = program(self._weights, *args)
+        *inputs, settings = self._replicated(tokens, length, requests, seeds, settings)
+        static = (slots, prompt_slots, padding)
+        args: tuple[Any, ...] = (self._weights, *inputs[:2])
+        prefill = self._program(
+            ("prefill", *static, tokens.shape), partial(self._prefill, *static), *args
+        )
+        logits, state = prefill(*args)
+        args = (logits, state["prompt"], *inputs[2:], settings)
+        key = ("first_token", self._top(options), room_for(options), self._is_plain(options))
+        first_token = self._program(
+            (*key, _tables(settings), *state["prompt"].shape),
+            partial(self._first_token, options),
+            *args,
+        )
+        state |= first_token(*args)
         return JaxBatch(
-            state, options, stop_ids, padding, requests, seeds, settings=args[-1], slots=slots
+            state, options, stop_ids, padding, requests, seeds, settings=settings, slots=slots
         )
 
     def admit(

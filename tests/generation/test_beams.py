@@ -106,7 +106,7 @@ def some_stops(model, prompts):
     return sorted({free[0][0][2], free[0][1][6], free[1][0][4], free[2][2][8]})
 
 
-@pytest.mark.parametrize("kind", ["jax", "torch"])
+@pytest.mark.parametrize("kind", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
 def test_outputs_and_scores_are_those_of_transformers(kind, engines, models, prompts):
     engine, model = engines(kind, "llama"), models("llama")[1]
     stops = some_stops(model, prompts)
@@ -126,7 +126,7 @@ def test_outputs_and_scores_are_those_of_transformers(kind, engines, models, pro
     "family",
     [pytest.param("gemma2", marks=pytest.mark.slow), "falcon_h1"],
 )
-@pytest.mark.parametrize("kind", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_beams_of_models_of_transformers(kind, family, engines, models, prompts):
     engine, model = engines(kind, family), models(family)[1]
     stops = some_stops(model, prompts)

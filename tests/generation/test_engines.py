@@ -142,9 +142,16 @@ FAMILIES = ("llama", "llama-plain", "qwen3")
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", pytest.param("llama-plain", marks=pytest.mark.slow)]
+    ("kind", "family"),
+    [
+        ("jax", "llama"),
+        ("torch", "qwen3"),
+        pytest.param("jax", "qwen3", marks=pytest.mark.slow),
+        pytest.param("torch", "llama", marks=pytest.mark.slow),
+        pytest.param("jax", "llama-plain", marks=pytest.mark.slow),
+        pytest.param("torch", "llama-plain", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("kind", ["jax", "torch"])
 def test_deterministic_is_independent_of_company_bit_for_bit(kind, family, engines, prompts):
     engine = engines(kind, family)
     alone = [bits(engine, [prompt])[0] for prompt in prompts]

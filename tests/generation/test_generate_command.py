@@ -222,8 +222,8 @@ def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_pat
 @pytest.mark.parametrize(
     ("family", "quantize"),
     [
-        ("llama", None),
         ("qwen3", "int8"),
+        pytest.param("llama", None, marks=pytest.mark.slow),
         pytest.param("llama", "int8", marks=pytest.mark.slow),
         pytest.param("llama-plain", None, marks=pytest.mark.slow),
         pytest.param("llama-plain", "int8", marks=pytest.mark.slow),

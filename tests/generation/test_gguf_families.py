@@ -76,7 +76,9 @@ def test_a_file_gives_the_logits_of_its_model(family, model, tmp_path):
     torch.testing.assert_close(network(TOKENS)[0], reference, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "qwen2", "falcon"])
+@pytest.mark.parametrize(
+    "family", ["falcon", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "qwen2"))]
+)
 def test_a_file_generates_by_either_engine_and_on_a_mesh(family, model, tmp_path):
     write_gguf(tmp_path / "m.gguf", model(family), K.Q8_0)
     network = load_language_model(tmp_path / "m.gguf").network

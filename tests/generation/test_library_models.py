@@ -24,18 +24,21 @@ from jaxsr.models.llama.quantized import QuantizedLinear
 GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
 
 # A window, a recurrence, both, latent attention, experts, learned positions, biased scores.
-FAMILIES = (
-    "gemma2",
+FAMILIES = ("gemma2", "mamba2", "falcon_h1", "deepseek_v3", "mixtral", "bloom")
+MORE = (
     "mamba",
-    "mamba2",
-    "falcon_h1",
-    "deepseek_v3",
     "deepseek_v32",
-    "mixtral",
     "gpt2",
-    "bloom",
+    "qwen3_next",
+    "jamba",
+    "gpt_oss",
+    "falcon",
+    "gptj",
+    "phi3",
+    "llama4_text",
+    "zamba2",
+    "lfm2",
 )
-MORE = ("qwen3_next", "jamba", "gpt_oss", "falcon", "gptj", "phi3", "llama4_text", "zamba2", "lfm2")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,9 @@ def test_entries_written_after_all_is_read_change_nothing(family, models):
 
 
 # gemma2 has 2 heads of keys: two devices share each.
-@pytest.mark.parametrize(("family", "devices"), [("gemma2", 4), ("deepseek_v3", 2)])
+@pytest.mark.parametrize(
+    ("family", "devices"), [("gemma2", 4), pytest.param("deepseek_v3", 2, marks=pytest.mark.slow)]
+)
 def test_a_mesh_changes_nothing(family, devices, models):
     network, reference = models(family)
     engine = JaxEngine(network, mesh=tensor_mesh(devices))
@@ -107,8 +112,17 @@ def test_a_plan_of_transformers_splits_the_weights(models):
     assert any("down_proj" in name for name in split)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "falcon_h1", "mamba2"])
-@pytest.mark.parametrize("second", [JaxEngine, TorchEngine])
+@pytest.mark.parametrize(
+    ("family", "second"),
+    [
+        ("gemma2", JaxEngine),
+        ("falcon_h1", TorchEngine),
+        pytest.param("gemma2", TorchEngine, marks=pytest.mark.slow),
+        pytest.param("falcon_h1", JaxEngine, marks=pytest.mark.slow),
+        pytest.param("mamba2", JaxEngine, marks=pytest.mark.slow),
+        pytest.param("mamba2", TorchEngine, marks=pytest.mark.slow),
+    ],
+)
 def test_a_saved_cache_goes_on_in_either_engine(family, second, models, tmp_path):
     network, reference = models(family)
     begun = dataclasses.replace(GREEDY, max_new_tokens=9)
@@ -203,7 +217,9 @@ def test_own_networks_are_asked_for_where_there_are_none(tmp_path):
         load_language_model(tmp_path / "model", implementation="own")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "bloom"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "bloom"))]
+)
 @torch.no_grad()
 def test_weights_are_quantised_on_loading(family, tmp_path):
     model = tiny_model(family, tmp_path)

@@ -22,7 +22,7 @@ from jaxsr.models.llama.loading import fingerprint
 # Llama by our own network. By that of transformers: a window, attention and a recurrence, a
 # recurrence alone.
 GREEDY = SamplingOptions(max_new_tokens=20)
-LENGTHS = (9, 3, 30, 17, 5, 12, 40)
+LENGTHS = (9, 3, 30, 17, 5, 12, 8)  # of two buckets: a third makes another program
 ENGINES = {
     "jax": JaxEngine,
     "torch": TorchEngine,
@@ -117,8 +117,13 @@ def test_a_place_that_is_free_is_taken_by_the_next_prompt(kind, family, engines,
     assert tokens(run) == reference
     assert {completion.rows for completion in run.completions} == {2}
     assert sorted(ended) == list(range(len(prompts))) != ended
-    if family != "llama":
-        return
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_places_are_taken_with_padding_on_the_left_and_alone(kind, engines, models, prompts):
+    stops, reference = some_stops(models("llama")[1], prompts)
+    engine = engines(kind, "llama")
     left = complete(engine, prompts, GREEDY, batch_size=2, stop_ids=stops, padding="left")
     assert tokens(left) == reference
     one = complete(engine, prompts[:3], GREEDY, batch_size=1, stop_ids=stops)
@@ -146,8 +151,7 @@ def test_draws_depend_on_the_request_not_on_its_place(engines, prompts):
     drawn = dataclasses.replace(GREEDY, temperature=0.9, top_p=0.95)
     engine = engines("jax", "llama")
     stops = (5, 6, 7, 8, 9, 10, 11, 12)
-    together = tokens(complete(engine, prompts, drawn, batch_size=7, stop_ids=stops))
-    assert tokens(complete(engine, prompts, drawn, batch_size=2, stop_ids=stops)) == together
+    together = tokens(complete(engine, prompts, drawn, batch_size=2, stop_ids=stops))
     torch_engine = engines("torch", "llama")
     assert tokens(complete(torch_engine, prompts, drawn, batch_size=3, stop_ids=stops)) == together
     assert (
@@ -191,9 +195,7 @@ def test_penalties_in_a_batch_are_those_of_transformers(kind, family, engines, m
     reference = [expected(model, prompt, **changes)[0] for prompt in prompts]
     options = dataclasses.replace(GREEDY, **PENALTIES, logit_bias=(f"{stops[0]}=3.0", "20,21=-4.0"))
     engine = engines(kind, family)
-    run = complete(engine, prompts, options, batch_size=7, stop_ids=stops)
-    assert tokens(run) == reference
-    run = complete(engine, prompts, options, batch_size=3, stop_ids=stops, padding="left")
+    run = complete(engine, prompts, options, batch_size=2, stop_ids=stops)
     assert tokens(run) == reference
     assert reference != [expected(model, prompt, eos_token_id=stops)[0] for prompt in prompts]
 
@@ -227,7 +229,7 @@ def test_penalties_go_on_after_a_resume(family, second, engines, models, prompts
         GREEDY, **PENALTIES, presence_penalty=0.5, temperature=0.7, seed=5
     )
     few = prompts[:3]
-    whole = complete(engines("jax", family), few, options, batch_size=3, seeds=[None, 2, None])
+    whole = complete(engines("jax", family), few, options, batch_size=2, seeds=[None, 2, None])
     begun = dataclasses.replace(options, max_new_tokens=12)
     run = complete(
         engines("jax", family), few, begun, batch_size=2, seeds=[None, 2, None], keep_snapshots=True
@@ -309,7 +311,7 @@ def test_an_output_ends_with_the_token_that_completes_a_text(
         letters(free[4])[3:6],
     ]
     stop = StopText(texts, letters)
-    run = complete(engines(kind, family), prompts, GREEDY, batch_size=3, stop_text=stop)
+    run = complete(engines(kind, family), prompts, GREEDY, batch_size=2, stop_text=stop)
     for completion, ids in zip(run.completions, free, strict=True):
         length, at = first_end(ids, texts)
         assert completion.tokens == ids[:length]

@@ -64,23 +64,43 @@ def tokens(engine):
     return [c.tokens for c in complete(engine, PROMPTS, GREEDY, batch_size=2).completions]
 
 
-def test_every_way_of_computing_gives_the_tokens(path, tmp_path):
+@pytest.fixture(scope="module")
+def reference(path):
+    return tokens(TorchEngine(load_language_model(path, packed=False).network))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "torch",
+        "jax",
+        pytest.param("unpacked", marks=pytest.mark.slow),
+        pytest.param("off", marks=pytest.mark.slow),
+        pytest.param("mesh", marks=pytest.mark.slow),
+    ],
+)
+def test_every_way_of_computing_gives_the_tokens(how, path, reference):
+    network = load_language_model(path, packed=how != "unpacked").network
+    if how == "torch":
+        engine = TorchEngine(network)
+    else:
+        engine = JaxEngine(
+            network,
+            packed="off" if how == "off" else "exact",
+            mesh=tensor_mesh(2) if how == "mesh" else None,
+        )
+    assert tokens(engine) == reference
+
+
+@pytest.mark.slow
+def test_programs_with_calls_are_stored_too(path, reference, tmp_path):
     network = load_language_model(path).network
-    unpacked = load_language_model(path, packed=False).network
-    reference = tokens(TorchEngine(unpacked))
-    for engine in (
-        TorchEngine(network),
-        JaxEngine(unpacked),
-        JaxEngine(network),
-        JaxEngine(network, packed="off"),
-        JaxEngine(network, mesh=tensor_mesh(2)),
-        JaxEngine(network, programs=tmp_path),
-        JaxEngine(network, programs=tmp_path),  # programs with calls are stored, too
-    ):
-        assert tokens(engine) == reference
+    for _ in range(2):
+        assert tokens(JaxEngine(network, programs=tmp_path)) == reference
     assert list(tmp_path.glob("decode-*"))
 
 
+@pytest.mark.slow
 def test_fast_is_near(path):
     network = load_language_model(path).network
     exact, fast = (tokens(JaxEngine(network, packed=p)) for p in ("exact", "fast"))
@@ -117,7 +137,7 @@ print((resident() - before) * 1024 / path.stat().st_size)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-@pytest.mark.parametrize("packed", ["exact", "fast"])
+@pytest.mark.parametrize("packed", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
 def test_a_file_takes_at_most_three_times_its_size(packed, path, tmp_path):
     import transformers
 

@@ -34,7 +34,7 @@ def folder(network, tmp_path_factory):
 
 def test_a_stored_program_needs_no_trace_and_computes_the_same(network, folder, monkeypatch):
     names = kept(folder)
-    assert {name.split("-")[0] for name in names} == {"prefill", "decode"}
+    assert {name.split("-")[0] for name in names} == {"prefill", "first_token", "decode"}
     _, *traced = run(network("llama"), None)
     monkeypatch.setattr(JaxEngine, "_run", lambda *args, **kwargs: pytest.fail("traced again"))
     engine, *found = run(network("llama"), folder)
@@ -48,13 +48,13 @@ def test_a_stored_program_needs_no_trace_and_computes_the_same(network, folder, 
 def test_whatever_a_trace_depends_on_makes_another_program(network, folder, monkeypatch):
     count = len(kept(folder))
     run(network("llama-plain"), folder)
-    assert len(kept(folder)) == count + 2
+    assert len(kept(folder)) == count + 3
     with jax.default_matmul_precision("high"):
         run(network("llama"), folder)
-    assert len(kept(folder)) == count + 4
+    assert len(kept(folder)) == count + 6
     monkeypatch.setattr(stored_programs, "_surroundings", lambda: ("another jax",))
     run(network("llama"), folder)
-    assert len(kept(folder)) == count + 6
+    assert len(kept(folder)) == count + 9
 
 
 def test_a_damaged_file_is_made_anew(network, folder, caplog):

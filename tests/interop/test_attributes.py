@@ -197,3 +197,46 @@ def test_a_write_into_a_trained_parameter_is_refused_by_name():
     expected = module(torch.from_numpy(X))
     np.testing.assert_allclose(actual, expected.detach(), atol=1e-6)
     np.testing.assert_array_equal(buffers["output.weight"], module.output.weight)
+
+
+class Sized(nn.Module):
+    """Writes the height of its input where its other methods read it, as CRAFT does."""
+
+    def __init__(self, reads_first=False):
+        super().__init__()
+        self.linear, self.height, self.reads_first = nn.Linear(4, 4), None, reads_first
+
+    def scale(self, x):
+        return x / self.height
+
+    def forward(self, x):
+        if self.reads_first and self.height is not None:
+            x = x + self.height
+        self.height, self.width = x.shape[-2:]
+        return self.scale(self.linear(x))
+
+
+def test_a_number_that_each_call_writes_first_is_no_state():
+    torch.manual_seed(0)
+    module = Sized()
+    jm = to_jax(module)
+    apply = jax.jit(lambda x: jm.apply(jm.params, jm.buffers, x)[0])
+    for x in (X, X[:, :2]):
+        np.testing.assert_allclose(apply(x), module(torch.from_numpy(x)).detach(), atol=1e-6)
+    assert jm.functional.module.height is None and type(jm.functional.module) is Sized
+
+
+class SizedInTraining(Sized):
+    def forward(self, x):
+        if self.training:
+            self.height = x.shape[-2]
+        return x if self.height is None else self.scale(self.linear(x))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("make", [lambda: Sized(reads_first=True), SizedInTraining])
+def test_a_number_read_before_it_is_written_is_refused(make, first):
+    jm = to_jax(make())
+    with pytest.raises(UnsupportedTorchError, match=r"forward changes `height`.* None to 3 at .*="):
+        for train in (first, not first):
+            jm.apply(jm.params, jm.buffers, X, train=train)

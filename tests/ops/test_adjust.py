@@ -10,6 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from skimage import color
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 60
 FACTORS = np.random.default_rng(3).uniform(-0.2, 2.5, CASES).astype(np.float32)
@@ -54,7 +55,7 @@ def test_other_dtypes_are_uint8_on_a_finer_scale(name, dtype):
     np.testing.assert_allclose(scaled, np.asarray(levels, float), atol=atol)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_hue_matches_scikit_image(dtype):
     images = pictures(dtype)
     peak = {"uint8": 255, "uint16": 65535}.get(dtype, 1)
@@ -66,7 +67,7 @@ def test_hue_matches_scikit_image(dtype):
     np.testing.assert_allclose(got.astype(jnp.float32), want, atol=rounding + 5e-6 * peak)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_gamma(dtype):
     images = pictures(dtype)
     peak = {"uint8": 255, "uint16": 65535}.get(dtype, 1)

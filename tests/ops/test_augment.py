@@ -151,10 +151,10 @@ def test_a_box_that_cannot_fit_is_the_middle():
     ("name", "dtype"),
     [
         ("all", "float32"),
-        ("all", "uint8"),
-        ("affine", "bfloat16"),
-        ("elastic", "float32"),
-        ("jitter", "float32"),
+        pytest.param("all", "uint8", marks=pytest.mark.slow),
+        pytest.param("affine", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("elastic", "float32", marks=pytest.mark.slow),
+        pytest.param("jitter", "float32", marks=pytest.mark.slow),
         ("jitter", "uint16"),
     ],
 )

@@ -11,6 +11,7 @@ from scipy import ndimage
 
 from jaxsr import ops
 from jaxsr.ops.bayer import PATTERNS
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 60
 
@@ -51,7 +52,7 @@ OPPOSITE = np.array(
 )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_malvar_is_its_published_windows(pattern, dtype):
     images = jnp.asarray(mosaics("float32" if dtype == "bfloat16" else dtype), dtype)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from jaxsr import ops
 from jaxsr.ops.boxes import cut_within
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 60
 # Two products of float32 sums of values below 1.
@@ -33,7 +34,7 @@ def whole_boxes(height=14, width=17):
     return np.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], -1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("size", [(5, 6), (1, 30)], ids=str)
 @pytest.mark.parametrize(
     ("method", "antialias"),

@@ -11,6 +11,7 @@ import pytest
 from skimage.color import colorconv as color
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 64
 PEAKS = {"uint8": 255, "uint16": 65535}
@@ -34,7 +35,7 @@ def pictures(dtype="float32", shape=(CASES, 3, 5, 3)):
     return jnp.asarray(levels * {"uint8": 1, "uint16": 257}.get(dtype, 1 / 255), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("name", FORWARD)
 def test_there(name, dtype):
     images = pictures(dtype)

@@ -10,6 +10,7 @@ from scipy import ndimage
 from scipy.interpolate import RBFInterpolator
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES, HEIGHT, WIDTH = 64, 20, 24
 Y, X = np.mgrid[:HEIGHT, :WIDTH].astype(np.float64)
@@ -31,7 +32,7 @@ def check(got, want, dtype, atol):
     assert off.max() <= rounding + most * atol
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_elastic_matches_scipy(dtype):
     rng = np.random.default_rng(1)
     images = pictures(dtype)

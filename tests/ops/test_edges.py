@@ -12,6 +12,9 @@ from scipy import ndimage
 from skimage import data
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
+
+pytestmark = pytest.mark.usefixtures("xla_kernels")
 
 CASES = 60
 FLAT: dict[str, Any] = {"axes": (-2, -1)}
@@ -31,7 +34,7 @@ def photos(dtype="uint8", shape=(33, 37)):
 ORDERS = {3: (0, 1), 5: (1, 1), 7: (2, 0)}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_derivatives_are_opencvs(size, dtype):
     images = photos(dtype)

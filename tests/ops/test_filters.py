@@ -8,6 +8,9 @@ import pytest
 from scipy import ndimage
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
+
+pytestmark = pytest.mark.usefixtures("xla_kernels")
 
 BORDERS = {
     "reflect101": "mirror",
@@ -28,7 +31,7 @@ REFERENCES = {
 CASES = 60
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize(
     ("shape", "size", "borders"),
     [

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
-DTYPES = ["float32", "bfloat16", "uint8", "uint16"]
 SHAPES = [(60, 4, 5, 2), (60, 1, 1, 3), (60, 7, 1, 1)]
 NUMPY_BORDERS: dict[str, Any] = {
     "edge": "edge",
@@ -26,7 +26,7 @@ def pictures(shape, dtype="float32"):
     return jnp.asarray(values.astype(np.uint8 if dtype == "uint8" else np.float32), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_flip_of_some_pictures(shape, dtype):
     images = pictures(shape, dtype)
@@ -39,7 +39,7 @@ def test_flip_of_some_pictures(shape, dtype):
         np.testing.assert_array_equal(picture, want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("turns", [-5, -1, 0, 1, 2, 3])
 def test_rot90_and_transpose(turns, dtype):
     images = pictures(SHAPES[0], dtype)
@@ -51,7 +51,7 @@ def test_rot90_and_transpose(turns, dtype):
     np.testing.assert_array_equal(ops.transpose(images), np.asarray(images).swapaxes(1, 2))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("border", NUMPY_BORDERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("padding", [0, (3, 1), (0, 2, 9, 1)], ids=str)
@@ -65,7 +65,7 @@ def test_pad_matches_numpy(padding, shape, border, dtype):
     np.testing.assert_array_equal(ops.pad(images, padding, border=border), want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_constant_border(dtype):
     images = pictures(SHAPES[0], dtype)
     got = ops.pad(images, (0, 2, 9, 1), fill=7)
@@ -76,7 +76,7 @@ def test_constant_border(dtype):
         np.testing.assert_array_equal(picture, want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 5)], ids=str)
 def test_crops_at_places_of_their_own(size, dtype):
     images = pictures(SHAPES[0], dtype)

@@ -14,9 +14,9 @@ from PIL import Image
 from skimage import color
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 64
-DTYPES = ["float32", "bfloat16", "uint8", "uint16"]
 PEAKS = {"uint8": 255, "uint16": 65535}
 
 
@@ -45,7 +45,7 @@ def test_gray_of_integers():
         np.testing.assert_array_equal(got, cv2.cvtColor(images, cv2.COLOR_RGB2GRAY))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_gray_by_weights(dtype):
     images = pictures(dtype)
     peak = PEAKS.get(dtype, 1)
@@ -77,7 +77,7 @@ def test_yuv_of_floats_is_scikit_images(dtype):
     np.testing.assert_allclose(back, color.yuv2rgb(exactly(got)), atol=10 * atol)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_white_balance_makes_one_colour_grey(dtype):
     images = pictures(dtype, (CASES, 5, 7, 3))
     peak = PEAKS.get(dtype, 1)
@@ -108,7 +108,7 @@ def test_white_balance_by_an_estimate():
     assert np.isfinite(black).all() and not black[..., 1].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_standardise_is_torchs_arithmetic(dtype):
     images = pictures(dtype)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -11,6 +11,9 @@ import pytest
 from skimage import color
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
+
+pytestmark = pytest.mark.usefixtures("xla_kernels")
 
 CASES = 64
 PEAKS = {"uint8": 255, "uint16": 65535}
@@ -47,7 +50,7 @@ def apart(got, want, name):
     return difference.max(initial=0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("name", REFERENCES)
 def test_against_scikit_image_and_colorsys(name, dtype):
     images, peak = pictures(dtype), PEAKS.get(dtype, 1)

@@ -8,11 +8,12 @@ import pytest
 from scipy import ndimage
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES, SIZE = 24, 9
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_motion_blur_is_the_mean_of_shifts(dtype):
     rng = np.random.default_rng(0)
     most = np.iinfo(dtype).max if dtype in ("uint8", "uint16") else 1

@@ -12,6 +12,7 @@ from scipy.stats import kstest, poisson
 from skimage.util import random_noise
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 KEY = jax.random.key(0)
 LIGHT = np.linspace(0.1, 0.8, 8, dtype=np.float32)
@@ -53,7 +54,7 @@ def test_poisson_noise_counts_photons():
         np.testing.assert_allclose(seen, poisson.pmf(numbers, light * photons), atol=0.02)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_salt_and_pepper(dtype):
     share = np.linspace(0, 1, 8).astype(np.float32)
     images = flat(dtype)

@@ -13,10 +13,10 @@ from scipy import ndimage
 from skimage import data, filters
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 60
 PEAKS = {"uint8": 255, "uint16": 65535}
-DTYPES = ["float32", "bfloat16", "uint8", "uint16"]
 
 
 def photos(dtype="float32", shape=(13, 15)):
@@ -95,7 +95,7 @@ def test_guided_by_itself_with_an_eps_for_each_picture():
     np.testing.assert_allclose(spread(0.01)[1], change / 0.002, rtol=2e-2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_unsharp_mask_is_scikit_images(dtype):
     images, peak = photos(dtype), PEAKS.get(dtype, 1)
     amounts = np.linspace(-0.5, 2, CASES).astype(np.float32)
@@ -111,7 +111,7 @@ def test_unsharp_mask_is_scikit_images(dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE[:3])
 def test_traced_sigmas_are_scipys(dtype):
     images = photos(dtype)
     vertical = np.random.default_rng(1).uniform(0.2, 4, CASES).astype(np.float32)

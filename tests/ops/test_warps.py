@@ -16,6 +16,7 @@ from scipy import ndimage
 from skimage import transform
 
 from jaxsr import ops
+from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 64
 SHAPES = [(9, 11, 2), (1, 1, 1), (5, 1, 3)]
@@ -141,7 +142,7 @@ def test_warp_affine_matches_scikit_image(border, shape):
     np.testing.assert_allclose(got, np.stack(want).reshape(got.shape), atol=10 * ATOL)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "uint16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_warp_perspective_matches_scikit_image(dtype):
     images = pictures((9, 11, 2), dtype)
     array = jnp.asarray(images, dtype)
