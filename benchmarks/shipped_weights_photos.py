@@ -1,8 +1,8 @@
 """The photos that the shipped weights are trained on, gathered into `train` and `val` folders.
 
 Kodak's, those of scikit-image and scikit-learn as installed, and a few that other packages ship;
-`jaxsr/weights/README.md` has the command, and the terms of each. Photos that were saved as JPEG,
-or show its traces, are halved, so that the network does not learn their artefacts as detail.
+`jaxsr/weights/README.md` has the command, and the terms of each. Photos that were saved as JPEG, or
+show its traces, are halved, so that the network does not learn their artefacts as detail.
 """
 
 import bz2

@@ -62,7 +62,9 @@ def shows_jpeg(pixels: Shaped[np.ndarray, "h w c"]) -> bool:
     top, left = (max(side - _SIDE, 0) // 2 for side in pixels.shape[:2])
     middle = pixels[top : top + _SIDE, left : left + _SIDE].astype(np.float32)
     colours = middle.shape[-1] >= 3
-    luma = middle[..., :3] @ np.float32([0.299, 0.587, 0.114]) if colours else middle[..., 0]
+    luma = (
+        middle[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32) if colours else middle[..., 0]
+    )
     shares = [_zeros(luma[row:, column:]) for row in range(_BLOCK) for column in range(_BLOCK)]
     return max(shares) - statistics.median(shares) > _SHARE
 
