@@ -5,6 +5,7 @@ does, *refused* where jaxsr raises an error that names a workaround. The column 
 it does: the same, silently other values, or an error.
 """
 
+import json
 import os
 import re
 import warnings
@@ -92,6 +93,7 @@ def render_database() -> list[str]:
             kind, _, text = reason.partition(": ")
             if kind == "refused" and row["status"] != "wrong":
                 refusals[refusal(text)] += 1
+    entries_in_all = json.loads(DATABASE.read_text())["entries"]
     lines = [
         "## torch's database of operators",
         "",
@@ -101,6 +103,7 @@ def render_database() -> list[str]:
         "indices of equal elements are judged by what defines them, random numbers by their",
         "distribution, uninitialised memory by shape and dtype. No entry is left out; where torch",
         "itself fails, or has nothing but GPU kernels, a sample does not count.",
+        f"{len(rows):,} of {entries_in_all:,} entries and dtypes have run so far.",
         "",
         "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "
         "right | refused | wrong | with gradients |",

@@ -135,7 +135,7 @@ def measure(options: Options) -> None:
     listed = [pair for pair in listed if pair not in done]
     import benchmarks._operator_judge  # noqa: F401  (children are forked from this process)
 
-    report = Report("opinfo", options, key=("operator", "dtype"))
+    report = Report("opinfo", options, key=("operator", "dtype"), entries=len(pairs()))
     counts: dict[str, Counter[str]] = {}
     for start in range(0, len(listed), options.group):
         for row in run_pairs(listed[start : start + options.group], options):
