@@ -6,7 +6,9 @@ it does: the same, silently other values, or an error.
 """
 
 import os
+import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from jaxsr.interop.atomic_write import atomic_write
 
 TABLE = RESULTS.parents[1] / "docs" / "conformance.md"
 RECORD = RESULTS / "conformance.json"
+DATABASE = RESULTS / "opinfo.json"
 PACKAGES = ("torch", "torchax", "jax", "jaxlib")
 
 
@@ -74,6 +77,63 @@ def run_case(case: Any) -> dict[str, str]:
     return {"name": case.name, "group": case.group, "status": status, "torchax": stock}
 
 
+def render_database() -> list[str]:
+    """The section on torch's database of operators, from benchmarks/results/opinfo.json."""
+    rows = read_rows(DATABASE)
+    if not rows:
+        return []
+    entries, samples = Counter(), Counter()
+    refusals: Counter[str] = Counter()
+    for row in rows:
+        entries[row["dtype"], row["status"]] += 1
+        for status in ("samples", "right", "refused", "wrong", "gradients"):
+            samples[row["dtype"], status] += row.get(status, 0)
+        for reason in row["reasons"]:
+            kind, _, text = reason.partition(": ")
+            if kind == "refused" and row["status"] != "wrong":
+                refusals[refusal(text)] += 1
+    lines = [
+        "## torch's database of operators",
+        "",
+        "`python -m benchmarks.opinfo` runs every sample of every entry of",
+        "`torch.testing._internal.common_methods_invocations.op_db`: outputs and gradients against",
+        "float64 torch, by the bounds of [jaxsr.check](check.md). Factors, eigenvectors and",
+        "indices of equal elements are judged by what defines them, random numbers by their",
+        "distribution, uninitialised memory by shape and dtype. No entry is left out; where torch",
+        "itself fails, or has nothing but GPU kernels, a sample does not count.",
+        "",
+        "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "
+        "right | refused | wrong | with gradients |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        of_dtype = [entries[dtype, s] for s in ("right", "partly refused", "refused", "wrong")]
+        of_samples = [samples[dtype, s] for s in ("right", "refused", "wrong", "gradients")]
+        numbers = [sum(of_dtype), *of_dtype, sum(of_samples[:3]), *of_samples]
+        lines.append(f"| {dtype} | " + " | ".join(f"{n:,}" for n in numbers) + " |")
+    lines += ["", "| samples are refused because of | entries |", "|---|---:|"]
+    lines += [f"| {why} | {count} |" for why, count in refusals.most_common()]
+    wrong = [f"{r['operator']} ({r['dtype']})" for r in rows if r["status"] == "wrong"]
+    lines += ["", "Wrong: " + (", ".join(wrong) or "none") + ".", ""]
+    return lines
+
+
+_REFUSALS = (
+    (r"torch\.(float64|complex128) while", "64-bit floats while JAX's x64 mode is off"),
+    (r"beyond u?int32", "integers beyond 32 bits while JAX's x64 mode is off"),
+    (r"layout", "sparse tensors"),
+    (r"needs the value|the value of a traced|needs num_classes", "a value that Python needs"),
+    (r"depends on values|no fixed shapes?", "a shape that depends on values"),
+    (r"has no JAX lowering|no JAX counterpart", "an operator without a lowering"),
+    (r"changes a tensor's memory", "resizing in place"),
+)
+
+
+def refusal(text: str) -> str:
+    """What a refused sample asks for, in a few words."""
+    return next((name for pattern, name in _REFUSALS if re.search(pattern, text)), text[:90])
+
+
 def render(rows: list[dict[str, Any]]) -> str:
     """The table as Markdown, from rows as `read_rows` gives them."""
     versions = rows[0]["environment"]["versions"]
@@ -96,6 +156,7 @@ def render(rows: list[dict[str, Any]]) -> str:
         "",
         "Versions: " + ", ".join(f"{name} {versions[name]}" for name in PACKAGES) + ".",
         "",
+        *render_database(),
     ]
     for group in dict.fromkeys(r["group"] for r in rows):
         lines += [

@@ -48,14 +48,19 @@ def measure(options: Options) -> None:
     import jax
     import torch
 
-    from benchmarks import _ops_filters, _ops_race, _ops_resize, _ops_warps
+    from benchmarks import _ops_filters, _ops_pictures, _ops_race, _ops_resize, _ops_warps
 
     cv2.setNumThreads(threads)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     bandwidth = copy_bandwidth() if jax.default_backend() == "gpu" else None
     report.write(device=jax.devices()[0].device_kind, threads=threads, copy_gb_per_s=bandwidth)
-    for row in (*_ops_resize.ROWS, *_ops_filters.ROWS, *_ops_warps.ROWS):
+    for row in (
+        *_ops_resize.ROWS,
+        *_ops_filters.ROWS,
+        *_ops_warps.ROWS,
+        *_ops_pictures.ROWS,
+    ):
         if options.only in row.name:
             figures = _ops_race.measure(row, options.rounds, bandwidth)
             _ops_race.show(figures)

@@ -1,15 +1,20 @@
-"""Gain of the shipped enlarger over bicubic, on photos outside its training set.
+"""Gain of the shipped enlargers over bicubic, on photos outside their training set, also as JPEG.
 
 The photos are those that the recipe in `jaxsr/weights/README.md` holds out of the folder, and those
-of the wheels. Each is cut to a multiple of four, shrunk as MATLAB's imresize does,
-rounded to 8 bits and enlarged again. PSNR and SSIM are scikit-image's, on MATLAB's Y of 8-bit
-pictures, 4 pixels cut from each border.
+of the wheels. Each is cut to a multiple of four, shrunk as MATLAB's imresize does, rounded to 8
+bits, saved as JPEG by Pillow or left as it is, and enlarged again. PSNR and SSIM are
+scikit-image's, on MATLAB's Y of 8-bit pictures, 4 pixels cut from each border; LPIPS is AlexNet's,
+where its weights are installed.
 """
 
+import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from PIL import Image
 
 from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 
@@ -20,10 +25,14 @@ class Options(ReportOptions):
 
     photos: Path | None = None
     """Folder of the Kodak photos, 01.png to 24.png. Default: only those of the wheels."""
-    weights: Path | None = None
-    """Another enlarger's weights, or a run folder. Default: what comes with jaxsr."""
+    models: tuple[str, ...] = ("clean", "photo")
+    """Enlargers by ×4: words or files that `restore --model` takes."""
+    jpeg: tuple[int, ...] = (0, 90, 60, 30)
+    """Qualities of the small pictures; 0 leaves them as they are."""
     ensemble: bool = False
     """Average over the eight flips and turns."""
+    engine: Literal["jax", "torch"] = "jax"
+    """Who computes."""
 
 
 def luma(picture: np.ndarray) -> np.ndarray:
@@ -36,42 +45,68 @@ def resized(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(resize(picture, size, method="bicubic", antialias=True, convention="matlab"))
 
 
-def measure(options: Options) -> None:
-    """Measures, prints a table, and writes the report."""
+def as_jpeg(picture: np.ndarray, quality: int) -> np.ndarray:
+    if not quality:
+        return picture
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "JPEG", quality=quality)
+    return np.asarray(Image.open(file))
+
+
+def judge(
+    image: np.ndarray, truth: np.ndarray, lpips: Callable[[np.ndarray, np.ndarray], float] | None
+) -> dict[str, float]:
     from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
+    pair = luma(truth), luma(image)
+    figures = {
+        "psnr": float(peak_signal_noise_ratio(*pair, data_range=255)),
+        "ssim": float(structural_similarity(*pair, data_range=255)),  # pyright: ignore[reportArgumentType]
+    }
+    return figures | ({"lpips": lpips(image, truth)} if lpips else {})
+
+
+def measure(options: Options) -> None:
+    """Measures, prints a table, and writes the report."""
     from jaxsr import restore
     from jaxsr.data.photos import open_training_photos
+    from jaxsr.metrics.perceptual import lpips_if_installed
     from jaxsr.training.span import RESTORE
 
     report = Report("shipped_weights", options)
-    folders = [options.photos, None] if options.photos else [None]
-    rows = []
-    for folder in folders:
+    lpips = lpips_if_installed()
+    pictures: dict[tuple[str, str], np.ndarray] = {}
+    for folder in [options.photos, None] if options.photos else [None]:
         held_out = open_training_photos(folder, None, crop=1, held_out=RESTORE.held_out)[1]
         for index, name in enumerate(held_out.names):
-            picture = held_out.read(index)
-            height, width = (n // 4 * 4 for n in picture.shape[:2])
-            truth = picture[:height, :width]
-            small = resized(truth, (height // 4, width // 4))
-            bicubic = resized(small, (height, width))
-            weights = options.weights and str(options.weights)
-            ours = np.asarray(restore(small, weights, ensemble=options.ensemble))
-            row: Row = {"photo": str(name), "folder": "photos" if folder else "wheels"}
-            for kind, image in (("bicubic", bicubic), ("ours", ours)):
-                pair = luma(truth), luma(image)
-                row[f"psnr_{kind}"] = peak_signal_noise_ratio(*pair, data_range=255)
-                row[f"ssim_{kind}"] = float(structural_similarity(*pair, data_range=255))  # pyright: ignore[reportArgumentType]
-            row["gain_db"] = row["psnr_ours"] - row["psnr_bicubic"]
-            rows.append(row)
-            report.add(row)
-            print(f"{row['photo']:<16}{row['psnr_bicubic']:8.2f}{row['psnr_ours']:8.2f}"
-                  f"{row['gain_db']:8.2f}", flush=True)  # fmt: skip
-    means = {"all": float(np.mean([row["gain_db"] for row in rows]))}
-    for where in {row["folder"] for row in rows}:
-        means[where] = float(np.mean([row["gain_db"] for row in rows if row["folder"] == where]))
-    print("mean gain, dB: " + ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
-    report.write(mean_gain_db=means)
+            pictures["photos" if folder else "wheels", str(name)] = held_out.read(index)
+    rows: list[Row] = []
+    for (folder, name), picture in pictures.items():
+        height, width = (n // 4 * 4 for n in picture.shape[:2])
+        truth = picture[:height, :width]
+        small = resized(truth, (height // 4, width // 4))
+        for quality in options.jpeg:
+            low = as_jpeg(small, quality)
+            images = {"bicubic": resized(low, (height, width))}
+            for model in options.models:
+                restored = restore(low, model, ensemble=options.ensemble, engine=options.engine)
+                images[model] = np.asarray(restored)
+            for contender, image in images.items():
+                row: Row = {"photo": name, "folder": folder, "jpeg": quality, "model": contender}
+                row |= judge(image, truth, lpips)
+                rows.append(row)
+                report.add(row)
+        print(f"{name} measured", flush=True)
+    for quality in options.jpeg:
+        print(f"JPEG {quality}" if quality else "no JPEG")
+        for contender in ("bicubic", *options.models):
+            same = [r for r in rows if r["jpeg"] == quality and r["model"] == contender]
+            means = {k: np.mean([r[k] for r in same]) for k in same[0] if k in _FIGURES}
+            print(f"  {contender:<40}" + "".join(f"{k} {v:8.4f}  " for k, v in means.items()))
+    report.write()
+
+
+_FIGURES = ("psnr", "ssim", "lpips")
 
 
 if __name__ == "__main__":

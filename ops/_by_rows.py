@@ -28,13 +28,15 @@ class RowsCall:
     kernel: str
     """Name of a registered kernel."""
     shape: tuple[int, ...]
-    """Of the result; its dtype is that of the first operand."""
+    """Of the result."""
     has_rows: tuple[bool, ...]
     """Of each operand and the result."""
     channels_last: tuple[bool, ...]
     """Of each operand and the result: whether axis 1 is the last one in memory."""
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
+    dtype: str | None = None
+    """Of the result. Default: that of the first operand."""
     in_place: bool = False
     """Whether the result takes the first operand's memory, and begins with its values."""
     combine: Callable[[jax.Array, Any], jax.Array] = lax.psum
@@ -51,7 +53,7 @@ class RowsCall:
     def run(self, *operands: jax.Array, rows: int | None = None) -> jax.Array:
         """The result of some rows."""
         shape = self.shape if rows is None else (rows, *self.shape[1:])
-        result = jax.ShapeDtypeStruct(shape, operands[0].dtype)
+        result = jax.ShapeDtypeStruct(shape, self.dtype or operands[0].dtype)
         options = dict(self.options)
         return cpu_calls.call(
             self.kernel,

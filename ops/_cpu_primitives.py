@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+import numpy as np
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -18,6 +19,7 @@ def cpu_primitive(
     on_cpu: Callable[..., jax.Array] | None = None,
     *,
     shape_of: Callable[..., tuple[int, ...]] | None = None,
+    dtype: str | None = None,
 ) -> Any:
     """A primitive of one result, with every rule but those of differentiation.
 
@@ -26,16 +28,19 @@ def cpu_primitive(
       plain: computes it with JAX's own operations. All options are keywords.
       on_cpu: computes it in programs for CPUs. Default: `plain`.
       shape_of: the result's shape, from the operands' types and the options. Default: from a trace
-        of `plain`. Its dtype is that of the first operand.
+        of `plain`.
+      dtype: the result's. Default: that of the first operand.
     """
     primitive = cast(Any, Primitive(name))
 
     @primitive.def_abstract_eval
     def _(x: Any, *others: Any, **options: Any) -> Any:
         if shape_of is not None:
-            return x.update(shape=shape_of(x, *others, **options))
-        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in (x, *others)]
-        return x.update(shape=jax.eval_shape(functools.partial(plain, **options), *structs).shape)
+            shape = shape_of(x, *others, **options)
+        else:
+            structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in (x, *others)]
+            shape = jax.eval_shape(functools.partial(plain, **options), *structs).shape
+        return x.update(shape=shape, dtype=x.dtype if dtype is None else np.dtype(dtype))
 
     @primitive.def_impl
     def _(*operands: Any, **options: Any) -> Any:

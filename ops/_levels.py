@@ -2,17 +2,24 @@
 
 On CPUs levels are counted by a scatter and looked up by a gather. Accelerators are slow at both, so
 there 256 levels are compared with every pixel, in one fused reduction without temporaries. The
-65536 levels of uint16 are scattered and gathered everywhere.
+65536 levels of uint16 are scattered and gathered everywhere. On CPUs uint8 levels are counted and
+looked up by OpenCV, where it is installed.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import peak_of, real_dtype
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._row_primitives import row_primitive
 from jaxsr.ops._typed_jax import arange, optimization_barrier, platform_dependent, zeros_like
 
 _FEW = 256
 """Levels that can be compared with every pixel."""
+_EXACT_COUNT = 1 << 24
+"""OpenCV counts in float32."""
 _LAST_LEVEL = 256 - 1e-3
 """torchvision's factor from 0…1 to uint8, by which 1 is the last level."""
 
@@ -31,13 +38,13 @@ def from_flat_planes(flat: jax.Array, image: jax.Array, axes: tuple[int, int]) -
 
 
 def in_256_levels(image: jax.Array) -> jax.Array:
-    """int32 from 0 to 255: uint8 as it is, the upper byte of uint16, and parts of floats' white."""
+    """uint8: as it is, the upper byte of uint16, and parts of floats' white."""
     if image.dtype == jnp.uint8:
-        return image.astype(jnp.int32)
+        return image
     if image.dtype == jnp.uint16:
-        return image.astype(jnp.int32) >> 8
+        return (image >> 8).astype(jnp.uint8)
     scaled = jnp.clip(image.astype(real_dtype(image)), 0, 1) * _LAST_LEVEL
-    return jnp.nan_to_num(scaled).astype(jnp.int32)
+    return jnp.nan_to_num(scaled).astype(jnp.uint8)
 
 
 def from_256_levels(levels: jax.Array, image: jax.Array) -> jax.Array:
@@ -45,13 +52,21 @@ def from_256_levels(levels: jax.Array, image: jax.Array) -> jax.Array:
     if image.dtype == jnp.uint8:
         return levels.astype(jnp.uint8)
     if image.dtype == jnp.uint16:
-        return (levels * 257).astype(jnp.uint16)
+        return levels.astype(jnp.uint16) * 257
     x = (levels.astype(real_dtype(image)) * (peak_of(image) / 255)).astype(image.dtype)
     return jnp.where(jnp.isnan(image), image, x)
 
 
 def histogram(levels: jax.Array, bins: int) -> jax.Array:
-    """How often each level from 0 to `bins - 1` occurs along the last axis; int32."""
+    """How often each level from 0 to `bins - 1` occurs along the last axis; int32.
+
+    Args:
+      levels: whole numbers below `bins`.
+      bins: how many levels there are; 256 of uint8.
+    """
+    if levels.dtype == jnp.uint8:
+        rows = levels.reshape(-1, levels.shape[-1])
+        return _histogram_p.bind(rows).reshape(*levels.shape[:-1], bins)
 
     def scattered(levels: jax.Array) -> jax.Array:
         def count(row: jax.Array) -> jax.Array:
@@ -69,7 +84,14 @@ def histogram(levels: jax.Array, bins: int) -> jax.Array:
 
 
 def look_up(table: jax.Array, levels: jax.Array) -> jax.Array:
-    """`table[..., levels]` for each row of a table, whose other axes are those of the levels."""
+    """`table[..., levels]` for each row of a table, whose other axes are those of the levels.
+
+    uint8 levels become uint8.
+    """
+    if levels.dtype == jnp.uint8:
+        rows = levels.reshape(-1, levels.shape[-1])
+        tables = table.astype(jnp.uint8).reshape(-1, table.shape[-1])
+        return _look_up_p.bind(rows, tables).reshape(levels.shape)
 
     def gathered(table: jax.Array, levels: jax.Array) -> jax.Array:
         return jnp.take_along_axis(table, levels, -1, mode="promise_in_bounds")
@@ -83,3 +105,41 @@ def look_up(table: jax.Array, levels: jax.Array) -> jax.Array:
     if table.shape[-1] > _FEW:
         return gathered(table, levels)
     return platform_dependent(table, levels, cpu=gathered, default=compared)
+
+
+@kernel("jaxsr_opencv_histogram")
+def _count_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (rows,), (counts,) = inputs, outputs
+
+    def count(row: int) -> None:
+        if rows.shape[1] > _EXACT_COUNT:
+            counts[row] = np.bincount(rows[row], minlength=_FEW)
+            return
+        counts[row] = opencv().calcHist([rows[row]], [0], None, [_FEW], [0, _FEW]).ravel()
+
+    for_each_row(count, len(rows), nbytes=rows.nbytes, large=False)
+
+
+@kernel("jaxsr_opencv_look_up")
+def _look_up_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (rows, tables), (results,) = inputs, outputs
+
+    def replace(row: int) -> None:
+        results[row] = opencv().LUT(rows[row], tables[row]).ravel()
+
+    for_each_row(replace, len(rows), nbytes=rows.nbytes, large=False)
+
+
+def _histogram_of_levels(rows: jax.Array) -> jax.Array:
+    return histogram(rows.astype(jnp.int32), _FEW)
+
+
+def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
+    return look_up(tables, rows.astype(jnp.int32))
+
+
+_histogram_p = row_primitive(
+    "histogram", _histogram_of_levels, _count_by_opencv,
+    version=opencv_version, length=_FEW, dtype="int32",
+)  # fmt: skip
+_look_up_p = row_primitive("look_up", _look_up_levels, _look_up_by_opencv, version=opencv_version)

@@ -8,6 +8,7 @@ differ by one level. Floats are counted in 256 levels and not rounded afterwards
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,11 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_number, number, positive_pair
 from jaxsr.ops._border import pad_axis
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, in_dtype_of, picture, spread
 from jaxsr.ops._levels import histogram, in_256_levels, look_up
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -89,9 +93,40 @@ def _tile_sides(extents: tuple[int, int], grid: tuple[int, int]) -> tuple[int, i
 def _clahe(
     image: jax.Array, limit: jax.Array, grid: tuple[int, int], axes: tuple[int, int]
 ) -> jax.Array:
+    if image.dtype not in INTEGER_DTYPES:
+        return _clahe_in_jax(image, limit, grid, axes)
+    planes = partial(_clahe_p.bind, rows=grid[0], columns=grid[1])
+    return in_planes(planes, image, axes, jax.lax.stop_gradient(limit).astype(jnp.int32))
+
+
+@kernel("jaxsr_opencv_clahe")
+def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (planes, limits), (results,) = inputs, outputs
+    grid = attributes["rows"][0], attributes["columns"][0]
+    height, width = _tile_sides(planes.shape[1:], grid)
+    # OpenCV's limit, of which it makes the count that we have: halfway to the next one.
+    scale = (np.iinfo(planes.dtype).max + 1) / (height * width)
+
+    def equalise(row: int) -> None:
+        limit = (int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0
+        opencv().createCLAHE(limit, grid[::-1]).apply(planes[row], results[row])
+
+    for_each_row(equalise, len(planes), nbytes=planes.nbytes, large=False)
+
+
+def _clahe_of_levels(planes: jax.Array, limits: jax.Array, *, rows: int, columns: int) -> jax.Array:
+    return _clahe_in_jax(planes, limits[:, None, None], (rows, columns), (-2, -1))
+
+
+_clahe_p = row_primitive("clahe", _clahe_of_levels, _clahe_by_opencv, version=opencv_version)
+
+
+def _clahe_in_jax(
+    image: jax.Array, limit: jax.Array, grid: tuple[int, int], axes: tuple[int, int]
+) -> jax.Array:
     bins = _bins(image)
     is_integer = image.dtype in INTEGER_DTYPES
-    levels = image.astype(jnp.int32) if is_integer else in_256_levels(image)
+    levels = (image if is_integer else in_256_levels(image)).astype(jnp.int32)
     x = jnp.moveaxis(levels, axes, (-2, -1))
     sides = _tile_sides((x.shape[-2], x.shape[-1]), grid)
     limits = jnp.moveaxis(limit, axes, (-2, -1)).astype(jnp.int32)

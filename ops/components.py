@@ -1,13 +1,19 @@
 """Connected regions of masks, numbered."""
 
+import importlib
+import importlib.metadata
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
+from jaxsr.ops._opencv import for_each_row, version_of
 from jaxsr.ops._regions import greatest_in_region
+from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._typed_jax import arange, jit, zeros_like
 from jaxsr.ops._types import Array, Int, Shaped
 
@@ -60,19 +66,46 @@ def connected_components(
 
 @jit("diagonal", "axes")
 def _components(mask: jax.Array, diagonal: bool, axes: tuple[int, int]) -> Components:
-    x = jnp.moveaxis(mask, axes, (-2, -1))
-    height, width = x.shape[-2:]
-    if not x.size:
+    if not mask.size:
         labels = zeros_like(mask, jnp.int32)
         return Components(labels, labels.sum(axes))
+    planes = partial(_components_p.bind, diagonal=diagonal)
+    labels = in_planes(planes, mask.astype(jnp.int32), axes)
+    return Components(labels, labels.max(axes))
+
+
+@kernel("jaxsr_scipy_label")
+def _label_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    ndimage: Any = importlib.import_module("scipy.ndimage")  # it has no types
+    window = ndimage.generate_binary_structure(2, 1 + attributes["diagonal"][0])
+    (planes,), (labels,) = inputs, outputs
+
+    def label(row: int) -> None:
+        ndimage.label(planes[row], window, output=labels[row])
+
+    for_each_row(label, len(planes), nbytes=planes.nbytes, large=False)
+
+
+def _scipy_version() -> tuple[int, ...]:
+    return version_of(importlib.metadata.version("scipy"))  # which JAX needs, too
+
+
+def _label_in_jax(mask: jax.Array, *, diagonal: int) -> jax.Array:
+    """The number of each pixel's region, of planes (n, h, w)."""
+    height, width = mask.shape[-2:]
+    x = mask > 0
     place = arange(height * width).reshape(height, width)
     # The greatest belongs to the first pixel of a region.
     first = height * width - place
-    greatest = greatest_in_region(jnp.broadcast_to(first, x.shape), x, (-2, -1), diagonal=diagonal)
+    greatest = greatest_in_region(
+        jnp.broadcast_to(first, x.shape), x, (-2, -1), diagonal=bool(diagonal)
+    )
     begins = (x & (greatest == first)).reshape(*x.shape[:-2], -1)
     number = jnp.cumsum(begins, -1, dtype=jnp.int32)
     start = (height * width - greatest).reshape(begins.shape)
     # Outside the mask the place is one beyond the last.
     labels = jnp.take_along_axis(number, jnp.minimum(start, begins.shape[-1] - 1), -1)
-    labels = jnp.where(x, labels.reshape(x.shape), 0)
-    return Components(jnp.moveaxis(labels, (-2, -1), axes), number[..., -1])
+    return jnp.where(x, labels.reshape(x.shape), 0)
+
+
+_components_p = row_primitive("components", _label_in_jax, _label_by_scipy, version=_scipy_version)

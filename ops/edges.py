@@ -6,6 +6,7 @@ integers are float32.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,11 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_integer
 from jaxsr.ops._border import Border, checked_border, pad_axis
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, picture, real_dtype, spread
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
 from jaxsr.ops._regions import greatest_in_region
+from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Bool, Float, Shaped
@@ -176,6 +180,46 @@ def _separable(
 
 @jit("size", "euclidean", "axes")
 def _canny(
+    image: jax.Array,
+    low: jax.Array,
+    high: jax.Array,
+    size: int,
+    euclidean: bool,
+    axes: tuple[int, int],
+) -> jax.Array:
+    if image.dtype != jnp.uint8:
+        return _canny_in_jax(image, low, high, size, euclidean, axes)
+    planes = partial(_canny_p.bind, size=size, euclidean=euclidean)
+    limits = (jax.lax.stop_gradient(limit) for limit in (low, high))
+    return in_planes(planes, image, axes, *limits) > 0
+
+
+@kernel("jaxsr_opencv_canny")
+def _canny_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (planes, low, high), (edges,) = inputs, outputs
+    (size,), (euclidean,) = attributes["size"], attributes["euclidean"]
+
+    def find(row: int) -> None:
+        limits = float(low[row]), float(high[row])
+        edges[row] = opencv().Canny(
+            planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean)
+        )
+
+    for_each_row(find, len(planes), nbytes=planes.nbytes, large=False)
+
+
+def _canny_of_levels(
+    planes: jax.Array, low: jax.Array, high: jax.Array, *, size: int, euclidean: int
+) -> jax.Array:
+    low, high = low[:, None, None], high[:, None, None]
+    edges = _canny_in_jax(planes, low, high, size, bool(euclidean), (-2, -1))
+    return edges.astype(planes.dtype) * 255
+
+
+_canny_p = row_primitive("canny", _canny_of_levels, _canny_by_opencv, version=opencv_version)
+
+
+def _canny_in_jax(
     image: jax.Array,
     low: jax.Array,
     high: jax.Array,

@@ -4,19 +4,26 @@ Images are uint8, uint16 or floating point in any layout; `axes` names height an
 default). Windows are rectangles of odd sides, in pixels. The median of a window with a NaN is NaN.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, positive_pair
 from jaxsr.ops._border import Border, checked_border, pad_axis
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import in_dtype_of, picture, real_dtype
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
+
+_LARGEST_NETWORK = 49
+"""Pixels of a window up to which a network of comparisons is compiled, and not a sort."""
 
 
 def box_filter(
@@ -145,17 +152,111 @@ def _box(
 def _median(
     image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
 ) -> jax.Array:
+    if image.dtype == jnp.uint8 and border == "edge" and size[0] == size[1] > 1:
+        return _of_levels("median", image, size, axes)
+    return _median_in_jax(image, size, border, axes)
+
+
+def _median_in_jax(
+    image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
+) -> jax.Array:
     windows = [image]
     for axis, taps in zip(axes, size, strict=True):
         windows = [part for x in windows for part in _shifts(x, taps, axis, border)]
-    ordered = jnp.sort(jnp.stack(windows), axis=0)
+    if len(windows) > _LARGEST_NETWORK:
+        ordered = jnp.sort(jnp.stack(windows), axis=0)
+        middle = ordered[len(windows) // 2]
+        # NaN sorts last.
+        return jnp.where(jnp.isnan(ordered[-1]), jnp.nan, middle) if _is_real(image) else middle
+    ordered = windows.copy()
+    for first, second in _sorting_network(len(windows)):
+        a, b = ordered[first], ordered[second]
+        ordered[first], ordered[second] = jnp.minimum(a, b), jnp.maximum(a, b)
     middle = ordered[len(windows) // 2]
-    # NaN sorts last.
-    return jnp.where(jnp.isnan(ordered[-1]), jnp.nan, middle) if _is_real(image) else middle
+    if not _is_real(image):
+        return middle
+    is_nan = reduce(jnp.logical_or, map(jnp.isnan, windows))
+    return jnp.where(is_nan, jnp.nan, middle)
+
+
+def _sorting_network(count: int) -> Iterator[tuple[int, int]]:
+    """Places to compare and exchange, in order.
+
+    Batcher 1968, "Sorting networks and their applications": merges of odd and even places. Of the
+    comparisons XLA keeps those that the middle depends on: elementwise, without a stack of windows.
+    """
+    part = 1
+    while part < count:
+        step = part
+        while step >= 1:
+            for begin in range(step % part, count - step, 2 * step):
+                for place in range(begin, min(begin + step, count - step)):
+                    if place // (2 * part) == (place + step) // (2 * part):
+                        yield place, place + step
+            step //= 2
+        part *= 2
 
 
 @jit("size", "border", "axes", "greatest")
 def _extreme(
+    image: jax.Array,
+    size: tuple[int, int],
+    border: Border,
+    axes: tuple[int, int],
+    greatest: bool,
+) -> jax.Array:
+    fits = all(taps // 2 < image.shape[axis] for axis, taps in zip(axes, size, strict=True))
+    # What these borders repeat is in the window already: OpenCV leaves it out.
+    if image.dtype == jnp.uint8 and border in ("symmetric", "edge") and fits:
+        return _of_levels("dilate" if greatest else "erode", image, size, axes)
+    return _extreme_in_jax(image, size, border, axes, greatest)
+
+
+_KINDS = ("median", "dilate", "erode")
+
+
+def _of_levels(
+    kind: str, image: jax.Array, size: tuple[int, int], axes: tuple[int, int]
+) -> jax.Array:
+    """A window of uint8, by OpenCV in programs for CPUs."""
+    function = partial(_window_p.bind, kind=_KINDS.index(kind), height=size[0], width=size[1])
+    if axes == (-3, -2) and image.shape[-1] in (1, 3, 4):
+        return function(image.reshape(-1, *image.shape[-3:])).reshape(image.shape)
+
+    def of_planes(planes: jax.Array) -> jax.Array:
+        return function(planes[..., None])[..., 0]
+
+    return in_planes(of_planes, image, axes)
+
+
+@kernel("jaxsr_opencv_window")
+def _window_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    # OpenCV takes pictures of one channel without an axis for it.
+    pictures, results = (x[..., 0] if x.shape[-1] == 1 else x for x in (inputs[0], outputs[0]))
+    kind = _KINDS[attributes["kind"][0]]
+    size = attributes["height"][0], attributes["width"][0]
+
+    def filter_one(row: int) -> None:
+        cv2, result = opencv(), results[row]
+        if kind == "median":
+            cv2.medianBlur(pictures[row], size[0], result)
+        else:
+            getattr(cv2, kind)(pictures[row], np.ones(size, np.uint8), result)
+
+    for_each_row(filter_one, len(pictures), nbytes=pictures.nbytes, large=False)
+
+
+def _window_in_jax(pictures: jax.Array, *, kind: int, height: int, width: int) -> jax.Array:
+    size, axes = (height, width), (-3, -2)
+    if _KINDS[kind] == "median":
+        return _median_in_jax(pictures, size, "edge", axes)
+    return _extreme_in_jax(pictures, size, "symmetric", axes, _KINDS[kind] == "dilate")
+
+
+_window_p = row_primitive("window", _window_in_jax, _window_by_opencv, version=opencv_version)
+
+
+def _extreme_in_jax(
     image: jax.Array,
     size: tuple[int, int],
     border: Border,

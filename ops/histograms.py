@@ -79,7 +79,7 @@ def autocontrast(
     if not array.size:
         return array
     count = array.shape[positions[0]] * array.shape[positions[1]]
-    ranks = tuple(int(count * percent // 100) for percent in (dark, light))
+    ranks = int(count * dark // 100), int(count * light // 100)
     return _autocontrast(array, ranks, positions)
 
 
@@ -97,7 +97,7 @@ def _equalize(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 @jit("ranks", "axes")
-def _autocontrast(image: jax.Array, ranks: tuple[int, ...], axes: tuple[int, int]) -> jax.Array:
+def _autocontrast(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int]) -> jax.Array:
     flat = flat_planes(image, axes)
     last = flat.shape[-1] - 1
     if any(ranks):
@@ -108,7 +108,7 @@ def _autocontrast(image: jax.Array, ranks: tuple[int, ...], axes: tuple[int, int
         low, high = flat.min(-1, keepdims=True), flat.max(-1, keepdims=True)
     if image.dtype == jnp.uint8:
         table = _stretched_levels(low.astype(jnp.int32), high.astype(jnp.int32))
-        stretched = look_up(table, flat.astype(jnp.int32))
+        stretched = look_up(table, flat)
     elif image.dtype == jnp.uint16:
         # 65535² is below 2³².
         apart = (jnp.clip(flat, low, high) - low).astype(jnp.uint32)

@@ -9,7 +9,8 @@ Colours outside 0…1 are not clipped. The hue of grey is 0.
 | `"opencv"` | 0…360 | 0…1 | uint8: hue 0…179, else 0…255 |
 
 OpenCV's uint8 of `rgb_to_hsv` and `hls_to_rgb` is equal in every colour. Of `rgb_to_hls` and
-`hsv_to_rgb` it is within one level: OpenCV leaves ties to the errors of its float32.
+`hsv_to_rgb` it is within one level: OpenCV leaves ties to the errors of its float32. On CPUs all
+four are OpenCV's own, where it is installed.
 """
 
 from typing import Literal
@@ -17,7 +18,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._arguments import ImageLike, one_of
+from jaxsr.ops._arguments import ImageLike, normal_axis, one_of
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
     channel_planes,
@@ -27,6 +29,8 @@ from jaxsr.ops._images import (
     pixels,
     unit_planes,
 )
+from jaxsr.ops._opencv import opencv, opencv_version
+from jaxsr.ops._row_primitives import row_primitive
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -56,10 +60,7 @@ def rgb_to_hsv(
       >>> ops.rgb_to_hsv(green).tolist(), ops.rgb_to_hsv(green, convention="opencv").tolist()
       ([85, 255, 255], [60, 255, 255])
     """
-    array = _checked(image, convention)
-    if convention == "opencv" and array.dtype == jnp.uint8:
-        return _opencv_levels(array, channel)
-    return _to_hue(array, convention, channel, "hsv")
+    return _to_hue(_checked(image, convention), convention, channel, "hsv")
 
 
 def hsv_to_rgb(
@@ -161,6 +162,19 @@ def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
 
 @jit("convention", "channel", "kind")
 def _to_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax.Array:
+    if convention == "opencv" and image.dtype == jnp.uint8:
+        return _opencv_levels(image, channel, f"RGB2{kind.upper()}")
+    return _to_hue_in_jax(image, convention, channel, kind)
+
+
+@jit("convention", "channel", "kind")
+def _from_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax.Array:
+    if convention == "opencv" and image.dtype == jnp.uint8:
+        return _opencv_levels(image, channel, f"{kind.upper()}2RGB")
+    return _from_hue_in_jax(image, convention, channel, kind)
+
+
+def _to_hue_in_jax(image: jax.Array, convention: str, channel: int, kind: str) -> jax.Array:
     rgb = unit_planes(image, channel)
     sextant, value, chroma = hue_value_chroma(rgb)
     turn = sextant / 6
@@ -173,8 +187,7 @@ def _to_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax.A
     return in_dtype_of(image, joined(planes, channel) * peak_of(image))
 
 
-@jit("convention", "channel", "kind")
-def _from_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax.Array:
+def _from_hue_in_jax(image: jax.Array, convention: str, channel: int, kind: str) -> jax.Array:
     hue, second, third = unit_planes(image, channel)
     if kind == "hsv":
         value, chroma = third, second * third
@@ -188,8 +201,42 @@ def _from_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax
     return in_dtype_of(image, x)
 
 
-@jit("channel")
-def _opencv_levels(image: jax.Array, channel: int) -> jax.Array:
+_CONVERSIONS = ("RGB2HSV", "RGB2HLS", "HSV2RGB", "HLS2RGB")
+
+
+def _opencv_levels(image: jax.Array, channel: int, conversion: str) -> jax.Array:
+    """uint8 by OpenCV's convention."""
+    axis = normal_axis(channel, image.ndim, "channel")
+    if image.shape[axis] != 3 or not image.size:
+        channel_planes(image, axis)  # refuses other channels
+        return image
+    x = jnp.moveaxis(image, axis, -1)
+    shape = (1,) * (4 - x.ndim) + x.shape
+    pictures = x.reshape(-1, *shape[-3:])
+    out = _conversion_p.bind(pictures, conversion=_CONVERSIONS.index(conversion))
+    return jnp.moveaxis(out.reshape(x.shape), -1, axis)
+
+
+@kernel("jaxsr_opencv_hue")
+def _convert_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    code = getattr(opencv(), f"COLOR_{_CONVERSIONS[attributes['conversion'][0]]}")
+    # As one tall picture, whose rows OpenCV shares out among its threads.
+    pictures, results = (x.reshape(-1, *x.shape[2:]) for x in (inputs[0], outputs[0]))
+    opencv().cvtColor(pictures, code, dst=results)
+
+
+def _convert_in_jax(pictures: jax.Array, *, conversion: int) -> jax.Array:
+    name = _CONVERSIONS[conversion]
+    if name == "RGB2HSV":
+        return _hsv_of_levels(pictures)
+    convert = _to_hue_in_jax if name.startswith("RGB") else _from_hue_in_jax
+    return convert(pictures, "opencv", -1, name.replace("RGB", "").replace("2", "").lower())
+
+
+_conversion_p = row_primitive("hue", _convert_in_jax, _convert_by_opencv, version=opencv_version)
+
+
+def _hsv_of_levels(image: jax.Array, channel: int = -1) -> jax.Array:
     """HSV of uint8 in OpenCV's fixed point of 12 bits."""
     red, green, blue = (plane.astype(jnp.int32) for plane in channel_planes(image, channel))
     value = jnp.maximum(jnp.maximum(red, green), blue)

@@ -224,7 +224,9 @@ class Trace:
             return func(*margs, **mkwargs)
         except RuntimeError as e:
             unknown = isinstance(e, (NotImplementedError, DynamicOutputShapeException))
-            if not unknown and "data-dependent shape" not in str(e):  # of a custom operator
+            # Of a custom operator, and of repeat_interleave.
+            texts = ("data-dependent shape", "without output_size")
+            if not unknown and not any(text in str(e) for text in texts):
                 raise
             raise UnsupportedTorchError(
                 f"{name_of(func)}: the result's shape depends on values, or torch does not know it "

@@ -148,8 +148,11 @@ def _entry(slot: Kind | None, func: Overload) -> Entry | None:
 
 
 def function_override(func: object) -> Entry | None:
-    """The override or refusal of a torch function, None where torch's own is run."""
-    return _ENTRIES.get((None, func))
+    """The override or refusal of a torch function, None where torch's own is run.
+
+    An aten overload that code calls by its name is dispatched like any other.
+    """
+    return None if is_overload(func) else _ENTRIES.get((None, func))
 
 
 def folding_rule(func: object) -> Entry | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.dtypes import widened
+from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.trace_scope import plain_torch
 
@@ -42,8 +42,11 @@ def attention(
     if grouped:
         # Queries of a group are rows of one product: no key or value is repeated in memory.
         query, attn_mask = _in_groups(query, attn_mask, key.shape[-3])
-    scores = _product("...ld,...sd->...ls", query * scale, key, grouped)
-    scores = widened(scores)
+    wide = wide_dtype(query.dtype)
+    if query.dtype == wide:
+        scores = _product("...ld,...sd->...ls", query * scale, key, grouped)
+    else:  # summed in float32 anyway: the scores are not rounded in between
+        scores = _product("...ld,...sd->...ls", query, key, grouped, wide) * scale
     allowed = None
     if is_causal:
         allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
@@ -77,11 +80,12 @@ def _in_groups(
     return query, jnp.expand_dims(mask, -3)
 
 
-def _product(spec: str, a: jax.Array, b: jax.Array, grouped: bool) -> jax.Array:
+def _product(spec: str, a: jax.Array, b: jax.Array, grouped: bool, dtype: Any = None) -> jax.Array:
     if not grouped:
-        return jnp.einsum(spec, a, b)
+        return jnp.einsum(spec, a, b, preferred_element_type=dtype)
     *front, each, rows, inner = a.shape
-    product = jnp.einsum(spec, a.reshape(*front, each * rows, inner), b)
+    rows_of_all = a.reshape(*front, each * rows, inner)
+    product = jnp.einsum(spec, rows_of_all, b, preferred_element_type=dtype)
     return product.reshape(*product.shape[:-2], each, rows, product.shape[-1])
 
 

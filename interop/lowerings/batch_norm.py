@@ -146,7 +146,10 @@ def _update_running(trace: Trace, running: JaxTensor, new: jax.Array, momentum: 
 def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
     if func is aten._native_batch_norm_legit.no_stats:
         args = (*args[:3], None, None, *args[3:])
-    return batch_norm(trace, *args, **kwargs)
+    out, *saved = batch_norm(trace, *args, **kwargs)
+    if not args[5]:  # in evaluation torch saves no statistics
+        saved = [trace.wrap(s.array()[:0], s.dtype) for s in saved]
+    return out, *saved
 
 
 @handles(aten._batch_norm_with_update.default)

@@ -61,6 +61,11 @@ def convolution(
     }
     if transposed:
         extra = per_axis(output_padding, n)
+        # Padding of a stride or more belongs to further pixels of the input, which are zero.
+        further = [e // s for e, s in zip(extra, geometry["stride"], strict=True)]
+        if any(further):
+            x = jnp.pad(x, [(0, 0), (0, 0), *((0, f) for f in further)])
+            extra = [e % s for e, s in zip(extra, geometry["stride"], strict=True)]
         size = [
             (x.shape[2 + i] - 1) * geometry["stride"][i]
             - 2 * geometry["padding"][i]
@@ -209,6 +214,8 @@ def _merged(array: jax.Array, axis: int, outer: int) -> jax.Array:
 def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any) -> jax.Array:
     if wrt == "out":
         return _plain(a, b, **options)
+    if not jnp.issubdtype(b.dtype, jnp.inexact):
+        return _transposed_integers(a, b, shape=shape, **options)
     # Varying as the operands do: otherwise the transpose would sum over the mesh.
     example = lax.pcast(jnp.zeros(shape, b.dtype), tuple(varying_axes(b)), to="varying")
 
@@ -218,6 +225,27 @@ def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any)
 
     (gradient,) = jax.linear_transpose(forward, example)(b)
     return gradient
+
+
+def _transposed_integers(
+    w: jax.Array, g: jax.Array, *, shape: Any, stride: Any, padding: Any, dilation: Any,
+    groups: int, channels_last: bool, precision: Any,
+) -> jax.Array:  # fmt: skip
+    """Transposed convolution as a convolution of g with zeros between, for want of gradients."""
+    assert not channels_last
+    n = w.ndim - 2
+    outputs, inputs, *taps = w.shape
+    w = w.reshape(groups, outputs // groups, inputs, *taps).swapaxes(1, 2)
+    w = jnp.flip(w.reshape(groups * inputs, outputs // groups, *taps), range(2, n + 2))
+    reach = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]
+    full = [(m - 1) * s + 1 + r for m, s, r in zip(g.shape[2:], stride, reach, strict=True)]
+    before = [r - p for r, p in zip(reach, padding, strict=True)]
+    after = [size - f + r + p for size, f, r, p in
+             zip(shape[2:], full, reach, padding, strict=True)]  # fmt: skip
+    return lax.conv_general_dilated(
+        g, w, (1,) * n, list(zip(before, after, strict=True)), lhs_dilation=stride,
+        rhs_dilation=dilation, feature_group_count=groups, precision=precision,
+    )  # fmt: skip
 
 
 def _plain(

@@ -6,6 +6,7 @@ here: a function of arrays under `@lowers(torch.ops.aten.NAME.OVERLOAD)`.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,6 @@ from jax import lax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
-from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
 
@@ -138,6 +138,22 @@ def leaky_relu(x: jax.Array, slope: Any = 0.01) -> jax.Array:
     return jnp.where(x > 0, x, x * slope)
 
 
+@lowers(aten.elu.default)
+def elu(x: jax.Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> jax.Array:
+    """Also of CELU and SELU. Their slope below zero is not found from 1 + expm1, which cancels."""
+    below = alpha * scale
+    function = with_partials(
+        lambda x: jnp.where(x > 0, x * scale, jnp.expm1(jnp.minimum(x, 0) * input_scale) * below),
+        lambda x, _: jnp.where(
+            x > 0, scale, below * input_scale * jnp.exp(jnp.minimum(x, 0) * input_scale)
+        ),
+    )
+    return function(widened(x)).astype(x.dtype)
+
+
+lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
+
+
 @lowers(aten._prelu_kernel.default)
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.where(x > 0, x, weight * x)
@@ -154,8 +170,23 @@ def absolute(x: jax.Array) -> jax.Array:
     return straight_through(x * lax.stop_gradient(jnp.sign(x)), jnp.abs(x))
 
 
-@lowers(aten.sgn.default)
+def _lowers_of_floats(func: Any, function: Callable[..., jax.Array]) -> None:
+    """`func` as `function`, which takes no booleans or integers."""
+    lowers(func)(lambda x: function(x if jnp.issubdtype(x.dtype, jnp.inexact) else widened(x)))
+
+
+_lowers_of_floats(aten.sigmoid.default, jax.nn.sigmoid)
+_lowers_of_floats(aten.erf.default, jax.scipy.special.erf)
+_lowers_of_floats(aten.erfc.default, jax.scipy.special.erfc)
+_lowers_of_floats(aten.erfinv.default, jax.scipy.special.erfinv)
+lowers(aten.rsqrt.default)(lambda x: lax.rsqrt(widened(x)))
+lowers(aten.exp2.default)(lambda x: jnp.exp2(widened(x)))
+
+
+@lowers(aten.sgn.default, aten.sign.default)
 def sgn(x: jax.Array) -> jax.Array:
+    if x.dtype == jnp.bool_:
+        return x
     if not jnp.iscomplexobj(x):
         return jnp.sign(x)
     size = jnp.abs(x)
@@ -177,6 +208,35 @@ def copysign(x: jax.Array, sign: Any) -> jax.Array:
     return straight_through(x * lax.stop_gradient(ratio) + 0 * sign, out)
 
 
+@lowers(aten.nextafter.default)
+def nextafter(x: jax.Array, y: jax.Array) -> jax.Array:
+    x, y = common_dtype(x, y)
+    return straight_through(x, jnp.nextafter(lax.stop_gradient(x), lax.stop_gradient(y)))
+
+
+# ---- remainders: exact, as C computes them
+
+
+_fmod = with_partials(lax.rem, lambda x, y, _: jnp.ones_like(x), lambda x, y, _: -jnp.trunc(x / y))
+
+
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(x: jax.Array, y: Any) -> jax.Array:
+    x, y = common_dtype(x, y)
+    return _fmod(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else lax.rem(x, y)
+
+
+_remainder = with_partials(
+    jnp.remainder, lambda x, y, _: jnp.ones_like(x), lambda x, y, _: -jnp.floor(x / y)
+)
+
+
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(x: Any, y: Any) -> jax.Array:
+    x, y = common_dtype(x, y)
+    return _remainder(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.remainder(x, y)
+
+
 # ---- powers, logarithms and special functions
 
 
@@ -190,6 +250,11 @@ _pow = with_partials(
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def power(base: Any, exponent: Any) -> jax.Array:
     base, exponent = common_dtype(base, exponent)
+    if jnp.issubdtype(base.dtype, jnp.integer):
+        # Of a whole number 1 and -1 alone have whole inverses.
+        inverse = jnp.where(exponent % 2 == 0, base * base, base)
+        inverse = jnp.where(jnp.abs(base) == 1, inverse, 0)
+        return jnp.where(exponent < 0, inverse, jnp.power(base, jnp.maximum(exponent, 0)))
     if not jnp.issubdtype(base.dtype, jnp.floating):
         return jnp.power(base, exponent)
     return _pow(base, exponent)
@@ -286,9 +351,77 @@ lowers(aten.digamma.default)(lambda x: _digamma(widened(x)))
 
 @lowers(aten.polygamma.default)
 def polygamma(n: int, x: jax.Array) -> jax.Array:
-    if n == 0:
-        return _digamma(widened(x))
-    raise UnsupportedTorchError(
-        f"polygamma of order {n}: JAX's is wrong for negative arguments; use digamma, or compute "
-        "it in torch before apply"
+    wide = widened(x)
+    return _digamma(wide) if n == 0 else _polygamma(n)(wide)
+
+
+def _polygamma(n: int) -> Callable[[jax.Array], jax.Array]:
+    factor = (-1) ** (n + 1) * math.factorial(n)
+    return with_partials(
+        _trigamma if n == 1 else lambda x: factor * zeta_value(jnp.full_like(x, n + 1.0), x),
+        lambda x, _: _polygamma(n + 1)(x),
     )
+
+
+def zeta_value(s: jax.Array, q: jax.Array) -> jax.Array:
+    """Hurwitz's zeta function as Cephes and torch define it, also for negative `q`.
+
+    There, terms up to the first positive `q + k` are summed; `jax.scipy.special.zeta` is NaN.
+    """
+    # From 2²³ on every number is whole, and a pole.
+    is_pole = (q <= 0) & ((q == jnp.floor(q)) | (q < -(2.0**23)))
+    first = jnp.where(is_pole | is_nan(q), 1, q)
+
+    def add_term(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        total, q = state
+        term = jnp.power(jnp.where(q <= 0, q, 1), -s)
+        return jnp.where(q <= 0, total + term, total), jnp.where(q <= 0, q + 1, q)
+
+    begin = (jnp.zeros_like(first), first)
+    total, positive = lax.while_loop(lambda state: (state[1] <= 0).any(), add_term, begin)
+    value = total + jax.scipy.special.zeta(s, positive)
+    value = jnp.where((q < 0) & (s != jnp.floor(s)), jnp.nan, value)
+    value = jnp.where(is_pole, jnp.inf, value)
+    value = jnp.where(s == 1, jnp.inf, value)
+    return jnp.where((s < 1) | is_nan(s) | is_nan(q), jnp.nan, value)
+
+
+_special_zeta = aten.special_zeta
+
+
+@lowers(_special_zeta.default, _special_zeta.self_scalar, _special_zeta.other_scalar)
+def special_zeta(s: Any, q: Any) -> jax.Array:
+    return zeta_value(*(widened(v) for v in common_dtype(s, q)))
+
+
+@lowers(aten.special_log_ndtr.default)
+def log_ndtr(x: jax.Array) -> jax.Array:
+    return jax.scipy.special.log_ndtr(widened(x))
+
+
+@lowers(aten.special_spherical_bessel_j0.default)
+def spherical_bessel_j0(x: jax.Array) -> jax.Array:
+    wide = widened(x)
+    return jnp.where(jnp.isinf(wide), 0, jnp.where(wide == 0, 1, jnp.sin(wide) / _nonzero(wide)))
+
+
+# ---- modified Bessel functions: slopes from each other, not from their approximations
+
+
+_bessel = jax.scipy.special
+
+
+def _over(y: jax.Array, x: jax.Array) -> jax.Array:
+    """y / x with its limit ½ at zero, for y = I₁(x)."""
+    return jnp.where(x == 0, 0.5, y / _nonzero(x))
+
+
+_I1 = with_partials(_bessel.i1, lambda x, y: _bessel.i0(x) - _over(y, x))
+_I0 = with_partials(_bessel.i0, lambda x, _: _I1(x))
+_I1E = with_partials(_bessel.i1e, lambda x, y: _bessel.i0e(x) - jnp.sign(x) * y - _over(y, x))
+_I0E = with_partials(_bessel.i0e, lambda x, y: _I1E(x) - jnp.sign(x) * y)
+
+for _function, _func in (
+    (_I0, aten.i0), (_I0E, aten.special_i0e), (_I1, aten.special_i1), (_I1E, aten.special_i1e),
+):  # fmt: skip
+    lowers(_func.default)(functools.partial(lambda f, x: f(widened(x)), _function))

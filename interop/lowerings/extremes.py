@@ -200,6 +200,8 @@ def sort(
     del stable  # it always is
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int32)
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.int8)  # jnp.argsort(descending=True) does not invert them
     index = jnp.argsort(lax.stop_gradient(x), axis=dim, descending=descending, stable=True)
     return jnp.take_along_axis(x, index, dim), index
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dispatch import Trace, is_differentiable
-from jaxsr.interop._core.registry import lowers, overrides
+from jaxsr.interop._core.registry import decomposes, lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, View, straight_through
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import updated, without_grad
@@ -144,10 +144,10 @@ def repeat_interleave(repeats: jax.Array, output_size: int | None = None) -> jax
     return jnp.repeat(jnp.arange(repeats.shape[0]), repeats, total_repeat_length=output_size)
 
 
-@lowers(aten.searchsorted.Tensor)
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     sequence: jax.Array,
-    values: jax.Array,
+    values: Any,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
@@ -157,7 +157,10 @@ def searchsorted(
     if sorter is not None:
         sequence = jnp.take_along_axis(sequence, sorter, -1)
     if sequence.ndim == 1:
+        values = jnp.asarray(values)
         return jnp.searchsorted(sequence, values, side=side_name)
+    if not values.size:
+        return jnp.zeros(values.shape, jnp.int32)
     rows = sequence.reshape(-1, sequence.shape[-1])
     queries = values.reshape(rows.shape[0], -1)
     positions = jax.vmap(lambda s, v: jnp.searchsorted(s, v, side=side_name))(rows, queries)
@@ -179,15 +182,18 @@ def scatter_reduce(
 ) -> jax.Array:
     general = torchax.lowering(aten.scatter_reduce.two)
     assert general is not None
+    if reduce == "prod" and jnp.issubdtype(x.dtype, jnp.floating):
+        return _scatter_prod(x, dim, index, source, include_self)
+    if not include_self and jnp.issubdtype(x.dtype, jnp.integer) and reduce in ("amax", "amin"):
+        limits = jnp.iinfo(x.dtype)
+        least = limits.min if reduce == "amax" else limits.max
+        x, include_self = x.at[_scattered(source, dim, index)[1]].set(least), True
     out = general(x, dim, index, source, reduce, include_self=include_self)
     if reduce not in ("amax", "amin") or not jnp.issubdtype(x.dtype, jnp.floating) or x.ndim == 0:
         return out
     # Among equals torch shares the gradient; XLA's scatter would give each of them all of it.
     out = lax.stop_gradient(out)
-    source = source[tuple(slice(0, n) for n in index.shape)]
-    indices = list(jnp.indices(index.shape, sparse=True))
-    indices[dim] = index
-    place = tuple(indices)
+    source, place = _scattered(source, dim, index)
     reached = jnp.zeros(x.shape, x.dtype).at[place].add(1)
     ties, ties_here = equal(source, out[place]), equal(x, out)
     # torch counts the tensor's own element even where include_self=False leaves it out.
@@ -196,3 +202,95 @@ def scatter_reduce(
     share = jnp.where(counts_itself, x / jnp.maximum(count, 1), 0)
     share = share.at[place].add(jnp.where(ties, source / jnp.maximum(count[place], 1), 0))
     return straight_through(share, out)
+
+
+def _by_torchax(func: Any, *args: Any, **kwargs: Any) -> jax.Array:
+    """Torchax's lowering; sums and products of booleans are those of integers, other than 0."""
+    lowering = torchax.lowering(func)
+    assert lowering is not None
+    x, *rest = args
+    if x.dtype != jnp.bool_:
+        return lowering(*args, **kwargs)
+    rest = [jnp.asarray(v, jnp.int32) if _is_bool(v) else v for v in rest[:-1]] + rest[-1:]
+    return lowering(x.astype(jnp.int32), *rest, **kwargs) != 0
+
+
+def _is_bool(value: Any) -> bool:
+    return getattr(value, "dtype", type(value)) in (jnp.bool_, bool)
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(x: jax.Array, indices: Any, values: Any, accumulate: bool = False) -> jax.Array:
+    if not accumulate:
+        lowering = torchax.lowering(aten.index_put.default)
+        assert lowering is not None
+        return lowering(x, indices, values)
+    return _by_torchax(aten.index_put.default, x, indices, values, True)
+
+
+@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_by(x: jax.Array, dim: int, index: jax.Array, source: Any, *, reduce: str) -> jax.Array:
+    source = jnp.asarray(source, x.dtype)
+    source = jnp.broadcast_to(source, index.shape) if source.ndim == 0 else source
+    return _by_torchax(aten.scatter_reduce.two, x, dim, index, source, reduce)
+
+
+def _scattered(source: jax.Array, dim: int, index: jax.Array) -> tuple[jax.Array, Any]:
+    """The elements of `source` that are scattered, and the places that they go to."""
+    indices = list(jnp.indices(index.shape, sparse=True))
+    if indices:
+        indices[dim] = index
+    return source[tuple(slice(0, n) for n in index.shape)], tuple(indices)
+
+
+def _scatter_prod(
+    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, include_self: bool
+) -> jax.Array:
+    """Products; the gradient of an element is the product of the others, zeros among them too."""
+    source, place = _scattered(source, dim, index)
+    source = source.astype(x.dtype)
+    fixed, factors = lax.stop_gradient(x), lax.stop_gradient(source)
+    takes_part = jnp.ones(x.shape, bool)
+    if not include_self:
+        takes_part = takes_part.at[place].set(False)
+    nonzero = jnp.where(takes_part & (fixed != 0), fixed, 1)
+    product = nonzero.at[place].multiply(jnp.where(factors == 0, 1, factors))
+    zeros = (takes_part & (fixed == 0)).astype(jnp.int32)
+    zeros = zeros.at[place].add((factors == 0).astype(jnp.int32))
+
+    def slope(element: jax.Array, product: jax.Array, zeros: jax.Array) -> jax.Array:
+        others = zeros - (element == 0)
+        return jnp.where(others == 0, product / jnp.where(element == 0, 1, element), 0)
+
+    share = jnp.where(takes_part, x * slope(fixed, product, zeros), 0)
+    share = share.at[place].add(source * slope(factors, product[place], zeros[place]))
+    return straight_through(share, jnp.where(zeros == 0, product, 0))
+
+
+@decomposes(aten.index_reduce.default)
+def index_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> torch.Tensor:
+    if x.dim() == 0:
+        row = index_reduce(
+            x.reshape(1), 0, index.reshape(1), source.reshape(1), reduce, include_self=include_self
+        )
+        return row.reshape(())
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    places = index.reshape(shape).expand_as(source)
+    return torch.scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
+
+
+@lowers(aten.nonzero_static.default)
+def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
+    if not x.size:
+        return jnp.full((size, x.ndim), fill_value)
+    places = jnp.nonzero(x, size=size, fill_value=fill_value) if x.ndim else ()
+    return jnp.stack(places, -1) if places else jnp.zeros((size, 0), jnp.int32)

@@ -7,12 +7,13 @@ A Swin of 12 blocks became kernels of 800 operations, and took twice the time to
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.registry import Entry, Kind, handles
+from jaxsr.interop._core.registry import Entry, Kind, handles, lowers
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.lowerings.stored import stored
@@ -45,3 +46,16 @@ def _is_stored(cell: Cell, x: JaxTensor) -> bool:
     is_of_this_trace = cell.region is region and not cell.owner
     is_float = jnp.issubdtype(array.dtype, jnp.floating)
     return is_stream and is_readable and is_of_this_trace and is_float
+
+
+@lowers(aten.native_group_norm.default)
+def group_norm(
+    x: jax.Array, weight: Any, bias: Any, n: int, c: int, pixels: int, groups: int, eps: float
+) -> Any:
+    """By torchax, also of nothing."""
+    if not x.size:
+        statistics = jnp.zeros((n, groups), x.dtype)
+        return x, statistics, statistics
+    lowering = torchax.lowering(aten.native_group_norm.default)
+    assert lowering is not None
+    return lowering(x, weight, bias, n, c, pixels, groups, eps)

@@ -14,9 +14,11 @@ from jax import lax
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.trace_scope import plain_torch
+from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.lowerings.channel_moments import spread
 
 aten = torch.ops.aten
@@ -75,17 +77,85 @@ for _matmul in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torc
 # ---- factorisations
 
 
+def packed_lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`lax.linalg.lu`, also of empty matrices."""
+    if a.size:
+        return lax.linalg.lu(a)
+    pivots = jnp.zeros((*a.shape[:-2], min(a.shape[-2:])), jnp.int32)
+    rows = jnp.arange(a.shape[-2], dtype=jnp.int32)
+    return a, pivots, jnp.broadcast_to(rows, a.shape[:-1])
+
+
 @lowers(aten._linalg_slogdet.default)
 def slogdet(a: jax.Array) -> Any:
+    lu, pivots, _ = packed_lu(a)
+    if not a.size:
+        one = jnp.ones(a.shape[:-2], a.dtype)
+        return one, jnp.zeros_like(one.real), lu, pivots
     sign, logdet = jnp.linalg.slogdet(a)
-    lu, pivots, _ = lax.linalg.lu(a)
     return sign, logdet, lu, pivots + 1
 
 
 @lowers(aten._linalg_det.default)
 def det(a: jax.Array) -> Any:
-    lu, pivots, _ = lax.linalg.lu(a)
+    lu, pivots, _ = packed_lu(a)
+    if not a.size:
+        return jnp.ones(a.shape[:-2], a.dtype), lu, pivots
     return jnp.linalg.det(a), lu, pivots + 1
+
+
+@lowers(aten.linalg_lu_factor_ex.default)
+def lu_factor_ex(a: jax.Array, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    del check_errors
+    if not pivot:
+        raise UnsupportedTorchError("LU without pivots; JAX has them always: leave pivot=False out")
+    lu, pivots, _ = packed_lu(a)
+    return lu, pivots + 1, _info(lu)
+
+
+@lowers(aten.linalg_lu.default)
+def lu_parts(a: jax.Array, *, pivot: bool = True) -> Any:
+    if not pivot:
+        raise UnsupportedTorchError("LU without pivots; JAX has them always: leave pivot=False out")
+    lu, _, order = packed_lu(a)
+    rows, columns = a.shape[-2:]
+    rank = min(rows, columns)
+    lower = jnp.tril(lu[..., :rank], -1) + jnp.eye(rows, rank, dtype=a.dtype)
+    p = jax.nn.one_hot(order, rows, dtype=a.dtype).mT
+    return p, lower, jnp.triu(lu[..., :rank, :])
+
+
+@jax.custom_jvp
+def eig(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues, and eigenvectors of length one."""
+    values, vectors = jnp.linalg.eig(a)
+    return values, vectors
+
+
+@eig.defjvp
+def _eig_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Any:
+    """torch's: eigenvectors keep their length; their phase is free, so no loss may depend on it."""
+    values, vectors = eig(*primals)
+    change = jnp.linalg.solve(vectors, tangents[0].astype(vectors.dtype) @ vectors)
+    d_values = jnp.diagonal(change, axis1=-2, axis2=-1)
+    gaps = values[..., None, :] - values[..., :, None]
+    same = jnp.eye(values.shape[-1], dtype=bool)
+    mixed = vectors @ jnp.where(same, 0, change / jnp.where(same, 1, gaps))
+    along = jnp.sum(jnp.conj(vectors) * mixed, -2, keepdims=True).real
+    return (values, vectors), (d_values, mixed - vectors * along)
+
+
+lowers(aten.linalg_eig.default)(eig)
+
+
+@lowers(aten.linalg_eigvals.default, aten._linalg_eigvals.default)
+def eigvals(a: jax.Array) -> jax.Array:
+    return jnp.linalg.eigvals(a)
+
+
+@lowers(aten.linalg_matrix_exp.default)
+def matrix_exp(a: jax.Array) -> jax.Array:
+    return jax.scipy.linalg.expm(widened(a)).astype(a.dtype) if a.size else a
 
 
 @lowers(aten._linalg_solve_ex.default)
@@ -93,8 +163,12 @@ def solve_ex(a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: boo
     del check_errors  # a singular matrix gives inf or NaN, as on an accelerator
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     rhs = b[..., None] if vector else b
-    out = jnp.linalg.solve(a, rhs) if left else jnp.linalg.solve(a.mT, rhs.mT).mT
-    lu, pivots, _ = lax.linalg.lu(a)
+    if a.size and rhs.size:
+        out = jnp.linalg.solve(a, rhs) if left else jnp.linalg.solve(a.mT, rhs.mT).mT
+    else:
+        shape = jnp.broadcast_shapes(a.shape[:-2], rhs.shape[:-2])
+        out = jnp.zeros((*shape, *rhs.shape[-2:]), rhs.dtype)
+    lu, pivots, _ = packed_lu(a)
     info = _info(lu)
     return (out[..., 0] if vector else out), lu, pivots + 1, info
 
@@ -102,13 +176,15 @@ def solve_ex(a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: boo
 def _info(lu: jax.Array) -> jax.Array:
     """LAPACK's: 0, or the place (from 1) of the first pivot that is exactly zero."""
     zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
+    if not zero.size:
+        return jnp.zeros(lu.shape[:-2], jnp.int32)
     return jnp.where(zero.any(-1), jnp.argmax(zero, -1) + 1, 0)
 
 
 @lowers(aten.linalg_inv_ex.default)
 def inv_ex(a: jax.Array, check_errors: bool = False) -> Any:
     del check_errors
-    return jnp.linalg.inv(a), _info(lax.linalg.lu(a)[0])
+    return jnp.linalg.inv(a) if a.size else a, _info(packed_lu(a)[0])
 
 
 @lowers(aten._linalg_eigh.default)

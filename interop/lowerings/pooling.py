@@ -158,3 +158,68 @@ for _ndim in (2, 3):
         (f"max_unpool{_ndim}d", _unpool),
     ):
         lowers(getattr(aten, _name).default)(functools.partial(_pool, ndim=_ndim))
+
+
+@lowers(aten.max_pool2d_with_indices_backward.default)
+def _max_pool2d_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: jax.Array,
+) -> jax.Array:
+    rows = x.reshape(math.prod(x.shape[:-2]), -1)
+    places = indices.reshape(rows.shape[0], -1)
+    out = jnp.zeros(rows.shape, grad.dtype)
+    out = out.at[jnp.arange(rows.shape[0])[:, None], places].add(grad.reshape(places.shape))
+    return out.reshape(x.shape)
+
+
+def _fractional_max_pool(
+    x: jax.Array, kernel: Any, size: Any, samples: jax.Array, *, ndim: int
+) -> tuple[jax.Array, jax.Array]:
+    """Windows whose distances follow from one random number for each axis of a plane.
+
+    Args:
+      x: images, with or without a batch.
+      kernel: size of a window.
+      size: of the result.
+      samples: (N, C, ndim), in [0, 1); in two dimensions the columns' number is the first.
+      ndim: axes of an image.
+    """
+    kernel, size = per_axis(kernel, ndim), per_axis(size, ndim)
+    spatial = x.shape[-ndim:]
+    planes = x.reshape(math.prod(x.shape[:-ndim]), *spatial)
+    draws = samples.reshape(math.prod(samples.shape[:-1]), ndim)[: planes.shape[0]]
+    draws = draws[:, ::-1] if ndim == 2 else draws
+    flat = jnp.zeros((planes.shape[0], *(1,) * (2 * ndim)), jnp.int32)
+    for axis, (pixels, taps, count) in enumerate(zip(spatial, kernel, size, strict=True)):
+        begin = jnp.full((planes.shape[0], count), pixels - taps)
+        if count > 1:
+            step = jnp.asarray((pixels - taps) / (count - 1), draws.dtype)
+            draw = draws[:, axis, None]
+            place = (jnp.arange(count - 1, dtype=draws.dtype) + draw) * step
+            place = jnp.trunc(place) - jnp.trunc(draw * step)
+            begin = begin.at[:, :-1].set(place.astype(begin.dtype))
+        pixel = begin[:, :, None] + jnp.arange(taps)
+        shape = [1] * (2 * ndim)
+        shape[axis], shape[ndim + axis] = count, taps
+        flat = flat * pixels + pixel.reshape(-1, *shape)
+    windows = flat.reshape(planes.shape[0], math.prod(size), math.prod(kernel))
+    rows = planes.reshape(planes.shape[0], math.prod(spatial))
+    if not rows.size:
+        shape = (*x.shape[:-ndim], *size)
+        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, jnp.int32)
+    values = jnp.take_along_axis(rows[:, None], windows, -1)
+    best = jnp.argmax(lax.stop_gradient(values), -1)[..., None]
+    value = jnp.take_along_axis(values, best, -1)[..., 0]
+    index = jnp.take_along_axis(windows, best, -1)[..., 0]
+    shape = (*x.shape[:-ndim], *size)
+    return value.reshape(shape), index.reshape(shape)
+
+
+lowers(aten.fractional_max_pool2d.default)(functools.partial(_fractional_max_pool, ndim=2))
+lowers(aten.fractional_max_pool3d.default)(functools.partial(_fractional_max_pool, ndim=3))

@@ -46,6 +46,14 @@ def _draw(func: Any, key: jax.Array, shape: tuple, dtype: Any, args: tuple, kw: 
         return mean + std * _normal(key, shape, dtype)
     if name == "exponential":
         return jax.random.exponential(key, shape, wide_dtype(dtype)) / arg(1, "lambd", 1.0)
+    if name == "cauchy":
+        turn = _uniform(key, shape, wide_dtype(dtype), -0.5, 0.5)
+        return arg(1, "median", 0.0) + arg(2, "sigma", 1.0) * jnp.tan(jnp.pi * turn)
+    if name == "log_normal":
+        return jnp.exp(arg(1, "mean", 1.0) + arg(2, "std", 2.0) * _normal(key, shape, dtype))
+    if name == "geometric":
+        passed = jax.random.exponential(key, shape, wide_dtype(dtype)) / -jnp.log1p(-arg(1, "p"))
+        return jnp.floor(passed) + 1
     if name == "bernoulli":
         # The dispatcher leaves out arguments that equal the schema's default.
         p = arg(1, "p", 0.5 if func is aten.bernoulli_.float else None)
@@ -64,7 +72,8 @@ _FRESH = [
 
 _IN_PLACE = [
     aten.uniform_.default, aten.normal_.default, aten.bernoulli_.float, aten.bernoulli_.Tensor,
-    aten.exponential_.default,
+    aten.exponential_.default, aten.cauchy_.default, aten.log_normal_.default,
+    aten.geometric_.default,
 ]  # fmt: skip
 
 
@@ -88,6 +97,20 @@ def _random_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     # A draw has no gradient to what it overwrites.
     trace.write(target, value, False)
     return target
+
+
+_NORMAL = [aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor]
+
+
+@handles(*_NORMAL)
+def _normal_of_tensors(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Torch gives neither the mean nor the deviation a gradient."""
+    meta = trace.meta_result(func, args, kwargs)
+    parameters = (args[0], args[1] if len(args) > 1 else kwargs.get("std", 1.0))
+    mean, std = (p.array() if isinstance(p, JaxTensor) else p for p in parameters)
+    dtype = to_jax_dtype(meta.dtype)
+    noise = _normal(trace.next_key(), tuple(meta.shape), dtype)
+    return trace.wrap_like(jax.lax.stop_gradient(cast(mean + std * noise, dtype)), meta, False)
 
 
 _RANDINT = [
@@ -147,6 +170,7 @@ def _native_dropout(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 DRAWS: dict[Any, Any] = {
     **dict.fromkeys(_FRESH, _random_fresh),
     **dict.fromkeys(_IN_PLACE, _random_in_place),
+    **dict.fromkeys(_NORMAL, _normal_of_tensors),
     **dict.fromkeys(_RANDINT, _randint),
     aten.randperm.default: _randperm,
     aten.multinomial.default: _multinomial,

@@ -76,7 +76,7 @@ def _softmax_jvp(
 @lowers(aten._softmax.default)
 def softmax_of_dtype(x: jax.Array, dim: int, half_to_float: bool = False) -> jax.Array:
     if not x.size or not x.ndim:
-        return jax.nn.softmax(x, axis=dim) if x.size else x
+        return x if x.ndim else jnp.where(jnp.isfinite(x), x * 0 + 1, jnp.nan).astype(x.dtype)
     wide = softmax(widened(x), dim % x.ndim)
     return wide if half_to_float else wide.astype(x.dtype)
 
@@ -109,3 +109,9 @@ def is_all_true(x: jax.Array) -> jax.Array:
 @lowers(aten._is_any_true.default)
 def is_any_true(x: jax.Array) -> jax.Array:
     return x.any()
+
+
+@lowers(aten._pdist_forward.default)
+def pdist(x: jax.Array, p: float = 2.0) -> jax.Array:
+    first, second = jnp.triu_indices(x.shape[0], 1)
+    return vector_norm(x[first] - x[second], p, (-1,))

@@ -20,13 +20,8 @@ refuse(
     {
         aten.as_strided_scatter: "as_strided_scatter has no faithful gradient in JAX; "
         "use select_scatter or slice_scatter",
-        aten.cholesky_inverse: "cholesky_inverse has another gradient in JAX; use torch.linalg.inv",
-        aten.cholesky_solve: "cholesky_solve has another gradient in JAX; "
-        "use torch.linalg.solve_triangular twice",
         aten.embedding_renorm_: "embedding with max_norm rewrites its weights in forward; "
         "normalise the rows before the lookup instead",
-        aten.max_pool2d_with_indices_backward: "torch's internal backward operator; "
-        "differentiate apply with jax.grad",
         aten._pack_padded_sequence: "packed sequences; pad the batch and mask the loss instead",
         aten.resize_.default: _MEMORY.format("aten.resize_"),
         aten.set_.default: _MEMORY.format("aten.set_"),

@@ -3,6 +3,7 @@
 Their Python code reads values, or names a device. A new one goes here: `@overrides(function)`.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -54,6 +55,115 @@ def _one_hot(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         raise UnsupportedTorchError("one_hot needs num_classes=: the largest value is not known")
     steps = torch.arange(classes)
     return (tensor.unsqueeze(-1) == steps).to(torch.int64)
+
+
+@overrides(torch.combinations)
+def _combinations(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Torch selects rows by a mask; which ones follows from the length."""
+    return _combinations_of(*args, **kwargs)
+
+
+def _combinations_of(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    rows = list(choose(range(input.shape[0]), r))
+    return input[torch.tensor(rows, dtype=torch.int64).reshape(len(rows), r)]
+
+
+def _cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """torch's formula without its checks of the weights' values."""
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    weights = fweights
+    if aweights is not None:
+        weights = aweights if fweights is None else aweights * fweights
+    columns = rows.shape[1]
+    if columns == 0:
+        return torch.cov(input)
+    if weights is None:
+        mean, total = rows.mean(1, keepdim=True), columns
+    else:
+        total = weights.sum()
+        mean = (rows * weights).sum(1, keepdim=True) / total
+    if aweights is not None and correction != 0:
+        norm = total - correction * (weights * aweights).sum() / total
+    else:
+        norm = total - correction
+    norm = norm.clamp(min=0) if isinstance(norm, torch.Tensor) else max(norm, 0)
+    centred = rows - mean
+    weighted = centred if weights is None else centred * weights
+    return ((weighted @ centred.mH) / norm).squeeze()
+
+
+@overrides(torch.cov, torch.Tensor.cov)
+def _weighted_cov(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    has_weights = kwargs.get("fweights") is not None or kwargs.get("aweights") is not None
+    return _cov(*args, **kwargs) if has_weights else func(*args, **kwargs)
+
+
+@overrides(F.cosine_similarity)
+def _cosine_similarity(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _cosine_of(*args, **kwargs)
+
+
+def _cosine_of(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """torch's formula; the gradient of a direction is taken across it, so that nothing cancels."""
+    dtype = torch.promote_types(x1.dtype, x2.dtype)
+    x1, x2 = torch.broadcast_tensors(x1.to(dtype), x2.to(dtype))
+    return (_direction(x1, dim, eps) * _direction(x2, dim, eps)).sum(dim)
+
+
+def _direction(x: Any, dim: int, eps: float) -> Any:
+    size = torch.linalg.vector_norm(x, 2, dim, True).detach()
+    unit = (x / size.clamp_min(eps)).detach()
+    # x less its part along the direction: of value zero, with the derivative that is wanted.
+    moved = x - x.detach()
+    along = torch.where(size > eps, unit * (unit * moved).sum(dim, keepdim=True), 0)
+    return unit + (moved - along) / size.clamp_min(eps)
+
+
+@overrides(F.rrelu)
+def _rrelu(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _rrelu_of(*args, **kwargs)
+
+
+def _rrelu_of(
+    input: Any,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    slope: Any = (lower + upper) / 2
+    if training:
+        slope = torch.empty_like(input).uniform_(lower, upper)
+    out = torch.where(input > 0, input, input * slope)
+    return input.copy_(out) if inplace else out
+
+
+@overrides(F.linear_cross_entropy)
+def _linear_cross_entropy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Without `options`: by chunks torch computes gradients in forward, of what requires them."""
+    if kwargs.get("options") is None:
+        return func(*args, **kwargs)
+    dtype = (args[0] if args else kwargs["input"]).dtype
+    wide = torch.promote_types(dtype, torch.float32)  # in which chunks are summed
+
+    def widened(value: Any) -> Any:
+        is_narrow = isinstance(value, torch.Tensor) and value.dtype == dtype
+        return value.to(wide) if is_narrow else value
+
+    args = tuple(widened(a) for a in args)
+    kwargs = {name: widened(a) for name, a in kwargs.items()}
+    return func(*args, **{**kwargs, "options": None}).to(dtype)
+
+
+@overrides(torch.pinverse, torch.Tensor.pinverse)
+def _pinverse(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Torch makes a float64 tensor of `rcond`."""
+    return _pinverse_of(*args, **kwargs)
+
+
+def _pinverse_of(input: Any, rcond: float = 1e-15) -> Any:
+    return torch.linalg.pinv(input, rtol=torch.tensor(rcond, dtype=torch.float32))
 
 
 @overrides(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)

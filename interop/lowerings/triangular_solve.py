@@ -45,6 +45,8 @@ def solve(
 def _forward(below: jax.Array, diagonal: jax.Array, b: jax.Array) -> jax.Array:
     """Forward substitution: `below` (…, N, N) strictly lower, `diagonal` (…, N, 1), b (…, N, K)."""
     rows = b.shape[-2]
+    if not b.size:
+        return b
     if rows > _LEAF:
         half = rows // 2
         first = _forward(below[..., :half, :half], diagonal[..., :half, :], b[..., :half, :])

@@ -1,5 +1,6 @@
 """One mode of a module, torch against JAX: outputs, gradients and buffers with their errors."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from jaxsr.checking.arguments import Arguments
 from jaxsr.checking.jax_runs import JaxRuns, Program, as_run, to_host
-from jaxsr.checking.measures import ArrayError, compare_arrays, distances
+from jaxsr.checking.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays, distances
 from jaxsr.checking.result import Row
 from jaxsr.checking.torch_runs import Run, cotangent, moved, perturbed, run_torch
 from jaxsr.errors import UserError, one_line
@@ -91,20 +92,30 @@ class TorchRuns:
                 for group in _GROUPS:
                     distance = distances(getattr(self.exact, group), getattr(near, group))
                     noise = self._noise[group]
-                    noise |= {n: max(v, noise.get(n, 0.0)) for n, v in distance.items()}
+                    # An infinite distance, as beside a pole, would excuse anything.
+                    finite = {n: v for n, v in distance.items() if math.isfinite(v)}
+                    noise |= {n: max(v, noise.get(n, 0.0)) for n, v in finite.items()}
         return self._noise
 
-    def errors(self, group: str, arrays: Any) -> tuple[ArrayError, ...]:
+    def errors(
+        self, group: str, arrays: Any, *, rounding: float = FLOOR_ULPS * ULP
+    ) -> tuple[ArrayError, ...]:
         """The errors of a group of JAX's arrays.
 
         The noise is computed only where torch's error alone does not explain an error.
+
+        Args:
+          group: outputs, gradients or buffers.
+          arrays: by name.
+          rounding: see `ArrayError.rounding`.
         """
         single, exact = getattr(self.single, group), getattr(self.exact, group)
         if group == "buffers":
             exact = {n: a for n, a in exact.items() if n in arrays}
-        errors = compare_arrays(arrays, single, exact)
+        errors = compare_arrays(arrays, single, exact, rounding=rounding)
         if not all(one.ok for one in errors):
-            errors = compare_arrays(arrays, single, exact, noise=self.noise[group])
+            noise = self.noise[group]
+            errors = compare_arrays(arrays, single, exact, noise=noise, rounding=rounding)
         return tuple(errors)
 
 

@@ -8,6 +8,7 @@ same for the whole run, so they do not depend on the mesh, the hosts or the batc
 - Super-resolution (`scale` 2, 3, 4 …): `low` is `high` shrunk by bicubic interpolation with
   antialiasing, as `torch.nn.functional.interpolate(antialias=True)` or MATLAB computes it.
 - Restoration (`scale` 1): `low` has the size of `high` and lost detail, see `DetailLoss`.
+- Either may then be damaged as photos are, see `degradation.py`.
 
 Low-resolution pictures reach a network as 8-bit files, so by default everything before the scaling
 to that range is uint8, and resizing is the integer arithmetic of torch's uint8 images, which is
@@ -23,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Num, UInt8
 
+from jaxsr.data.degradation import Degradation, degrade
 from jaxsr.data.device_cache import ResidentPhotos
 from jaxsr.errors import InputError
 from jaxsr.ops.colour import rgb_to_y
@@ -33,7 +35,7 @@ Prepare = Callable[..., dict[str, Array]]
 # What the random numbers of a sample are for: folded into its key, so that an option that draws
 # more leaves the others' numbers as they are. Labels follow in the order of their names.
 _TURN, _FACTOR, _NOISE_STRENGTH, _NOISE, _LABELS = range(5)
-_COLOURS = 2**16  # beyond any number of labels
+_COLOURS, _DEGRADATION = 2**16, 2**16 + 1  # beyond any number of labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,7 @@ def make_preparation(
     eight_bit: bool = True,
     bicubic: Literal["torch", "matlab"] = "torch",
     loss_of_detail: DetailLoss | None = None,
+    degradation: Degradation | None = None,
     labels: Mapping[str, tuple[float, float]] | None = None,
     value_range: tuple[float, float] = (-1.0, 1.0),
 ) -> Prepare:
@@ -78,6 +81,7 @@ def make_preparation(
       eight_bit: make `low`, and luma, from and into whole levels, as files hold them.
       bicubic: whose bicubic makes `low` at a scale above 1; MATLAB's is what papers judge by.
       loss_of_detail: for `scale` 1 only. Default: `DetailLoss()`.
+      degradation: damage to `low` after it was made. Default: none.
       labels: name to (low, high): adds float32 (b, 1, 1, 1) drawn uniformly from that range.
       value_range: what levels 0 and 255 become.
 
@@ -130,6 +134,8 @@ def make_preparation(
         else:
             assert loss_of_detail is not None
             low = _lose_detail(levels, keys, loss_of_detail)
+        if degradation is not None:
+            low = degrade(low, _each(keys, _DEGRADATION, lambda key: key), degradation)
         made = {
             "high": to_model_range(levels, value_range),
             "low": to_model_range(low, value_range),

@@ -7,13 +7,17 @@ the photo cut at its right and bottom to a multiple of the scale.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from jaxsr.data.degradation import Degradation
 from jaxsr.data.photos import Photos
 from jaxsr.errors import InputError
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +38,7 @@ def validation_pairs(
     longest_px: int | None = None,
     multiple: int = 1,
     value_range: tuple[float, float] = (-1.0, 1.0),
+    degradation: Degradation | None = None,
 ) -> Iterator[ValidationPair]:
     """Yields every photo with what a network is to restore it from.
 
@@ -45,6 +50,7 @@ def validation_pairs(
       longest_px: larger photos are cut to this many pixels a side, about the middle.
       multiple: sides of `low` are multiples of so many pixels.
       value_range: intensities of black and white in the pairs.
+      degradation: damage to `low`, drawn by the photo's place. Default: none.
 
     Raises:
       ValueError: a photo is smaller than the scale, or an argument is out of range.
@@ -61,7 +67,10 @@ def validation_pairs(
         )
         if not photo.size:
             raise InputError(f"{name} has {photos.sizes[index]} px, too few for scale={scale}")
-        yield _pair(name, photo, scale, channels, detail_factor, value_range)
+        low, high = _levels(photo, scale, channels, detail_factor)
+        if degradation is not None:
+            low = _degraded(low, index, degradation)
+        yield _pair(name, low, high, value_range)
 
 
 def cut_to_multiple(
@@ -78,23 +87,37 @@ def cut_to_multiple(
     return photo[top : top + sides[0], left : left + sides[1]]
 
 
-def _pair(
-    name: str,
-    photo: np.ndarray,
-    scale: int,
-    channels: int,
-    factor: int,
-    value_range: tuple[float, float],
-) -> ValidationPair:
-    # Imported here so that folders can be searched and checked before JAX is loaded.
+# JAX is imported inside so that folders can be searched and checked before it is loaded.
+
+
+def _levels(
+    photo: np.ndarray, scale: int, channels: Literal[1, 3], factor: int
+) -> "tuple[jax.Array, jax.Array]":
+    """`low` and `high` in levels."""
     import jax
 
-    from jaxsr.data.transforms import enlarge, shrink, to_levels, to_model_range
+    from jaxsr.data.transforms import enlarge, shrink, to_levels
 
     high = to_levels(jax.numpy.asarray(photo.transpose(2, 0, 1)[None]), channels=channels)
     if scale > 1:
-        low = shrink(high, scale, convention="matlab")
-    else:
-        low = enlarge(shrink(high, factor, convention="torch"), factor, convention="matlab")
-    low, high = (np.asarray(to_model_range(x, value_range)) for x in (low, high))
-    return ValidationPair(name, low, high)
+        return shrink(high, scale, convention="matlab"), high
+    low = enlarge(shrink(high, factor, convention="torch"), factor, convention="matlab")
+    return low, high
+
+
+def _degraded(low: "jax.Array", index: int, degradation: Degradation) -> "jax.Array":
+    import jax
+
+    from jaxsr.data.degradation import degrade
+
+    keys = jax.random.split(jax.random.key(index), 1)
+    return jax.jit(degrade, static_argnums=2)(low, keys, degradation)
+
+
+def _pair(
+    name: str, low: "jax.Array", high: "jax.Array", value_range: tuple[float, float]
+) -> ValidationPair:
+    from jaxsr.data.transforms import to_model_range
+
+    pair = (np.asarray(to_model_range(x, value_range)) for x in (low, high))
+    return ValidationPair(name, *pair)

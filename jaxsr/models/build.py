@@ -3,6 +3,7 @@
 | name | network |
 |---|---|
 | `package.module:Class`, `package.module:function` | a torch module of the user's |
+| `package.module:Task` | what a task of `jaxsr.train` trains, with the options of its run |
 | `timm:resnet18`, `torchvision:vit_b_16` | what `create_model` or `get_model` makes |
 | `spandrel:SPAN`, `smp:Unet` | a class of spandrel or segmentation_models_pytorch |
 | a folder with transformers' `config.json`, or that file | its architecture |
@@ -25,6 +26,8 @@ from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
 _SEED = 20261121
+BUILDS_FROM_OPTIONS = "untrained_network"
+"""Method of `jaxsr.Task` that builds what a run trained."""
 
 
 def is_class_name(name: str) -> bool:
@@ -125,6 +128,8 @@ def _user_class(name: str, options: Mapping[str, Any], option: str) -> Any:
 
 
 def _call(make: Callable[..., Any], name: str, options: Mapping[str, Any], option: str) -> Any:
+    if hasattr(make, BUILDS_FROM_OPTIONS):  # a task of `jaxsr.train`, with the options of its run
+        return getattr(make, BUILDS_FROM_OPTIONS)(options)
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:

@@ -2,7 +2,7 @@
 
 A run folder of `jaxsr.train`, a weights file, a Hugging Face folder, a `.gguf` file,
 `package.module:Class`, a library's network (`jaxsr.models.build`), a torch module, a family's name
-for random weights, or nothing for the weights that come with jaxsr.
+for random weights, or `clean`, `photo` or nothing for the weights that come with jaxsr.
 
 A weights file is of the first of these whose names and shapes it fits exactly: what its metadata
 say, a family of jaxsr, an architecture of spandrel. Nothing in a weights file is run, and no module
@@ -40,8 +40,8 @@ from jaxsr.models.registry import (
 from jaxsr.models.spandrel_weights import freeze_merged, load_by_spandrel
 from jaxsr.models.weight_files import READERS, load_weights, read_weights
 
-SHIPPED = "restore_x4.safetensors"
-"""Name of the default weights in the package's `weights` folder."""
+SHIPPED = {"clean": "restore_x4.safetensors", "photo": "restore_x4_photo.safetensors"}
+"""Files in the package's `weights` folder, by the words that users give; `clean` is the default."""
 
 
 def load_model(
@@ -60,7 +60,7 @@ def load_model(
     """The model that a user names.
 
     Args:
-      model: see the module's docstring. None: the weights that come with jaxsr.
+      model: see the module's docstring. None: `clean`.
       kind: what the caller needs; another kind is refused. A user's class may be anything.
       weights: file for `package.module:Class` or a module.
       options: keyword arguments of the class.
@@ -113,7 +113,9 @@ def load_model(
             f"a run folder or a file by itself is --model {weights or name}"
         )
     if model is None:
-        return _from_weights(_shipped(), "jaxsr's own", kind)
+        name = "clean"
+    if name in SHIPPED:
+        return _from_weights(_shipped(name), f"jaxsr's own, {name}", kind)
     if not path.exists() and path.suffix not in READERS:
         raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}")
     if _is_language_checkpoint(path, kind):
@@ -137,12 +139,22 @@ def _accepted(random_weights: bool) -> str:
     )
 
 
-def _shipped() -> Path:
-    path = Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED)))
+def is_shipped(word: str) -> bool:
+    """Whether the weights of that word in `SHIPPED` come with this installation."""
+    return _shipped_path(word).is_file()
+
+
+def _shipped_path(word: str) -> Path:
+    return Path(str(resources.files("jaxsr").joinpath("weights", SHIPPED[word])))
+
+
+def _shipped(word: str) -> Path:
+    path = _shipped_path(word)
     if not path.is_file():
         raise MissingFileError(
-            "this installation holds no weights of jaxsr's own; train some with `python -m "
-            "jaxsr.train span --out runs/mine` and give --model runs/mine, or name a weights file"
+            f"this installation holds no weights {word!r} of jaxsr's own; train some with "
+            "`python -m jaxsr.train span --out runs/mine` and give --model runs/mine, or name a "
+            "weights file"
         )
     return path
 
@@ -215,7 +227,7 @@ def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
 
 
 def _of_kind(loaded: LoadedModel, path: Path, kind: Kind | None) -> LoadedModel:
-    if kind not in (None, loaded.kind):
+    if kind is not None and loaded.kind not in (None, kind):
         raise InputError(f"{path} holds a {loaded.family}, a {loaded.kind}; give a {kind} instead")
     return loaded
 

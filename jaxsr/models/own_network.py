@@ -1,8 +1,8 @@
 """Networks of users, from the files that `jaxsr.train` exported.
 
 Metadata of an exported file say what builds its network: `builder` (a name for
-`jaxsr.models.build`) and `builder_args`; and what it is for: `task`, with `channels` and
-`value_range` or with `input`.
+`jaxsr.models.build`) and `builder_args`; and what it is for: `task`, which a task of the user's
+leaves out, with `channels`, `value_range` and `multiple`, or with `input`.
 
 A weights file may come from anyone, so it runs no code of its choice. A builder of a library is
 one of a fixed list. A builder of the user's is called only where the file lies in its run folder,
@@ -23,7 +23,12 @@ from torch import nn
 from jaxsr.errors import InputError, MissingFileError, UserError
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import unseal
-from jaxsr.models.build import LIBRARIES, build_network, import_attribute
+from jaxsr.models.build import (
+    BUILDS_FROM_OPTIONS,
+    LIBRARIES,
+    build_network,
+    import_attribute,
+)
 from jaxsr.models.registry import Kind, LoadedModel, Weights
 from jaxsr.models.weight_files import load_weights
 
@@ -71,22 +76,29 @@ def stated_uses(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "builder" not in metadata:
         return {}
-    kind = KINDS.get(str(metadata.get("task")))
-    channels = metadata.get("channels")
+    task = metadata.get("task")
+    kind = KINDS.get(str(task))
+    channels, multiple = metadata.get("channels"), metadata.get("multiple", 1)
     try:
         low, high = map(float, metadata.get("value_range", [0.0, 1.0]))
     except (TypeError, ValueError):
         raise _unknown_metadata(path) from None
-    if kind is None or not (channels is None or isinstance(channels, int)):
+    whole = isinstance(channels, int | None) and isinstance(multiple, int) and multiple >= 1
+    if not whole or (kind is None and task is not None):
         raise _unknown_metadata(path)
-    uses = {"kind": kind, "value_range": (low, high), "channels": channels}
-    return {**uses, "metadata": metadata}
+    return {
+        "kind": kind,
+        "value_range": (low, high),
+        "channels": channels,
+        "side_multiple": multiple,
+        "metadata": metadata,
+    }
 
 
 def _unknown_metadata(path: Path) -> InputError:
     return InputError(
         f"{path} has metadata that jaxsr.train does not write (task, builder, builder_args, "
-        "channels or value_range); export it again"
+        "channels, value_range or multiple); export it again"
     )
 
 
@@ -105,8 +117,10 @@ def _check_builder(path: Path, builder: str, arguments: Mapping[str, Any]) -> No
     attribute = import_attribute(builder, option="--model")
     if inspect.isclass(attribute) and issubclass(attribute, nn.Module):
         return
-    # Of a function only: objects may be called, and have no file of their own.
-    source = inspect.getsourcefile(attribute) if inspect.isfunction(attribute) else None
+    # Of a function or task only: objects may be called, and have no file of their own.
+    is_task = inspect.isclass(attribute) and hasattr(attribute, BUILDS_FROM_OPTIONS)
+    has_source = inspect.isfunction(attribute) or is_task
+    source = inspect.getsourcefile(attribute) if has_source else None
     if source is None or not Path(source).resolve().is_relative_to(Path.cwd()):
         raise InputError(
             f"{path} names the builder {builder}, which is neither a torch.nn.Module nor defined "

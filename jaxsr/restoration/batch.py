@@ -99,6 +99,7 @@ class BatchRestorer:
       restorer: feeds the network.
       config: has names, formats and limits.
       left_out: called with each source that is not restored after all.
+      claimed: results and their sources, shared by all that write to one folder in a run.
     """
 
     def __init__(
@@ -107,11 +108,12 @@ class BatchRestorer:
         config: RestoreConfig,
         *,
         left_out: Callable[[Source], None] = lambda source: None,
+        claimed: dict[Path, Path] | None = None,
     ) -> None:
         self._restorer, self._config, self._left_out = restorer, config, left_out
         self._budget = ByteBudget(_RESULT_BYTES)
         self._lock = threading.Lock()
-        self._claimed: dict[Path, Path] = {}
+        self._claimed = {} if claimed is None else claimed
         self.outcome = Outcome()
 
     def run(self, sources: Iterable[Source], *, threads: int = 2) -> Outcome:

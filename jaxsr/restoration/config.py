@@ -10,6 +10,8 @@ from jaxsr.data.picture_limits import MAX_PIXELS
 from jaxsr.errors import InputError
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions, ModelOptions
 
+AUTO = "auto"
+"""The word for the model that suits each picture."""
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 
 
@@ -17,7 +19,8 @@ FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "tiff": "TIFF"}
 class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     """Restores pictures and videos with a torch network, on JAX or on torch.
 
-    Without --model, with the weights that come with jaxsr.
+    Without --model, with weights that come with jaxsr: clean, or photo for what was saved as JPEG
+    (auto looks at each file).
     """
 
     model_required: ClassVar[bool] = False
@@ -60,6 +63,8 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.chooses and (self.weights or self.class_options()):
+            raise InputError("--model auto takes jaxsr's own weights; leave other ones out")
         self.check_at_least(1, "max_pixels", "tile", "batch")
         if not 1 <= self.quality <= 100:
             raise InputError(f"quality must be from 1 to 100, got {self.quality}")
@@ -74,6 +79,11 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
                 "report needs pictures to compare with; name their folder with --truth"
             )
         self.sizes()
+
+    @property
+    def chooses(self) -> bool:
+        """Whether each picture gets the shipped weights that suit it."""
+        return self.model in (None, AUTO)
 
     def sizes(self) -> list[tuple[int, int]]:
         """`benchmark` as (height, width) pairs."""

@@ -4,18 +4,21 @@ import contextlib
 import logging
 import sys
 import time
+from pathlib import Path
 
 from PIL import Image
 
 from jaxsr.data.picture_limits import limit_opencv
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
 from jaxsr.errors import InputError
+from jaxsr.models.load import is_shipped
 from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import picture_size
 from jaxsr.restoration.progress import Progress
 from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
+from jaxsr.restoration.shipped import choose_for_files
 from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.setup import setup_compute
@@ -51,9 +54,21 @@ def run(config: RestoreConfig) -> int:
     Image.MAX_IMAGE_PIXELS = None
     limit_opencv(config.max_pixels)
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
-    model = configured_model(config)
-    colours = "RGB" if model.channels == 3 else "luma"
-    print(f"model: {model.name}, {colours} ×{model.scale}", flush=True)
+    groups = {"clean": inputs.sources}
+    if config.chooses and not config.benchmark:
+        groups = choose_for_files(inputs.sources, max_pixels=config.max_pixels)
+    works = [(configured_model(config, word), sources) for word, sources in groups.items()]
+    for model, sources in works:
+        colours = "RGB" if model.channels == 3 else "luma"
+        which = f" for {len(sources)} of {len(inputs.sources)} files" if len(works) > 1 else ""
+        print(f"model: {model.name}{which}, {colours} ×{model.scale}", flush=True)
+    model = works[0][0]
+    if config.chooses and not config.benchmark and is_shipped("photo"):
+        print(
+            "photo suits JPEG files and pictures with their traces, clean all others; --model "
+            "clean or photo takes one for all",
+            flush=True,
+        )
     setup_compute(config)
     if config.benchmark:
         from jaxsr.restoration.throughput import benchmark
@@ -61,7 +76,7 @@ def run(config: RestoreConfig) -> int:
         return benchmark(model, config)
     check_folder(config.out)
     _print_tiling(model, config)
-    status = _restore(model, config, inputs, began)
+    status = _restore(works, config, inputs, began)
     if config.truth is not None:
         from jaxsr.restoration.quality_report import write_report
 
@@ -69,9 +84,13 @@ def run(config: RestoreConfig) -> int:
     return status
 
 
-def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, began: float) -> int:
+def _restore(
+    works: list[tuple[RestorationModel, list[Source]]],
+    config: RestoreConfig,
+    inputs: Inputs,
+    began: float,
+) -> int:
     pictures = [source for source in inputs.sources if not source.is_video]
-    videos = [source for source in inputs.sources if source.is_video]
     limit = config.max_pixels
     pending = [source for source in pictures if finished_result(source, config) is None]
     measured = {source.path: picture_size(source.path, max_pixels=limit) for source in pending}
@@ -84,20 +103,24 @@ def _restore(model: RestorationModel, config: RestoreConfig, inputs: Inputs, beg
 
     outcomes, programs = [], 0
     with contextlib.closing(progress):
-        if pictures:
+        claimed: dict[Path, Path] = {}
+        for model, sources in works:
+            stills = [source for source in sources if not source.is_video]
+            if not stills:
+                continue
             restorer, runner, _ = make_restorer(
                 model, config, sizes=set(sizes), progress=progress.add
             )
             threads = 1 if any(h * w > _LARGE for h, w in sizes) else 2
-            outcomes.append(
-                BatchRestorer(restorer, config, left_out=leave_out).run(pictures, threads=threads)
-            )
-            programs = len(runner.programs)
+            batch = BatchRestorer(restorer, config, left_out=leave_out, claimed=claimed)
+            outcomes.append(batch.run(stills, threads=threads))
+            programs += len(runner.programs)
     done, spent = progress.pixels / 1e6, progress.seconds
-    if videos:
-        from jaxsr.restoration.video import restore_videos
+    for model, sources in works:
+        if videos := [source for source in sources if source.is_video]:
+            from jaxsr.restoration.video import restore_videos
 
-        outcomes.append(restore_videos(videos, model, config))
+            outcomes.append(restore_videos(videos, model, config))
     failed = [*inputs.problems, *(failure for outcome in outcomes for failure in outcome.failed)]
     restored = sum(len(outcome.restored) for outcome in outcomes)
     skipped = sum(len(outcome.skipped) for outcome in outcomes)

@@ -30,8 +30,9 @@ def restore(
     Args:
       images: a picture or several: uint8 or uint16 arrays (height, width) or (height, width, 1 to 4
         channels: gray, gray and alpha, RGB, RGB and alpha), Pillow images, or paths.
-      model: a torch module, a run folder, a weights file, `package.module:Class`, or None for the
-        weights that come with jaxsr; see `jaxsr.restoration.models`.
+      model: a torch module, a run folder, a weights file, `package.module:Class`, or weights that
+        come with jaxsr: `clean`, `photo` (for what was saved as JPEG), or None for what suits each
+        picture. See `jaxsr.models.load`.
       weights: file for a class or a module.
       outscale: size of the result relative to the source. Default: the network's own scale.
       tiling: `auto` cuts only where that changes nothing; `approximate` in any case; `off` never.
@@ -52,9 +53,10 @@ def restore(
       InputTypeError: something that is no picture.
       InputError: a picture or the model is not usable; the message says which and why.
     """
-    from jaxsr.restoration.config import RestoreConfig
+    from jaxsr.restoration.config import AUTO, RestoreConfig
     from jaxsr.restoration.models import find_model
     from jaxsr.restoration.restore_arrays import as_picture, restore_arrays
+    from jaxsr.restoration.shipped import choose
 
     config = RestoreConfig(
         outscale=outscale,
@@ -70,6 +72,15 @@ def restore(
     pictures = [
         as_picture(image, index) for index, image in enumerate(images if several else [images])
     ]
-    network = find_model(model, weights=weights, channels=channels, value_range=value_range)
-    results = restore_arrays(pictures, network, config)
+    chooses = model is None or model == AUTO
+    words = [choose(picture) if chooses else "" for picture in pictures]
+    results: list[Any] = [None] * len(pictures)
+    for word in dict.fromkeys(words):
+        places = [place for place, chosen in enumerate(words) if chosen == word]
+        network = find_model(
+            word or model, weights=weights, channels=channels, value_range=value_range
+        )
+        restored = restore_arrays([pictures[place] for place in places], network, config)
+        for place, result in zip(places, restored, strict=True):
+            results[place] = result
     return results if several else results[0]

@@ -14,10 +14,15 @@ BATCH_ELSEWHERE = 8
 """Tiles for an accelerator, most of which one leaves idle; on a CPU more only take memory."""
 
 
-def configured_model(config: RestoreConfig) -> RestorationModel:
-    """The network that the configuration names."""
+def configured_model(config: RestoreConfig, chosen: str = "clean") -> RestorationModel:
+    """The network that the configuration names.
+
+    Args:
+      config: names it.
+      chosen: the word for what comes with jaxsr, where the configuration leaves that open.
+    """
     return find_model(
-        config.model,
+        chosen if config.chooses else config.model,
         weights=config.weights,
         options=config.class_options(),
         channels=config.channels,

@@ -76,6 +76,7 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
                 total_steps=total,
                 batch=config.batch,
                 tensorboard=config.tensorboard,
+                sample_name=task.sample_name,
             )
         stack.callback(records.close)
         for line in task.summary():
@@ -214,14 +215,14 @@ class _Run:
 
     def _fail(self, step: int, cause: str) -> NoReturn:
         """Saves the state before the failing step, which both engines leave as it was; raises."""
-        saved = "nothing to save before step 1"
+        saved, again = "nothing to save before step 1", "start again"
         if step > 1:
             self.checkpoints.save(step - 1, self.engine.sound_state(), None)
             self.checkpoints.wait()
             saved = f"the state of step {step - 1} is saved"
+            again = f"go on with --branch-from {self.out} --out NEW"
         raise TrainingError(
-            f"{cause}; {saved}. Lower --lr, set --clip-norm, or train in float32, and go on with "
-            f"--branch-from {self.out} --out NEW"
+            f"{cause}; {saved}. Lower --lr, set --clip-norm, or train in float32, and {again}"
         )
 
     def _validate(self, done: int, phase: str) -> None:

@@ -31,11 +31,19 @@ class Records:
         was killed after its last checkpoint, are dropped because those steps will run again.
       total_steps: length of the run.
       batch: samples per step, for the rate.
+      sample_name: what samples are called in the rate, in the plural.
       tensorboard: also write TensorBoard events.
     """
 
     def __init__(
-        self, folder: Path, *, start_step: int, total_steps: int, batch: int, tensorboard: bool
+        self,
+        folder: Path,
+        *,
+        start_step: int,
+        total_steps: int,
+        batch: int,
+        tensorboard: bool,
+        sample_name: str = "images",
     ) -> None:
         self._path = folder / "metrics.jsonl"
         self._drop_after(start_step)
@@ -46,7 +54,7 @@ class Records:
 
             _silence_event_threads()
             self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
-        self._total, self._batch = total_steps, batch
+        self._total, self._batch, self._samples = total_steps, batch, sample_name
         self._began = (time.perf_counter(), start_step)
         self._bar = None
         if sys.stderr.isatty():
@@ -77,18 +85,19 @@ class Records:
         """Records the metrics of several steps; the last of them goes to the terminal."""
         elapsed = time.perf_counter() - self._began[0]
         rate = (done - self._began[1]) * self._batch / max(elapsed, 1e-9)
+        rate_name = f"{self._samples}_per_s"
         for step, metrics in records.items():
-            self._write(step, {"phase": phase, "images_per_s": round(rate, 2), **metrics})
+            self._write(step, {"phase": phase, rate_name: round(rate, 2), **metrics})
         figures = list(records.values())[-1]
         self._began = (time.perf_counter(), done)
         text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
-            self._bar.set_postfix_str(f"{phase}  {rate:.1f} images/s  {text}")
+            self._bar.set_postfix_str(f"{phase}  {rate:.1f} {self._samples}/s  {text}")
         else:
             left = (self._total - done) * self._batch / max(rate, 1e-9)
             self.say(
-                f"step {done}/{self._total}  {phase}  {rate:.1f} images/s  "
+                f"step {done}/{self._total}  {phase}  {rate:.1f} {self._samples}/s  "
                 f"ETA {_clock(left)}  {text}"
             )
 

@@ -87,6 +87,7 @@ class Segmentation:
 
     exported = "network"
     metric = "iou"
+    sample_name = "images"
     best: Literal["max", "min"] = "max"
 
     def __init__(

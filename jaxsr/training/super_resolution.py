@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.data.batches import train_batches
+from jaxsr.data.degradation import Degradation
 from jaxsr.data.device_cache import resident_bytes, resident_photos
 from jaxsr.data.photos import open_training_photos
 from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
@@ -64,6 +65,13 @@ class PhotoRun(PictureRunConfig):
     """At scale 1: each sample is shrunk by one of these and enlarged back to lose its detail."""
     detail_noise: float = 0.0
     """At scale 1: most deviation of the noise added, in levels of 255."""
+    low_blur: float = 0.0
+    """Most deviation in pixels of the blur of the network's input, drawn for each sample from 0;
+    blur, noise and JPEG come in random order, in validation too."""
+    low_noise: float = 0.0
+    """Most deviation of noise of the network's input, in levels of 255."""
+    low_jpeg: tuple[int, int] | None = None
+    """Least and most quality, as 40 95, of JPEG files that the network's input went through."""
     held_out: float = 0.1
     """Fraction of the data held out for validation where there is no val folder."""
     validation_px: int = 512
@@ -71,6 +79,7 @@ class PhotoRun(PictureRunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.degradation  # checks itself
         if self.crop < 1 or self.crop % self.picture.scale:
             raise InputError(
                 f"crop={self.crop} must be a positive multiple of the model's "
@@ -88,6 +97,12 @@ class PhotoRun(PictureRunConfig):
         return _SYMMETRIC
 
     @property
+    def degradation(self) -> Degradation | None:
+        """Damage to the network's input; None where there is none."""
+        damage = Degradation(blur=self.low_blur, noise=self.low_noise, jpeg=self.low_jpeg)
+        return damage if damage.kinds else None
+
+    @property
     def side_multiple(self) -> int:
         """Pixels that the sides of the network's input are multiples of."""
         return 1
@@ -103,6 +118,7 @@ class SuperResolution:
 
     exported = "generator"
     metric = "psnr_y"
+    sample_name = "images"
     best: Literal["max", "min"] = "max"
 
     def __init__(
@@ -152,6 +168,7 @@ class SuperResolution:
             swap_colours=config.swap_colours,
             bicubic=config.bicubic,
             loss_of_detail=detail if config.picture.scale == 1 else None,
+            degradation=config.degradation,
             labels=self._networks.labels,
             value_range=config.intensities,
         )
@@ -220,6 +237,7 @@ class SuperResolution:
             longest_px=self.config.validation_px,
             multiple=self.config.side_multiple,
             value_range=self.config.intensities,
+            degradation=self.config.degradation,
         )
 
     def files(self) -> dict[str, str]:

@@ -92,6 +92,11 @@ class Trainable(Protocol):
         """Names of the objective's submodules that `remat` recomputes."""
         ...
 
+    @property
+    def sample_name(self) -> str:
+        """What samples are called, in the plural."""
+        ...
+
     def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
         """The objective's batch from the host's, under `jit`; `key` is the run's."""
         ...

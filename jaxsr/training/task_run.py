@@ -107,6 +107,10 @@ class TaskRun:
         return self._user.exported
 
     @property
+    def sample_name(self) -> str:
+        return self._user.sample_name
+
+    @property
     def metric(self) -> str | None:
         return self._user.metric if self.held_out is not None else None
 
@@ -265,7 +269,13 @@ class TaskRun:
 
     def describe(self) -> dict[str, Any]:
         options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
-        return {"family": self.family, "network": self.exported, "options": options}
+        return {
+            "family": self.family,
+            "network": self.exported,
+            "builder": self.family,
+            "builder_args": options,
+            **self._user.metadata,
+        }
 
     def summary(self) -> Sequence[str]:
         network = self._evaluation.network

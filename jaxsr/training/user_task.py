@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError
 from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.training.config import RunConfig
+from jaxsr.training.config_file import ConfigFile
 
 Batch = Mapping[str, Tensor]
 Loss = Tensor | tuple[Tensor, Mapping[str, Tensor]]
@@ -91,6 +92,11 @@ class Task:
     `rowwise` or `replicate`. Default: what transformers' configuration plans, if it is one."""
     exported: ClassVar[str] = "network"
     """The objective's network that is validated and exported."""
+    sample_name: ClassVar[str] = "samples"
+    """What samples are called in the rate: `images`, `rows`."""
+    metadata: ClassVar[Mapping[str, Any]] = {}
+    """What the exported file tells `restore` and `detect`: `channels`, `value_range`, `multiple`
+    of the sides of pictures; `input` as a detector's run folder has it."""
 
     def __init__(self, config: Any) -> None:
         """Keeps the options; a subclass that needs more calls this first."""
@@ -148,6 +154,13 @@ class Task:
                 "define phases, which says how many steps each takes"
             )
         return ((names[0], self.config.total_steps),)
+
+    @classmethod
+    def untrained_network(cls, options: Mapping[str, Any]) -> nn.Module:
+        """The exported network of a run with these options, before its weights are loaded."""
+        config = ConfigFile(family=cls.__name__, options=options).run_config(cls.Config)
+        task = cls(config)
+        return task.objective().get_submodule(task.exported)
 
     def _lacks(self, method: str) -> InputError:
         return refusal(f"{type(self).__name__} defines no {method}; docs/own-task.md shows one")

@@ -4,18 +4,15 @@ OpenCV is imported when a program is lowered. Where it is not installed, and on 
 `conventions/opencv.py` computes the same in JAX.
 """
 
-import functools
 import math
-import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, enabled, kernel
+from jaxsr.ops._opencv import for_each_row, opencv, version_of
 
 _METHODS = {
     "uint8": ("nearest", "bilinear", "bicubic", "area"),
@@ -26,27 +23,15 @@ _METHODS = {
 float32 bicubic takes the same time, and OpenCV's roundings differ with the number of channels."""
 _MOST_CHANNELS = 4
 """OpenCV's functions are made for these; of more channels some of them refuse."""
-_LEAST_SHARED_BYTES = 1 << 18
-"""Results that are worth waking another thread for."""
 _LARGE_IMAGE = 1 << 16
 """Pixels of a result that OpenCV shares out among its threads by itself."""
-
-
-@functools.cache
-def _opencv() -> Any:
-    """The module, or None where it cannot be imported."""
-    try:
-        import cv2
-    except ImportError:
-        return None
-    return cv2
 
 
 def resize_by_opencv(
     image: jax.Array, axes: Sequence[int], size: Sequence[int], *, method: str
 ) -> jax.Array | None:
     """The resized image, in a program for CPUs; None where OpenCV is not called for it."""
-    cv2 = _opencv() if enabled() else None
+    cv2 = opencv() if enabled() else None
     if cv2 is None or len(axes) != 2 or method not in _METHODS.get(image.dtype.name, ()):
         return None
     height, width = axes
@@ -62,14 +47,12 @@ def resize_by_opencv(
     extents = image.shape[height], image.shape[width]
     flags = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR,
              "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}  # fmt: skip
-    # The version is part of the program, so that another OpenCV never serves a kept one.
-    version = tuple(int(digits) for digits in re.findall(r"\d+", cv2.__version__))
     call = RowsCall(
         kernel=_resize,
         shape=(rows, *size, channels),
         has_rows=(True, True),
         channels_last=(False, False),
-        options=(("flag", (flags[method],)), ("opencv", version)),
+        options=(("flag", (flags[method],)), ("opencv", version_of(cv2.__version__))),
     )
     out = call(image.reshape(rows, *extents, channels))
     return out.reshape(*image.shape[:height], *size, *image.shape[width + 1 :])
@@ -77,27 +60,16 @@ def resize_by_opencv(
 
 @kernel("jaxsr_opencv_resize")
 def _resize(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    cv2, (flag,) = _opencv(), attributes["flag"]
+    cv2, (flag,) = opencv(), attributes["flag"]
     # OpenCV takes images of one channel without an axis for it.
     images, results = (x[..., 0] if x.shape[-1] == 1 else x for x in (inputs[0], outputs[0]))
     height, width = results.shape[1:3]
 
-    def resize(rows: range) -> None:
-        for row in rows:
-            result = results[row]
-            out = cv2.resize(images[row], (width, height), dst=result, interpolation=flag)
-            if out is not result:
-                result[...] = out
+    def resize(row: int) -> None:
+        result = results[row]
+        out = cv2.resize(images[row], (width, height), dst=result, interpolation=flag)
+        if out is not result:
+            result[...] = out
 
-    is_shared = height * width <= _LARGE_IMAGE and results.nbytes >= _LEAST_SHARED_BYTES
-    parts = min(cv2.getNumThreads() if is_shared else 1, len(images))
-    shares = [range(len(images))[i::parts] for i in range(parts)]
-    waiting = [_threads().submit(resize, share) for share in shares[1:]]
-    resize(shares[0])
-    for each in waiting:
-        each.result()
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_opencv().getNumThreads(), thread_name_prefix="jaxsr-opencv")
+    is_large = height * width > _LARGE_IMAGE
+    for_each_row(resize, len(images), nbytes=results.nbytes, large=is_large)

@@ -224,6 +224,9 @@ def test_distributions():
                 "chosen": torch.multinomial(torch.tensor([0.0, 1, 2, 3]), 3),
                 "repeated": torch.multinomial(torch.tensor([[0.0, 1], [1, 1]]), 40000, True),
                 "exponential": torch.empty(40000).exponential_(2.0),
+                "geometric": torch.empty(40000, dtype=torch.int64).geometric_(0.25),
+                "log_normal": torch.empty(40000).log_normal_(0.5, 0.25).log(),
+                "cauchy": torch.empty(40000).cauchy_(2.0, 3.0).sub(2).div(3).arctan(),
             }
 
     out, _ = to_jax(Draws()).apply({}, {}, jnp.zeros(40000), rng=jax.random.key(0))
@@ -237,6 +240,9 @@ def test_distributions():
         ("bernoulli", 0.2, 0.4),
         ("randint", 4.5, 1.118),
         ("exponential", 0.5, 0.5),
+        ("geometric", 4, 12**0.5),
+        ("log_normal", 0.5, 0.25),
+        ("cauchy", 0, np.pi / 12**0.5),
     ):
         assert abs(float(out[name].mean()) - mean) < 5 * std / 200, name
         assert abs(float(out[name].std()) - std) < 0.03 * std + 0.01, name

@@ -14,6 +14,8 @@ from skimage import data
 from jaxsr import ops
 from tests.ops.dtypes import EVERY_DTYPE
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 CASES = 60
 FLAT: dict[str, Any] = {"axes": (-2, -1)}
 

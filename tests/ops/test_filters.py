@@ -10,6 +10,8 @@ from scipy import ndimage
 from jaxsr import ops
 from tests.ops.dtypes import EVERY_DTYPE
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 BORDERS = {
     "reflect101": "mirror",
     "symmetric": "reflect",

@@ -12,6 +12,8 @@ from PIL import Image, ImageOps
 from jaxsr import ops
 from jaxsr.ops import _levels
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 CASES = 64
 SHAPES = [(37, 40), (9, 5), (1, 1)]
 

@@ -13,6 +13,8 @@ from skimage import color
 from jaxsr import ops
 from tests.ops.dtypes import EVERY_DTYPE
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 CASES = 64
 PEAKS = {"uint8": 255, "uint16": 65535}
 FORWARD, BACK = ("rgb_to_hsv", "rgb_to_hls"), ("hsv_to_rgb", "hls_to_rgb")

@@ -13,6 +13,8 @@ from scipy import ndimage
 from jaxsr import ops
 from jaxsr.ops import _regions, distance
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 CASES = 60
 scipy_label: Any = ndimage.label  # whose stubs know one of two results
 

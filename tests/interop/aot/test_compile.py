@@ -390,8 +390,24 @@ PEAKS = {
 }
 
 
-@pytest.mark.parametrize("peak", PEAKS.values(), ids=PEAKS)
-@pytest.mark.parametrize("folding", [None, LaneFolding({8: 8}, fewest_lanes=16)])
+FOLDED = LaneFolding({8: 8}, fewest_lanes=16)
+
+
+@pytest.mark.parametrize(
+    ("peak", "folding"),
+    [
+        pytest.param(
+            peak,
+            folding,
+            marks=[]
+            if (name, folding) in (("amax over channels", FOLDED), ("maximum", None))
+            else pytest.mark.slow,
+            id=f"{name}{', folded' if folding else ''}",
+        )
+        for name, peak in PEAKS.items()
+        for folding in (None, FOLDED)
+    ],
+)
 def test_the_gradient_of_a_maximum_compares_rounded_values(four, peak, folding):
     # A maximum is rounded when it is written. Where the product is made again for the comparison,
     # it is not, by default: none would be the largest, and the gradient zero, or divided by zero.

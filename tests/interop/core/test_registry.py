@@ -31,7 +31,11 @@ def test_a_second_registration_names_both_places():
 
 
 def test_a_users_lowering_goes_in_front_and_can_be_replaced():
-    for func in (aten.amax.default, aten.cholesky_solve.default, aten.native_batch_norm.default):
+    for func in (
+        aten.amax.default,
+        aten.as_strided_scatter.default,
+        aten.native_batch_norm.default,
+    ):
         for function in (lambda *_: None, lambda *_: None):
             lowering(func)(function)
             assert resolve(func).kind is Kind.USER
@@ -60,7 +64,7 @@ def test_writes_and_views_take_no_lowering(func, text):
     [
         (torch.ops.prim.device.default, Kind.PYTHON),
         (aten.lift_fresh.default, Kind.LIFT),
-        (aten.cholesky_solve.default, Kind.REFUSED),
+        (aten.as_strided_scatter.default, Kind.REFUSED),
         (aten.rand.default, Kind.HANDLER),
         (aten.linear.default, Kind.COMPOSITE),
         (aten.equal.default, Kind.VALUE),

@@ -33,7 +33,9 @@ def close(got, want, dtype, size):
     assert (np.abs(got - want) <= 4 * unit * (size + 1e-3)).all(), np.abs(got - want).max()
 
 
-@pytest.mark.parametrize("width", [1, 7, 8, 12, 13])
+@pytest.mark.parametrize(
+    "width", [1, 8, 13, *(pytest.param(width, marks=pytest.mark.slow) for width in (7, 12))]
+)
 @pytest.mark.parametrize(
     ("size", "offset"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 2), (6, 0), (6, 5), (8, 0), (8, 3)]
 )

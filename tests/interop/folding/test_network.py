@@ -147,7 +147,8 @@ BETWEEN = {
     ("width", "foldings"),
     [
         pytest.param(8, [EVERYTHING], marks=pytest.mark.slow, id="8"),
-        pytest.param(11, [EVERYTHING, CHANNELS_LAST], id="11"),
+        pytest.param(11, [EVERYTHING], id="11"),
+        pytest.param(11, [CHANNELS_LAST], marks=pytest.mark.slow, id="11, channels last"),
     ],
 )
 @pytest.mark.parametrize("name", BETWEEN)
@@ -214,7 +215,7 @@ def test_pixels_stay_in_a_shuffle_whatever_the_offset_of_the_image_before_it():
     assert convolutions_of(network, (2, 3, 6, 64), "float32", folding)[-1] == (3, 16)
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("factor", "channels", "size"), [(2, 8, 8), (4, 16, 4), (4, 32, 2)])
 @pytest.mark.parametrize("width", [16, 13])
 def test_an_image_shuffled_to_few_lanes_is_settled_at_once(factor, channels, size, width, bias):

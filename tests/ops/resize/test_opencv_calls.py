@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.ops import resize
+from jaxsr.ops._opencv import opencv as opencv_module
 from jaxsr.ops._resize import opencv_calls
 
 FLAGS = {
@@ -184,7 +185,7 @@ def test_switched_off_or_without_opencv(monkeypatch):
         return calls(lambda x: resize(x, (20, 14), convention="opencv"), image)
 
     assert calls_now() == 1
-    monkeypatch.setattr(opencv_calls, "_opencv", lambda: None)
+    monkeypatch.setattr(opencv_calls, "opencv", lambda: None)
     assert calls_now() == 0
     monkeypatch.undo()
     monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
@@ -193,7 +194,7 @@ def test_switched_off_or_without_opencv(monkeypatch):
 
 def test_opencv_that_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    assert opencv_calls._opencv.__wrapped__() is None
+    assert opencv_module.__wrapped__() is None
 
 
 def test_the_version_is_part_of_the_program(monkeypatch):

@@ -1,0 +1,179 @@
+"""torch's database of operators and their samples (OpInfo), each sample as a module.
+
+The database says of every sample which inputs are differentiated, how inputs are made symmetric or
+triangular first (`gradcheck_wrapper`), and which functions of the results do not depend on free
+choices such as the signs of singular vectors (`output_process_fn_grad`).
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from jaxsr.checking.arguments import Arguments
+from jaxsr.interop import UnsupportedTorchError
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+# Results that depend on which of several equal elements is taken: torch's documentation leaves it
+# open, so that gradients are compared where no two elements are equal.
+TIES = {
+    "argsort", "kthvalue", "masked.median", "median", "mode", "msort", "nanmedian",
+    "nanquantile", "quantile", "sort", "topk",
+}  # fmt: skip
+
+
+@functools.cache
+def operators() -> dict[str, Any]:
+    """Every entry of the database by its name, such as `nn.functional.gelu`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return {op.full_name: op for op in op_db}
+
+
+def pairs(only: str = "", dtypes: tuple[str, ...] = tuple(DTYPES)) -> list[tuple[str, str]]:
+    """Names of operators with the dtypes that torch computes them in on the CPU."""
+    return [
+        (name, dtype)
+        for name, op in operators().items()
+        for dtype in dtypes
+        if only in name and DTYPES[dtype] in op.supported_dtypes("cpu")
+    ]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Sample:
+    """One call of an operator."""
+
+    module: "OperatorModule"
+    arguments: Arguments
+    """The tensors, in the order in which the module takes them."""
+    differentiate: bool
+
+    def values(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The operator's arguments, with NumPy arrays for tensors."""
+        return self.module.call.arguments([*self.arguments.arrays.values()])
+
+
+def samples(name: str, dtype: str) -> Iterator[Sample]:
+    """All samples of an operator.
+
+    Where the inputs of an operator of `TIES` have equal elements, its gradient is compared in a
+    further sample that has none.
+    """
+    op, torch_dtype = operators()[name], DTYPES[dtype]
+    differentiable = op.supports_autograd and torch_dtype in op.supported_backward_dtypes("cpu")
+    torch.manual_seed(0)
+    # Some lists of samples depend on `requires_grad`; all of them are made before the first runs,
+    # so that random numbers drawn by operators do not change those of samples.
+    for sample in list(op.sample_inputs("cpu", torch_dtype, requires_grad=differentiable)):
+        leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        call = _Call(op, sample, tree, places, leaves)
+        tensors = [leaves[i].detach() for i in places]
+        graded = any(leaves[i].requires_grad for i in places)
+        distinct = [_distinct(t) for t in tensors] if name in TIES and graded else tensors
+        has_ties = any(a is not b for a, b in zip(distinct, tensors, strict=True))
+        for values, differentiate in ((tensors, graded and not has_ties), (distinct, graded)):
+            yield Sample(
+                module=OperatorModule(call),
+                arguments=Arguments.of(values, {}),
+                differentiate=differentiate,
+            )
+            if not has_ties:
+                break
+
+
+def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or one in the same order whose elements all differ."""
+    flat = tensor.flatten()
+    if not tensor.is_floating_point() or flat.unique().numel() == flat.numel():
+        return tensor
+    ranks = flat.argsort(stable=True).argsort()
+    return ((ranks - flat.numel() // 2) / 8).to(tensor.dtype).reshape(tensor.shape)
+
+
+class _Call:
+    """What a module calls; copies of the module share it."""
+
+    def __init__(self, op: Any, sample: Any, tree: Any, places: list[int], leaves: list) -> None:
+        self.op, self.tree, self.places = op, tree, places
+        self.process = sample.output_process_fn_grad
+        self.constant = {i for i in places if not leaves[i].requires_grad}
+        self.leaves = [None if i in places else leaf for i, leaf in enumerate(leaves)]
+
+    def __deepcopy__(self, memo: Any) -> "_Call":
+        return self
+
+    def arguments(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with these for their tensors."""
+        leaves = list(self.leaves)
+        for i, tensor in zip(self.places, tensors, strict=True):
+            leaves[i] = tensor
+        return pytree.tree_unflatten(leaves, self.tree)
+
+    def __call__(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The operator's results, and functions of them."""
+        args, kwargs = self.arguments(
+            [
+                tensor.detach() if i in self.constant else tensor
+                for i, tensor in zip(self.places, tensors, strict=True)
+            ]
+        )
+        result = self.op.op(*args, **kwargs)
+        outputs = _named("out", result)
+        wrapper = self.op.gradcheck_wrapper
+        of_wrapped = result
+        if wrapper.__name__ != "<lambda>":  # the default only calls the operator
+            of_wrapped = wrapper(self.op.op, *args, **kwargs)
+        graded = self.process(of_wrapped)
+        if graded is result:
+            return outputs
+        return {n: t.detach() for n, t in outputs.items()} | _named("graded", graded)
+
+
+def _named(name: str, result: Any) -> dict[str, torch.Tensor]:
+    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, _VALUES)]
+    return {f"{name}{i}": torch.as_tensor(leaf) for i, leaf in enumerate(leaves)}
+
+
+_VALUES = (torch.Tensor, bool, int, float)
+
+
+class OperatorModule(nn.Module):
+    """One call of an operator as a module of its tensors.
+
+    It returns the results as `out0`, `out1` …, and what gradients are taken of as `graded0` …,
+    where that is something else.
+    """
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.call(*tensors)
+
+
+def check_layouts(arguments: Arguments) -> None:
+    """Refuses tensors that are no dense arrays.
+
+    Raises:
+      UnsupportedTorchError: a tensor is sparse, nested or quantised.
+    """
+    for tensor in arguments.tensors.values():
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+            raise UnsupportedTorchError(
+                f"an input with {tensor.layout} layout has no JAX array; use .to_dense() first"
+            )

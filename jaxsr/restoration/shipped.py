@@ -1,0 +1,77 @@
+"""Which of the enlargers that come with jaxsr suits a picture: `photo` after JPEG, else `clean`.
+
+A file says so itself (JPEG, lossy WebP), or its pixels do: JPEG sets most high frequencies of its
+blocks of 8 × 8 to zero, which stays visible on that grid alone, wherever a crop has moved it.
+"""
+
+import statistics
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Shaped
+from scipy.fft import dct
+
+from jaxsr.data.sources import Source
+from jaxsr.errors import UserError
+from jaxsr.models.load import is_shipped
+from jaxsr.restoration.pictures import Picture, PictureError, read_picture
+
+_BLOCK = 8
+_SIDE = 256
+# Rounding of colours to 8 bits moves a coefficient of their luma by some 0.4 (one deviation).
+_ZERO = 1.0
+# Share of coefficients that are zero on the grid alone. Of 38 photos, whole and shrunk, those that
+# were never JPEGs stay below 0.07; of quality 95 all have more than 0.11, of 90 more than 0.15.
+_SHARE = 0.1
+
+
+def choose(picture: Picture) -> str:
+    """`photo` or `clean`."""
+    if not is_shipped("photo"):
+        return "clean"
+    return "photo" if not picture.notes.lossless or shows_jpeg(picture.pixels) else "clean"
+
+
+def choose_for_files(sources: Iterable[Source], *, max_pixels: int) -> dict[str, list[Source]]:
+    """The sources of each enlarger; videos are compressed, and unreadable pictures are `clean`'s.
+
+    Decodes every picture once more than restoring does, until a JPEG's header answers.
+    """
+    groups: dict[str, list[Source]] = {}
+    for source in sources:
+        word = "clean"
+        if is_shipped("photo"):
+            try:
+                if source.is_video:
+                    word = "photo"
+                else:
+                    word = choose(read_picture(source.path, max_pixels=max_pixels))
+            except (PictureError, UserError, OSError):
+                pass  # the restorer says so
+        groups.setdefault(word, []).append(source)
+    return groups
+
+
+def shows_jpeg(pixels: Shaped[np.ndarray, "h w c"]) -> bool:
+    """Whether one grid of 8 × 8 blocks has many more zero coefficients than the others.
+
+    Looks at the middle 256 × 256 pixels. 16-bit samples have no traces that this finds.
+    """
+    if pixels.dtype != np.uint8 or min(pixels.shape[:2]) < 4 * _BLOCK:
+        return False
+    top, left = (max(side - _SIDE, 0) // 2 for side in pixels.shape[:2])
+    middle = pixels[top : top + _SIDE, left : left + _SIDE].astype(np.float32)
+    colours = middle.shape[-1] >= 3
+    luma = middle[..., :3] @ np.float32([0.299, 0.587, 0.114]) if colours else middle[..., 0]
+    shares = [_zeros(luma[row:, column:]) for row in range(_BLOCK) for column in range(_BLOCK)]
+    return max(shares) - statistics.median(shares) > _SHARE
+
+
+def _zeros(luma: np.ndarray) -> float:
+    """The share of a grid's coefficients, the lowest ones apart, that are next to zero."""
+    rows, columns = (side // _BLOCK for side in luma.shape)
+    blocks = luma[: rows * _BLOCK, : columns * _BLOCK].reshape(rows, _BLOCK, columns, _BLOCK)
+    spectrum = dct(dct(blocks, axis=1, norm="ortho"), axis=3, norm="ortho")
+    row, column = np.indices((_BLOCK, _BLOCK))
+    high = np.asarray(spectrum).transpose(1, 3, 0, 2)[row + column >= 4]
+    return float((np.abs(high) < _ZERO).mean())

@@ -1,0 +1,99 @@
+# pyright: basic
+# JAX gives primitives no types.
+"""Operations of single pictures that CPU programs leave to another library, as JAX operations.
+
+    @kernel("jaxsr_opencv_canny")
+    def _canny_of_rows(inputs, outputs, attributes): ...
+
+    canny_p = row_primitive("canny", _canny_in_jax, _canny_of_rows, version=opencv_version)
+    edges = canny_p.bind(pictures, low, high, size=3)       # (n, h, w), (n,), (n,)
+
+The library is chosen while a program is lowered. Where it is not installed, and on other platforms,
+the function in JAX computes the same. Integer pictures have no derivative, so there is none here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import batching
+
+from jaxsr.ops._by_rows import RowsCall
+from jaxsr.ops._cpu_calls import enabled
+from jaxsr.ops._cpu_primitives import cpu_primitive
+
+
+def row_primitive(
+    name: str,
+    plain: Callable[..., jax.Array],
+    kernel: str,
+    *,
+    version: Callable[[], tuple[int, ...] | None],
+    length: int | None = None,
+    dtype: str | None = None,
+) -> Any:
+    """A primitive of pictures (n, …) and parameters (n, …).
+
+    Args:
+      name: for jaxprs.
+      plain: computes it with JAX's own operations. All options are integers, passed by name.
+      kernel: a registered kernel, which gets the options as its attributes.
+      version: of the library that the kernel calls; None where it cannot be imported.
+      length: of the result's rows, (n, length). Default: the result has the pictures' shape.
+      dtype: of the result. Default: the pictures'.
+    """
+
+    def shape_of(pictures: Any, *_: Any, **options: int) -> tuple[int, ...]:
+        return pictures.shape if length is None else (pictures.shape[0], length)
+
+    def on_cpu(*operands: jax.Array, **options: int) -> jax.Array:
+        numbers = version() if enabled() else None
+        if numbers is None:
+            return plain(*operands, **options)
+        call = RowsCall(
+            kernel=kernel,
+            shape=shape_of(*operands),
+            dtype=dtype,
+            has_rows=(True,) * (len(operands) + 1),
+            channels_last=(False,) * (len(operands) + 1),
+            options=(
+                *((key, (int(value),)) for key, value in options.items()),
+                ("version", numbers),
+            ),
+        )
+        return call(*operands)
+
+    def batched(operands: Any, axes: Any, **options: int) -> Any:
+        size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+        rows = (
+            jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+            for x, axis in zip(operands, axes, strict=True)
+        )
+        out = primitive.bind(*(x.reshape(-1, *x.shape[2:]) for x in rows), **options)
+        return out.reshape(size, -1, *out.shape[1:]), 0
+
+    primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of, dtype=dtype)
+    batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
+def in_planes(
+    function: Callable[..., jax.Array], image: jax.Array, axes: tuple[int, int], *parameters: Any
+) -> jax.Array:
+    """A function of planes (n, h, w) over pictures of any layout, in that layout.
+
+    Args:
+      function: of planes and of parameters (n,).
+      image: pictures.
+      axes: their height and width, counted from the end.
+      *parameters: arrays that broadcast with the image, of extent 1 in height and width.
+    """
+    x = jnp.moveaxis(image, axes, (-2, -1))
+    leading = x.shape[:-2]
+    rows = (
+        jnp.broadcast_to(jnp.moveaxis(p, axes, (-2, -1))[..., 0, 0], leading).reshape(-1)
+        for p in parameters
+    )
+    out = function(x.reshape(-1, *x.shape[-2:]), *rows)
+    return jnp.moveaxis(out.reshape(*leading, *out.shape[1:]), (-2, -1), axes)

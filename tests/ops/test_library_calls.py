@@ -1,0 +1,168 @@
+"""Functions that programs for CPUs leave to the library whose convention they follow."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from PIL import Image, ImageOps
+from scipy import ndimage
+
+from jaxsr import ops
+from jaxsr.ops import _opencv
+from jaxsr.ops._cpu_calls import SWITCH
+
+LOW, HIGH = np.linspace(20, 60, 8, dtype=np.float32), np.linspace(150, 90, 8, dtype=np.float32)
+EIGHT = ndimage.generate_binary_structure(2, 2)
+label: Any = ndimage.label
+
+
+def by_plane(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """A library's function of planes, of (n, h, w, c)."""
+
+    def run(images: np.ndarray, *parameters: np.ndarray) -> np.ndarray:
+        planes = [
+            np.stack(
+                [
+                    np.asarray(function(np.ascontiguousarray(image[..., c]), *values))
+                    for c in range(image.shape[-1])
+                ],
+                -1,
+            )
+            for image, *values in zip(images, *(p.tolist() for p in parameters), strict=True)
+        ]
+        return np.stack(planes)
+
+    return run
+
+
+def by_opencv(name: str, size: int, plane: np.ndarray) -> np.ndarray:
+    if name == "median_filter":
+        return cv2.medianBlur(plane, size)
+    return getattr(cv2, name)(plane, np.ones((size, size), np.uint8))
+
+
+class Case(NamedTuple):
+    ours: Callable[..., jax.Array]
+    theirs: Callable[..., np.ndarray]
+    target: str
+    parameters: tuple[np.ndarray, ...] = ()
+    """One value for each picture."""
+
+
+CASES = {
+    "canny": Case(
+        ops.canny,
+        by_plane(lambda plane, low, high: cv2.Canny(plane, low, high) > 0),
+        "jaxsr_opencv_canny",
+        (LOW, HIGH),
+    ),
+    "clahe": Case(
+        partial(ops.clahe, tiles=(3, 4)),
+        by_plane(lambda plane, limit: cv2.createCLAHE(limit, (4, 3)).apply(plane)),
+        "jaxsr_opencv_clahe",
+        (np.array([0, 0.5, 1, 2, 2.3, 4, 10, 40], np.float32),),
+    ),
+    "clahe of uint16": Case(
+        lambda x, limit: ops.clahe(x.astype(jnp.uint16) * 257, limit, tiles=(3, 4)),
+        by_plane(lambda plane, limit: cv2.createCLAHE(limit, (4, 3)).apply(plane * np.uint16(257))),
+        "jaxsr_opencv_clahe",
+        (np.array([0, 0.5, 1, 2, 3, 4, 10, 40], np.float32),),
+    ),
+    "connected_components": Case(
+        lambda x: ops.connected_components(x > 128, connectivity=8).labels,
+        by_plane(lambda plane: label(plane > 128, EIGHT)[0]),
+        "jaxsr_scipy_label",
+    ),
+    "equalize": Case(
+        ops.equalize,
+        by_plane(lambda plane: np.asarray(ImageOps.equalize(Image.fromarray(plane)))),
+        "jaxsr_opencv_look_up",
+    ),
+    "autocontrast": Case(
+        partial(ops.autocontrast, cutoff=(2, 5)),
+        by_plane(lambda plane: np.asarray(ImageOps.autocontrast(Image.fromarray(plane), (2, 5)))),
+        "jaxsr_opencv_look_up",
+    ),
+    **{
+        f"{name} {size}": Case(
+            partial(getattr(ops, name), size=size),
+            by_plane(partial(by_opencv, name, size)),
+            "jaxsr_opencv_window",
+        )
+        for name, size in (("median_filter", 3), ("median_filter", 7), ("dilate", 3), ("erode", 5))
+    },
+    **{
+        name: Case(
+            partial(getattr(ops, name), convention="opencv"),
+            lambda images, code=code: np.stack([cv2.cvtColor(image, code) for image in images]),
+            "jaxsr_opencv_hue",
+        )
+        for name, code in {
+            "rgb_to_hsv": cv2.COLOR_RGB2HSV,
+            "rgb_to_hls": cv2.COLOR_RGB2HLS,
+            "hsv_to_rgb": cv2.COLOR_HSV2RGB,
+            "hls_to_rgb": cv2.COLOR_HLS2RGB,
+        }.items()
+    },
+}
+
+
+def pictures(name: str, size: tuple[int, int] = (37, 52)) -> np.ndarray:
+    noise = np.random.default_rng(0).random((8, *size, 3))
+    levels = ndimage.gaussian_filter(noise, (0, 1.5, 1.5, 0)) * 900 - 330
+    images = levels.clip(0, 255).astype(np.uint8)
+    if name in ("hsv_to_rgb", "hls_to_rgb"):
+        images[..., 0] %= 180
+    return images
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_under_jit_vmap_and_a_mesh(name):
+    case, images = CASES[name], pictures(name)
+    expected = case.theirs(images, *case.parameters)
+    arrays = (images, *case.parameters)
+    np.testing.assert_array_equal(jax.jit(case.ours)(*arrays), expected)
+    mapped = jax.jit(jax.vmap(case.ours))
+    np.testing.assert_array_equal(mapped(*arrays), expected)
+    assert mapped.lower(*arrays).as_text().count(f"@{case.target}") == 1
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    placed = jax.device_put(arrays, NamedSharding(mesh, P("data")))
+    compiled = jax.jit(case.ours).lower(*placed).compile()
+    assert "all-gather" not in (compiled.as_text() or "")
+    np.testing.assert_array_equal(compiled(*placed), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (200, 310)])
+def test_other_sizes(name, size):
+    case, images = CASES[name], pictures(name, size)
+    np.testing.assert_array_equal(
+        case.ours(images, *case.parameters), case.theirs(images, *case.parameters)
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_the_library_is_not_called(name, monkeypatch):
+    case, images = CASES[name], pictures(name)
+
+    def calls(platform: str = "cpu") -> bool:
+        fresh = lambda *arrays: case.ours(*arrays)  # noqa: E731, PLW0108  # traced anew
+        traced = jax.jit(fresh).trace(images, *case.parameters)
+        return case.target in traced.lower(lowering_platforms=(platform,)).as_text()
+
+    assert calls()
+    assert not calls("tpu")
+    if "opencv" in case.target:
+        monkeypatch.setattr(_opencv, "opencv", lambda: None)
+        assert not calls()
+        monkeypatch.undo()
+    monkeypatch.setenv(SWITCH, "xla")
+    assert not calls()
