@@ -154,12 +154,18 @@ class JaxTensor(torch.Tensor):
     meta: torch.Tensor
     cell: Cell
     view_of: View | None
+    cache: tuple[int, Region | None, jax.Array] | None
+    cell_const: torch.Tensor | None
+    recipe: tuple[int, Any] | None
+    """Its `Recipe`, and since which version of the cell."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
-    def __new__(cls, meta: torch.Tensor, *_args: Any) -> "JaxTensor":
-        return torch.Tensor._make_wrapper_subclass(
+    def __new__(
+        cls, meta: torch.Tensor, cell: Cell, view_of: View | None = None, needs_grad: bool = False
+    ) -> "JaxTensor":
+        self: Any = torch.Tensor._make_wrapper_subclass(
             cls,
             meta.size(),
             strides=meta.stride(),
@@ -168,18 +174,16 @@ class JaxTensor(torch.Tensor):
             device=torch.device("cpu"),
             requires_grad=False,
         )
-
-    def __init__(
-        self, meta: torch.Tensor, cell: Cell, view_of: View | None = None, needs_grad: bool = False
-    ) -> None:
         self.meta = meta
         self.cell = cell
         self.view_of = view_of
         self.needs_grad = needs_grad
-        self.cache: tuple[int, Region | None, jax.Array] | None = None
-        self.cell_const: torch.Tensor | None = None
-        self.recipe: tuple[int, Any] | None = None  # since which version of the cell
+        self.cache = self.cell_const = self.recipe = None
         self.viewed = False
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: `torch.Tensor(2, 3)` in a module's code makes one and calls this with (2, 3)."""
 
     def twin(self) -> "JaxTensor":
         """Another tensor object for the same memory and shape."""

@@ -62,6 +62,16 @@ class Mimi(nn.Module):
         return F.pad(self.linear(x), pads)
 
 
+class HviCidNet(nn.Module):
+    """Makes a tensor by its class, of sizes and of numbers."""
+
+    def forward(self, x):
+        sized = torch.Tensor(x.shape[0], 1, x.shape[-1]).to(x.device)
+        sized[:] = torch.Tensor([0.5])
+        sized[x[:, :1] > 0] = 2.0
+        return sized * x
+
+
 class Reformer(nn.Module):
     """Fills memory that torch leaves as it was."""
 
@@ -74,8 +84,8 @@ class Reformer(nn.Module):
 
 @pytest.mark.parametrize(
     "make",
-    [Longformer, lambda: Longformer(5), Xmod, Mimi, Reformer],
-    ids=["large", "written", "masks", "buffers", "empty"],
+    [Longformer, lambda: Longformer(5), Xmod, Mimi, HviCidNet, Reformer],
+    ids=["large", "written", "masks", "buffers", "class", "empty"],
 )
 def test_values_that_no_input_reaches_are_known_in_python(make):
     torch.manual_seed(0)
