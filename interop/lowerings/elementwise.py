@@ -156,7 +156,9 @@ lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
 
 @lowers(aten._prelu_kernel.default)
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jnp.where(x > 0, x, weight * x)
+    # The weight's gradient is summed in float32.
+    below = (widened(weight) * widened(x)).astype(x.dtype)
+    return jnp.where(x > 0, x, below)
 
 
 @lowers(aten.abs.default)
