@@ -1,6 +1,8 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +10,7 @@ import jax
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from jaxsr.checking.arguments import Arguments
 from jaxsr.checking.comparison import (
@@ -253,11 +256,8 @@ class _Check:
             result.fault = find_fault(
                 self.module, self.arguments, blamed, self._converted, train=train, key=self.key
             )
-        if blamed is not None and blamed.name == "forward" and self._differs_while_compiling():
-            result.notes.append(
-                "torch computes otherwise, too, while torch.compiler.is_compiling() is true, as it "
-                "is while JAX traces: the module's library takes another branch then"
-            )
+        if blamed is not None and blamed.name == "forward":
+            result.notes += [note for note, context in _OTHERWISE if self._differs_under(context)]
         worst = max(
             (one for row in result.rows for one in row.arrays if row.name == "forward"),
             key=lambda one: one.condition,
@@ -284,22 +284,60 @@ class _Check:
                 f"float32 from float64{where}"
             )
 
-    def _differs_while_compiling(self) -> bool:
-        """Whether the module's code gives other outputs where torch says that it compiles."""
+    def _differs_under(self, context: Callable[[], AbstractContextManager[Any]]) -> bool:
+        """Whether torch itself gives other outputs within a context."""
 
         def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            before = torch.compiler.is_compiling()
-            torch.compiler._is_compiling_flag = True  # pyright: ignore[reportPrivateUsage]
-            try:
+            with context():
                 return module(*args, **kwargs)
-            finally:
-                torch.compiler._is_compiling_flag = before  # pyright: ignore[reportPrivateUsage]
 
         try:
-            compiled = run_torch(self.module, self.arguments, key=self.key, method=run)
+            other = run_torch(self.module, self.arguments, key=self.key, method=run)
         except Exception:
             return False
-        return not all(one.ok for one in self.evaluated.errors("outputs", compiled.outputs))
+        return not all(one.ok for one in self.evaluated.errors("outputs", other.outputs))
+
+
+@contextlib.contextmanager
+def _compiling() -> Generator[None]:
+    before = torch.compiler.is_compiling()
+    torch.compiler._is_compiling_flag = True  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before  # pyright: ignore[reportPrivateUsage]
+
+
+class _StableSorts(TorchFunctionMode):
+    """`torch.sort` and its like keep the order of equal elements, as JAX's sorts do."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in (torch.sort, torch.argsort, torch.Tensor.sort, torch.Tensor.argsort):
+            options |= dict(zip(("dim", "descending"), args[1:], strict=False)) | {"stable": True}
+            args = args[:1]
+        return func(*args, **options)
+
+
+_OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[Any]]], ...] = (
+    (
+        "torch computes otherwise, too, while torch.compiler.is_compiling() is true, as it is "
+        "while JAX traces: the module's library takes another branch then",
+        _compiling,
+    ),
+    (
+        "torch computes otherwise, too, with stable sorts, as JAX's are: the module depends on the "
+        "order in which torch.sort leaves equal elements; use stable=True",
+        _StableSorts,
+    ),
+)
+"""Why torch and JAX may both be right, and what makes torch do as JAX does."""
 
 
 _BISECTED = ("forward", "gradient", "buffers")

@@ -300,3 +300,21 @@ def test_a_library_that_computes_otherwise_while_compiling_is_named():
     result = jaxsr.check(OtherwiseWhileCompiling(), torch.randn(2, 3), speed_s=0)
     assert result.status == "differs"
     assert any("is_compiling() is true" in note for note in result.notes)
+
+
+class Grouped(nn.Module):
+    """Depends on which of equal keys comes first, which torch does not promise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, order = torch.sort((x > 0).long(), -1)
+        return torch.take_along_dim(x, order, -1).cumsum(-1)
+
+
+def test_a_module_that_depends_on_an_unstable_sort_is_said_to():
+    x = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
+    keys = (x > 0).long()
+    if torch.equal(torch.sort(keys, -1)[1], torch.sort(keys, stable=True, dim=-1)[1]):
+        pytest.skip("torch's sort is stable on this processor")
+    result = jaxsr.check(Grouped(), x, mesh=1, speed_s=0)
+    assert result.status == "differs"
+    assert any("use stable=True" in note for note in result.notes)
