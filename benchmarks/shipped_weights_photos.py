@@ -12,9 +12,9 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import tyro
 from PIL import Image
 
+from benchmarks._results import run_benchmark
 from jaxsr.data.photos import BUILT_IN_TRAINING, BUILT_IN_VALIDATION, open_photos
 from jaxsr.errors import MissingFileError
 from jaxsr.restoration.shipped import shows_jpeg
@@ -87,4 +87,4 @@ def _save(path: Path, photo: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
-    gather(tyro.cli(Options))
+    run_benchmark(gather, Options)
