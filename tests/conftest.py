@@ -32,6 +32,17 @@ jaxtyping.install_import_hook(
 
 
 @pytest.fixture
+def registry_copy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Registrations of lowerings in a test end with it."""
+    from jaxsr.interop._core import registry
+
+    registry.load()
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    yield
+    registry.resolve.cache_clear()
+
+
+@pytest.fixture
 def unchecked_types() -> Iterator[None]:
     """For arguments that are wrong on purpose: the function's own error is what counts."""
     jaxtyping.config.update("jaxtyping_disable", True)

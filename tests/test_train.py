@@ -333,7 +333,9 @@ def test_a_damaged_configuration_without_a_checkpoint_is_one_line(capsys, finish
     flip(tmp_path / "config.json")
     line = refused(capsys, "--resume", "--out", tmp_path)
     assert "is damaged, or was edited" in line
-    assert "is not the config.json of a run" in refused(capsys, "--config", tmp_path)
+    # It depends on the byte whether what is left can be read.
+    line = refused(capsys, "--config", tmp_path)
+    assert "is damaged, or was edited" in line or "is not the config.json of a run" in line
 
 
 def test_damaged_records_and_best_weights_are_set_aside(capsys, caplog, finished, tmp_path):

@@ -122,6 +122,7 @@ def test_an_odd_batch_is_doubled_for_the_mesh():
     assert result.ok
 
 
+@pytest.mark.usefixtures("registry_copy")
 def test_a_wrong_lowering_differs_and_is_found():
     lowering("aten::special_i0e.default")(lambda x: jnp.exp(x * x) * (1 - jnp.tanh(x)))
     result: Any = wrong(WrongScale(), torch.rand(4, 6))
@@ -134,6 +135,7 @@ def test_a_wrong_lowering_differs_and_is_found():
     assert "wrong by itself" in page(result)
 
 
+@pytest.mark.usefixtures("registry_copy")
 def test_a_wrong_gradient_differs_and_is_found():
     import jax
 

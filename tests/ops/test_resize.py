@@ -191,7 +191,8 @@ def test_sharded_images_stay_sharded(shape_and_spec, size, method, antialias, dt
     got = program(placed)
     assert got.sharding.is_equivalent_to(sharding, 4)
     # Shards differ in extent, and with it in which products XLA contracts into the sums.
-    atol = 2e-7 if dtype == np.float32 else 0
+    # Bicubic values reach beyond 1, where a step of float32 is 1.2e-7.
+    atol = 2.4e-7 if dtype == np.float32 else 0
     np.testing.assert_allclose(got, call(jnp.asarray(picture)), atol=atol, rtol=0)
 
 
