@@ -290,7 +290,10 @@ def test_shard_map():
     each = jax.shard_map(
         gradient, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=PartitionSpec()
     )
-    np.testing.assert_allclose(jax.jit(each)(weight, image), gradient(weight, image), rtol=1e-4)
+    # Elements near zero are sums of terms to 80, each device's in an order of its own.
+    np.testing.assert_allclose(
+        jax.jit(each)(weight, image), gradient(weight, image), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_rows_that_do_not_divide_evenly():
