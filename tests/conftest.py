@@ -1,21 +1,34 @@
 """Every test sees 8 simulated CPU devices, so that mesh tests need no accelerator."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+# Most of the suite's time is XLA's. A run's processes, and the commands that tests start, share
+# their compiled programs in a folder of the run's own.
+if "XDG_CACHE_HOME" not in os.environ:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxsr-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+# Two processes on two cores: torch's second thread would spin on the other's core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jax
 import jaxtyping
 import pytest
 
 import jaxsr  # noqa: F401  # adds to XLA_FLAGS, which XLA reads when the first backend starts
+from jaxsr.runtime.setup import cache_folder, configure_jax
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
 # unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
+configure_jax(cache_folder() / "compiled", least_compile_s=0.2)
 
 # A background job of a shell ignores SIGINT, and nohup SIGHUP. Programs under test would inherit
 # that; a handler, even an idle one, they do not.

@@ -30,16 +30,18 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
     """
     _open_closed_streams()
     keep_freed_memory(command)
-    end_on_signals()
     warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
+        end_on_signals()  # one that comes before `run_command` is said, too
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
         status = ExitStatus.CLOSED_PIPE
+    except KeyboardInterrupt as interrupt:
+        status = _say_interrupt(interrupt)
     except Exception:
         traceback.print_exc()
         status = ExitStatus.FAILED
@@ -99,8 +101,7 @@ def run_command(
         _discard_output()
         return ExitStatus.CLOSED_PIPE
     except KeyboardInterrupt as interrupt:
-        print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
-        return ExitStatus.INTERRUPTED
+        return _say_interrupt(interrupt)
     except Exception as error:
         shown = out_of_memory_error(error, advice=_SMALLER) or error
         of_system = isinstance(shown, OSError) and shown.errno is not None
@@ -110,6 +111,11 @@ def run_command(
             traceback.print_exc()
         print(f"jaxsr: {_one_line(shown)}", file=sys.stderr)
         return ExitStatus.WRONG_INPUT
+
+
+def _say_interrupt(interrupt: KeyboardInterrupt) -> ExitStatus:
+    print(f"jaxsr: {str(interrupt) or 'interrupted'}", file=sys.stderr)
+    return ExitStatus.INTERRUPTED
 
 
 def _discard_output() -> None:

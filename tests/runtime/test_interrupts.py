@@ -50,6 +50,22 @@ def run_program(
     return process.returncode, output, errors
 
 
+def test_a_signal_before_the_command_begins_is_said():
+    program = """
+import os, signal
+from jaxsr.runtime import cli, interrupts
+
+cli.end_on_signals = lambda: (interrupts.end_on_signals(), os.kill(os.getpid(), signal.SIGTERM))
+cli.run_program(lambda: print("ran"), "train")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        ExitStatus.INTERRUPTED, "", "jaxsr: ended by SIGTERM\n"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("number", "line"),
     [
