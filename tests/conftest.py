@@ -1,10 +1,13 @@
 """Every test sees 8 simulated CPU devices, so that mesh tests need no accelerator."""
 
 import atexit
+import gc
+import hashlib
 import os
 import shutil
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,7 @@ import pytest
 
 import jaxsr  # noqa: F401  # adds to XLA_FLAGS, which XLA reads when the first backend starts
 from jaxsr.runtime.setup import cache_folder, configure_jax
+from tests.type_checks import checked
 
 # Set before the first backend is made; the suite is about arithmetic, not about accelerators,
 # unless JAXSR_TEST_PLATFORM asks for the parity tests to run on one.
@@ -36,12 +40,34 @@ for _signal in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, lambda *_: None)
 
+# As commands do: full collections go through a million objects of torch and JAX that stay.
+gc.set_threshold(100_000)
+
 # Annotations, shapes and dtypes of arrays among them, are checked whenever a test calls a function.
 jaxtyping.install_import_hook(
     ("jaxsr.data", "jaxsr.detection", "jaxsr.metrics", "jaxsr.ops", "jaxsr.restoration"),
-    # As type checkers have it, an int is a float.
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    f"{checked.__module__}.checked",
 )
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `sample(n)`, all variants but n are slow: those whose names' digests say so.
+
+    A digest spreads over all parameters, and a new variant moves no other.
+    """
+    variants = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            variants[item.nodeid.partition("[")[0]].append(item)
+    for group in variants.values():
+        (size,) = group[0].get_closest_marker("sample").args
+        for item in sorted(group, key=_digest)[size:]:
+            item.add_marker("slow")
+
+
+def _digest(item: pytest.Item) -> bytes:
+    return hashlib.sha256(item.name.encode()).digest()
 
 
 @pytest.fixture

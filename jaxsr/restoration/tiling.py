@@ -6,10 +6,10 @@ together, so that the network pads both alike. No tile hangs over an edge, and a
 share a program.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import NamedTuple
 
 from jaxsr.errors import InputError
@@ -37,6 +37,8 @@ APPROXIMATE_MARGIN = 16
 LARGEST_EXACT_MARGIN = 64
 # Fixed cost of one more tile, in pixels of computing.
 _TILE_OVERHEAD = 2048
+# Along one axis: of more tiles than that, the last one's waste counts for nothing.
+_MOST_FITTED = 512
 
 
 class Tile(NamedTuple):
@@ -118,7 +120,8 @@ class Tiler:
             sides.append(self._aligned(sides[-1] // 2))
         self._ladder = tuple((side, side) for side in sides)
         known = {self.padded(size) for size in sizes}
-        self._fitted = {size: self._fit(size) for size in known} if 0 < len(known) <= 2 else {}
+        few = len(known) <= 2 and all(len(self._splits(n)) <= _MOST_FITTED for n in chain(*known))
+        self._fitted = {size: self._fit(size) for size in known} if few else {}
 
     def _aligned(self, length: int) -> int:
         return math.ceil(length / self._reach.period) * self._reach.period
@@ -177,7 +180,7 @@ class Tiler:
         """The tile shape, of the largest tile's area at most, that computes the fewest pixels."""
         area = self.side**2
         costs: dict[Size, int] = {}
-        for heights, widths in itertools.product(*map(self._splits, size)):
+        for heights, widths in product(*map(self._splits, size)):
             shape = self._share(size[0], heights), self._share(size[1], widths)
             if math.prod(shape) <= area:
                 cost = (math.prod(shape) + _TILE_OVERHEAD) * heights * widths

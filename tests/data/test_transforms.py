@@ -233,6 +233,7 @@ def test_labels_are_uniform_in_their_ranges():
     assert np.abs(pairs - np.eye(3)).max() < 0.06  # 4 deviations of 1/sqrt(4000)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_sample_does_not_depend_on_its_batch_mesh_or_place(photos, form):
     prepare = jax.jit(make_preparation(crop=96, labels=LABELS, **form))

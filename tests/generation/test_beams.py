@@ -124,7 +124,7 @@ def test_outputs_and_scores_are_those_of_transformers(kind, engines, models, pro
 # A window, and a recurrence: the states of a beam are those of the beam that it goes on from.
 @pytest.mark.parametrize(
     "family",
-    [pytest.param("gemma2", marks=pytest.mark.slow), "falcon_h1"],
+    ["gemma2", pytest.param("falcon_h1", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("kind", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_beams_of_models_of_transformers(kind, family, engines, models, prompts):

@@ -62,6 +62,7 @@ def tokens(run):
     return [done.tokens for done in run.completions]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
 @pytest.mark.parametrize("kind", ["jax", "torch"])
 def test_greedy_matches_transformers(kind, family, engines, hf_model, prompts):
@@ -141,6 +142,7 @@ def bits(engine, prompts, **how):
 FAMILIES = ("llama", "llama-plain", "qwen3")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
@@ -180,6 +182,7 @@ def test_deterministic_draws_are_the_prompts_own(kind, engines, prompts):
     assert again[0] == alone[0] != again[1]  # an equal prompt draws anew
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("first", "second", "options"),
     [

@@ -67,6 +67,7 @@ def test_the_families_are_those_of_the_table():
     assert set(gguf_writer.ARCHITECTURES.values()) == set(ARCHITECTURES)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("family", gguf_writer.ARCHITECTURES)
 @torch.no_grad()
 def test_a_file_gives_the_logits_of_its_model(family, model, tmp_path):

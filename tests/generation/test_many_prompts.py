@@ -95,8 +95,8 @@ def some_stops(model, prompts):
     ("kind", "family"),
     [
         ("jax", "llama"),
-        ("jax", "falcon_h1"),
         ("torch", "llama"),
+        pytest.param("jax", "falcon_h1", marks=pytest.mark.slow),
         pytest.param("torch", "falcon_h1", marks=pytest.mark.slow),
         pytest.param("jax", "gemma2", marks=pytest.mark.slow),
         pytest.param("jax", "mamba2", marks=pytest.mark.slow),

@@ -154,6 +154,7 @@ def make_folder(family, case, tmp_path):
     return folder, model
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
 @torch.no_grad()
@@ -164,6 +165,7 @@ def test_logits_are_those_of_the_dequantised_model(family, case, tmp_path):
     torch.testing.assert_close(network(TOKENS)[0], reference, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", ["gptq, ordered", "awq", "compressed-tensors, 8 bits"])
 def test_both_engines_and_our_own_network_compute_them(case, tmp_path):
     folder, _ = make_folder("llama", case, tmp_path)

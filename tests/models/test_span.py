@@ -46,6 +46,7 @@ def test_gradients_pass_through_the_merging():
     torch.autograd.gradcheck(lambda *_: conv(x), parameters)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("scale", "channels", "expansion", "block"),
     every_pair([1, 2, 4], [1, 3], [2, None], ["attention", "residual"]),

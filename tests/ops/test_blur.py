@@ -76,6 +76,7 @@ def by_torchvision(image, size, sigma=None):
 TOLERANCE = 2e-6
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("border", OPENCV_BORDERS)
 def test_float_matches_opencv(shape, border):
@@ -86,6 +87,7 @@ def test_float_matches_opencv(shape, border):
     np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("shape", "border", "window"),
     every_pair(SHAPES, list(OPENCV_BORDERS), [((5, 9), (1.4, 0.8)), ((31, 3), (5.0, 0.4))]),
@@ -109,6 +111,7 @@ def test_opencv_derives_the_window_from_sigma(dtype, sigma):
         np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("size", [1, 3, 5, 7, 9, 11, 21, 31])
 def test_opencv_derives_sigma_from_the_window(dtype, size):

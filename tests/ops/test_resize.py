@@ -94,6 +94,7 @@ def test_bad_images_are_refused(bad, error):
         resize(bad, 4, axes=(-3, -2))
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("size", [(9, 40), (31, 11), (20, 20), (40, 60)])
 @pytest.mark.parametrize(("convention", "method"), RADIUS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -122,6 +123,7 @@ def _compiled(convention: str, method: str, size: tuple[int, int]) -> Callable:
     return jax.jit(partial(resize, size=size, method=method, convention=convention))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16, np.uint8])
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_layouts_batches_and_vmap_agree(convention, dtype):
@@ -166,6 +168,7 @@ COLLECTIVE = re.compile(
 )
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "shape_and_spec", [("batch", P("d")), ("channels", P(None, None, None, "d"))]
 )

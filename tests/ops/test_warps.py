@@ -188,6 +188,7 @@ def test_quarter_turns_are_exact(turns, dtype):
 MODES = ["reflect", "grid-mirror", "mirror", "constant", "grid-constant", "nearest", "grid-wrap"]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("order", range(6))
 def test_map_coordinates_matches_scipy(order, mode):

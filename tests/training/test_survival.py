@@ -33,8 +33,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """Starts a run; `hangup` is its handler of SIGHUP, also where the tests run under nohup."""
     command = [sys.executable, "-m", "jaxsr.train", *TINY, "--out", str(out), *map(str, options)]
-    # A shared cache, so that each of many starts does not compile anew.
-    environment = {**os.environ, "XDG_CACHE_HOME": str(out.parent / "cache"), **environment}
+    environment = {**os.environ, **environment}
     before = signal.signal(signal.SIGHUP, hangup)
     try:
         return subprocess.Popen(

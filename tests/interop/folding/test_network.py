@@ -143,6 +143,7 @@ BETWEEN = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("width", "foldings"),
     [
@@ -215,6 +216,7 @@ def test_pixels_stay_in_a_shuffle_whatever_the_offset_of_the_image_before_it():
     assert convolutions_of(network, (2, 3, 6, 64), "float32", folding)[-1] == (3, 16)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("factor", "channels", "size"), [(2, 8, 8), (4, 16, 4), (4, 32, 2)])
 @pytest.mark.parametrize("width", [16, 13])

@@ -151,6 +151,7 @@ def close(actual, expected):
     np.testing.assert_allclose(actual, expected.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(kernels, case):
     image, weight, options = CASES[case].arrays()

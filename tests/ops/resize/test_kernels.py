@@ -92,6 +92,7 @@ def test_every_way_computes_the_same_sums(case, way, axis):
 RULES = [(name, method) for name, rules in CONVENTIONS.items() for method in rules.methods]
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("rule", RULES, ids="-".join)
 def test_a_resize_is_its_definition_axis_by_axis(rule, dtype):
@@ -140,6 +141,7 @@ def test_no_phases_where_the_ratio_has_none():
     assert plan_phases(table(5, 3, "bilinear", False)) is None
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "sizes", [((40, 36), (20, 18)), ((20, 18), (40, 54)), ((700, 9), (350, 9))]
 )
