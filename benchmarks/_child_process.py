@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable
@@ -18,6 +19,9 @@ from typing import Any, Literal
 
 from benchmarks._results import Row
 from jaxsr.errors import one_line
+
+NEEDS_X64 = re.compile(r"x64 (mode )?is off")
+"""In the refusal of what runs in JAX's x64 mode."""
 
 
 def row_of_child(
@@ -130,4 +134,6 @@ def _child(
 
 def without_folders(text: str) -> str:
     """Messages name files; results say nothing of the machine's folders."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        text = text.replace(f"{folder}/", "")
     return re.sub(r"/\S*/(?:site-packages/|tmp\w+/(?=[\w.-]+/config\.json))", "", text)

@@ -27,7 +27,7 @@ def _of(*names: str) -> Callable[[Form], Form]:
 @_of(
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 )  # fmt: skip
-def _uninitialised(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Named:
+def uninitialised(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named) -> Named:
     """Values are whatever the memory holds."""
     return {n: np.zeros_like(a) for n, a in outputs.items()}
 
@@ -35,7 +35,7 @@ def _uninitialised(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Named
 DRAWN_OTHERWISE = ("nn.functional.rrelu",)
 """Random operators whose numbers follow from the key in another way than their `TorchDraws`: their
 distribution alone is compared, and no gradient."""
-_of(*DRAWN_OTHERWISE)(_uninitialised)
+_of(*DRAWN_OTHERWISE)(uninitialised)
 
 
 # ---- which of equal elements

@@ -2,20 +2,21 @@
 
 Results that are not unique are replaced by what defines them: for a factorisation its product and
 its factors' orthogonality, for an index among equal elements the element. Everything is then held
-to the bound of `jaxsr.checking.measures`.
+to the bound of `jaxsr.checking.measures`. A sample that needs 64-bit numbers, as its refusal says,
+runs in JAX's x64 mode.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks._child_process import without_folders
+from benchmarks._child_process import NEEDS_X64, without_folders
 from benchmarks._operator_draws import differing_draws
-from benchmarks._operator_forms import DRAWN_OTHERWISE, FACTORISATIONS, FORMS
+from benchmarks._operator_forms import DRAWN_OTHERWISE, FACTORISATIONS, FORMS, uninitialised
 from benchmarks._operator_samples import Sample, check_layouts, samples
 from jaxsr.checking.comparison import TorchRuns
 from jaxsr.checking.jax_runs import JaxRuns, as_run
@@ -26,9 +27,13 @@ from jaxsr.interop._core.dtypes import constant_to_numpy
 
 CHUNK = 32
 """Samples whose programs are compiled as one."""
-ROUNDING = {"bfloat16": 2 * 2.0**-7}
+ROUNDING = {"bfloat16": 2 * 2.0**-7, "float32 rounded": 2e-4}
 """Always allowed, relative to the largest value: two steps of the dtype. Float32 has the bound of
-`jaxsr.checking.measures`."""
+`jaxsr.checking.measures`; but where samples are rounded noise is no excuse, for it moves them off
+the places that are looked at."""
+ROUNDING_64 = 4096 * 2.0**-52
+"""Of results in float64, of which torch's are the referee: float32's own step is 131,072 times that
+much."""
 _NARROWED = {"int64": "int32", "uint64": "uint32", "float32": "bfloat16"}
 
 
@@ -41,6 +46,8 @@ class Verdict:
     reason: str = ""
     gradient: bool = False
     """Whether gradients were compared too."""
+    x64: bool = False
+    """Whether it ran in JAX's x64 mode, as a refusal asked."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -56,6 +63,7 @@ class _Traced:
     """The tree of its results."""
     gradient: bool
     rounding: float
+    has_noise: bool
 
     def function(self, arguments: list[Any]) -> list[Any]:
         return jax.core.eval_jaxpr(self.jaxpr.jaxpr, self.jaxpr.consts, *arguments)
@@ -63,15 +71,29 @@ class _Traced:
 
 def judge(name: str, dtype: str) -> Iterator[Verdict]:
     """Verdicts on all samples of an operator; of a random one, also on its distribution."""
+    wide: list[Sample] = []
+    yield from _judged(name, dtype, samples(name, dtype), wide)
+    with jax.enable_x64(True):
+        verdicts = [*_judged(name, dtype, wide)]
+    yield from (dataclasses.replace(verdict, x64=True) for verdict in verdicts)
+
+
+def _judged(
+    name: str, dtype: str, of: Iterable[Sample], needing_x64: list[Sample] | None = None
+) -> Iterator[Verdict]:
+    """Verdicts on samples, but for those that go to a list because they need x64 mode."""
     chunk: list[_Traced] = []
     drawing: list[Sample] = []
-    for sample in samples(name, dtype):
+    for sample in of:
         if name in DRAWN_OTHERWISE:
             sample.differentiate = False
         try:
             traced = _trace(name, dtype, sample)
         except UserError as error:
-            yield Verdict(status="refused", reason=_reason(error))
+            if needing_x64 is not None and NEEDS_X64.search(str(error)):
+                needing_x64.append(sample)
+            else:
+                yield Verdict(status="refused", reason=_reason(error))
         except Exception as error:
             yield Verdict(status="wrong", reason=f"{type(error).__name__}: {_reason(error)}")
         else:
@@ -124,7 +146,7 @@ def _trace(name: str, dtype: str, sample: Sample) -> "_Traced | Verdict":
     return _Traced(
         name=name, sample=sample, runs=runs, jaxpr=jaxpr, arguments=jax.tree.leaves(arguments),
         result=jax.tree.structure(result), gradient=gradient,
-        rounding=ROUNDING.get(dtype, FLOOR_ULPS * ULP),
+        rounding=ROUNDING.get(dtype, FLOOR_ULPS * ULP), has_noise=dtype != "float32 rounded",
     )  # fmt: skip
 
 
@@ -184,9 +206,9 @@ def _compare(traced: _Traced, leaves: list[np.ndarray]) -> Verdict:
         dtype = str(run.outputs[name].dtype) if name in run.outputs else "nothing"
         if dtype not in (str(array.dtype), _NARROWED.get(str(array.dtype))):
             return Verdict(status="wrong", reason=f"{name} is {dtype}, torch {array.dtype}")
-    errors = [("", _output_errors(traced, run.outputs))]
+    errors = [("", _wide_errors(traced, run.outputs)), ("", _output_errors(traced, run.outputs))]
     if traced.gradient:
-        gradients = runs.errors("gradients", run.gradients, rounding=traced.rounding)
+        gradients = _errors(traced, "gradients", run.gradients)
         errors.append(("gradient ", gradients))
     for kind, of_arrays in errors:
         for one in of_arrays:
@@ -197,11 +219,32 @@ def _compare(traced: _Traced, leaves: list[np.ndarray]) -> Verdict:
     return Verdict(status="right", gradient=traced.gradient)
 
 
+def _errors(traced: _Traced, group: str, arrays: dict[str, np.ndarray]) -> Sequence[ArrayError]:
+    runs = traced.runs
+    if traced.has_noise:
+        return runs.errors(group, arrays, rounding=traced.rounding)
+    single, exact = getattr(runs.single, group), getattr(runs.exact, group)
+    return compare_arrays(arrays, single, exact, rounding=traced.rounding)
+
+
+def _wide_errors(traced: _Traced, outputs: dict[str, np.ndarray]) -> Sequence[ArrayError]:
+    """Of results in float64, which both compute of the same inputs."""
+    single = traced.runs.single.outputs
+    if traced.name in FORMS or traced.runs.single.draws:
+        return []
+    names = [n for n, a in single.items() if a.dtype in (np.float64, np.complex128)]
+    arrays = [{n: run[n] for n in names} for run in (outputs, single)]
+    return compare_arrays(arrays[0], arrays[1], arrays[1], rounding=ROUNDING_64)
+
+
 def _output_errors(traced: _Traced, outputs: dict[str, np.ndarray]) -> Sequence[ArrayError]:
     runs = traced.runs
     form = FORMS.get(traced.name)
+    if runs.single.draws and jax.config.jax_enable_x64:
+        # Other numbers: torch was given those of 32 bits. Their distribution is compared.
+        form = uninitialised
     if form is None:
-        return runs.errors("outputs", outputs, rounding=traced.rounding)
+        return _errors(traced, "outputs", outputs)
     args, kwargs = traced.sample.values()
     forms = []
     for run in (outputs, runs.single.outputs, runs.exact.outputs):

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -23,7 +24,12 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int64": torch.int64,
     "bool": torch.bool,
+    "float32 rounded": torch.float32,
 }
+"""Of samples. Rounded to whole numbers, they have zeros, bounds and equal elements, where slopes
+jump."""
+ROUNDED = 3
+"""Samples of an operator that are rounded as well."""
 
 # Results that depend on which of several equal elements is taken: torch's documentation leaves it
 # open, so that gradients are compared where no two elements are equal.
@@ -67,7 +73,7 @@ class Sample:
 
 
 def samples(name: str, dtype: str) -> Iterator[Sample]:
-    """All samples of an operator.
+    """All samples of an operator, or some of them rounded.
 
     Where the inputs of an operator of `TIES` have equal elements, its gradient is compared in a
     further sample that has none.
@@ -77,11 +83,18 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
     torch.manual_seed(0)
     # Some lists of samples depend on `requires_grad`; all of them are made before the first runs,
     # so that random numbers drawn by operators do not change those of samples.
-    for sample in list(op.sample_inputs("cpu", torch_dtype, requires_grad=differentiable)):
+    listed = list(op.sample_inputs("cpu", torch_dtype, requires_grad=differentiable))
+    rounded = dtype == "float32 rounded"
+    if rounded and listed:
+        count = min(ROUNDED, len(listed))
+        listed = [listed[i] for i in np.linspace(0, len(listed) - 1, count).astype(int)]
+    for sample in listed:
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         call = _Call(op, sample, tree, places, leaves)
         tensors = [leaves[i].detach() for i in places]
+        if rounded:
+            tensors = [_rounded(tensor) for tensor in tensors]
         graded = any(leaves[i].requires_grad for i in places)
         distinct = [_distinct(t) for t in tensors] if name in TIES and graded else tensors
         has_ties = any(a is not b for a, b in zip(distinct, tensors, strict=True))
@@ -93,6 +106,13 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
             )
             if not has_ties:
                 break
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers from -3 to 3, with the tensor's zeros."""
+    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+        return tensor
+    return (tensor / 2).round().clamp(-3, 3)
 
 
 def _distinct(tensor: torch.Tensor) -> torch.Tensor:

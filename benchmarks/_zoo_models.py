@@ -81,7 +81,9 @@ def _timm(folder: Path) -> Iterator[Entry]:
         names = timm.list_models(module=family)
         if names:
             name = min(names, key=lambda n: (_rank(n), len(n)))
-            yield Entry("timm", family, f"timm:{name}", {}, (*_SMALL_IMAGES, ()))
+            # Built for one size of image, it is built for a small one.
+            args = {"img_size": 64} if timm.get_pretrained_cfg(name).fixed_input_size else {}
+            yield Entry("timm", family, f"timm:{name}", args, (*_SMALL_IMAGES, ()))
 
 
 def _rank(name: str) -> int:

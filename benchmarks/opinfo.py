@@ -1,8 +1,9 @@
 """Runs torch's database of operators (OpInfo) through `to_jax`: all samples, with gradients.
 
 An entry of the database in one dtype is *right* where all its samples are: where JAX is no further
-from float64 torch than torch's own result of that dtype is, by the bound of `jaxsr.check`. It is
-*refused* where samples raise an error that names the reason, and *wrong* otherwise. Groups of
+from float64 torch than torch's own result of that dtype is, by the bound of `jaxsr.check`. Samples
+that are refused because they need 64-bit numbers run in JAX's x64 mode instead, and are counted. It
+is *refused* where samples raise an error that names the reason, and *wrong* otherwise. Groups of
 entries run in processes with bounds on time and memory. With `--out`, rows that are in the file
 already are left out, so that an interrupted run continues.
 """
@@ -30,8 +31,8 @@ class Options(ReportOptions):
 
     only: str = ""
     """Run only operators whose name contains this."""
-    dtype: tuple[str, ...] = ("float32", "bfloat16", "int64", "bool")
-    """Dtypes of the samples."""
+    dtype: tuple[str, ...] = ("float32", "bfloat16", "int64", "bool", "float32 rounded")
+    """Dtypes of the samples; rounded ones are some of each operator's, as whole numbers."""
     shard: str = "1/1"
     """Part of the entries to run: 2/4 is the second of four."""
     rerun: tuple[str, ...] = ()
@@ -49,11 +50,12 @@ def run_pair(name: str, dtype: str) -> Row:
     from benchmarks._operator_judge import judge
 
     counts: Counter[str] = Counter()
-    gradients = 0
+    gradients = x64 = 0
     reasons: Counter[str] = Counter()
     for verdict in judge(name, dtype):
         counts[verdict.status] += 1
         gradients += verdict.gradient
+        x64 += verdict.x64
         if verdict.status in ("refused", "wrong"):
             reasons[f"{verdict.status}: {verdict.reason}"] += 1
     return {
@@ -63,6 +65,7 @@ def run_pair(name: str, dtype: str) -> Row:
         "samples": sum(counts.values()),
         **{status.replace(" ", "_"): counts[status] for status in _COUNTED},
         "gradients": gradients,
+        "x64": x64,
         "reasons": dict(reasons.most_common(3)),
     }
 
@@ -105,12 +108,14 @@ def prepare() -> None:
     """Sets up both libraries for many tiny programs on the CPU, before JAX starts."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("ignore")
+    import jax
     import torch
 
     from jaxsr.runtime.setup import configure_jax
 
     torch.set_num_threads(1)
     configure_jax(None)
+    jax.config.update("jax_traceback_filtering", "off")  # it takes as long as tracing
 
 
 def _part(pairs: list[Pair], shard: str) -> list[Pair]:

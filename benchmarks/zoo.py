@@ -2,7 +2,8 @@
 
 Each model runs in a process with bounds on time and memory, forked from one that has imported the
 libraries. With `--out`, models whose rows are in the file already are left out, so that an
-interrupted run continues. `docs/zoo.md` is made from `benchmarks/results/zoo.json`.
+interrupted run continues. A model that is refused because it needs 64-bit numbers runs once more in
+JAX's x64 mode, and its row says so. `docs/zoo.md` is made from `benchmarks/results/zoo.json`.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._child_process import row_of_child, without_folders
+from benchmarks._child_process import NEEDS_X64, row_of_child, without_folders
 from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
 from benchmarks._zoo_models import GROUPS, Entry, Group, entries, write_configuration
 from jaxsr.errors import InputError, one_line
@@ -51,7 +52,7 @@ class Options(ReportOptions):
     """Address space of one model's process."""
 
 
-def check_entry(entry: Entry, *, full: bool, platform: str = "cpu") -> Row:
+def check_entry(entry: Entry, *, full: bool, platform: str = "cpu", x64: bool = False) -> Row:
     """The row of one model, computed in this process."""
     import jax
     import torch
@@ -65,6 +66,8 @@ def check_entry(entry: Entry, *, full: bool, platform: str = "cpu") -> Row:
     torch.set_num_threads(1)
     configure_jax(None)
     select_platform(platform, simulated_devices=2 if full else 1)
+    if x64:
+        jax.config.update("jax_enable_x64", True)
     row: Row = {"parameters": 0, "reason": ""}
     if entry.group == "transformers":
         write_configuration(Path(entry.model))
@@ -112,19 +115,23 @@ def run_entry(entry: Entry, options: Options) -> Row:
     if entry.group == "transformers":
         row["name"] = f"config.json of {entry.name}"
     result = _in_child(entry, options, optimise=options.full)
+    x64 = result["status"] == "refused" and bool(NEEDS_X64.search(result["reason"]))
+    if x64:
+        result = _in_child(entry, options, optimise=options.full, x64=True)
     if result["status"] == "differs" and not options.full:
         # Sums of programs that are not optimised run in order, and round more.
-        result = _in_child(entry, options, optimise=True)
+        result = _in_child(entry, options, optimise=True, x64=x64)
+    row["x64"] = x64
     return row | result | {"reason": without_folders(result["reason"])[:400]}
 
 
-def _in_child(entry: Entry, options: Options, *, optimise: bool) -> Row:
+def _in_child(entry: Entry, options: Options, *, optimise: bool, x64: bool = False) -> Row:
     def compute() -> Row:
         # Programs are tiny: what takes time is optimising them.
         if not optimise:
             flags = os.environ.get("XLA_FLAGS", "")
             os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
-        return check_entry(entry, full=options.full) | {"optimised": optimise}
+        return check_entry(entry, full=options.full, x64=x64) | {"optimised": optimise}
 
     return row_of_child(
         compute,
@@ -266,7 +273,8 @@ def render(rows: Sequence[Row]) -> str:
     lines += [
         "", "A model that torch cannot run here lacks inputs, a tiny configuration, or a package; "
         "it says nothing", "of jaxsr, and counts nowhere else. Compiling is timed without XLA's "
-        "optimisations, on a busy", "machine.", "", "## What is not the same", "",
+        "optimisations, on a busy", "machine. *In x64 mode*: refused until JAX's x64 mode is on, "
+        "as the refusal says.", "", "## What is not the same", "",
         "| model | status | cause | message |", "|---|---|---|---|",
     ]  # fmt: skip
     for row in ran:
@@ -289,7 +297,8 @@ def render(rows: Sequence[Row]) -> str:
         errors = (_number(row.get("forward_error")), _number(row.get("gradient_error")))
         lines.append(
             f"| {row['group']} {row['model']} | {row.get('parameters', 0):,} | {errors[0]} | "
-            f"{errors[1]} | {row.get('compile_s', 0):.1f} s | {row['status']} |"
+            f"{errors[1]} | {row.get('compile_s', 0):.1f} s | {row['status']}"
+            f"{' in x64 mode' if row.get('x64') else ''} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -31,6 +31,7 @@ from jaxsr.interop._core.recipes import (
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, name_of, schema_of
+from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
@@ -308,9 +309,13 @@ class Trace:
     def functional(self, func: Any, entry: Entry, args: tuple, kwargs: dict, metas: Any) -> Any:
         if entry.function is None:
             raise UnsupportedTorchError(f"{func} has no JAX lowering; {registry.HOW_TO_ADD}")
+        for meta in _as_list(metas):
+            if isinstance(meta, torch.Tensor):
+                to_jax_dtype(meta.dtype)  # or an error that names it
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, JaxTensor)]
         jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
+        jargs = spread_numbers(func, args, jargs, metas)
         if entry.kind is Kind.TORCHAX:
             _check_scalars(func, jargs)
         with jax.named_scope(name_of(func)):

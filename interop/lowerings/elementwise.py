@@ -203,6 +203,14 @@ def angle(x: jax.Array) -> jax.Array:
     return jnp.where(is_nan(x), jnp.nan, out)
 
 
+@lowers(aten.polar.default)
+def polar(radius: jax.Array, angle: jax.Array) -> jax.Array:
+    # torch's gradient is that of a radius without its sign.
+    unsigned = radius * lax.stop_gradient(jnp.sign(radius))
+    radius = straight_through(unsigned, radius)
+    return lax.complex(radius * jnp.cos(angle), radius * jnp.sin(angle))
+
+
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(x: jax.Array, sign: Any) -> jax.Array:
     out = jnp.copysign(x, sign)
@@ -213,7 +221,9 @@ def copysign(x: jax.Array, sign: Any) -> jax.Array:
 @lowers(aten.nextafter.default)
 def nextafter(x: jax.Array, y: jax.Array) -> jax.Array:
     x, y = common_dtype(x, y)
-    return straight_through(x, jnp.nextafter(lax.stop_gradient(x), lax.stop_gradient(y)))
+    # A number that is its own neighbour is y, for which torch has no gradient.
+    source = jnp.where(x == y, lax.stop_gradient(x), x)
+    return straight_through(source, jnp.nextafter(lax.stop_gradient(x), lax.stop_gradient(y)))
 
 
 # ---- remainders: exact, as C computes them
@@ -245,7 +255,9 @@ def remainder(x: Any, y: Any) -> jax.Array:
 _pow = with_partials(
     jnp.power,
     lambda b, e, _: jnp.where(e == 0, 0, e * jnp.power(b, jnp.where(e == 0, 1, e - 1))),
-    lambda b, e, out: jnp.where((b == 0) & (e >= 0), 0, out * jnp.log(jnp.where(b == 0, 1, b))),
+    lambda b, e, out: jnp.where(
+        (b == 0) & (e >= 0), 0, out * jnp.log(jnp.where((b == 0) & (e >= 0), 1, b))
+    ),
 )
 
 
@@ -280,6 +292,13 @@ _atan2 = with_partials(
 _lowers_wide(_atan2, aten.atan2.default)
 
 
+# At the origin NaN, as torch has it.
+_hypot = with_partials(jnp.hypot, lambda x, _, out: x / out, lambda _, y, out: y / out)
+
+
+_lowers_wide(_hypot, aten.hypot.default)
+
+
 _xlogy = with_partials(
     lambda x, y: jnp.where(is_nan(y), y, jnp.where(x == 0, 0, x * jnp.log(y))),
     lambda x, y, _: jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
@@ -301,16 +320,21 @@ _special = aten.special_xlog1py
 _lowers_wide(_xlog1py, _special.default, _special.self_scalar, _special.other_scalar)
 
 
+_logit = with_partials(
+    lambda x: jnp.log(x / (1 - x)),
+    lambda x, _: jnp.where((x < 0) | (x > 1), jnp.nan, 1 / (x * (1 - x))),
+)
+
+
 @lowers(aten.logit.default)
 def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
     x = widened(x) if x.dtype != jnp.bfloat16 else x
     if eps is None:
-        return jnp.log(x / (1 - x))
+        return _logit(x)
     bounded = jnp.where(x < eps, eps, jnp.where(x > 1 - eps, 1 - eps, x)).astype(x.dtype)
     value = lax.stop_gradient(jnp.log(bounded / (1 - bounded)))
     inside = (x >= eps) & (x <= 1 - eps)
-    safe = jnp.where(inside, x, 0.5)
-    return jnp.where(inside, jnp.log(safe / (1 - safe)), value)
+    return jnp.where(inside, _logit(jnp.where(inside, x, 0.5)), value)
 
 
 _bce = with_partials(
@@ -349,6 +373,17 @@ _digamma = with_partials(_digamma_value, lambda x, _: _trigamma(x))
 
 
 lowers(aten.digamma.default)(lambda x: _digamma(widened(x)))
+
+_lgamma = with_partials(lax.lgamma, lambda x, _: _digamma(x))
+
+lowers(aten.lgamma.default)(lambda x: _lgamma(widened(x)))
+
+
+@lowers(aten.mvlgamma.default)
+def mvlgamma(x: jax.Array, p: int) -> jax.Array:
+    halves = jnp.arange(p) / 2
+    terms = _lgamma(widened(x)[..., None] - halves.astype(wide_dtype(x.dtype)))
+    return terms.sum(-1) + p * (p - 1) / 4 * math.log(math.pi)
 
 
 @lowers(aten.polygamma.default)

@@ -36,7 +36,10 @@ def embedding_bag(
     if mode == _MAX:
         inside = (bag == jnp.arange(bags)[:, None]) & counted
         values = jnp.where(inside[..., None], rows, -jnp.inf)
-        return jnp.where(inside.any(1)[:, None], values.max(1), 0)
+        # torch's gradient goes to the first of equal maxima.
+        first = values.argmax(1, keepdims=True)
+        largest = jnp.take_along_axis(values, first, 1)[:, 0]
+        return jnp.where(inside.any(1)[:, None], largest, 0)
     sums = jax.ops.segment_sum(jnp.where(counted[:, None], rows, 0), bag, bags)
     if mode == _SUM:
         return sums

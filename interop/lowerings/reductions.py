@@ -1,5 +1,6 @@
 """Norms, softmax and cumulative sums, with torch's gradient at zero and in masked rows."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,8 @@ from jax import lax
 
 from jaxsr.interop._core.dtypes import to_jax_dtype, widened
 from jaxsr.interop._core.registry import lowers
-from jaxsr.interop.lowerings.elementwise import absolute
+from jaxsr.interop._core.tensor import straight_through
+from jaxsr.interop.lowerings.elementwise import absolute, with_partials
 from jaxsr.interop.lowerings.extremes import extreme
 
 aten = torch.ops.aten
@@ -101,6 +103,43 @@ def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
     return lax.cumlogsumexp(wide, axis=dim % x.ndim).astype(x.dtype)
 
 
+_root_of_variance = with_partials(
+    jnp.sqrt, lambda _, out: jnp.where(out == 0, 0, 0.5 / jnp.where(out == 0, 1, out))
+)
+"""torch's gradient of equal elements is zero."""
+
+
+@lowers(aten.std.correction)
+def std(
+    x: jax.Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> jax.Array:
+    axes = tuple(dim) if dim else None
+    ddof = 1 if correction is None else correction
+    return _root_of_variance(jnp.var(widened(x), axes, ddof=ddof, keepdims=keepdim))
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(
+    x: jax.Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    mean = jnp.mean(widened(x), tuple(dim) if dim else None, keepdims=keepdim)
+    return std(x, dim, correction=correction, keepdim=keepdim), mean
+
+
+@lowers(aten.histc.default)
+def histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
+    """Counts by torch's rule for places: an edge, too, is found by one multiplication."""
+    x = x.reshape(-1)
+    low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)
+    if min == max and x.size:
+        low, high = x.min(), x.max()
+        low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    place = ((x - low) * bins / (high - low)).astype(jnp.int32)
+    inside = (x >= low) & (x <= high)
+    counts = jnp.zeros(bins, x.dtype)
+    return counts.at[jnp.minimum(place, bins - 1)].add(inside.astype(x.dtype))
+
+
 @lowers(aten._is_all_true.default)
 def is_all_true(x: jax.Array) -> jax.Array:
     return x.all()
@@ -114,4 +153,10 @@ def is_any_true(x: jax.Array) -> jax.Array:
 @lowers(aten._pdist_forward.default)
 def pdist(x: jax.Array, p: float = 2.0) -> jax.Array:
     first, second = jnp.triu_indices(x.shape[0], 1)
-    return vector_norm(x[first] - x[second], p, (-1,))
+    difference = x[first] - x[second]
+    if p != math.inf:
+        return vector_norm(difference, p, (-1,))
+    # torch gives each of several largest coordinates the whole gradient.
+    sizes = absolute(difference)
+    largest = lax.stop_gradient(sizes.max(-1, keepdims=True, initial=0))
+    return straight_through(jnp.where(sizes == largest, sizes, 0).sum(-1), largest[..., 0])
