@@ -73,7 +73,7 @@ from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.morphology import closing, morphological_gradient, opening
 from jaxsr.ops.motion import motion_blur
 from jaxsr.ops.noise import gaussian_noise, poisson_noise, salt_and_pepper, sensor_noise
-from jaxsr.ops.quality import ms_ssim, psnr, ssim
+from jaxsr.ops.quality import ms_ssim, psnr, psnr_b, ssim
 from jaxsr.ops.records import as_grain, transform_record
 from jaxsr.ops.resize import resize
 from jaxsr.ops.smoothing import bilateral_filter, guided_filter, unsharp_mask
@@ -173,6 +173,7 @@ __all__ = [
     "postprocess",
     "preprocess",
     "psnr",
+    "psnr_b",
     "remap",
     "resize",
     "resize_frames",

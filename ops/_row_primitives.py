@@ -79,21 +79,32 @@ def row_primitive(
 
 
 def in_planes(
-    function: Callable[..., jax.Array], image: jax.Array, axes: tuple[int, int], *parameters: Any
+    function: Callable[..., jax.Array],
+    image: jax.Array,
+    axes: tuple[int, int],
+    *parameters: Any,
+    channel: int | None = None,
 ) -> jax.Array:
     """A function of planes (n, h, w) over pictures of any layout, in that layout.
+
+    Compilers for TPUs store planes anyway, so that nothing is transposed there.
 
     Args:
       function: of planes and of parameters (n,).
       image: pictures.
       axes: their height and width, counted from the end.
       *parameters: arrays that broadcast with the image, of extent 1 in height and width.
+      channel: an axis that stays with each plane, as (n, h, w, c).
     """
-    x = jnp.moveaxis(image, axes, (-2, -1))
-    leading = x.shape[:-2]
+    inner = axes if channel is None else (*axes, channel)
+    last = tuple(range(-len(inner), 0))
+    x = jnp.moveaxis(image, inner, last)
+    leading = x.shape[: -len(inner)]
     rows = (
-        jnp.broadcast_to(jnp.moveaxis(p, axes, (-2, -1))[..., 0, 0], leading).reshape(-1)
+        jnp.broadcast_to(jnp.moveaxis(p, inner, last)[(..., *[0] * len(inner))], leading).reshape(
+            -1
+        )
         for p in parameters
     )
-    out = function(x.reshape(-1, *x.shape[-2:]), *rows)
-    return jnp.moveaxis(out.reshape(*leading, *out.shape[1:]), (-2, -1), axes)
+    out = function(x.reshape(-1, *x.shape[len(leading) :]), *rows)
+    return jnp.moveaxis(out.reshape(*leading, *out.shape[1:]), last, inner)

@@ -6,6 +6,7 @@ weight zero are not read, so that a NaN reaches only positions whose filter cove
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import jax
@@ -14,7 +15,16 @@ import numpy as np
 
 from jaxsr.ops._border import Border, traced_border_index
 from jaxsr.ops._images import in_dtype_of, real_dtype
-from jaxsr.ops._typed_jax import asarray, ones_like, zeros_like
+from jaxsr.ops._typed_jax import (
+    asarray,
+    custom_jvp,
+    fori_loop,
+    jvp,
+    ones_like,
+    platform_dependent,
+    zeros,
+    zeros_like,
+)
 
 FARTHEST = float(1 << 22)
 """Positions beyond are as far away: float32 numbers quarters of a pixel up to here."""
@@ -117,7 +127,6 @@ def sample(
     weigh: Weights,
     border: Border,
     fill: jax.Array | float,
-    like: jax.Array | None = None,
 ) -> jax.Array:
     """The image at (rows, columns), whose axes stand in the place of height and width.
 
@@ -128,33 +137,100 @@ def sample(
       weigh: the filter.
       border: what lies beyond the edge.
       fill: of the constant border.
-      like: the picture whose dtype the result has. Default: `image`.
     """
     height, width = (axis + image.ndim for axis in axes)
     if width != height + 1:
         moved = jnp.moveaxis(image, (height, width), (-2, -1))
-        out = sample(moved, rows, columns, (-2, -1), weigh, border, fill, like)
+        out = sample(moved, rows, columns, (-2, -1), weigh, border, fill)
         return jnp.moveaxis(out, (-2, -1), (height, width))
-    extents = image.shape[height : width + 1]
-    lead, tail = image.shape[:height], image.shape[width + 1 :]
-    flat = image.reshape(*lead, extents[0] * extents[1], *tail)
+    whole = partial(_weighted_taps, height=height, weigh=weigh, border=border)
+    fields = jnp.broadcast_arrays(rows, columns)
+    outside = asarray(fill, real_dtype(image))
+    taps = len(weigh(zeros(()))[1])
+    block = _block_rows(fields[0].shape[0], taps)
+    if taps == 1 or block >= fields[0].shape[0]:
+        return whole(image, rows, columns, outside)
+    by_blocks = partial(_by_blocks, partial(whole, flat=False), height, block)
+    # Derivatives of the loop would keep more than those of the whole.
+    forms = custom_jvp(partial(platform_dependent, tpu=by_blocks, default=whole))
+    forms.defjvp(partial(jvp, whole))
+    return forms(image, *fields, outside)
+
+
+def _by_blocks(
+    read: Callable[..., jax.Array],
+    height: int,
+    block: int,
+    image: jax.Array,
+    rows: jax.Array,
+    columns: jax.Array,
+    fill: jax.Array,
+) -> jax.Array:
+    """`read(image, rows, columns, fill)` for so many rows at a time; the last ones may overlap."""
+    extents = rows.shape
+    shape = (*image.shape[:height], *extents, *image.shape[height + 2 :])
+
+    def add(number: jax.Array, result: jax.Array) -> jax.Array:
+        start = jnp.minimum(number * block, extents[0] - block)
+        row, column = (
+            jax.lax.dynamic_slice_in_dim(field, start, block, 0) for field in (rows, columns)
+        )
+        part = read(image, row, column, fill)
+        return jax.lax.dynamic_update_slice_in_dim(result, part, start, height)
+
+    return fori_loop(0, -(-extents[0] // block), add, zeros(shape, image.dtype))
+
+
+def _block_rows(height: int, taps: int) -> int:
+    """Rows of a result that a TPU's program makes at a time, in whole tiles.
+
+    So many that the pixels of all taps of a block take half of the result's memory.
+    """
+    return 8 * -(-height // (16 * taps * taps))
+
+
+def _weighted_taps(
+    image: jax.Array,
+    rows: jax.Array,
+    columns: jax.Array,
+    fill: jax.Array,
+    *,
+    height: int,
+    weigh: Weights,
+    border: Border,
+    flat: bool = True,
+) -> jax.Array:
+    """`sample` at all positions at once, height being the axis before the width.
+
+    With `flat`, height and width are gathered from as one axis. It takes one index a pixel, but
+    TPUs copy the image for it.
+    """
+    extents = image.shape[height : height + 2]
+    lead, tail = image.shape[:height], image.shape[height + 2 :]
+    line = image.reshape(*lead, extents[0] * extents[1], *tail)
     real = real_dtype(image)
     along = [
         _taps(position.astype(real), extent, weigh, border)
         for position, extent in zip((rows, columns), extents, strict=True)
     ]
+
+    def read(row: jax.Array, column: jax.Array) -> jax.Array:
+        if flat:
+            return jnp.take(line, row * extents[1] + column, axis=height, mode="clip")
+        place = (*[slice(None)] * height, *jnp.broadcast_arrays(row, column))
+        return image.at[place].get(mode="clip")
+
     spread = (..., *[None] * len(tail))
     total: jax.Array | None = None
     for (row, row_inside, down), (column, column_inside, across) in product(*along):
-        index = row * extents[1] + column
-        pixels = jnp.take(flat, index, axis=height, mode="clip").astype(real)
+        pixels = read(row, column).astype(real)
         if border == "constant":
             pixels = jnp.where(asarray(row_inside & column_inside)[spread], pixels, fill)
         weight = (down * across)[spread]
         pixels = jnp.where((weight == 0) & ~jnp.isfinite(pixels), 0, pixels)
         total = pixels * weight if total is None else total + pixels * weight
     assert total is not None
-    return in_dtype_of(image if like is None else like, total)
+    return in_dtype_of(image, total)
 
 
 def _taps(

@@ -1,19 +1,18 @@
 """Connected regions of masks, numbered."""
 
-import importlib
-import importlib.metadata
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
-from jaxsr.ops._opencv import for_each_row, version_of
+from jaxsr.ops._opencv import for_each_row
 from jaxsr.ops._regions import greatest_in_region
 from jaxsr.ops._row_primitives import in_planes, row_primitive
+from jaxsr.ops._scipy import ndimage, scipy_version
 from jaxsr.ops._typed_jax import arange, jit, zeros_like
 from jaxsr.ops._types import Array, Int, Shaped
 
@@ -76,18 +75,13 @@ def _components(mask: jax.Array, diagonal: bool, axes: tuple[int, int]) -> Compo
 
 @kernel("jaxsr_scipy_label")
 def _label_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    ndimage: Any = importlib.import_module("scipy.ndimage")  # it has no types
-    window = ndimage.generate_binary_structure(2, 1 + attributes["diagonal"][0])
+    window = ndimage().generate_binary_structure(2, 1 + attributes["diagonal"][0])
     (planes,), (labels,) = inputs, outputs
 
     def label(row: int) -> None:
-        ndimage.label(planes[row], window, output=labels[row])
+        ndimage().label(planes[row], window, output=labels[row])
 
     for_each_row(label, len(planes), nbytes=planes.nbytes, large=False)
-
-
-def _scipy_version() -> tuple[int, ...]:
-    return version_of(importlib.metadata.version("scipy"))  # which JAX needs, too
 
 
 def _label_in_jax(mask: jax.Array, *, diagonal: int) -> jax.Array:
@@ -108,4 +102,4 @@ def _label_in_jax(mask: jax.Array, *, diagonal: int) -> jax.Array:
     return jnp.where(x, labels.reshape(x.shape), 0)
 
 
-_components_p = row_primitive("components", _label_in_jax, _label_by_scipy, version=_scipy_version)
+_components_p = row_primitive("components", _label_in_jax, _label_by_scipy, version=scipy_version)

@@ -4,9 +4,14 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
-from jaxsr.ops._typed_jax import arange, jit, platform_dependent
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
+from jaxsr.ops._opencv import for_each_row
+from jaxsr.ops._row_primitives import in_planes, row_primitive
+from jaxsr.ops._scipy import ndimage, scipy_version
+from jaxsr.ops._typed_jax import arange, jit, platform_dependent, zeros
 from jaxsr.ops._types import Array, Float, Shaped
 
 _FAR = 1 << 30
@@ -48,12 +53,43 @@ def distance_transform(
 
 @jit("axes")
 def _distance(mask: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    x = jnp.moveaxis(mask, axes, (-2, -1))
-    along = _to_nearest_unset(x)
-    squares = jnp.where(along >= x.shape[-1], _FAR, jnp.square(along))
-    nearest = platform_dependent(squares, cpu=_row_by_row, default=_in_one_reduction)
-    distance = jnp.where(nearest >= _FAR, jnp.inf, jnp.sqrt(nearest.astype(jnp.float32)))
-    return jnp.moveaxis(distance, (-2, -1), axes)
+    if not mask.size:
+        return zeros(mask.shape, jnp.float32)
+    squares = in_planes(_squares_p.bind, mask, axes)
+    return jnp.where(squares >= _FAR, jnp.inf, jnp.sqrt(squares.astype(jnp.float32)))
+
+
+@kernel("jaxsr_scipy_distance")
+def _squares_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (planes,), (squares,) = inputs, outputs
+    rows, columns = (np.arange(extent, dtype=np.int32) for extent in planes.shape[1:])
+
+    def measure(row: int) -> None:
+        # The nearest pixels themselves: squares of whole numbers are exact.
+        down, across = ndimage().distance_transform_edt(
+            planes[row], return_distances=False, return_indices=True
+        )
+        if down[0, 0] < 0:  # SciPy's sign that no pixel is unset
+            squares[row] = _FAR
+            return
+        down -= rows[:, None]
+        across -= columns
+        np.multiply(down, down, squares[row])
+        across *= across
+        squares[row] += across
+
+    for_each_row(measure, len(planes), nbytes=squares.nbytes, large=False)
+
+
+def _squares_in_jax(planes: jax.Array) -> jax.Array:
+    along = _to_nearest_unset(planes)
+    squares = jnp.where(along >= planes.shape[-1], _FAR, jnp.square(along))
+    return platform_dependent(squares, cpu=_row_by_row, default=_in_one_reduction)
+
+
+_squares_p = row_primitive(
+    "distance", _squares_in_jax, _squares_by_scipy, version=scipy_version, dtype="int32"
+)
 
 
 def _in_one_reduction(squares: jax.Array) -> jax.Array:

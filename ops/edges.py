@@ -140,7 +140,7 @@ def canny(
     limits = spread(low, array, "low"), spread(high, array, "high")
     if not array.size:
         return array.astype(bool)
-    return _canny(array, *limits, kernel_size, bool(euclidean), positions)
+    return _canny(array, *limits, positions, size=kernel_size, euclidean=bool(euclidean))
 
 
 def _real(image: jax.Array) -> jax.Array:
@@ -178,20 +178,14 @@ def _separable(
     return x if image.dtype in INTEGER_DTYPES else x.astype(image.dtype)
 
 
-@jit("size", "euclidean", "axes")
+@jit("axes", "size", "euclidean")
 def _canny(
-    image: jax.Array,
-    low: jax.Array,
-    high: jax.Array,
-    size: int,
-    euclidean: bool,
-    axes: tuple[int, int],
+    image: jax.Array, low: jax.Array, high: jax.Array, axes: tuple[int, int], **options: int
 ) -> jax.Array:
     if image.dtype != jnp.uint8:
-        return _canny_in_jax(image, low, high, size, euclidean, axes)
-    planes = partial(_canny_p.bind, size=size, euclidean=euclidean)
+        return _canny_in_jax(image, low, high, axes, **options)
     limits = (jax.lax.stop_gradient(limit) for limit in (low, high))
-    return in_planes(planes, image, axes, *limits) > 0
+    return in_planes(partial(_canny_p.bind, **options), image, axes, *limits) > 0
 
 
 @kernel("jaxsr_opencv_canny")
@@ -209,10 +203,10 @@ def _canny_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
 
 
 def _canny_of_levels(
-    planes: jax.Array, low: jax.Array, high: jax.Array, *, size: int, euclidean: int
+    planes: jax.Array, low: jax.Array, high: jax.Array, **options: int
 ) -> jax.Array:
     low, high = low[:, None, None], high[:, None, None]
-    edges = _canny_in_jax(planes, low, high, size, bool(euclidean), (-2, -1))
+    edges = _canny_in_jax(planes, low, high, (-2, -1), **options)
     return edges.astype(planes.dtype) * 255
 
 
@@ -223,9 +217,10 @@ def _canny_in_jax(
     image: jax.Array,
     low: jax.Array,
     high: jax.Array,
-    size: int,
-    euclidean: bool,
     axes: tuple[int, int],
+    *,
+    size: int,
+    euclidean: int,
 ) -> jax.Array:
     x = image.astype(real_dtype(image))
     smooth, slope = _derivative(0, size), _derivative(1, size)

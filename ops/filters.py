@@ -221,7 +221,7 @@ def _of_levels(
     """A window of uint8, by OpenCV in programs for CPUs."""
     function = partial(_window_p.bind, kind=_KINDS.index(kind), height=size[0], width=size[1])
     if axes == (-3, -2) and image.shape[-1] in (1, 3, 4):
-        return function(image.reshape(-1, *image.shape[-3:])).reshape(image.shape)
+        return in_planes(function, image, axes, channel=-1)
 
     def of_planes(planes: jax.Array) -> jax.Array:
         return function(planes[..., None])[..., 0]

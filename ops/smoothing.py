@@ -5,7 +5,7 @@ Images are uint8, uint16, or 0…1 in floating point, in any layout; `axes` name
 """
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_integer, is_number, normal_axis, number
 from jaxsr.ops._border import Border, checked_border, pad_axis
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import (
     Parameter,
     channel_planes,
@@ -23,12 +24,16 @@ from jaxsr.ops._images import (
     real_dtype,
     spread,
 )
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import asarray, jit, zeros_like
 from jaxsr.ops._types import Array, Shaped
 from jaxsr.ops.blur import gaussian_blur
 
 Pair = tuple[jax.Array, jax.Array]
+_SHARED = 1 << 17
+"""Pixels of a picture that OpenCV filters in several threads by itself."""
 _UPPER = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 
 
@@ -45,7 +50,8 @@ def bilateral_filter(
     """Means of near pixels of like colours, by OpenCV's rules.
 
     Weights are Gaussian of the distance, within a disc, and of the sum of the channels' absolute
-    differences. uint8 is OpenCV's but for ties, where it may differ by a level.
+    differences. uint8 is OpenCV's but for ties, where it may differ by a level (programs for CPUs
+    call OpenCV where it is installed).
 
     Args:
       image: pictures.
@@ -174,6 +180,56 @@ def unsharp_mask(
 
 @jit("size", "border", "axes", "channel")
 def _bilateral(
+    image: jax.Array,
+    sigma_color: jax.Array,
+    sigma_space: jax.Array,
+    size: int,
+    border: Border,
+    axes: tuple[int, int],
+    channel: int | None,
+) -> jax.Array:
+    channels = 1 if channel is None else image.shape[channel]
+    # OpenCV's least size is 3.
+    if image.dtype != jnp.uint8 or border != "reflect101" or channels not in (1, 3) or size == 1:
+        return _bilateral_in_jax(image, sigma_color, sigma_space, size, border, axes, channel)
+    sigmas = (jax.lax.stop_gradient(sigma) for sigma in (sigma_color, sigma_space))
+    function = partial(_bilateral_p.bind, size=size)
+    if channel is not None:
+        return in_planes(function, image, axes, *sigmas, channel=channel)
+
+    def of_planes(planes: jax.Array, *sigmas: jax.Array) -> jax.Array:
+        return function(planes[..., None], *sigmas)[..., 0]
+
+    return in_planes(of_planes, image, axes, *sigmas)
+
+
+@kernel("jaxsr_opencv_bilateral")
+def _bilateral_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    # OpenCV takes pictures of one channel without an axis for it.
+    pictures, results = (x[..., 0] if x.shape[-1] == 1 else x for x in (inputs[0], outputs[0]))
+    (color, space), (size,) = inputs[1:], attributes["size"]
+
+    def smooth(row: int) -> None:
+        sigmas = float(color[row]), float(space[row])
+        opencv().bilateralFilter(pictures[row], size, *sigmas, results[row])
+
+    is_large = pictures.shape[1] * pictures.shape[2] >= _SHARED
+    for_each_row(smooth, len(pictures), nbytes=pictures.nbytes, large=is_large)
+
+
+def _bilateral_of_levels(
+    pictures: jax.Array, color: jax.Array, space: jax.Array, *, size: int
+) -> jax.Array:
+    color, space = (sigma[:, None, None, None] for sigma in (color, space))
+    return _bilateral_in_jax(pictures, color, space, size, "reflect101", (-3, -2), -1)
+
+
+_bilateral_p = row_primitive(
+    "bilateral", _bilateral_of_levels, _bilateral_by_opencv, version=opencv_version
+)
+
+
+def _bilateral_in_jax(
     image: jax.Array,
     sigma_color: jax.Array,
     sigma_space: jax.Array,

@@ -362,7 +362,8 @@ def _map_coordinates(
     axes: tuple[int, int],
 ) -> jax.Array:
     border, spline_border = SPLINE_MODES[mode]
-    coefficients = image.astype(real_dtype(image))
+    # Without a spline's sums the pixels are read as they are stored.
+    coefficients = image.astype(real_dtype(image)) if smooth else image
     padding = _SPLINE_PADDING if smooth and mode in _PADDED else 0
     for axis in (a + image.ndim for a in axes):
         if padding:

@@ -100,7 +100,7 @@ OTHERS = {
     "adjust_contrast", "adjust_hue", "adjust_saturation", "augment", "bayer_mosaic", "demosaic",
     "denormalise", "frame_size", "gaussian_noise", "jpeg", "keep_freed_memory", "mask_box",
     "mask_crop", "mask_paste", "matlab_size", "normalise", "perspective_matrix",
-    "poisson_noise", "postprocess", "preprocess", "psnr", "resize_frames", "rgb_to_y",
+    "poisson_noise", "postprocess", "preprocess", "psnr", "psnr_b", "resize_frames", "rgb_to_y",
     "rgb_to_ycbcr", "roi_align", "salt_and_pepper", "sensor_noise", "ssim", "ycbcr_to_rgb",
     "canny", "connected_components", "delta_e", "guided_filter", "ms_ssim", "nms",
 }  # fmt: skip

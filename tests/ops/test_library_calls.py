@@ -15,12 +15,21 @@ from PIL import Image, ImageOps
 from scipy import ndimage
 
 from jaxsr import ops
+from jaxsr.interop.aot.topology import load_topology
+from jaxsr.interop.aot.traffic import main_memory_bytes
 from jaxsr.ops import _opencv
 from jaxsr.ops._cpu_calls import SWITCH
 
 LOW, HIGH = np.linspace(20, 60, 8, dtype=np.float32), np.linspace(150, 90, 8, dtype=np.float32)
 EIGHT = ndimage.generate_binary_structure(2, 2)
 label: Any = ndimage.label
+
+
+def distance(mask: np.ndarray) -> np.ndarray:
+    """SciPy's, in float32; it has no rule for a mask that is set everywhere."""
+    if mask.all():
+        return np.full(mask.shape, np.inf, np.float32)
+    return np.asarray(ndimage.distance_transform_edt(mask), np.float32)
 
 
 def by_plane(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -74,6 +83,28 @@ CASES = {
         by_plane(lambda plane, limit: cv2.createCLAHE(limit, (4, 3)).apply(plane * np.uint16(257))),
         "jaxsr_opencv_clahe",
         (np.array([0, 0.5, 1, 2, 3, 4, 10, 40], np.float32),),
+    ),
+    "bilateral_filter": Case(
+        partial(ops.bilateral_filter, size=5),
+        lambda images, *sigmas: np.stack(
+            [
+                cv2.bilateralFilter(image, 5, color, space)
+                for image, color, space in zip(images, *(s.tolist() for s in sigmas), strict=True)
+            ]
+        ),
+        "jaxsr_opencv_bilateral",
+        (np.linspace(10, 80, 8, dtype=np.float32), np.linspace(0.5, 4, 8, dtype=np.float32)),
+    ),
+    "bilateral_filter of planes": Case(
+        partial(ops.bilateral_filter, size=7, channel=None),
+        by_plane(lambda plane, *sigmas: cv2.bilateralFilter(plane, 7, *sigmas)),
+        "jaxsr_opencv_bilateral",
+        (np.full(8, 30, np.float32), np.full(8, 2, np.float32)),
+    ),
+    "distance_transform": Case(
+        lambda x: ops.distance_transform(x > 40),
+        by_plane(lambda plane: distance(plane > 40)),
+        "jaxsr_scipy_distance",
     ),
     "connected_components": Case(
         lambda x: ops.connected_components(x > 128, connectivity=8).labels,
@@ -166,3 +197,23 @@ def test_where_the_library_is_not_called(name, monkeypatch):
         monkeypatch.undo()
     monkeypatch.setenv(SWITCH, "xla")
     assert not calls()
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("equalize", 2),
+        pytest.param("median_filter 3", 2, marks=pytest.mark.slow),
+        pytest.param("canny", 16, marks=pytest.mark.slow),
+    ],
+)
+def test_planes_cost_a_tpu_nothing(name, times):
+    """Pictures are taken apart into planes without a transpose, or bytes beside the work's own."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed: pip install -e '.[aot]'")
+    chip = jax.sharding.SingleDeviceSharding(load_topology("v5e:1x1").devices[0])
+    case, shape = CASES[name], (8, 64, 128, 2)
+    arrays = (np.zeros(shape, np.uint8), *case.parameters)
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=chip) for x in arrays]
+    text = jax.jit(case.ours).lower(*structs).compile().as_text() or ""
+    assert " transpose(" not in text
+    assert main_memory_bytes(text) < times * 2 * np.prod(shape)

@@ -15,6 +15,8 @@ from skimage import data, filters
 from jaxsr import ops
 from tests.ops.dtypes import EVERY_DTYPE
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 CASES = 60
 PEAKS = {"uint8": 255, "uint16": 65535}
 

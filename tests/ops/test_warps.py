@@ -16,6 +16,8 @@ from scipy import ndimage
 from skimage import transform
 
 from jaxsr import ops
+from jaxsr.interop.aot.topology import load_topology
+from jaxsr.ops import _sampler
 from tests.ops.dtypes import EVERY_DTYPE
 
 CASES = 64
@@ -97,13 +99,13 @@ def test_grid_sample_of_other_dtypes(method, dtype):
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 def test_gradients_match_torch(method):
     images = pictures((6, 7, 2))[:3]
-    grid = rng().uniform(-1.2, 1.2, (3, 4, 5, 2)).astype(np.float32)
-    weight = rng().random((3, 4, 5, 2)).astype(np.float32)
+    grid = rng().uniform(-1.2, 1.2, (3, 12, 5, 2)).astype(np.float32)
+    weight = rng().random((3, 12, 5, 2)).astype(np.float32)
 
     def loss(images, grid):
         return (ops.grid_sample(images, grid, method=method) * weight).sum()
 
-    got = jax.grad(loss, (0, 1))(images, grid)
+    got = jax.jit(jax.grad(loss, (0, 1)))(images, grid)
     leaves = [torch.from_numpy(x.astype(np.float64)).requires_grad_() for x in (images, grid)]
     out = F.grid_sample(leaves[0].permute(0, 3, 1, 2), leaves[1], mode=method, align_corners=False)
     (out.permute(0, 2, 3, 1) * torch.from_numpy(weight)).sum().backward()
@@ -229,6 +231,46 @@ def test_coefficients_of_one_pixel_and_without_prefilter():
             image.astype(np.float64), places.astype(np.float64), mode="mirror", prefilter=prefilter
         )
         np.testing.assert_allclose(got, want, atol=ATOL)
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_the_blocks_of_tpus_match_scipy(order, monkeypatch):
+    """21 rows in blocks of 8, the last of which overlaps."""
+    monkeypatch.setattr(_sampler, "platform_dependent", lambda *x, **forms: forms["tpu"](*x))
+    images = pictures((9, 11, 2))
+    places = rng().uniform(-3, 13, (CASES, 2, 21, 5)).astype(np.float32)
+    got = ops.map_coordinates(images, places, order=order, mode="mirror")
+    want = [
+        [
+            ndimage.map_coordinates(plane, where, order=order, mode="mirror")
+            for plane in np.moveaxis(image, -1, 0)
+        ]
+        for image, where in zip(images.astype(float), places.astype(float), strict=True)
+    ]
+    np.testing.assert_allclose(got, np.moveaxis(np.array(want), 1, -1), atol=ATOL)
+
+
+def test_derivatives_of_pictures_in_levels():
+    """The angle's derivative is none of theirs, in either direction."""
+    levels = pictures((21, 5, 1), "uint8")[0]
+    turn = jax.jit(partial(ops.rotate, levels))
+    _, slope = jax.jvp(turn, (30.0,), (1.0,))
+    assert slope.dtype == jax.dtypes.float0
+    assert jax.grad(lambda angle: turn(angle).astype(jnp.float32).sum())(30.0) == 0
+
+
+@pytest.mark.slow  # 10 s of compiling
+@pytest.mark.parametrize(("order", "dtype"), [(1, "float32"), (1, "uint8"), (5, "float32")])
+def test_temporaries_on_a_tpu(order, dtype):
+    """At most twice what is read, and what is written."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed: pip install -e '.[aot]'")
+    chip = jax.sharding.SingleDeviceSharding(load_topology("v5e:1x1").devices[0])
+    images = jax.ShapeDtypeStruct((64, 224, 224, 3), dtype, sharding=chip)
+    places = jax.ShapeDtypeStruct((64, 2, 224, 224), jnp.float32, sharding=chip)
+    warp = jax.jit(partial(ops.map_coordinates, order=order))
+    memory: Any = warp.lower(images, places).compile().memory_analysis()
+    most = 2 * memory.argument_size_in_bytes + memory.output_size_in_bytes
+    assert memory.temp_size_in_bytes <= most
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
