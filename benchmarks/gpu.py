@@ -41,6 +41,7 @@ PARTS = (
     Part(name="steps mshnet", rows=partial(_gpu_speed.steps, "mshnet"), timeout_s=240, timed=True),
 )
 """The most valuable first, those without timing before the others where there is time for both."""
+_NOT_RUN = "not run"
 _LEAST_S = 15.0
 """A part is not begun with less time than this."""
 _AT_ONCE = 5
@@ -101,7 +102,8 @@ class _Run:
         """One part in its process, as far as there is time for it."""
         left = self.until - time.monotonic()
         if left < _LEAST_S:
-            print(f"{part.name}: no time is left; call again to go on", flush=True)
+            reason = "no time is left; call again to go on"
+            self.add(part, {"name": "", "status": _NOT_RUN, "seconds": 0.0, "reason": reason})
             return
         if part.needs_gpu and self.options.device == "cpu":
             self.add(part, {"name": "", "status": "needs a GPU", "seconds": 0.0})
@@ -152,7 +154,8 @@ def _line(row: Row) -> str:
 
 def missing_parts(options: Options, rows: Sequence[Row]) -> list[Part]:
     """The parts to run: those that no earlier call has finished, failed ones last."""
-    status = {row["part"]: row["status"] for row in rows if not row["name"]}
+    ends = {row["part"]: row["status"] for row in rows if not row["name"]}
+    status = {part: end for part, end in ends.items() if end != _NOT_RUN}
     named = [part for part in PARTS if not options.part or part.name in options.part]
     if options.again:
         return named

@@ -1,5 +1,6 @@
 """`benchmarks.gpu`: parts in processes with bounds, what a second call runs, the page."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -134,9 +135,13 @@ def test_a_second_call_runs_what_is_missing_or_failed(children, tmp_path, capsys
 
 
 def test_no_part_begins_without_time(children, tmp_path, capsys):
-    gpu.measure(gpu.Options(device="cpu", minutes=0.01, out=tmp_path / "gpu.json"))
+    options = gpu.Options(device="cpu", minutes=0.01, out=tmp_path / "gpu.json")
+    gpu.measure(options)
     assert children == []
-    assert "steps: no time is left; call again to go on" in capsys.readouterr().out
+    assert "no time is left; call again to go on" in capsys.readouterr().out
+    assert "| steps | not run | 0 | 0 | 0 | no time is left" in (tmp_path / "gpu.md").read_text()
+    gpu.measure(dataclasses.replace(options, minutes=1))
+    assert sorted(name for name, _ in children) == ["families", "steps", "zoo"]
 
 
 def test_wrong_options_are_refused():

@@ -160,12 +160,15 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
     def kernels(owner: str) -> tuple[str, list[str]]:
         return f"kernels of {owner}", column(lambda a: str(a.gpu.kernels.get(owner, 0)))
 
+    # XLA does not say how large a GPU's program is.
+    program_rows: list[tuple[str, list[str]]] = []
     if reports[0].device.platform == "cuda":
         device_rows = [
             *map(kernels, owners),
             ("transposed", column(lambda a: _size(a.gpu.transposed_bytes))),
         ]
     else:
+        program_rows = [("  program", column(lambda a: _size(a.memory.program)))]
         device_rows = [
             ("padding", column(lambda a: f"× {a.padding.factor:.2f}" if a.text else "not read")),
             (
@@ -180,7 +183,7 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
         ("  arguments", column(lambda a: _size(a.memory.arguments))),
         ("  outputs beside them", column(lambda a: _size(a.memory.outputs - a.memory.aliased))),
         ("  temporaries", column(lambda a: _size(a.memory.temporaries))),
-        ("  program", column(lambda a: _size(a.memory.program))),
+        *program_rows,
         ("GFLOP", column(lambda a: f"{a.flops / 1e9:.1f}")),
         ("read and written", column(lambda a: _size(a.bytes))),
         *((kind, communication(kind)) for kind in kinds),
