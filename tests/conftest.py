@@ -70,6 +70,13 @@ def _digest(item: pytest.Item) -> bytes:
     return hashlib.sha256(item.name.encode()).digest()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _free_programs() -> Iterator[None]:
+    """Compiled programs end with their module: kept, they would take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def registry_copy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registrations of lowerings in a test end with it."""

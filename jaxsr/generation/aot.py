@@ -64,9 +64,10 @@ class AheadEngine(JaxEngine):
         def build(
             weights: Any, tokens: Any, length: Any, request: Any, seed: Any, settings: Any
         ) -> Any:
-            logits, state = self._prefill(slots, prompt, "right", weights, tokens, length)
-            first = self._first_token(options, logits, state["prompt"], request, seed, settings)
-            return state | first
+            logits, state = self._steps.prefill(slots, prompt, "right", weights, tokens, length)
+            static = self._first_token_options(options)
+            arrays = (logits, state["prompt"], request, seed, settings)
+            return state | self._steps.first_token(*static, *arrays)
 
         def integers(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)
@@ -86,7 +87,7 @@ class AheadEngine(JaxEngine):
         )
 
         def loop(*args: Any) -> Any:
-            return self._loop(False, self._is_plain(options), options.prompt_lookup, *args)
+            return self._steps.loop(*self._loop_options(options, "right"), *args)
 
         decode = compile_ahead(
             jax.jit(loop, donate_argnums=1),

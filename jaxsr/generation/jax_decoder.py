@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxsr.generation import beams, prompt_lookup, sampling, sharding
+from jaxsr.generation import beams, sampling, sharding
 from jaxsr.generation.cache_layouts import OwnLayout, layout_of
 from jaxsr.generation.decoder import (
     ENDED,
@@ -29,12 +29,8 @@ from jaxsr.generation.decoder import (
     end_rows,
     logprobs_capacity,
 )
-from jaxsr.generation.logits_processors import (
-    History,
-    Settings,
-    is_stop,
-    settings_of,
-)
+from jaxsr.generation.jax_steps import State, Steps
+from jaxsr.generation.logits_processors import Settings, settings_of
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
 from jaxsr.generation.padding import Padding, cache_slots, padded
@@ -50,8 +46,6 @@ from jaxsr.ops._cpu_calls import xla_only
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
-
-State = dict[str, Any]
 
 # Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
 _OUTPUT_STEP = 64
@@ -116,6 +110,7 @@ class JaxEngine(Engine):
         self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
         self._layout = layout_of(network, self.mesh)
+        self._steps = Steps(self._layout, self._run)
         self.looks_up = isinstance(self._layout, OwnLayout)
         # The program turns the latter back, and XLA drops both turns.
         self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
@@ -173,53 +168,15 @@ class JaxEngine(Engine):
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 
-    def _prefill(
-        self,
-        slots: int,
-        prompt_slots: int,
-        padding: Padding,
-        weights: dict[str, jax.Array],
-        tokens_BT: jax.Array,
-        length_B: jax.Array,
-    ) -> tuple[jax.Array, State]:
-        """Logits of the next token, and the part of the state that depends on the prompts alone."""
-        left = padding == "left"
-        logits_BV, cache, filled_B, first_B = self._layout.prefill(
-            partial(self._run, weights), tokens_BT, length_B, left=left, slots=slots
-        )
-        prompt_BT = _widened(_right_aligned(tokens_BT, length_B, left=left), prompt_slots)
-        return logits_BV, {
-            "cache": cache,
-            "filled": filled_B,
-            "first": first_B,
-            "prompt": prompt_BT,
-        }
+    def _first_token_options(self, options: SamplingOptions) -> tuple[int, int | None, bool]:
+        """Static arguments of `Steps.first_token`."""
+        return room_for(options), self._top(options), self._is_plain(options)
 
-    def _first_token(
-        self,
-        options: SamplingOptions,
-        logits_BV: jax.Array,
-        prompt_BT: jax.Array,
-        request_B: jax.Array,
-        seed_B: jax.Array,
-        settings: Settings,
-    ) -> State:
-        """The rest of the state.
-
-        A program of its own: choosing takes longer to compile than a small network does, and this
-        one serves prompts of every length.
-        """
-        rows, room = len(prompt_BT), room_for(options)
-        state: State = {
-            "prompt": prompt_BT,
-            "token": jnp.zeros(rows, jnp.int32),
-            "done": jnp.zeros(rows, bool),
-            "outputs": jnp.full((rows, room), UNFILLED, jnp.int32),
-            "count": jnp.zeros(rows, jnp.int32),
-            "keys": sampling.request_keys(seed_B, request_B),
-            **jax.tree.map(jnp.asarray, empty_logprobs(rows, room, self._top(options))),
-        }
-        return state | self._chosen(state, logits_BV, settings, self._is_plain(options))
+    def _loop_options(
+        self, options: SamplingOptions, padding: Padding
+    ) -> tuple[bool, bool, int | None]:
+        """Static arguments of `Steps.loop`."""
+        return padding == "left", self._is_plain(options), options.prompt_lookup
 
     def _is_plain(self, options: SamplingOptions) -> bool:
         """Whether programs are compiled for plain greedy decoding alone.
@@ -227,115 +184,6 @@ class JaxEngine(Engine):
         On a mesh they are: the branches that sort would gather the logits of all devices.
         """
         return options.plain and self.devices > 1
-
-    def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings, plain: bool) -> State:
-        """What choosing the next tokens changes."""
-        if plain:
-            chosen_B = jnp.argmax(logits_BV, -1).astype(jnp.int32)
-        else:
-            history = History(state["prompt"], state["outputs"], state["count"])
-            chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
-        running_B = self._running(state, settings)
-        # A row that has ended keeps its last token, so that a saved batch ends as it should.
-        token_B = jnp.where(running_B, chosen_B, state["token"])
-        rows = jnp.arange(len(token_B))
-        at = (rows, jnp.where(running_B, state["count"], state["outputs"].shape[1]))
-        changed = {
-            "token": token_B,
-            "done": state["done"] | (running_B & is_stop(token_B, settings)),
-            "outputs": state["outputs"].at[at].set(token_B, mode="drop"),
-            "count": state["count"] + running_B,
-        }
-        if recorded := [name for name in LOGPROBS if name in state]:
-            top = state["top_logprobs"].shape[2]
-            new = sampling.log_probabilities(logits_BV, token_B, top)
-            changed |= {
-                name: state[name].at[at].set(value, mode="drop")
-                for name, value in zip(recorded, new, strict=True)
-            }
-        return changed
-
-    @staticmethod
-    def _running(state: State, settings: Settings) -> jax.Array:
-        """Rows that met no stop token and may have more tokens."""
-        return ~state["done"] & (state["count"] < settings["max_new_tokens"])
-
-    def _lookup_step(
-        self,
-        left: bool,
-        proposals: int,
-        weights: dict[str, jax.Array],
-        settings: Settings,
-        state: State,
-    ) -> State:
-        """`_step` of one token or more."""
-        assert isinstance(self._layout, OwnLayout)
-        running_B = self._running(state, settings)
-        history = History(state["prompt"], state["outputs"], state["count"])
-        proposed_BN = prompt_lookup.proposed(history, proposals)
-        tokens_BT = jnp.concatenate((state["token"][:, None], proposed_BN), 1)
-        logits_BTV, written = self._layout.verify(
-            partial(self._run, weights), state, tokens_BT, left=left
-        )
-        greedy_BT = jnp.argmax(logits_BTV, -1).astype(jnp.int32)
-        most_B = jnp.where(running_B, settings["max_new_tokens"] - state["count"], 0)
-        new_B = prompt_lookup.accepted(proposed_BN, greedy_BT, most_B, settings)
-        last_B1 = jnp.maximum(new_B - 1, 0)[:, None]
-        token_B = jnp.take_along_axis(greedy_BT, last_B1, 1)[:, 0]
-        token_B = jnp.where(running_B, token_B, state["token"])
-        place = jnp.arange(proposals + 1)
-        columns = jnp.where(
-            place < new_B[:, None], state["count"][:, None] + place, state["outputs"].shape[1]
-        )
-        rows = jnp.arange(len(token_B))[:, None]
-        return state | {
-            "token": token_B,
-            "done": state["done"] | (running_B & is_stop(token_B, settings)),
-            "outputs": state["outputs"].at[rows, columns].set(greedy_BT, mode="drop"),
-            "count": state["count"] + new_B,
-            "cache": written(token_B),
-            "filled": state["filled"] + new_B,
-        }
-
-    def _step(
-        self,
-        left: bool,
-        plain: bool,
-        weights: dict[str, jax.Array],
-        settings: Settings,
-        state: State,
-    ) -> State:
-        running_B = self._running(state, settings)
-        logits_BV, written = self._layout.decode(partial(self._run, weights), state, left=left)
-        changed = self._chosen(state, logits_BV, settings, plain)
-        return state | {
-            **changed,
-            "cache": written(changed["token"]),
-            "filled": state["filled"] + running_B,
-        }
-
-    def _loop(
-        self,
-        left: bool,
-        plain: bool,
-        proposals: int | None,
-        weights: dict[str, jax.Array],
-        state: State,
-        steps: jax.Array,
-        least_running: jax.Array,
-        settings: Settings,
-    ) -> State:
-        def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
-            step, state = carry
-            return (step < steps) & (self._running(state, settings).sum() >= least_running)
-
-        def advanced(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
-            step, state = carry
-            if proposals is not None:
-                return step + 1, self._lookup_step(left, proposals, weights, settings, state)
-            return step + 1, self._step(left, plain, weights, settings, state)
-
-        return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
 
     # ---- what Engine asks for
 
@@ -356,14 +204,14 @@ class JaxEngine(Engine):
         static = (slots, prompt_slots, padding)
         args: tuple[Any, ...] = (self._weights, *inputs[:2])
         prefill = self._program(
-            ("prefill", *static, tokens.shape), partial(self._prefill, *static), *args
+            ("prefill", *static, tokens.shape), partial(self._steps.prefill, *static), *args
         )
         logits, state = prefill(*args)
         args = (logits, state["prompt"], *inputs[2:], settings)
-        key = ("first_token", self._top(options), room_for(options), self._is_plain(options))
+        static = self._first_token_options(options)
         first_token = self._program(
-            (*key, _tables(settings), *state["prompt"].shape),
-            partial(self._first_token, options),
+            ("first_token", *static, _tables(settings), *state["prompt"].shape),
+            partial(self._steps.first_token, *static),
             *args,
         )
         state |= first_token(*args)
@@ -389,19 +237,8 @@ class JaxEngine(Engine):
             batch.padding,
         )
         args = (batch.state, new.state, *self._replicated(np.int32(row)))
-        batch.state = self._replaced("admit", batch, self._admitted, *args)
+        batch.state = self._replaced("admit", batch, self._steps.admitted, *args)
         batch.admits = True
-
-    def _admitted(self, state: State, new: State, row: jax.Array, settings: Settings) -> State:
-        running_B = self._running(state, settings).at[row].set(False)
-        cache, filled_B, first_B = self._layout.admitted(state, new, row, running_B)
-        others = {n: v for n, v in state.items() if n not in ("cache", "filled", "first")}
-        rows = {n: v.at[row].set(new[n][0]) for n, v in others.items()}
-        return {**rows, "cache": cache, "filled": filled_B, "first": first_B}
-
-    def _realigned(self, state: State, settings: Settings) -> State:
-        cache, filled_B, first_B = self._layout.realigned(state, self._running(state, settings))
-        return {**state, "cache": cache, "filled": filled_B, "first": first_B}
 
     def _replaced(
         self, name: str, batch: JaxBatch, function: Callable[..., Any], *args: Any
@@ -417,17 +254,17 @@ class JaxEngine(Engine):
 
     def _decode_program(self, batch: JaxBatch, *args: Any) -> Callable[..., Any]:
         options = batch.options
-        static = (batch.padding == "left", self._is_plain(options), options.prompt_lookup)
+        static = self._loop_options(options, batch.padding)
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _tables(batch.settings), static, shapes)
-        loop = partial(self._loop, *static)
+        loop = partial(self._steps.loop, *static)
         return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
         if batch.admits and self._layout.shares_slots:
             reach = int(batch.state["filled"].max())
             if reach + steps > batch.slots:
-                batch.state = self._replaced("realign", batch, self._realigned, batch.state)
+                batch.state = self._replaced("realign", batch, self._steps.realigned, batch.state)
                 reach = int(batch.state["filled"].max())
             steps = min(steps, batch.slots - reach)
         args = self._loop_args(batch, steps, least_running)
@@ -447,48 +284,9 @@ class JaxEngine(Engine):
         args = self._replicated(*padded(prompts, padding=padding), settings)
         static = (options.num_beams, room_for(options), slots, padding)
         key = ("beams", _tables(settings), static, args[0].shape)
-        program = self._program(key, partial(self._search, *static), self._weights, *args)
+        program = self._program(key, partial(self._steps.search, *static), self._weights, *args)
         outputs, scores = program(self._weights, *args)
         return np.asarray(outputs), np.asarray(scores)
-
-    def _search(
-        self,
-        count: int,
-        room: int,
-        slots: int,
-        padding: Padding,
-        weights: dict[str, jax.Array],
-        tokens_BT: jax.Array,
-        length_B: jax.Array,
-        settings: Settings,
-    ) -> tuple[jax.Array, jax.Array]:
-        left, run = padding == "left", partial(self._run, weights)
-        logits_BV, cache, filled_B, first_B = self._layout.prefill(
-            run, tokens_BT, length_B, left=left, slots=slots
-        )
-
-        def repeated(tree: Any) -> Any:
-            return jax.tree.map(lambda x: jnp.repeat(x, count, 0), tree)
-
-        prompt_BT = repeated(_right_aligned(tokens_BT, length_B, left=left))
-        search, _, token_B = beams.step(
-            repeated(logits_BV), prompt_BT, beams.no_beams(len(tokens_BT), count, room), settings
-        )
-        state = repeated({"cache": cache, "filled": filled_B, "first": first_B})
-        state["token"] = token_B
-
-        def advanced(carry: tuple[State, State]) -> tuple[State, State]:
-            state, search = carry
-            logits_BV, written = self._layout.decode(run, state, left=left)
-            state = {**state, "cache": written(state["token"]), "filled": state["filled"] + 1}
-            search, parent_B, token_B = beams.step(logits_BV, prompt_BT, search, settings)
-            state = jax.tree.map(lambda x: x[parent_B], state)
-            return {**state, "token": token_B}, search
-
-        _, search = jax.lax.while_loop(
-            lambda carry: beams.goes_on(carry[1], settings), advanced, (state, search)
-        )
-        return search["ended_outputs"], search["ended_scores"]
 
     def outputs(self, batch: JaxBatch) -> np.ndarray:
         count, outputs = jax.device_get((batch.state["count"], batch.state["outputs"]))
@@ -580,19 +378,6 @@ def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
 def _tables(settings: Settings) -> tuple[Any, ...]:
     """Sizes of the tables in `settings_of`: all that a program depends on."""
     return tuple((name, x.shape) for name, x in settings.items() if x.ndim)
-
-
-def _right_aligned(tokens_BT: jax.Array, length_B: jax.Array, *, left: bool) -> jax.Array:
-    """Prompts that end in the last column, `UNFILLED` before them."""
-    count = tokens_BT.shape[1]
-    gap_B = count - length_B
-    aligned_BT = tokens_BT if left else jax.vmap(jnp.roll)(tokens_BT, gap_B)
-    return jnp.where(jnp.arange(count) < gap_B[:, None], UNFILLED, aligned_BT)
-
-
-def _widened(prompt_BT: jax.Array, slots: int) -> jax.Array:
-    grow = [(0, 0), (slots - prompt_BT.shape[1], 0)]
-    return jnp.pad(prompt_BT, grow, constant_values=UNFILLED)
 
 
 def room_for(options: SamplingOptions) -> int:

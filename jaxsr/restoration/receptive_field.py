@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError
-from jaxsr.restoration.coverage import CoveredTensor, NotAnalysedError, cover
+from jaxsr.restoration.coverage import cover
+from jaxsr.restoration.covered_tensor import CoveredTensor, NotAnalysedError
 from jaxsr.restoration.probing import first_global, is_periodic, picture, probe_margin
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxsr.restoration import reach_cache
-from jaxsr.restoration.coverage import NotAnalysedError, cover
+from jaxsr.restoration.coverage import cover
+from jaxsr.restoration.covered_tensor import NotAnalysedError
 from jaxsr.restoration.receptive_field import measure_reach
 
 

@@ -1,0 +1,249 @@
+"""What the compiled programs of generation compute: functions of arrays alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsr.generation import beams, prompt_lookup, sampling
+from jaxsr.generation.cache_layouts import CacheLayout, OwnLayout
+from jaxsr.generation.decoder import LOGPROBS, UNFILLED, empty_logprobs
+from jaxsr.generation.logits_processors import History, Settings, is_stop
+from jaxsr.generation.padding import Padding
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a network. The first arguments of each method are static, the others arrays."""
+
+    layout: CacheLayout
+    """How the network keeps its past."""
+    run: Callable[..., Any]
+    """`run(weights, …)`: the network's output."""
+
+    def prefill(
+        self,
+        slots: int,
+        prompt_slots: int,
+        padding: Padding,
+        weights: dict[str, jax.Array],
+        tokens_BT: jax.Array,
+        length_B: jax.Array,
+    ) -> tuple[jax.Array, State]:
+        """Logits of the next token, and the part of the state that depends on the prompts alone."""
+        left = padding == "left"
+        logits_BV, cache, filled_B, first_B = self.layout.prefill(
+            partial(self.run, weights), tokens_BT, length_B, left=left, slots=slots
+        )
+        prompt_BT = _widened(_right_aligned(tokens_BT, length_B, left=left), prompt_slots)
+        return logits_BV, {
+            "cache": cache,
+            "filled": filled_B,
+            "first": first_B,
+            "prompt": prompt_BT,
+        }
+
+    def first_token(
+        self,
+        room: int,
+        top: int | None,
+        plain: bool,
+        logits_BV: jax.Array,
+        prompt_BT: jax.Array,
+        request_B: jax.Array,
+        seed_B: jax.Array,
+        settings: Settings,
+    ) -> State:
+        """The rest of the state.
+
+        A program of its own: choosing takes longer to compile than a small network does, and this
+        one serves prompts of every length.
+        """
+        rows = len(prompt_BT)
+        state: State = {
+            "prompt": prompt_BT,
+            "token": jnp.zeros(rows, jnp.int32),
+            "done": jnp.zeros(rows, bool),
+            "outputs": jnp.full((rows, room), UNFILLED, jnp.int32),
+            "count": jnp.zeros(rows, jnp.int32),
+            "keys": sampling.request_keys(seed_B, request_B),
+            **jax.tree.map(jnp.asarray, empty_logprobs(rows, room, top)),
+        }
+        return state | self._chosen(state, logits_BV, settings, plain)
+
+    def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings, plain: bool) -> State:
+        """What choosing the next tokens changes."""
+        if plain:
+            chosen_B = jnp.argmax(logits_BV, -1).astype(jnp.int32)
+        else:
+            history = History(state["prompt"], state["outputs"], state["count"])
+            chosen_B = sampling.choose(logits_BV, state["keys"], history, settings)
+        running_B = self.running(state, settings)
+        # A row that has ended keeps its last token, so that a saved batch ends as it should.
+        token_B = jnp.where(running_B, chosen_B, state["token"])
+        rows = jnp.arange(len(token_B))
+        at = (rows, jnp.where(running_B, state["count"], state["outputs"].shape[1]))
+        changed = {
+            "token": token_B,
+            "done": state["done"] | (running_B & is_stop(token_B, settings)),
+            "outputs": state["outputs"].at[at].set(token_B, mode="drop"),
+            "count": state["count"] + running_B,
+        }
+        if recorded := [name for name in LOGPROBS if name in state]:
+            top = state["top_logprobs"].shape[2]
+            new = sampling.log_probabilities(logits_BV, token_B, top)
+            changed |= {
+                name: state[name].at[at].set(value, mode="drop")
+                for name, value in zip(recorded, new, strict=True)
+            }
+        return changed
+
+    @staticmethod
+    def running(state: State, settings: Settings) -> jax.Array:
+        """Rows that met no stop token and may have more tokens."""
+        return ~state["done"] & (state["count"] < settings["max_new_tokens"])
+
+    def _lookup_step(
+        self,
+        left: bool,
+        proposals: int,
+        weights: dict[str, jax.Array],
+        settings: Settings,
+        state: State,
+    ) -> State:
+        """`_step` of one token or more."""
+        assert isinstance(self.layout, OwnLayout)
+        running_B = self.running(state, settings)
+        history = History(state["prompt"], state["outputs"], state["count"])
+        proposed_BN = prompt_lookup.proposed(history, proposals)
+        tokens_BT = jnp.concatenate((state["token"][:, None], proposed_BN), 1)
+        logits_BTV, written = self.layout.verify(
+            partial(self.run, weights), state, tokens_BT, left=left
+        )
+        greedy_BT = jnp.argmax(logits_BTV, -1).astype(jnp.int32)
+        most_B = jnp.where(running_B, settings["max_new_tokens"] - state["count"], 0)
+        new_B = prompt_lookup.accepted(proposed_BN, greedy_BT, most_B, settings)
+        last_B1 = jnp.maximum(new_B - 1, 0)[:, None]
+        token_B = jnp.take_along_axis(greedy_BT, last_B1, 1)[:, 0]
+        token_B = jnp.where(running_B, token_B, state["token"])
+        place = jnp.arange(proposals + 1)
+        columns = jnp.where(
+            place < new_B[:, None], state["count"][:, None] + place, state["outputs"].shape[1]
+        )
+        rows = jnp.arange(len(token_B))[:, None]
+        return state | {
+            "token": token_B,
+            "done": state["done"] | (running_B & is_stop(token_B, settings)),
+            "outputs": state["outputs"].at[rows, columns].set(greedy_BT, mode="drop"),
+            "count": state["count"] + new_B,
+            "cache": written(token_B),
+            "filled": state["filled"] + new_B,
+        }
+
+    def _step(
+        self,
+        left: bool,
+        plain: bool,
+        weights: dict[str, jax.Array],
+        settings: Settings,
+        state: State,
+    ) -> State:
+        running_B = self.running(state, settings)
+        logits_BV, written = self.layout.decode(partial(self.run, weights), state, left=left)
+        changed = self._chosen(state, logits_BV, settings, plain)
+        return state | {
+            **changed,
+            "cache": written(changed["token"]),
+            "filled": state["filled"] + running_B,
+        }
+
+    def loop(
+        self,
+        left: bool,
+        plain: bool,
+        proposals: int | None,
+        weights: dict[str, jax.Array],
+        state: State,
+        steps: jax.Array,
+        least_running: jax.Array,
+        settings: Settings,
+    ) -> State:
+        def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
+            step, state = carry
+            return (step < steps) & (self.running(state, settings).sum() >= least_running)
+
+        def advanced(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+            step, state = carry
+            if proposals is not None:
+                return step + 1, self._lookup_step(left, proposals, weights, settings, state)
+            return step + 1, self._step(left, plain, weights, settings, state)
+
+        return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
+
+    def admitted(self, state: State, new: State, row: jax.Array, settings: Settings) -> State:
+        running_B = self.running(state, settings).at[row].set(False)
+        cache, filled_B, first_B = self.layout.admitted(state, new, row, running_B)
+        others = {n: v for n, v in state.items() if n not in ("cache", "filled", "first")}
+        rows = {n: v.at[row].set(new[n][0]) for n, v in others.items()}
+        return {**rows, "cache": cache, "filled": filled_B, "first": first_B}
+
+    def realigned(self, state: State, settings: Settings) -> State:
+        cache, filled_B, first_B = self.layout.realigned(state, self.running(state, settings))
+        return {**state, "cache": cache, "filled": filled_B, "first": first_B}
+
+    def search(
+        self,
+        count: int,
+        room: int,
+        slots: int,
+        padding: Padding,
+        weights: dict[str, jax.Array],
+        tokens_BT: jax.Array,
+        length_B: jax.Array,
+        settings: Settings,
+    ) -> tuple[jax.Array, jax.Array]:
+        left, run = padding == "left", partial(self.run, weights)
+        logits_BV, cache, filled_B, first_B = self.layout.prefill(
+            run, tokens_BT, length_B, left=left, slots=slots
+        )
+
+        def repeated(tree: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.repeat(x, count, 0), tree)
+
+        prompt_BT = repeated(_right_aligned(tokens_BT, length_B, left=left))
+        search, _, token_B = beams.step(
+            repeated(logits_BV), prompt_BT, beams.no_beams(len(tokens_BT), count, room), settings
+        )
+        state = repeated({"cache": cache, "filled": filled_B, "first": first_B})
+        state["token"] = token_B
+
+        def advanced(carry: tuple[State, State]) -> tuple[State, State]:
+            state, search = carry
+            logits_BV, written = self.layout.decode(run, state, left=left)
+            state = {**state, "cache": written(state["token"]), "filled": state["filled"] + 1}
+            search, parent_B, token_B = beams.step(logits_BV, prompt_BT, search, settings)
+            state = jax.tree.map(lambda x: x[parent_B], state)
+            return {**state, "token": token_B}, search
+
+        _, search = jax.lax.while_loop(
+            lambda carry: beams.goes_on(carry[1], settings), advanced, (state, search)
+        )
+        return search["ended_outputs"], search["ended_scores"]
+
+
+def _right_aligned(tokens_BT: jax.Array, length_B: jax.Array, *, left: bool) -> jax.Array:
+    """Prompts that end in the last column, `UNFILLED` before them."""
+    count = tokens_BT.shape[1]
+    gap_B = count - length_B
+    aligned_BT = tokens_BT if left else jax.vmap(jnp.roll)(tokens_BT, gap_B)
+    return jnp.where(jnp.arange(count) < gap_B[:, None], UNFILLED, aligned_BT)
+
+
+def _widened(prompt_BT: jax.Array, slots: int) -> jax.Array:
+    grow = [(0, 0), (slots - prompt_BT.shape[1], 0)]
+    return jnp.pad(prompt_BT, grow, constant_values=UNFILLED)

@@ -1,0 +1,190 @@
+"""Tensors that know which rows of a picture each of their elements depends on, but no values."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from jaxsr.restoration.coverage_ranges import Range
+
+_MOST_CHECKED = 2**16
+"""Entries of a range that are looked at for global operations; those have few."""
+
+aten = torch.ops.aten
+
+
+class NotAnalysedError(Exception):
+    """The network does what ranges cannot follow: it branches on values, or writes into views."""
+
+
+@dataclass(eq=False)
+class Coverage:
+    """What one run found."""
+
+    rows: int
+    """Height of the picture."""
+    rule_of: "Callable[[Any], Callable[[Call], Any]]"
+    """The rule of an operator."""
+    global_operation: str | None = None
+    """The first operation whose every result depends on all rows, and no input on a quarter."""
+    position_operations: list[str] = field(default_factory=list)
+    """Operations that may treat rows by their position, in order of execution."""
+    unknown_operations: list[str] = field(default_factory=list)
+    """Operators without a rule."""
+    largest: int = 0
+    """Values of the largest tensor that a submodule returned."""
+    path: list[str] = field(default_factory=list)
+    """Submodules that are running, by name and class."""
+    versions: dict[int, int] = field(default_factory=dict)
+
+    def place(self, operation: str) -> str:
+        """An operation as messages name it."""
+        return f"{operation} in {self.path[-1]}" if self.path else operation
+
+
+class CoveredTensor(Tensor):
+    """A tensor without values; `range` broadcasts to its shape."""
+
+    meta: Tensor
+    range: Range
+    hidden: Tensor | None
+    """Where it is so low a score that softmax makes it 0, or that 0; broadcasts to the shape."""
+    weights: bool
+    """Whether softmax has made weights of the scores."""
+    coverage: Coverage
+    version: int
+
+    @staticmethod
+    def __new__(cls, meta: Tensor, range: Range, coverage: Coverage) -> "CoveredTensor":
+        made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            cls, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(),
+            dtype=meta.dtype, device=torch.device("cpu"),
+        )  # fmt: skip
+        made.meta, made.range, made.coverage = meta, range, coverage
+        made.hidden, made.weights = None, False
+        made.version = coverage.versions.setdefault(_storage(meta), 0)
+        return made
+
+    def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return f"CoveredTensor{tuple(self.shape)}"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _dispatch(func, tuple(args), dict(kwargs or {}))
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One operator with its arguments and the shapes of its results."""
+
+    func: Any
+    args: tuple
+    kwargs: dict[str, Any]
+    meta: Any
+    coverage: Coverage
+    covered: list[CoveredTensor]
+
+    def argument(self, index: int, name: str, default: Any = None) -> Any:
+        """An argument by position or name."""
+        if index < len(self.args):
+            return self.args[index]
+        return self.kwargs.get(name, default)
+
+    def by_position(self) -> None:
+        """Notes that the operation may treat rows by their position."""
+        name = self.func.overloadpacket.__name__
+        self.coverage.position_operations.append(self.coverage.place(name))
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    range: Range
+    hidden: Tensor | None
+    weights: bool = False
+
+
+def _storage(meta: Tensor) -> int:
+    return meta.untyped_storage()._cdata
+
+
+def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    flat = pytree.tree_leaves((args, kwargs))
+    covered = [value for value in flat if isinstance(value, CoveredTensor)]
+    coverage = covered[0].coverage
+    for value in covered:
+        check_version(value)
+    try:
+        meta = func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
+    except (NotImplementedError, RuntimeError) as error:
+        if func in (aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default):
+            raise NotAnalysedError("a branch on a value") from error
+        raise
+    call = Call(func, args, kwargs, meta, coverage, covered)
+    result = coverage.rule_of(func)(call)
+    scores = result if isinstance(result, Scores) else None
+    ranges: Any = scores.range if scores else result
+    if func._schema.is_mutable:
+        return _written(call, args[0], ranges, scores)
+    if isinstance(meta, Tensor):
+        made = CoveredTensor(meta, ranges, coverage)
+        if scores:
+            made.hidden, made.weights = scores.hidden, scores.weights
+        _note_global(call, made)
+        return made
+    if isinstance(ranges, tuple) and len(ranges) == 2 and isinstance(ranges[0], Tensor):
+        ranges = [ranges] * len(meta)  # one range for each of several results
+    results = [
+        CoveredTensor(m, r, coverage) if isinstance(m, Tensor) else m
+        for m, r in zip(meta, ranges, strict=True)
+    ]
+    if isinstance(results[0], CoveredTensor):
+        _note_global(call, results[0])
+    return type(meta)(results) if isinstance(meta, tuple | list) else results
+
+
+def check_version(value: CoveredTensor) -> None:
+    if value.coverage.versions[_storage(value.meta)] != value.version:
+        raise NotAnalysedError("a write through a view")
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, CoveredTensor):
+        return value.meta
+    if isinstance(value, Tensor):
+        return value.to("meta") if value.ndim else value
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _written(call: "Call", target: Any, ranges: Any, scores: "Scores | None") -> Any:
+    """An operation in place: other views of the same memory may not be read any more."""
+    if not isinstance(target, CoveredTensor):
+        raise NotAnalysedError("a write into a constant")
+    before, after = target.range, ranges
+    if any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+        storage = _storage(target.meta)
+        call.coverage.versions[storage] += 1
+        target.version = call.coverage.versions[storage]
+    target.range = ranges
+    target.hidden, target.weights = (scores.hidden, scores.weights) if scores else (None, False)
+    return target
+
+
+def _note_global(call: "Call", made: CoveredTensor) -> None:
+    coverage = call.coverage
+    if coverage.global_operation is None and _is_everything(made.range, coverage.rows):
+        spans = (-(v.range[1].numpy() + v.range[0].numpy()) for v in call.covered)
+        if all(span.max() < coverage.rows // 4 for span in spans):
+            name = call.func.overloadpacket.__name__
+            coverage.global_operation = f"{coverage.place(name)} depends on the whole picture"
+
+
+def _is_everything(range: Range, rows: int) -> bool:
+    first, last = range
+    if first.numel() > _MOST_CHECKED:
+        return False
+    return bool(first.numpy().max() == 0 and last.numpy().max() == 1 - rows)
