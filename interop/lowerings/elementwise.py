@@ -337,9 +337,7 @@ def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
     return jnp.where(inside, _logit(jnp.where(inside, x, 0.5)), value)
 
 
-_entr = with_partials(
-    lambda x: -_xlogy(x, jnp.where(x < 0, jnp.inf, x)), lambda x, _: -(1 + jnp.log(x))
-)
+_entr = with_partials(jax.scipy.special.entr, lambda x, _: -(1 + jnp.log(x)))
 _ndtri = with_partials(
     jax.scipy.special.ndtri, lambda _, out: math.sqrt(2 * math.pi) * jnp.exp(out * out / 2)
 )
