@@ -77,6 +77,21 @@ def test_slopes_are_torch_s(name):
     np.testing.assert_allclose(actual, gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("ends", [(-2, -3, 50), (0, 10, 7), (-3, 50, 50)])
+def test_whole_numbers_between_tensors_are_rounded_as_torch_rounds(ends):
+    *ends, steps = ends
+
+    def spaced(start, end):
+        return torch.linspace(start, end, steps, dtype=torch.int64)
+
+    with jax.enable_x64(True):
+        module = to_jax(Function(spaced))
+        apply = jax.jit(lambda a, b: module.apply({}, {}, a, b)[0][0])
+        np.testing.assert_array_equal(
+            apply(*map(np.asarray, ends)), spaced(*map(torch.tensor, ends))
+        )
+
+
 def test_a_learned_number_over_a_large_array_has_an_exact_gradient():
     """StarReLU's, where terms cancel."""
 
