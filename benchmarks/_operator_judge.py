@@ -23,7 +23,7 @@ from jaxsr.checking.jax_runs import JaxRuns, as_run
 from jaxsr.checking.measures import FLOOR_ULPS, ULP, ArrayError, compare_arrays
 from jaxsr.checking.torch_runs import cotangent
 from jaxsr.errors import UserError, one_line
-from jaxsr.interop._core.dtypes import constant_to_numpy
+from jaxsr.interop._core.dtypes import constant_to_numpy, x64
 
 CHUNK = 32
 """Samples whose programs are compiled as one."""
@@ -240,7 +240,7 @@ def _wide_errors(traced: _Traced, outputs: dict[str, np.ndarray]) -> Sequence[Ar
 def _output_errors(traced: _Traced, outputs: dict[str, np.ndarray]) -> Sequence[ArrayError]:
     runs = traced.runs
     form = FORMS.get(traced.name)
-    if runs.single.draws and jax.config.jax_enable_x64:
+    if runs.single.draws and x64():
         # Other numbers: torch was given those of 32 bits. Their distribution is compared.
         form = uninitialised
     if form is None:

@@ -337,6 +337,15 @@ def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
     return jnp.where(inside, _logit(jnp.where(inside, x, 0.5)), value)
 
 
+_entr = with_partials(jax.scipy.special.entr, lambda x, _: -(1 + jnp.log(x)))
+_ndtri = with_partials(
+    jax.scipy.special.ndtri, lambda _, out: math.sqrt(2 * math.pi) * jnp.exp(out * out / 2)
+)
+
+lowers(aten.special_entr.default)(lambda x: _entr(widened(x)))
+lowers(aten.special_ndtri.default)(lambda p: _ndtri(widened(p)))
+
+
 _bce = with_partials(
     lambda p, y: -(y * jnp.maximum(jnp.log(p), -100) + (1 - y) * jnp.maximum(jnp.log1p(-p), -100)),
     # torch's backward, with its own guard against 0 and 1.

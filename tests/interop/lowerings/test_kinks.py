@@ -1,0 +1,115 @@
+"""Gradients where slopes jump or end, against torch: whole numbers, equal elements, poles.
+
+All of `torch`'s database rounded to whole numbers is `benchmarks.opinfo --dtype "float32 rounded"`.
+"""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from jaxsr.interop import to_jax
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors):
+        out = self.function(*tensors)
+        return out if isinstance(out, tuple) else (out,)
+
+
+SCORES = [[0.0, 1.0, 2.0, 3.0, 1.0], [1.0, 0.0, 1.0, 2.0, -3.0]]
+CASES = {
+    "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([2, 0])), SCORES),
+    "multi_margin_loss of squares, weighted, summed": (
+        lambda x: F.multi_margin_loss(
+            x, torch.tensor([2, 0]), p=2, weight=torch.tensor([1.0, 2, 3, 4, 5]), reduction="sum"
+        ),
+        SCORES,
+    ),
+    "multilabel_margin_loss": (
+        lambda x: F.multilabel_margin_loss(
+            x, torch.tensor([[1, 3, -1, 0, 0], [-1, 2, 0, 0, 0]]), reduction="none"
+        ),
+        SCORES,
+    ),
+    "std of equal elements": (lambda x: (x.std(1), *torch.std_mean(x)), [[2.0, 2.0], [1.0, 3.0]]),
+    "std of one element": (lambda x: x.std(1, correction=0), [[2.0], [1.0]]),
+    "embedding_bag": (
+        lambda w: F.embedding_bag(torch.tensor([[2, 0, 1], [1, 1, 0]]), w, mode="max"),
+        [[1.0, 2.0], [1.0, 3.0], [1.0, 3.0]],
+    ),
+    "pdist": (lambda x: F.pdist(x, math.inf), [[0.0, 0.0], [1.0, 1.0], [0.0, 2.0]]),
+    "logit": (lambda x: (x.logit(), x.logit(eps=0.25)), [0.0, 0.25, 0.75, 1.0]),
+    "entr": (torch.special.entr, [0.0, 1.0, 2.0, -1.0]),
+    "ndtri": (torch.special.ndtri, [0.0, 0.5, 1.0]),
+    "lgamma": (torch.lgamma, [0.0, 1.0, 2.5]),
+    "mvlgamma": (lambda x: torch.mvlgamma(x, 3), [3.0, 1.0, 0.5]),
+    "power of zero": (lambda x: torch.pow(0.0, x), [-1.0, 0.0, 2.0]),
+    "hypot": (lambda x: torch.hypot(x, x.detach() * 2), [0.0, 1.0, -2.0]),
+    "polar": (
+        lambda x: torch.view_as_real(torch.polar(x, x.detach() + 1)), [0.0, 1.0, -2.0],
+    ),
+    "nextafter": (lambda x: torch.nextafter(x, torch.zeros(3)), [0.0, 1.0, -2.0]),
+    "histc": (lambda x: torch.histc(x.detach(), 10, -10, 0) + 0 * x.sum(), [-3.0, -7.0, 0.0, 1.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slopes_are_torch_s(name):
+    function, values = CASES[name]
+    x = torch.tensor(values, requires_grad=True)
+    expected = Function(function)(x)
+    cotangents = [torch.arange(1, out.numel() + 1.0).reshape(out.shape) for out in expected]
+    (gradient,) = torch.autograd.grad(expected, x, cotangents)
+    module = to_jax(Function(function))
+    outputs, vjp = jax.vjp(lambda x: module.apply({}, {}, x)[0], np.asarray(values, np.float32))
+    for out, other in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(out, other.detach(), rtol=1e-5, atol=1e-6)
+    (actual,) = vjp(tuple(np.asarray(c) for c in cotangents))
+    np.testing.assert_allclose(actual, gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ends", [(-2, -3, 50), (0, 10, 7), (-3, 50, 50)])
+def test_whole_numbers_between_tensors_are_rounded_as_torch_rounds(ends):
+    *ends, steps = ends
+
+    def spaced(start, end):
+        return torch.linspace(start, end, steps, dtype=torch.int64)
+
+    with jax.enable_x64(True):
+        module = to_jax(Function(spaced))
+        apply = jax.jit(lambda a, b: module.apply({}, {}, a, b)[0][0])
+        np.testing.assert_array_equal(
+            apply(*map(np.asarray, ends)), spaced(*map(torch.tensor, ends))
+        )
+
+
+def test_a_learned_number_over_a_large_array_has_an_exact_gradient():
+    """StarReLU's, where terms cancel."""
+
+    class Shift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return self.scale * x + self.shift
+
+    rng = np.random.default_rng(0)
+    x, cotangent = (rng.standard_normal((2, 64, 32, 32), np.float32) for _ in range(2))
+    jm = to_jax(Shift())
+    pull = jax.jit(lambda p: jax.vjp(lambda p: jm.apply(p, {}, x)[0], p)[1](cotangent)[0])
+    for name, terms in (("shift", cotangent), ("scale", cotangent * x)):
+        exact = terms.sum(dtype=np.float64)
+        of_torch = abs(float(torch.from_numpy(terms).sum()) - exact)
+        step = np.abs(terms).sum(dtype=np.float64) * 2**-24 / 64
+        assert of_torch < step
+        assert abs(float(pull(jm.params)[name][0]) - exact) < step, name
