@@ -219,6 +219,7 @@ def test_sampling_of_the_model_is_taken_or_refused(capsys, model_folder, tmp_pat
         assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "quantize"),
     [

@@ -240,6 +240,7 @@ def test_weights_are_quantised_on_loading(family, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_cache_shapes_are_those_of_a_batch(models):
     network, _ = models("falcon_h1")
     begun = SamplingOptions(max_new_tokens=2)

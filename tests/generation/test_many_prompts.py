@@ -265,6 +265,7 @@ def test_logprobs_are_transformers_raw_scores(kind, engines, models, prompts):
         np.testing.assert_array_equal(ids[:, :3], scores.topk(3).indices)
 
 
+@pytest.mark.slow
 def test_logprobs_before_a_resume_are_not_known(engines, prompts):
     engine = engines("jax", "llama")
     begun = dataclasses.replace(GREEDY, max_new_tokens=5)

@@ -30,6 +30,7 @@ def test_a_warm_up_has_a_step_where_a_batch_is_more_than_its_epochs():
     assert dataclasses.replace(SMALL, warmup_epochs=0).phases(16) == (("main", 8),)
 
 
+@pytest.mark.slow
 def test_jax_equals_torch_through_both_phases():
     assert SMALL.phases(16) == (("warmup", 4), ("main", 4))
     ours = losses(SMALL)

@@ -112,6 +112,7 @@ def test_killed_at_random_moments_ends_bit_equal(tmp_path):
     assert losses(out) == losses(tmp_path / "whole")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("number", "name"),
     [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C"), (signal.SIGHUP, "SIGHUP")],
