@@ -32,7 +32,7 @@ from tests.type_checks import checked
 jax.config.update("jax_platforms", os.environ.get("JAXSR_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # now, or a command under test would choose its own number
-configure_jax(cache_folder() / "compiled", least_compile_s=0.2)
+configure_jax(cache_folder() / "compiled")
 
 # A background job of a shell ignores SIGINT, and nohup SIGHUP. Programs under test would inherit
 # that; a handler, even an idle one, they do not.
@@ -52,9 +52,10 @@ jaxtyping.install_import_hook(
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `sample(n)`, all variants but n are slow: those whose names' digests say so.
+    """Of a test marked `sample(n)`, all variants but n are slow.
 
-    A digest spreads over all parameters, and a new variant moves no other.
+    Those that run have as many values of each parameter as they can; digests of names decide
+    between equals.
     """
     variants = defaultdict(list)
     for item in items:
@@ -62,12 +63,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             variants[item.nodeid.partition("[")[0]].append(item)
     for group in variants.values():
         (size,) = group[0].get_closest_marker("sample").args
-        for item in sorted(group, key=_digest)[size:]:
+        rest = sorted(group, key=lambda item: hashlib.sha256(item.name.encode()).digest())
+        seen: set[tuple[str, int]] = set()
+        for _ in range(min(size, len(rest))):
+            chosen = max(rest, key=lambda item: len(_values(item) - seen))
+            seen |= _values(chosen)
+            rest.remove(chosen)
+        for item in rest:
             item.add_marker("slow")
 
 
-def _digest(item: pytest.Item) -> bytes:
-    return hashlib.sha256(item.name.encode()).digest()
+def _values(item: pytest.Item) -> set[tuple[str, int]]:
+    """Parameters of a variant, each with its value's identity: variants share the objects."""
+    callspec = getattr(item, "callspec", None)
+    return {(name, id(value)) for name, value in callspec.params.items()} if callspec else set()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -191,7 +191,6 @@ def test_no_damage_is_accepted(tmp_path):
     assert not any(row["accepted"] for row in rows)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_hostile_inputs_are_read_or_refused(kind, tmp_path):
     """A shortened form of `python -m benchmarks.hostile_inputs`."""
@@ -206,7 +205,6 @@ def _misbehaves(path):
     ]()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("content", "outcome"),
     [("fault", "fault"), ("memory", "too much memory"), ("crash", "crash")],

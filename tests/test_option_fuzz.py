@@ -143,7 +143,6 @@ def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path)
     fuzz()
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", [*trainable_families(), *CUSTOM])
 def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")

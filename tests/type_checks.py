@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from beartype import BeartypeConf, beartype
 
-_CHECK = beartype(
-    conf=BeartypeConf(is_pep484_tower=True)
-)  # an int is a float, as type checkers say
+# As type checkers have it, an int is a float.
+_CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def checked(function: Callable) -> Callable:

@@ -112,10 +112,13 @@ def test_killed_at_random_moments_ends_bit_equal(tmp_path):
     assert losses(out) == losses(tmp_path / "whole")
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("number", "name"),
-    [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C"), (signal.SIGHUP, "SIGHUP")],
+    [
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGINT, "Ctrl-C"),
+        pytest.param(signal.SIGHUP, "SIGHUP", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_exits_0(tmp_path, number, name):
     options = ("--mesh", 2, "--steps", 2000, "--validate-every", 2000)

@@ -143,7 +143,7 @@ BETWEEN = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("width", "foldings"),
     [
