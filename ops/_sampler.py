@@ -143,17 +143,17 @@ def sample(
         moved = jnp.moveaxis(image, (height, width), (-2, -1))
         out = sample(moved, rows, columns, (-2, -1), weigh, border, fill)
         return jnp.moveaxis(out, (-2, -1), (height, width))
-    whole = partial(_weighted_taps, height=height, weigh=weigh, border=border)
+    read = partial(_weighted_taps, height=height, weigh=weigh, border=border)
     fields = jnp.broadcast_arrays(rows, columns)
     outside = asarray(fill, real_dtype(image))
     taps = len(weigh(zeros(()))[1])
     block = _block_rows(fields[0].shape[0], taps)
     if taps == 1 or block >= fields[0].shape[0]:
-        return whole(image, rows, columns, outside)
-    by_blocks = partial(_by_blocks, partial(whole, flat=False), height, block)
-    # Derivatives of the loop would keep more than those of the whole.
-    forms = custom_jvp(partial(platform_dependent, tpu=by_blocks, default=whole))
-    forms.defjvp(partial(jvp, whole))
+        return read(image, rows, columns, outside)
+    by_blocks = partial(_by_blocks, partial(read, flat=False), height, block)
+    # Derivatives of the loop would keep more.
+    forms = custom_jvp(partial(platform_dependent, tpu=by_blocks, default=read))
+    forms.defjvp(partial(jvp, read))
     return forms(image, *fields, outside)
 
 

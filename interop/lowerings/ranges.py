@@ -17,8 +17,8 @@ aten = torch.ops.aten
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Array:
     """From both ends to the middle; whole numbers in float64, rounded towards 0."""
     result = to_jax_dtype(dtype or torch.get_default_dtype())
-    whole = jnp.issubdtype(result, jnp.integer)
-    wide = to_jax_dtype(torch.float64) if whole else jnp.promote_types(result, jnp.float32)
+    is_integer = jnp.issubdtype(result, jnp.integer)
+    wide = to_jax_dtype(torch.float64) if is_integer else jnp.promote_types(result, jnp.float32)
     # torch makes whole numbers of both ends first.
     start, end = (jnp.asarray(v).astype(result).astype(wide) for v in (start, end))
     if steps == 1:

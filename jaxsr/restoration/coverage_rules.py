@@ -42,10 +42,10 @@ def _unknown(call: Call) -> Any:
 
 def _everything(call: Call) -> Any:
     """Depends on all of all arguments."""
-    whole = union_of([each_end(v.range, lambda r: r.amin().reshape(())) for v in call.covered])
+    everything = union_of([each_end(v.range, lambda r: r.amin().reshape(())) for v in call.covered])
     metas = [call.meta] if isinstance(call.meta, Tensor) else call.meta
     call.by_position()
-    ranges = [aligned(whole, m.ndim) if isinstance(m, Tensor) else whole for m in metas]
+    ranges = [aligned(everything, m.ndim) if isinstance(m, Tensor) else everything for m in metas]
     return ranges[0] if isinstance(call.meta, Tensor) else ranges
 
 
@@ -409,8 +409,8 @@ def _attention(call: Call) -> Any:
     read = [each_end(reduced(v.range, [v.ndim - 1]), lambda r: r.transpose(-1, -2))
             for v in (key, value) if isinstance(v, CoveredTensor)]  # fmt: skip
     read = [reduced(without_hidden(r, hidden), [query.ndim - 1]) for r in read]
-    own = [reduced(query.range, [query.ndim - 1])] if isinstance(query, CoveredTensor) else []
-    ranges = union_of([*own, *read])
+    asked = [reduced(query.range, [query.ndim - 1])] if isinstance(query, CoveredTensor) else []
+    ranges = union_of([*asked, *read])
     if isinstance(call.meta, Tensor):
         return ranges
     return [ranges if m.ndim == query.ndim else each_end(ranges, lambda r: r.squeeze(-1))

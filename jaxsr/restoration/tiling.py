@@ -120,8 +120,9 @@ class Tiler:
             sides.append(self._aligned(sides[-1] // 2))
         self._ladder = tuple((side, side) for side in sides)
         known = {self.padded(size) for size in sizes}
-        few = len(known) <= 2 and all(len(self._splits(n)) <= _MOST_FITTED for n in chain(*known))
-        self._fitted = {size: self._fit(size) for size in known} if few else {}
+        splits = (len(self._splits(length)) for length in chain(*known))
+        can_be_fitted = len(known) <= 2 and max(splits, default=0) <= _MOST_FITTED
+        self._fitted = {size: self._fit(size) for size in known} if can_be_fitted else {}
 
     def _aligned(self, length: int) -> int:
         return math.ceil(length / self._reach.period) * self._reach.period

@@ -130,6 +130,20 @@ def test_fitted_tiles_waste_little():
         assert plan.computed <= share * size[0] * size[1]
 
 
+def test_a_line_of_hundreds_of_millions_of_pixels_is_planned_at_once(monkeypatch):
+    shares = []
+    share = Tiler._share
+
+    def counted(tiler: Tiler, length: int, parts: int) -> int:
+        shares.append(parts)
+        return share(tiler, length, parts)
+
+    monkeypatch.setattr(Tiler, "_share", counted)
+    size = (64, 178_000_000)
+    Tiler(Reach(scale=2, margin=4, activation=16), sizes=[size])
+    assert len(shares) < 10_000
+
+
 def test_a_large_picture_is_not_cut_unasked():
     reach = Reach(scale=4, margin=None, cause="InstanceNorm2d at 'body'", activation=1024)
     with pytest.raises(
