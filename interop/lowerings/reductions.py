@@ -128,13 +128,16 @@ def std_mean(
 
 @lowers(aten.histc.default)
 def histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
-    """Counts by torch's rule for places: an edge, too, is found by one multiplication."""
+    """Counts by torch's rule for places: an edge, too, is found by one division."""
     x = x.reshape(-1)
     low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)
     if min == max and x.size:
         low, high = x.min(), x.max()
         low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
-    place = ((x - low) * bins / (high - low)).astype(jnp.int32)
+    # The barrier keeps XLA from multiplying by an inverse of the width, which moves edges.
+    width = jnp.broadcast_to(high - low, x.shape)
+    scaled, width = lax.optimization_barrier(((x - low) * bins, width))
+    place = (scaled / width).astype(jnp.int32)
     inside = (x >= low) & (x <= high)
     counts = jnp.zeros(bins, x.dtype)
     return counts.at[jnp.minimum(place, bins - 1)].add(inside.astype(x.dtype))
