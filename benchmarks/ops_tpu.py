@@ -7,8 +7,8 @@ counts both, and both ways that a NaN decides between. `ideal` is the input and 
 each. uint8 images are resized in whole levels; `jax.image`, which has no such rule, gets them as
 float32 and is rounded once. For those "jaxsr, as sums" is what the products of digits replaced.
 
-Warps of 64 pictures of 224² × 3 follow, with an angle or a box for each: temporary memory is
-counted. The compiler's estimate of a gather's cycles is no measure of its time.
+Warps of 64 pictures of 224² × 3 follow, with an angle or a box for each, and a long blur: temporary
+memory is counted. The compiler's estimate of a gather's cycles is no measure of its time.
 """
 
 import os
@@ -113,15 +113,21 @@ def _warps(sharding: Any) -> Iterator[dict[str, Any]]:
 
     angles, boxes, places = struct(64), struct(64, 4), struct(64, 2, 224, 224)
     cut = partial(ops.crop_and_resize, size=224, antialias=True)
-    spline = partial(ops.map_coordinates, order=1)
-    for name, call, values in (
-        ("rotate", ops.rotate, angles),
-        ("crop_and_resize", cut, boxes),
-        ("map_coordinates order 1", spline, places),
+    bicubic = partial(ops.rotate, method="bicubic")
+    blur = partial(ops.gaussian_blur, sigma=8.0, kernel_size=51)
+    both = ("float32", "uint8")
+    for name, call, values, dtypes in (
+        ("rotate", ops.rotate, (angles,), both),
+        ("rotate bicubic", bicubic, (angles,), both[:1]),
+        ("crop_and_resize", cut, (boxes,), both),
+        ("map_coordinates order 1", partial(ops.map_coordinates, order=1), (places,), both),
+        ("map_coordinates order 3", partial(ops.map_coordinates, order=3), (places,), both[:1]),
+        ("map_coordinates order 5", partial(ops.map_coordinates, order=5), (places,), both[:1]),
+        ("gaussian_blur 51 taps", blur, (), both[:1]),
     ):
-        for dtype in ("float32", "uint8"):
+        for dtype in dtypes:
             images = struct(64, 224, 224, 3, dtype=dtype)
-            program = jax.jit(call).lower(images, values).compile()
+            program = jax.jit(call).lower(images, *values).compile()
             memory = program.memory_analysis()
             assert memory is not None
             ideal = memory.argument_size_in_bytes + memory.output_size_in_bytes
