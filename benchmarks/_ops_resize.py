@@ -109,6 +109,8 @@ def _jaxsr(row: Resize, first: Any, last: Any) -> list[Entry]:
 def _torch(row: Resize, first: np.ndarray) -> list[Entry]:
     import torch
 
+    if row.method == "area" and row.dtype == "uint8":
+        return []  # torch has no such kernel
     device = torch_device()
     tensor = torch.from_numpy(first).to(device)
     resize = torch_resize(row.method, row.size, row.antialias)
