@@ -1,13 +1,16 @@
 """What forward writes into a module's attributes: values of one call pass, state is refused.
 
-A number that each call writes before it reads it, such as the height of its input, is of that call
-alone. So the trace that meets the write is repeated with the attribute guarded: reading it before
-the write is refused, then and in all later traces. Tensors that follow from parameters and
-constants are caches, which each trace computes again.
+A value that each call writes before it reads it, such as the height of its input or its map of
+attention, is of that call alone. So the trace that meets the write is repeated with the attribute
+guarded: reading it before the write is refused, then and in all later traces. A tensor that forward
+itself never reads again may be meant for the caller, who is warned that `apply` does not return it.
+Tensors that follow from parameters and constants are caches, which each trace computes again.
 """
 
+import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +23,22 @@ from jaxsr.interop.errors import UnsupportedTorchError
 
 TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module under which torch registers its parts."""
+_RETURN_IT = "a pure function cannot: return it, or register it as a buffer of fixed shape"
 
-_Guards = dict[tuple[str, str], str]
+
+class LostTensorWarning(UserWarning):
+    """Forward leaves a tensor in an attribute, which `apply` does not return."""
+
+
+@dataclass
+class _Guard:
+    reason: str
+    """Why the attribute may not be read before it is written."""
+    loss: str = ""
+    """What a caller misses where forward does not read it at all; "" once it has been said."""
+
+
+_Guards = dict[tuple[str, str], _Guard]
 
 
 class Attributes:
@@ -30,7 +47,7 @@ class Attributes:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._guarded: _Guards = {}
-        """(path of the submodule, attribute) -> why it may not be read before it is written."""
+        """By path of the submodule, and attribute."""
         self._has_run = False
 
     def snapshot(self) -> dict[int, dict[str, Any]]:
@@ -39,11 +56,15 @@ class Attributes:
 
     @contextmanager
     def guarded(self) -> Generator[None]:
-        """In this block, numbers that forward writes cannot be read before."""
+        """In this block, values that forward writes cannot be read before.
+
+        Warns:
+          LostTensorWarning: forward wrote a tensor there and did not read it.
+        """
         modules: list[tuple[nn.Module, type]] = []
-        by_path: dict[str, dict[str, Any]] = {}
-        for (path, key), reason in self._guarded.items():
-            by_path.setdefault(path, {})[key] = _Guarded(key, reason)
+        by_path: dict[str, dict[str, _Guarded]] = {}
+        for (path, key), guard in self._guarded.items():
+            by_path.setdefault(path, {})[key] = _Guarded(key, guard)
         try:
             for path, guards in by_path.items():
                 module = self._module.get_submodule(path)
@@ -52,6 +73,8 @@ class Attributes:
                 modules.append((module, kind))
                 module.__class__ = type(kind.__name__, (kind,), guards | names)
             yield
+            for guarded in (g for guards in by_path.values() for g in guards.values()):
+                guarded.warn()
         finally:
             for module, kind in modules:
                 module.__class__ = kind
@@ -84,20 +107,22 @@ class Attributes:
                 where = f"`{name}.{key}`" if name else f"`{key}`"
                 # A tensor that the code has read before it put another one in its place is state.
                 is_state = isinstance(earlier, torch.Tensor) and id(earlier) in trace.adopted
-                is_recomputed = isinstance(earlier, torch.Tensor) and not is_state
-                if not is_recomputed and _holds_traced(value, registered, caches=not is_state):
-                    raise UnsupportedTorchError(
-                        f"forward keeps a tensor in {where}{write_place(sub, key)}; a pure "
-                        "function cannot: return it, or register it as a buffer of fixed shape"
+                if _holds_traced(value, registered, caches=not is_state):
+                    keeps = f"forward keeps a tensor in {where}{write_place(sub, key)}"
+                    if value is earlier:
+                        raise UnsupportedTorchError(f"{keeps}; {_RETURN_IT}")
+                    guards[name, key] = _Guard(
+                        f"{keeps} and reads it in the next call; {_RETURN_IT}",
+                        f"{keeps}, where it is lost after the call; return it if you need it",
                     )
-                if isinstance(value, (bool, int, float)) and value != earlier:
-                    guards[name, key] = (
+                elif isinstance(value, (bool, int, float)) and value != earlier:
+                    guards[name, key] = _Guard(
                         f"forward changes {where} from {earlier!r} to {value!r}"
                         f"{write_place(sub, key)}, which a compiled function would do only once; "
                         "make it a buffer, or an argument"
                     )
         if guards and self._has_run:  # an earlier trace may have read them
-            raise UnsupportedTorchError(next(iter(guards.values())))
+            raise UnsupportedTorchError(next(iter(guards.values())).reason)
         self._guarded |= guards
         self._has_run |= not guards
         return not guards
@@ -106,18 +131,24 @@ class Attributes:
 class _Guarded:
     """An attribute that has no value before it is written."""
 
-    def __init__(self, key: str, reason: str) -> None:
-        self.key, self.reason = key, reason
-        self.is_written = False
+    def __init__(self, key: str, guard: _Guard) -> None:
+        self.key, self.guard = key, guard
+        self.is_written = self.is_read = False
 
     def __get__(self, module: nn.Module, kind: type) -> Any:
         if not self.is_written:
-            raise UnsupportedTorchError(self.reason)
+            raise UnsupportedTorchError(self.guard.reason)
+        self.is_read = True
         return vars(module)[self.key]
 
     def __set__(self, module: nn.Module, value: Any) -> None:
         vars(module)[self.key] = value
         self.is_written = True
+
+    def warn(self) -> None:
+        if self.is_written and not self.is_read and self.guard.loss:
+            warnings.warn(self.guard.loss, LostTensorWarning, stacklevel=2)
+            self.guard.loss = ""
 
 
 def _holds_traced(value: Any, registered: set[int], *, caches: bool, depth: int = 3) -> bool:

@@ -163,8 +163,16 @@ class _Autocast(nn.Module):
 
 class _Keeps(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = x * 2
-        return self.last
+        self.doubled = x * 2
+        return self.doubled.sin()
+
+
+class _Remembers(nn.Module):
+    last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        earlier, self.last = self.last, x * 2
+        return self.last if earlier is None else earlier
 
 
 class _Counts(nn.Module):
@@ -274,7 +282,8 @@ case("module", "own parametrization", _parametrized, X)
 case("module", "ParameterList and ParameterDict", lambda: _Lists(), X)
 case("module", "another method than forward", lambda: _Methods(), X, method="encode")
 case("module", "dictionaries, dataclasses, None in and out", lambda: _Structures(), X)
-case("module", "tensor kept in an attribute", _Keeps, X, refused="`last`")
+case("module", "tensor kept in an attribute during a call", _Keeps, X)
+case("module", "tensor kept in an attribute between calls", _Remembers, X, refused="`last`")
 case("module", "number changed in an attribute", _Counts, X, refused="`calls`")
 case("module", "write into an unregistered tensor", _WritesConstant, X, refused="register_buffer")
 case("module", "branch on a traced value", _Branch, X, refused="'inner.1'")
