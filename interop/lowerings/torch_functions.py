@@ -57,6 +57,19 @@ def _one_hot(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return (tensor.unsqueeze(-1) == steps).to(torch.int64)
 
 
+@overrides(F.multi_margin_loss)
+def _multi_margin_loss(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """On the meta device torch gives the loss of a single sample another shape."""
+
+    def as_batch(input: Any, target: Any, *options: Any, **named: Any) -> Any:
+        if target.ndim:
+            return func(input, target, *options, **named)
+        loss = func(input.reshape(1, -1), target.reshape(1), *options, **named)
+        return loss.reshape(())
+
+    return as_batch(*args, **kwargs)
+
+
 @overrides(torch.combinations)
 def _combinations(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Torch selects rows by a mask; which ones follows from the length."""

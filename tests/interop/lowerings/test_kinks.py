@@ -28,6 +28,10 @@ class Function(nn.Module):
 SCORES = [[0.0, 1.0, 2.0, 3.0, 1.0], [1.0, 0.0, 1.0, 2.0, -3.0]]
 CASES = {
     "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([2, 0])), SCORES),
+    "multi_margin_loss of one sample": (
+        lambda x: F.multi_margin_loss(x, torch.tensor(2), reduction="none"),
+        SCORES[0],
+    ),
     "multi_margin_loss of squares, weighted, summed": (
         lambda x: F.multi_margin_loss(
             x, torch.tensor([2, 0]), p=2, weight=torch.tensor([1.0, 2, 3, 4, 5]), reduction="sum"
