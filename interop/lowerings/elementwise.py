@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
@@ -183,6 +184,11 @@ _lowers_of_floats(aten.erfc.default, jax.scipy.special.erfc)
 _lowers_of_floats(aten.erfinv.default, jax.scipy.special.erfinv)
 lowers(aten.rsqrt.default)(lambda x: lax.rsqrt(widened(x)))
 lowers(aten.exp2.default)(lambda x: jnp.exp2(widened(x)))
+
+
+@lowers(aten.logaddexp.default)
+def logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.logaddexp(widened(x), widened(y))
 
 
 @lowers(aten.sgn.default, aten.sign.default)
@@ -466,6 +472,28 @@ _I1 = with_partials(_bessel.i1, lambda x, y: _bessel.i0(x) - _over(y, x))
 _I0 = with_partials(_bessel.i0, lambda x, _: _I1(x))
 _I1E = with_partials(_bessel.i1e, lambda x, y: _bessel.i0e(x) - jnp.sign(x) * y - _over(y, x))
 _I0E = with_partials(_bessel.i0e, lambda x, y: _I1E(x) - jnp.sign(x) * y)
+
+
+def _of_numbers(func: Any) -> None:
+    """Torchax's lowerings of an operator, which take no booleans."""
+    for name in func.overloads():
+        overload = getattr(func, name)
+        lowering = None if "out" in name else torchax.lowering(overload)
+        if lowering is not None:
+            lowers(overload)(functools.partial(_with_numbers, lowering))
+
+
+def _with_numbers(lowering: Callable[..., jax.Array], *values: Any) -> jax.Array:
+    is_bool = (getattr(v, "dtype", None) == jnp.bool_ for v in values)
+    return lowering(*(widened(v) if b else v for v, b in zip(values, is_bool, strict=True)))
+
+
+for _name in (
+    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
+    "modified_bessel_k0", "modified_bessel_k1", "erfcx", "hermite_polynomial_h",
+    "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+):  # fmt: skip
+    _of_numbers(getattr(aten, f"special_{_name}"))
 
 for _function, _func in (
     (_I0, aten.i0), (_I0E, aten.special_i0e), (_I1, aten.special_i1), (_I1E, aten.special_i1e),

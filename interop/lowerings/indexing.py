@@ -182,6 +182,9 @@ def scatter_reduce(
 ) -> jax.Array:
     general = torchax.lowering(aten.scatter_reduce.two)
     assert general is not None
+    if x.dtype == jnp.bool_:
+        numbers = (x.astype(jnp.int32), dim, index, source.astype(jnp.int32))
+        return scatter_reduce(*numbers, reduce, include_self=include_self) != 0
     if reduce == "prod" and jnp.issubdtype(x.dtype, jnp.floating):
         return _scatter_prod(x, dim, index, source, include_self)
     if not include_self and jnp.issubdtype(x.dtype, jnp.integer) and reduce in ("amax", "amin"):
@@ -233,6 +236,15 @@ def scatter_by(x: jax.Array, dim: int, index: jax.Array, source: Any, *, reduce:
     source = jnp.asarray(source, x.dtype)
     source = jnp.broadcast_to(source, index.shape) if source.ndim == 0 else source
     return _by_torchax(aten.scatter_reduce.two, x, dim, index, source, reduce)
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
+    general = torchax.lowering(aten.scatter_add.default)
+    assert general is not None
+    if x.dtype == jnp.bool_:
+        return general(x.astype(jnp.int32), dim, index, source.astype(jnp.int32)) != 0
+    return general(x, dim, index, source)
 
 
 def _scattered(source: jax.Array, dim: int, index: jax.Array) -> tuple[jax.Array, Any]:

@@ -187,14 +187,42 @@ def inv_ex(a: jax.Array, check_errors: bool = False) -> Any:
     return jnp.linalg.inv(a) if a.size else a, _info(packed_lu(a)[0])
 
 
-@lowers(aten._linalg_eigh.default)
-def eigh(a: jax.Array, uplo: str = "L", compute_v: bool = True) -> Any:
-    # Only one triangle is read, whatever the other holds.
+def _of_triangle(a: jax.Array, uplo: str) -> jax.Array:
+    """A Hermitian matrix of one triangle, whatever the other holds.
+
+    torch's gradient is that of a Hermitian argument, spread over both triangles.
+    """
     if uplo.upper() == "U":
         read = jnp.triu(a) + jnp.conj(jnp.triu(a, 1)).mT
     else:
         read = jnp.tril(a) + jnp.conj(jnp.tril(a, -1)).mT
-    # torch's gradient is that of a Hermitian argument, spread over both triangles.
-    a = straight_through(a, read)
-    values, vectors = jnp.linalg.eigh(a, symmetrize_input=False)
+    return straight_through(a, read)
+
+
+@lowers(aten.linalg_pinv.atol_rtol_tensor)
+def pinv(
+    a: jax.Array,
+    *,
+    atol: jax.Array | None = None,
+    rtol: jax.Array | None = None,
+    hermitian: bool = False,
+) -> jax.Array:
+    a = _of_triangle(a, "L") if hermitian else a
+    if not a.size:
+        return jnp.zeros(a.mT.shape, a.dtype)
+    absolute = jnp.zeros(()) if atol is None else atol
+    relative = max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
+    if rtol is not None:
+        relative = rtol
+    elif atol is not None:  # torch's own bound counts where no other does
+        relative = jnp.where(absolute > 0, 0, relative)
+    if atol is not None:
+        largest = lax.stop_gradient(jnp.linalg.norm(a, 2, axis=(-2, -1)))
+        relative = jnp.maximum(relative, absolute / jnp.where(largest == 0, 1, largest))
+    return jnp.linalg.pinv(a, rtol=relative)
+
+
+@lowers(aten._linalg_eigh.default)
+def eigh(a: jax.Array, uplo: str = "L", compute_v: bool = True) -> Any:
+    values, vectors = jnp.linalg.eigh(_of_triangle(a, uplo), symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), a.dtype)

@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import lowers
+from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.convolution import per_axis
 from jaxsr.interop.lowerings.extremes import lowest
 
@@ -145,8 +146,7 @@ def _unpool(x: jax.Array, indices: jax.Array, size: Any, *_: Any, ndim: int) -> 
     row = jnp.arange(rows)[:, None]
     place, values = flat.at[row, indices.reshape(rows, -1)], x.reshape(rows, -1)
     # Where windows overlap one value overwrites another; torch's gradient reaches both.
-    reached = place.add(values)
-    written = lax.stop_gradient(place.set(values) - reached) + reached
+    written = straight_through(place.add(values), place.set(values))
     return written.reshape(*lead, *size)
 
 

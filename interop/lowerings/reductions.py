@@ -1,6 +1,7 @@
 """Norms, softmax and cumulative sums, with torch's gradient at zero and in masked rows."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,26 @@ from jaxsr.interop.lowerings.elementwise import absolute, with_partials
 from jaxsr.interop.lowerings.extremes import extreme
 
 aten = torch.ops.aten
+
+
+def _reduced(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def lowering(
+        x: jax.Array, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    ) -> jax.Array:
+        if dtype is not None:
+            x = x.astype(to_jax_dtype(dtype))
+        return reduce(x, tuple(dim) if dim and x.ndim else None, keepdims=keepdim and x.ndim > 0)
+
+    return lowering
+
+
+lowers(aten.sum.default, aten.sum.dim_IntList)(_reduced(jnp.sum))
+lowers(aten.mean.default, aten.mean.dim)(_reduced(jnp.mean))
+
+
+@lowers(aten.dist.default)
+def dist(x: jax.Array, y: jax.Array, p: float = 2) -> jax.Array:
+    return vector_norm(widened(x) - widened(y), p)
 
 
 @lowers(aten.linalg_vector_norm.default)
@@ -51,6 +72,14 @@ def vector_norm(
         out = jnp.where(bad, total ** (1 / order), jnp.where(bad, 1, total) ** (1 / order))
         out = jnp.where(total == 0, lax.stop_gradient(out), out)
     return out.astype(size.dtype)
+
+
+@lowers(aten.renorm.default)
+def renorm(x: jax.Array, p: float, dim: int, largest: float) -> jax.Array:
+    wide = widened(x)
+    axes = tuple(axis for axis in range(x.ndim) if axis != dim % x.ndim)
+    norm = vector_norm(wide, p, axes, True)
+    return wide * jnp.where(norm > largest, largest / (norm + 1e-7), 1)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
