@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jaxsr.interop._core import registry
+from jaxsr.interop._core import registry, selections
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import to_jax_dtype, to_torch_dtype
 from jaxsr.interop._core.recipes import (
@@ -128,6 +128,7 @@ class Trace:
         draws = self.draws
         result = self._dispatch(func, args, kwargs)
         self.mark_input_free(func, (args, kwargs), result, draws)
+        selections.note_origin(func, args, kwargs, result)
         return result
 
     def mark_input_free(self, func: Any, arguments: Any, result: Any, draws: int) -> None:
@@ -167,6 +168,10 @@ class Trace:
             raise UnsupportedTorchError(
                 "a torch.Generator has no JAX counterpart; draw without generator= and pass rng="
             )
+        schema = schema_of(func)
+        leaves = pytree.tree_leaves((args, kwargs))
+        if selections.among(leaves) and entry.kind is not Kind.COMPOSITE:
+            return selections.run(self, func, args, kwargs)
         if self.rewriter is not None:
             done, result = self.rewriter.rewrite(self, func, args, kwargs)
             if done:
@@ -179,8 +184,6 @@ class Trace:
             # Reached directly from a Python decomposition; torch splits it up itself elsewhere.
             with self.dispatch_mode:
                 return func.decompose(*args, **kwargs)
-        schema = schema_of(func)
-        leaves = pytree.tree_leaves((args, kwargs))
         tensors = [t for t in leaves if isinstance(t, JaxTensor)]
         if not schema.random and all(t.const is not None for t in tensors):
             done, result = self._constant(func, schema, entry, args, kwargs, tensors)
@@ -200,7 +203,10 @@ class Trace:
             metas = self.meta_result(func, args, kwargs)
         except UnsupportedTorchError:  # of a shape that depends on values
             if schema.random or any(known_value(t) is None for t in tensors):
-                raise
+                rows = selections.select(self, func, args)
+                if rows is None:
+                    raise
+                return rows
             return self._evaluated(func, args, kwargs, tensors)
         if entry.kind is Kind.VIEW:
             return self._view(func, entry.function, args, kwargs, metas)
@@ -482,6 +488,10 @@ class _FunctionMode(TorchFunctionMode):
         entry = registry.function_override(func)
         if entry is not None and entry.kind is Kind.REFUSED:
             raise UnsupportedTorchError(entry.reason)
+        if selections.among([*args, *kwargs.values()]):
+            product = selections.run_function(self.trace, func, entry, args, kwargs)
+            if product is not None:
+                return product
         if entry is not None:
             draws = self.trace.draws
             result = entry.call(self.trace, func, args, kwargs)

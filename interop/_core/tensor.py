@@ -45,10 +45,12 @@ class Cell:
     it. It may be set to a `DeferredArray`, or to a function that makes the array at the first read.
     `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
     `input_free` holds where the value follows from parameters, buffers and constants alone.
+    `origin` is how a mask was computed (`selections.py`), as long as nothing has been written.
     """
 
     __slots__ = (
-        "_lazy", "_settled", "_value", "const", "input_free", "owner", "region", "version",
+        "_lazy", "_settled", "_value", "const", "input_free", "origin", "owner", "region",
+        "version",
     )  # fmt: skip
 
     _lazy: Any
@@ -60,6 +62,7 @@ class Cell:
         self.const = const
         self.owner = owner
         self.version = 0
+        self.origin: Any = None
         self.input_free = const is not None
         self.region = Region.current()
 
@@ -156,6 +159,8 @@ class JaxTensor(torch.Tensor):
     view_of: View | None
     cache: tuple[int, Region | None, jax.Array] | None
     cell_const: torch.Tensor | None
+    selection: Any
+    """Which rows count, where a mask has selected them (`selections.py`)."""
     recipe: tuple[int, Any] | None
     """Its `Recipe`, and since which version of the cell."""
 
@@ -178,7 +183,7 @@ class JaxTensor(torch.Tensor):
         self.cell = cell
         self.view_of = view_of
         self.needs_grad = needs_grad
-        self.cache = self.cell_const = self.recipe = None
+        self.cache = self.cell_const = self.recipe = self.selection = None
         self.viewed = False
         return self
 
@@ -226,6 +231,11 @@ class JaxTensor(torch.Tensor):
 
     def array(self) -> jax.Array:
         """The current value."""
+        if self.selection is not None:
+            raise UnsupportedTorchError(
+                "rows that a mask selects are returned, or used where their number counts, which "
+                "depends on values; return torch.where(mask, …, 0) and the mask"
+            )
         const = self.const
         if const is not None:
             return constant_to_jax(const)
