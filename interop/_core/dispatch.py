@@ -489,9 +489,9 @@ class _FunctionMode(TorchFunctionMode):
         if entry is not None and entry.kind is Kind.REFUSED:
             raise UnsupportedTorchError(entry.reason)
         if selections.among([*args, *kwargs.values()]):
-            product = selections.run_function(self.trace, func, entry, args, kwargs)
-            if product is not None:
-                return product
+            done, result = selections.run_function(self.trace, func, entry, args, kwargs)
+            if done:
+                return result
         if entry is not None:
             draws = self.trace.draws
             result = entry.call(self.trace, func, args, kwargs)

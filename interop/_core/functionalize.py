@@ -38,6 +38,7 @@ from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
 from jaxsr.interop.hooks import watching
+from jaxsr.interop.module_copy import copy_module
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
 """What code raises that takes a branch which it was not written for."""
@@ -90,12 +91,7 @@ def functionalize(
         if slot.is_parameter:
             meta = nn.Parameter(meta, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = meta
-    for sub in module.modules():
-        for value in vars(sub).values():
-            # Copying a tensor with a graph behind it is refused by torch (old-style weight_norm).
-            if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    twin = copy.deepcopy(module, memo)
+    twin = copy_module(module, memo)
     _drop_caches(twin)
     replace_forwards(twin, sync_axis)
     numbers = {name: slots[name].source(module) for name in non_persistent}

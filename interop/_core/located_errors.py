@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.selections import REFUSAL, RowCount
 from jaxsr.interop.errors import UnsupportedTorchError
 
 _PACKAGES = (
@@ -43,6 +44,10 @@ def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Ex
     """
     frames = _frames(error)
     text = str(error)
+    if (
+        isinstance(error, TypeError) and RowCount.__name__ in text
+    ):  # torch takes whole numbers alone
+        error = UnsupportedTorchError(text := f"shape[0] {REFUSAL}")
     if not isinstance(error, UnsupportedTorchError):
         text = f"{type(error).__name__}: {text}"
     message = f"{_submodule(frames, module, names)}{_place(frames)}: {text}"

@@ -59,11 +59,44 @@ class Selection:
         return self.valid.reshape(-1, *[1] * (rows.ndim - 1))
 
 
+class RowCount:
+    """What `shape[0]` of rows is: arithmetic gives tensors, and Python cannot have the number."""
+
+    def __init__(self, selection: Selection, count: torch.Tensor) -> None:
+        self.selection, self.count = selection, count
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RowCount) and self.selection.matches(other.selection):
+            return True
+        return self._refuse()
+
+    def __repr__(self) -> str:
+        return "rows"
+
+    def _refuse(self) -> Any:
+        raise UnsupportedTorchError(f"shape[0] {REFUSAL}")
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    __index__ = __int__ = __float__ = __bool__ = _refuse
+
+
+def _arithmetic(name: str) -> Callable[[RowCount, Any], torch.Tensor]:
+    return lambda self, other: getattr(self.count, name)(other)
+
+
+for _operator in (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
+    "mod", "pow", "rpow", "lt", "le", "gt", "ge",
+):  # fmt: skip
+    setattr(RowCount, f"__{_operator}__", _arithmetic(f"__{_operator}__"))
+
+
 def origin_of(tensor: JaxTensor) -> Any:
     """What a tensor's value follows from: equal for equal values, where that is known."""
     cell, meta = tensor.cell, tensor.meta
     computed = cell.origin if cell.version == 0 else None
-    place = (meta.size(), meta.stride(), meta.storage_offset())
+    place = meta.numel() if meta.is_contiguous() else (meta.size(), meta.stride())
+    place = (place, meta.storage_offset())
     return (computed or (cell, cell.version), place)
 
 
@@ -126,45 +159,52 @@ def _new(
 
 def run_function(
     trace: Any, func: Any, override: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> JaxTensor | None:
-    """A product of rows with a matrix; None of any other torch function.
+) -> tuple[bool, Any]:
+    """A torch function of which an argument holds rows of a selection.
 
     Args:
       trace: the trace.
-      func: a torch function, of which an argument holds rows of a selection.
+      func: the function.
       override: what computes it instead of torch, or None.
       args: its arguments.
       kwargs: its arguments by name.
 
+    Returns:
+      Whether it is done, and the result; else torch may run it.
+
     Raises:
       UnsupportedTorchError: it is not known to leave the number of rows alone.
     """
-    rows = args[0] if args else None
-    rank = rows.ndim if isinstance(rows, torch.Tensor) else 0
-    others = [*args[1:], *kwargs.values()]
-    alone = selected(rows) is not None and not among(others)
-    if func in _PRODUCTS and rank > 1 and alone and others[0].ndim <= 2:
+    rows: Any
+    rows, others = args[0] if args else None, [*args[1:], *kwargs.values()]
+    selection = selected(rows)
+    if selection is not None and func in (torch.Tensor.shape.__get__, torch.Tensor.size):
+        count = trace.wrap(selection.valid.sum(), torch.int64)
+        shape = (RowCount(selection, count), *tuple(rows.meta.shape)[1:])
+        return True, shape[others[0]] if others else shape
+    alone = selection is not None and not among(others)
+    if func in _PRODUCTS and alone and rows.ndim > 1 and others[0].ndim <= 2:
         result = override.call(trace, func, (plain_of(rows), *args[1:]), kwargs)
-        result.selection = selected(rows)
-        return result
+        result.selection = selection
+        return True, result
     reads_size = func in _READS_SIZE
-    if func == torch.Tensor.size and len(args) == 2 and isinstance(args[1], int):
-        reads_size = args[1] % max(rank, 1) == 0
     if func is F.cross_entropy:  # torch divides by the number of rows
         smoothing = kwargs.get("label_smoothing", args[7] if len(args) > 7 else 0)
         reads_size = others[0].is_floating_point() or smoothing != 0
     known = func in _LEAVES_SIZE_ALONE
     if reads_size or ((override is not None or hasattr(func, "__code__")) and not known):
-        name = getattr(func, "__name__", str(func))
-        if name == "__get__":
-            name = func.__self__.__name__
-        raise UnsupportedTorchError(f"{name} {REFUSAL}")
-    return None
+        raise UnsupportedTorchError(f"{_name(func)} {REFUSAL}")
+    return False, None
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", str(func))
+    return func.__self__.__name__ if name == "__get__" else name
 
 
 _PRODUCTS = (F.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 _READS_SIZE = (
-    torch.Tensor.shape.__get__, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.nelement,
+    torch.Tensor.numel, torch.Tensor.nelement,
     torch.numel, torch.Tensor.__len__, torch.Tensor.nbytes.__get__, torch.Tensor.unbind,
     torch.unbind, torch.Tensor.stride,
 )  # fmt: skip
@@ -172,7 +212,7 @@ _READS_SIZE = (
 _LEAVES_SIZE_ALONE = (
     F.relu, F.relu6, F.elu, F.selu, F.celu, F.leaky_relu, F.hardtanh, F.silu, F.mish, F.hardswish,
     F.hardsigmoid, F.tanhshrink, F.softsign, F.sigmoid, F.tanh, F.softmax, F.log_softmax,
-    F.layer_norm, F.normalize, F.embedding, F.one_hot, F.mse_loss, F.l1_loss,
+    F.layer_norm, F.normalize, F.embedding, F.one_hot, F.pad, F.mse_loss, F.l1_loss,
     F.smooth_l1_loss, F.huber_loss,
     F.cross_entropy, F.nll_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
     torch.Tensor.__rsub__, torch.Tensor.__rdiv__, torch.Tensor.__rpow__, torch.Tensor.__pow__,
@@ -204,6 +244,8 @@ def run(trace: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return target
     if func in (aten.index.Tensor, aten.index_put.default):
         return rows.indexed()
+    if func is aten.masked_scatter.default:
+        return rows.masked_scatter()
     if any(not selection.matches(t.selection) for t in with_rows):
         raise UnsupportedTorchError(f"{name_of(func)} of rows of two masks")
     if func is aten.index_add.default:
@@ -370,6 +412,18 @@ class _Rows:
             raise UnsupportedTorchError(f"a write {REFUSAL}")
         return _new(self.trace, new, x.dtype, x.needs_grad or values.needs_grad, None)
 
+    def masked_scatter(self) -> JaxTensor:
+        """`x.masked_scatter(mask[..., None], rows)`, where `rows` are those of `x[mask]`."""
+        x, mask, values = self.call["self"], self.call["mask"], self.call["source"]
+        rank = x.ndim - values.ndim + 1
+        places, rest = tuple(x.shape[:rank]), tuple(x.shape[rank:])
+        whole_rows = tuple(mask.shape) == (*places, *[1] * len(rest))
+        if rest != tuple(values.shape[1:]) or not whole_rows or selected(x) or selected(mask):
+            raise UnsupportedTorchError(f"masked_scatter {REFUSAL}")
+        with self.trace.dispatch_mode:
+            mask = mask.reshape(places)
+        return self.written(x, [mask], values, False)
+
     def scattered(
         self, old: jax.Array, places: list[jax.Array], rows: jax.Array, accumulate: bool
     ) -> jax.Array:
@@ -436,6 +490,10 @@ def _same_rows(call: dict[str, Any], first: JaxTensor) -> bool:
     return math.prod(size[1:]) == rest
 
 
+def _padded(call: dict[str, Any], first: JaxTensor) -> bool:
+    return len(call["pad"]) < 2 * first.ndim
+
+
 def _expanded(call: dict[str, Any], first: JaxTensor) -> bool:
     size = call["size"]
     return len(size) == first.ndim and size[0] in (-1, first.shape[0])
@@ -468,6 +526,7 @@ _LIKE_POINTWISE = (
     aten.detach.default, aten.alias.default, aten._to_copy.default, aten.zeros_like.default,
     aten.ones_like.default, aten.full_like.default, aten.glu.default, aten._prelu_kernel.default,
     aten.log_sigmoid_forward.default, aten.copy_.default, aten.copy.default, aten.fill.Scalar,
+    aten.fill.Tensor, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default,
 )  # fmt: skip
 _LOSSES = (
     aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default,
@@ -493,6 +552,7 @@ _ROWWISE: dict[Any, Callable[[dict[str, Any], JaxTensor], bool]] = {
     aten.view.default: _same_rows,
     aten._unsafe_view.default: _same_rows,
     aten.expand.default: _expanded,
+    aten.constant_pad_nd.default: _padded,
     aten.mm.default: _matrix,
     aten.addmm.default: _matrix_and_bias,
     aten.embedding.default: _of_table,

@@ -18,7 +18,6 @@ sums in bfloat16, as it does with those split over `tensor`.
 """
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -33,6 +32,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.module import JaxModule
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
 from jaxsr.interop.train.optimizers import updates_done
@@ -171,7 +171,7 @@ def convert(
     import torch
 
     dtype = getattr(torch, config.dtype)
-    objective = copy.deepcopy(objective)
+    objective = copy_module(objective)
     for network in sorted(_player_networks(objective)):
         module = objective.get_submodule(network)
         module.register_forward_pre_hook(

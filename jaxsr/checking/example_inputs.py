@@ -1,6 +1,5 @@
 """Inputs of a check: as `--input` states them, or from what the model says of itself."""
 
-import copy
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, first_of
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.models.registry import FAMILIES, LoadedModel, find_family
 
 _SPEC = re.compile(
@@ -72,7 +72,7 @@ def example_inputs(loaded: LoadedModel) -> Example:
     for args, kwargs in _candidates(loaded):
         try:
             with torch.no_grad():  # in a copy: some modules fill caches
-                copy.deepcopy(loaded.network)(*args, **kwargs)
+                copy_module(loaded.network)(*args, **kwargs)
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}"[:160])
             continue

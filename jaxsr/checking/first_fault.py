@@ -1,6 +1,5 @@
 """Bisection: the first submodule that is wrong by itself, on the inputs that torch gave it."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from jaxsr.checking.comparison import TorchRuns, compare_mode
 from jaxsr.checking.jax_runs import JaxRuns
 from jaxsr.checking.result import Fault, Row
 from jaxsr.checking.torch_runs import run_torch
+from jaxsr.interop.module_copy import copy_module
 
 _QUANTITIES = {"gradient": "gradient", "buffers": "buffer"}
 
@@ -39,7 +39,7 @@ def recorded_calls(module: nn.Module, arguments: Arguments, *, train: bool, key:
 
         def before(sub: nn.Module, args: Any, kwargs: Any) -> None:
             values = pytree.tree_map(_copied, (args, kwargs))
-            state = copy.deepcopy(sub)  # as it is now: buffers change in training
+            state = copy_module(sub)  # as it is now: buffers change in training
             call = Call(path=names.get(id(sub), ""), module=state, args=values[0], kwargs=values[1])
             (stack[-1].inner if stack else root).append(call)
             stack.append(call)

@@ -1,7 +1,6 @@
 """The module in torch: in float32, and in float64 as the referee."""
 
 import contextlib
-import copy
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.checking.arguments import Arguments, named_leaves
 from jaxsr.interop.host_arrays import to_numpy
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_draws import TorchDraws
 
 Arrays = dict[str, np.ndarray]
@@ -103,12 +103,12 @@ def _in_float64() -> Iterator[None]:
 
 def widened(module: nn.Module) -> nn.Module:
     """A copy of the module whose float32 state is float64."""
-    return copy.deepcopy(module)._apply(lambda t: t.to(_WIDE.get(t.dtype, t.dtype)))
+    return copy_module(module)._apply(lambda t: t.to(_WIDE.get(t.dtype, t.dtype)))
 
 
 def perturbed(module: nn.Module, seed: int, *, double: bool) -> nn.Module:
     """A copy whose floating state is moved by half a step of float32, up or down at random."""
-    module = widened(module) if double else copy.deepcopy(module)
+    module = widened(module) if double else copy_module(module)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -147,7 +147,7 @@ def run_torch(
       method: calls the copy instead of `copy(*args, **kwargs)`; for recording.
       device: torch's, where it runs.
     """
-    module = (widened(module) if double else copy.deepcopy(module)).to(device).train(train)
+    module = (widened(module) if double else copy_module(module)).to(device).train(train)
     tensors = {
         n: t.clone().to(device, _WIDE.get(t.dtype, t.dtype) if double else t.dtype)
         for n, t in arguments.tensors.items()
@@ -213,7 +213,7 @@ def torch_step(
     module: nn.Module, arguments: Arguments, *, differentiate: bool
 ) -> Callable[[], Any]:
     """A step to be timed: forward, or forward and the gradients of parameters."""
-    module = copy.deepcopy(module).cpu().eval()
+    module = copy_module(module).cpu().eval()
 
     def step() -> Any:
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})

@@ -6,7 +6,6 @@ in the program they would make compilation several times longer.
 """
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,6 +35,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.hooks import constant_of, run_torch, value_of, watched
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module import to_jax
+from jaxsr.interop.module_copy import copy_module
 
 RECORD_BYTES = 1 << 30
 """Tensors that one run of a recording program returns at most; more are recorded in more runs."""
@@ -64,7 +64,7 @@ class JaxBackend:
         self.device = find_device(side.platform)
         network, narrow = workload.network, side.dtype != "float32"
         if narrow and not workload.casts_buffers:
-            network = cast_network(copy.deepcopy(network), getattr(torch, side.dtype), False)
+            network = cast_network(copy_module(network), getattr(torch, side.dtype), False)
         compute_dtype = jnp.dtype(side.dtype) if narrow and workload.casts_buffers else None
         with jax.default_device(self.device):
             self._module = to_jax(network, compute_dtype=compute_dtype)

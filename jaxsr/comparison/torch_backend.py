@@ -1,7 +1,6 @@
 """The torch engine in a comparison."""
 
 import contextlib
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +21,7 @@ from jaxsr.comparison.op_recorder import (
 )
 from jaxsr.comparison.workload import Inputs, Workload
 from jaxsr.interop.host_arrays import to_numpy, to_torch
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.runtime.setup import torch_device
 
 
@@ -42,7 +42,7 @@ class TorchBackend:
         self.device = torch.device(torch_device(side.platform))
         self.dtype = getattr(torch, side.dtype)
         plain = self.device.type == "cpu" and side.dtype == "float32"
-        network = workload.network if plain else copy.deepcopy(workload.network)
+        network = workload.network if plain else copy_module(workload.network)
         self.network = cast_network(network, self.dtype, workload.casts_buffers).to(self.device)
         self._weights = dict(self.network.named_parameters())
         self._weights |= dict(self.network.named_buffers())

@@ -16,7 +16,6 @@ Networks are NCHW torch modules on the CPU, in evaluation mode.
 """
 
 import contextlib
-import copy
 import logging
 import math
 import sys
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.restoration.coverage import cover
 from jaxsr.restoration.covered_tensor import CoveredTensor, NotAnalysedError
 from jaxsr.restoration.probing import first_global, is_periodic, picture, probe_margin
@@ -136,7 +136,7 @@ class _Measurement:
 
     def _analysed(self) -> Reach:
         # A copy: a forward may keep tensors in attributes, and these have no values.
-        network = copy.deepcopy(self._network)
+        network = copy_module(self._network)
         down, across = self._axis(network, 2), self._axis(network, 3)
         scale, activation = down.scale, max(down.activation, across.activation)
         for one in (down, across):

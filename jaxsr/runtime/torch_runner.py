@@ -1,12 +1,12 @@
 """Runs batches on plain torch, on the CPU or a CUDA device."""
 
-import copy
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.runner import Around, Collect, only_network
 
@@ -40,7 +40,7 @@ class TorchRunner:
         self._around = around
         plain = self.platform == "cpu" and dtype == "float32" and not channels_last
         if not plain:  # `to` works in place
-            network = copy.deepcopy(network)
+            network = copy_module(network)
         network = network.to(self._device, self._dtype).eval()
         if channels_last:
             network = network.to(memory_format=self._layout)  # type: ignore[call-overload]

@@ -5,7 +5,6 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 `jaxsr.check` also compares outputs and gradients with torch's.
 """
 
-import copy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import parse_json_object
@@ -122,7 +122,7 @@ def try_network(
     """
     shape = tuple(picture.shape)
     with torch.no_grad(), located(f"{option} on pictures {shape}"):
-        answer = answer_of(copy.deepcopy(network).eval()(picture))
+        answer = answer_of(copy_module(network).eval()(picture))
         wrong = hint(tuple(answer.shape))
         if wrong is not None:
             raise InputError(
@@ -143,7 +143,7 @@ def try_losses(objective: Any, batch: Mapping[str, Tensor], *, option: str) -> N
     Raises:
       InputError: a loss fails, or is no scalar.
     """
-    trial = copy.deepcopy(objective).train()
+    trial = copy_module(objective).train()
     shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for phase in trial.phases:

@@ -320,3 +320,9 @@ def test_a_module_that_depends_on_an_unstable_sort_is_said_to():
     result = jaxsr.check(Grouped(), x, mesh=1, speed_s=0)
     assert result.status == "differs"
     assert any("use stable=True" in note for note in result.notes)
+
+
+def test_a_module_that_torch_refuses_to_copy():
+    """Old-style weight_norm keeps a tensor with a graph in an attribute."""
+    module = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(2, 3, 3)), nn.Tanh())
+    assert jaxsr.check(module, torch.ones(1, 2, 5)).ok
