@@ -214,10 +214,11 @@ fn(
     normal(3, 4, 5),
 )
 fn("indexing", "boolean write of a number", lambda x, m: _write(x, m, 2.0), X, bools(3, 4, 5))
+fn("indexing", "boolean read, reduced", lambda x, m: x[m].exp().mean(), X, bools(3, 4, 5))
 fn(
     "indexing",
-    "boolean read",
-    lambda x, m: x[m].sum(),
+    "boolean read, returned",
+    lambda x, m: x[m],
     X,
     bools(3, 4, 5),
     refused="depends on values",
