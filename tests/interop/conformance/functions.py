@@ -446,6 +446,27 @@ fn(
     normal(8, 8),
 )
 fn(
+    "distributions",
+    "a mixture of normals",
+    lambda x, y: torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(logits=x),
+        torch.distributions.Normal(x, F.softplus(x)),
+    ).log_prob(y),
+    normal(4, 3),
+    normal(4),
+)
+fn(
+    "distributions",
+    "divergence and entropy",
+    lambda x: (
+        torch.distributions.kl_divergence(
+            torch.distributions.Categorical(logits=x), torch.distributions.Categorical(logits=2 * x)
+        )
+        + torch.distributions.Dirichlet(x.exp()).entropy()
+    ),
+    normal(4, 3),
+)
+fn(
     "quantisation",
     "fake_quantize, tensor",
     lambda x: torch.fake_quantize_per_tensor_affine(x, 0.07, 3, -8, 7),
