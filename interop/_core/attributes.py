@@ -49,6 +49,10 @@ class Attributes:
         self._guarded: _Guards = {}
         """By path of the submodule, and attribute."""
         self._has_run = False
+        self._adopted: set[int] = set()
+        """Ids of the tensors in attributes that an earlier trace has read."""
+        self._replaced: dict[int, str] = {}
+        """Ids of those that a trace has replaced unread -> why none may read them."""
 
     def snapshot(self) -> dict[int, dict[str, Any]]:
         """The attributes now, for `check` to compare with."""
@@ -105,12 +109,17 @@ class Attributes:
                 if key in (*TABLES, "_non_persistent_buffers_set") or (name, key) in self._guarded:
                     continue
                 where = f"`{name}.{key}`" if name else f"`{key}`"
-                # A tensor that the code has read before it put another one in its place is state.
-                is_state = isinstance(earlier, torch.Tensor) and id(earlier) in trace.adopted
+                # A tensor that code has read before it put another one in its place is state.
+                adopted = self._adopted | set(trace.adopted)
+                is_state = isinstance(earlier, torch.Tensor) and id(earlier) in adopted
+                is_unread = isinstance(earlier, torch.Tensor) and not is_state
                 if _holds_traced(value, registered, caches=not is_state):
                     keeps = f"forward keeps a tensor in {where}{write_place(sub, key)}"
                     if value is earlier:
                         raise UnsupportedTorchError(f"{keeps}; {_RETURN_IT}")
+                    if is_unread:
+                        self._replaced[id(earlier)] = f"{keeps} and reads it in the next call"
+                        continue
                     guards[name, key] = _Guard(
                         f"{keeps} and reads it in the next call; {_RETURN_IT}",
                         f"{keeps}, where it is lost after the call; return it if you need it",
@@ -122,7 +131,16 @@ class Attributes:
                         "make it a buffer, or an argument"
                     )
         if guards and self._has_run:  # an earlier trace may have read them
-            raise UnsupportedTorchError(next(iter(guards.values())).reason)
+            reason = next(iter(guards.values())).reason
+            raise UnsupportedTorchError(f"{reason} (or call apply in this mode first)")
+        self._adopted |= {
+            id(value)
+            for attributes in before.values()
+            for value in attributes.values()
+            if isinstance(value, torch.Tensor) and id(value) in trace.adopted
+        }
+        for replaced in self._adopted & set(self._replaced):
+            raise UnsupportedTorchError(f"{self._replaced[replaced]}; {_RETURN_IT}")
         self._guarded |= guards
         self._has_run |= not guards
         return not guards

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core import registry, selections
 from jaxsr.interop._core.deferred import Rewriter
-from jaxsr.interop._core.dtypes import to_jax_dtype, to_torch_dtype
+from jaxsr.interop._core.dtypes import check_range, to_jax_dtype, to_torch_dtype
 from jaxsr.interop._core.recipes import (
     known_value,
     places_for_masks,
@@ -446,7 +447,11 @@ def fit(func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
 
 
 def _check_scalars(func: Any, args: tuple) -> None:
+    dtypes = [a.dtype for a in args if isinstance(a, jax.Array)]
+    is_whole = dtypes and not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
     for value in args:
+        if is_whole and isinstance(value, int) and not isinstance(value, bool):
+            check_range(np.asarray(value), f"{name_of(func)} with a Python number")
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63:
             raise UnsupportedTorchError(f"{name_of(func)}: {value} does not fit an integer")
 

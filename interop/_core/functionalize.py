@@ -245,7 +245,9 @@ class FunctionalModule:
                             lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
                         )
                         with watching(self.module, args, kw):
-                            result = getattr(self.module, method)(*args, **kw)
+                            # Calling the module, not its method, runs its own hooks.
+                            called = method if method != "forward" else "__call__"
+                            result = getattr(self.module, called)(*args, **kw)
                         outputs = to_arrays(trace, result)
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)

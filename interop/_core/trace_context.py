@@ -40,6 +40,10 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         # Libraries skip their checks of values, as that a mask is all ones, while torch compiles.
         stack.callback(setattr, torch.compiler, "_is_compiling_flag", torch.compiler.is_compiling())
         torch.compiler._is_compiling_flag = compiling  # pyright: ignore[reportPrivateUsage]
+        # And torch's distributions check their arguments' values.
+        distribution = torch.distributions.Distribution
+        stack.callback(distribution.set_default_validate_args, distribution._validate_args)  # pyright: ignore[reportPrivateUsage]
+        distribution.set_default_validate_args(False)
         torch.set_default_dtype(torch.float32)
         # Fused CPU kernels that torch would pick from Python or C++ have no aten lowering.
         torch.backends.mha.set_fastpath_enabled(False)

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+import torch.nn.functional as F
 from jax._src.interpreters import mlir
 from jax._src.lax import fft as jax_fft
 
-from jaxsr.interop._core.registry import lowers
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.registry import lowers, overrides
 
 aten = torch.ops.aten
 
@@ -65,3 +67,51 @@ def fft_c2r(x: jax.Array, dims: Any, normalization: int, last: int) -> jax.Array
     shape = [x.shape[d] for d in dims[:-1]] + [last]
     out = jnp.fft.irfftn(x, s=shape, axes=tuple(dims), norm="forward")
     return _norm(out, dims, normalization, math.prod(shape))
+
+
+@overrides(torch.istft, torch.Tensor.istft)
+def _istft(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """torch looks at values: whether the windows cover every sample."""
+    return _istft_of(*args, **kwargs)
+
+
+def _istft_of(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> torch.Tensor:
+    hop, width = hop_length or n_fft // 4, win_length or n_fft
+    spectra = input if input.ndim == 3 else input[None]
+    norm = "ortho" if normalized else "backward"
+    onesided = spectra.shape[1] != n_fft if onesided is None else onesided
+    if return_complex or not onesided:
+        frames = torch.fft.ifft(spectra, n_fft, dim=1, norm=norm)
+        frames = frames if return_complex else frames.real
+    else:
+        frames = torch.fft.irfft(spectra, n_fft, dim=1, norm=norm)
+    window = torch.ones(width) if window is None else window
+    left = (n_fft - width) // 2
+    window = F.pad(window, (left, n_fft - width - left))
+    total = n_fft + hop * (frames.shape[2] - 1)
+
+    def overlapped(columns: torch.Tensor) -> torch.Tensor:
+        if columns.is_complex():
+            return torch.complex(overlapped(columns.real), overlapped(columns.imag))
+        folded = F.fold(columns, (1, total), (1, n_fft), stride=(1, hop))
+        return folded.reshape(columns.shape[0], total)
+
+    weights = (window * window)[None, :, None].expand(1, n_fft, frames.shape[2])
+    start = n_fft // 2 if center else 0
+    end = total - start if length is None else min(start + length, total)
+    signal = overlapped(frames * window[None, :, None])[:, start:end]
+    signal = signal / overlapped(weights)[:, start:end]
+    if length is not None:
+        signal = F.pad(signal, (0, length - signal.shape[1]))
+    return signal if input.ndim == 3 else signal[0]

@@ -182,13 +182,32 @@ def is_any_true(x: jax.Array) -> jax.Array:
     return x.any()
 
 
-@lowers(aten._pdist_forward.default)
-def pdist(x: jax.Array, p: float = 2.0) -> jax.Array:
-    first, second = jnp.triu_indices(x.shape[0], 1)
-    difference = x[first] - x[second]
+def _distances(difference: jax.Array, p: float) -> jax.Array:
     if p != math.inf:
         return vector_norm(difference, p, (-1,))
     # torch gives each of several largest coordinates the whole gradient.
     sizes = absolute(difference)
     largest = lax.stop_gradient(sizes.max(-1, keepdims=True, initial=0))
     return straight_through(jnp.where(sizes == largest, sizes, 0).sum(-1), largest[..., 0])
+
+
+@lowers(aten._pdist_forward.default)
+def pdist(x: jax.Array, p: float = 2.0) -> jax.Array:
+    first, second = jnp.triu_indices(x.shape[0], 1)
+    return _distances(x[first] - x[second], p)
+
+
+@lowers(aten._cdist_forward.default)
+def cdist(x: jax.Array, y: jax.Array, p: float, compute_mode: int | None = None) -> jax.Array:
+    return _distances(x[..., :, None, :] - y[..., None, :, :], p)
+
+
+@lowers(aten._euclidean_dist.default)
+def euclidean_dist(x: jax.Array, y: jax.Array) -> jax.Array:
+    """By a product, as torch computes many; without a gradient where points coincide."""
+    x_size, y_size = (jnp.square(a).sum(-1, keepdims=True) for a in (x, y))
+    left = jnp.concatenate([-2 * x, x_size, jnp.ones_like(x_size)], -1)
+    right = jnp.concatenate([y, jnp.ones_like(y_size), y_size], -1)
+    squared = jnp.matmul(left, right.mT)
+    apart = squared > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1)), 0)

@@ -70,6 +70,29 @@ def _multi_margin_loss(trace: Trace, func: Any, args: tuple, kwargs: dict) -> An
     return as_batch(*args, **kwargs)
 
 
+@overrides(torch.fake_quantize_per_tensor_affine, torch.fake_quantize_per_channel_affine)
+def _fake_quantize(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """What torch's operator has no form of on the meta device; gradients end outside the range."""
+    per_channel = func is torch.fake_quantize_per_channel_affine
+    return (_fake_quantized_channels if per_channel else _fake_quantized)(*args, **kwargs)
+
+
+def _fake_quantized(input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
+    scale = torch.as_tensor(scale, dtype=torch.float32)
+    level = torch.round(input * (1 / scale)) + zero_point
+    in_range = (level >= quant_min) & (level <= quant_max)
+    value = ((level.clamp(quant_min, quant_max) - zero_point) * scale).detach()
+    return torch.where(in_range, value + (input - input.detach()), value)
+
+
+def _fake_quantized_channels(
+    input: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
+) -> Any:
+    shape = [-1 if i == axis % input.ndim else 1 for i in range(input.ndim)]
+    scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
+    return _fake_quantized(input, scale, zero_point, quant_min, quant_max)
+
+
 @overrides(torch.combinations)
 def _combinations(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Torch selects rows by a mask; which ones follows from the length."""

@@ -89,7 +89,7 @@ class TorchBackend:
         """One step without recording; host arrays as the network nests its results."""
         args, kwargs = self._placed(inputs)
         with self._settings():
-            return to_host(self.network.forward(*args, **kwargs))
+            return to_host(self.network(*args, **kwargs))
 
     def observe(
         self,
@@ -103,7 +103,7 @@ class TorchBackend:
         args, kwargs = self._placed(inputs)
         recorder = OpRecorder(observer, step=step, granularity=granularity)
         with self._settings(), recorder(self.network, args, kwargs):
-            outputs = self.network.forward(*args, **kwargs)
+            outputs = self.network(*args, **kwargs)
         return to_host(outputs)
 
     def record(

@@ -326,3 +326,20 @@ def test_a_module_that_torch_refuses_to_copy():
     """Old-style weight_norm keeps a tensor with a graph in an attribute."""
     module = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(2, 3, 3)), nn.Tanh())
     assert jaxsr.check(module, torch.ones(1, 2, 5)).ok
+
+
+class Adapted(nn.Module):
+    """LoRA: draws behind a weight of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.down = nn.Linear(4, 4), nn.Linear(4, 2, bias=False)
+        self.up = nn.Parameter(torch.zeros(4, 2))
+
+    def forward(self, x):
+        dropped = nn.functional.dropout(x, 0.5, self.training)
+        return self.base(x) + self.down(dropped) @ self.up.T
+
+
+def test_draws_that_no_output_depends_on():
+    assert jaxsr.check(Adapted(), torch.ones(3, 4)).ok

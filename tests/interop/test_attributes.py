@@ -291,3 +291,14 @@ def test_a_number_read_before_it_is_written_is_refused(make, first):
     with pytest.raises(UnsupportedTorchError, match=r"forward changes `height`.* None to 3 at .*="):
         for train in (first, not first):
             jm.apply(jm.params, jm.buffers, X, train=train)
+
+
+def test_weights_that_a_hook_computes_anew_in_both_modes():
+    """Old-style spectral_norm replaces the tensor in its attribute before it is read."""
+    torch.manual_seed(0)
+    module = nn.utils.spectral_norm(nn.Linear(4, 3))
+    jm, buffers = to_jax(module), None
+    for train in (False, True, True, False):
+        actual, buffers = jm.apply(jm.params, buffers or jm.buffers, X, train=train)
+        expected = module.train(train)(torch.from_numpy(X))
+        np.testing.assert_allclose(actual, expected.detach(), atol=1e-5)

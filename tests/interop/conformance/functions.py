@@ -214,15 +214,16 @@ fn(
     normal(3, 4, 5),
 )
 fn("indexing", "boolean write of a number", lambda x, m: _write(x, m, 2.0), X, bools(3, 4, 5))
+fn("indexing", "boolean read, reduced", lambda x, m: x[m].exp().mean(), X, bools(3, 4, 5))
 fn(
     "indexing",
-    "boolean read",
-    lambda x, m: x[m].sum(),
+    "boolean read, returned",
+    lambda x, m: x[m],
     X,
     bools(3, 4, 5),
-    refused="shape depends on values",
+    refused="depends on values",
 )
-fn("indexing", "nonzero", lambda x: x.nonzero(), X, refused="shape depends on values")
+fn("indexing", "nonzero", lambda x: x.nonzero(), X, refused="depends on values")
 fn("indexing", "where", lambda x, m, y: torch.where(m, x, y), X, bools(3, 4, 5), normal(5))
 fn(
     "indexing",
@@ -426,6 +427,58 @@ fn(
     "stft",
     lambda x: torch.stft(x, 8, 4, window=torch.hann_window(8), return_complex=True).abs(),
     normal(2, 32),
+)
+fn(
+    "complex",
+    "istft, window of values",
+    lambda x, w: torch.istft(
+        torch.complex(x, x.cos()), 8, 3, 6, window=w[0, :6].abs() + 0.5, length=19, normalized=True
+    ),
+    normal(2, 5, 8),
+    normal(1, 6),
+)
+fn(
+    "complex",
+    "istft of one signal, not centred",
+    lambda x: torch.istft(
+        torch.complex(x, x.cos()), 8, 2, window=torch.ones(8), center=False, return_complex=True
+    ),
+    normal(8, 8),
+)
+fn(
+    "distributions",
+    "a mixture of normals",
+    lambda x, y: torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(logits=x),
+        torch.distributions.Normal(x, F.softplus(x)),
+    ).log_prob(y),
+    normal(4, 3),
+    normal(4),
+)
+fn(
+    "distributions",
+    "divergence and entropy",
+    lambda x: (
+        torch.distributions.kl_divergence(
+            torch.distributions.Categorical(logits=x), torch.distributions.Categorical(logits=2 * x)
+        )
+        + torch.distributions.Dirichlet(x.exp()).entropy()
+    ),
+    normal(4, 3),
+)
+fn(
+    "quantisation",
+    "fake_quantize, tensor",
+    lambda x: torch.fake_quantize_per_tensor_affine(x, 0.07, 3, -8, 7),
+    normal(4, 9),
+)
+fn(
+    "quantisation",
+    "fake_quantize, channels",
+    lambda x: torch.fake_quantize_per_channel_affine(
+        x, torch.tensor([0.07, 0.3, 0.1]), torch.tensor([0, 3, -2], dtype=torch.int32), 1, -4, 7
+    ),
+    normal(4, 3, 5),
 )
 fn(
     "complex",

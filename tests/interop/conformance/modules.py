@@ -240,6 +240,13 @@ case("module", "buffers written in every way", _Counter, X, train=True)
 case("module", "EMA twin of frozen parameters", _Ema, X, train=True)
 case("module", "forward hooks", _Hooks, X)
 case("module", "constants, closures, Python over constants", _Constants, X)
+case(
+    "module",
+    "spectral_norm of the module itself",
+    lambda: nn.utils.spectral_norm(nn.Linear(6, 3)),
+    X,
+)
+case("module", "weight_norm of the module itself", lambda: nn.utils.weight_norm(nn.Linear(6, 3)), X)
 case("module", "torch.utils.checkpoint", lambda: _Checkpointed(False), X)
 case("module", "torch.utils.checkpoint, reentrant", lambda: _Checkpointed(True), X)
 case("module", "deepcopy inside forward", _Deepcopy, X)

@@ -160,7 +160,9 @@ def run_torch(c: Case, bf16: bool = False) -> Result:
     for _ in range(calls):
         module.zero_grad()
         inputs = [_to_torch(a, bf16) for a in c.arrays()]
-        leaves = pytree.tree_leaves(getattr(module, c.method)(*inputs))
+        leaves = pytree.tree_leaves(
+            (module if c.method == "forward" else getattr(module, c.method))(*inputs)
+        )
         outputs = [t for t in leaves if isinstance(t, torch.Tensor)]
         weights = _weights([tuple(t.shape) for t in outputs])
         pairs = [(t, w) for t, w in zip(outputs, weights, strict=True) if t.requires_grad]

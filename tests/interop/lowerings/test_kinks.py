@@ -50,6 +50,14 @@ CASES = {
         lambda w: F.embedding_bag(torch.tensor([[2, 0, 1], [1, 1, 0]]), w, mode="max"),
         [[1.0, 2.0], [1.0, 3.0], [1.0, 3.0]],
     ),
+    "cdist": (
+        lambda x: tuple(torch.cdist(x, x.detach(), p) for p in (1.0, 2.0, 3.0, math.inf)),
+        [[0.0, 0.0], [1.0, 1.0], [0.0, 2.0]],
+    ),
+    "cdist by a product": (
+        lambda x: torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist"),
+        [[0.0, 0.0], [1.0, 1.0], [0.0, 2.0]],
+    ),
     "pdist": (lambda x: F.pdist(x, math.inf), [[0.0, 0.0], [1.0, 1.0], [0.0, 2.0]]),
     "logit": (lambda x: (x.logit(), x.logit(eps=0.25)), [0.0, 0.25, 0.75, 1.0]),
     "entr": (torch.special.entr, [0.0, 1.0, 2.0, -1.0]),
