@@ -108,7 +108,7 @@ def render_database() -> list[str]:
         "with torch's to 1e-12 of the largest. *Rounded*: three samples of each operator as",
         "whole numbers, so that slopes at zero, at bounds and among equals count; 2e-4 of the",
         "largest value is always allowed there.",
-        f"{len(rows):,} of {entries_in_all:,} entries and dtypes have run so far.",
+        f"{len(rows):,} of {entries_in_all:,} entries and dtypes have run.",
         "",
         "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "
         "right | refused | wrong | with gradients | x64 |",
