@@ -88,7 +88,7 @@ class Sample:
 
 
 def samples(name: str, dtype: str) -> Iterator[Sample]:
-    """All samples of an operator, or some of them rounded.
+    """All samples of an operator, or some of them rounded and one of zeros.
 
     Where the inputs of an operator of `TIES` have equal elements, its gradient is compared in a
     further sample that has none.
@@ -103,13 +103,15 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
     if rounded and listed:
         count = min(ROUNDED, len(listed))
         listed = [listed[i] for i in np.linspace(0, len(listed) - 1, count).astype(int)]
-    for sample in listed:
+        listed.append(listed[-1])
+    for number, sample in enumerate(listed):
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         call = _Call(op, sample, tree, places, leaves)
         tensors = [leaves[i].detach() for i in places]
         if rounded:
-            tensors = [_rounded(tensor) for tensor in tensors]
+            scale = 0 if number == len(listed) - 1 else 1
+            tensors = [_rounded(tensor, scale) for tensor in tensors]
         graded = any(leaves[i].requires_grad for i in places)
         distinct = [_distinct(t) for t in tensors] if name in TIES and graded else tensors
         has_ties = any(a is not b for a, b in zip(distinct, tensors, strict=True))
@@ -123,11 +125,11 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
                 break
 
 
-def _rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """Whole numbers from -3 to 3, with the tensor's zeros."""
+def _rounded(tensor: torch.Tensor, scale: int) -> torch.Tensor:
+    """Whole numbers from -3 to 3, with the tensor's zeros; all of them zeros where `scale` is 0."""
     if not tensor.is_floating_point() or tensor.layout != torch.strided:
         return tensor
-    return (tensor / 2).round().clamp(-3, 3)
+    return scale * (tensor / 2).round().clamp(-3, 3)
 
 
 def _distinct(tensor: torch.Tensor) -> torch.Tensor:

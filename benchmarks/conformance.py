@@ -106,8 +106,8 @@ def render_database() -> list[str]:
         "has nothing but GPU kernels, a sample does not count. A sample that is refused because",
         "it needs 64-bit numbers runs in JAX's x64 mode (*x64*), where results in float64 agree",
         "with torch's to 1e-12 of the largest. *Rounded*: three samples of each operator as",
-        "whole numbers, so that slopes at zero, at bounds and among equals count; 2e-4 of the",
-        "largest value is always allowed there.",
+        "whole numbers and one of zeros, so that slopes at zero, at bounds and among equals",
+        "count; 2e-4 of the largest value is always allowed there.",
         f"{len(rows):,} of {entries_in_all:,} entries and dtypes have run.",
         "",
         "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "

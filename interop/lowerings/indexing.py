@@ -185,6 +185,9 @@ def scatter_reduce(
     if x.dtype == jnp.bool_:
         numbers = (x.astype(jnp.int32), dim, index, source.astype(jnp.int32))
         return scatter_reduce(*numbers, reduce, include_self=include_self) != 0
+    if not x.ndim:
+        one = (x[None], 0, index.reshape(1), source.reshape(1))
+        return scatter_reduce(*one, reduce, include_self=include_self)[0]
     if reduce == "prod" and jnp.issubdtype(x.dtype, jnp.floating):
         return _scatter_prod(x, dim, index, source, include_self)
     if not include_self and jnp.issubdtype(x.dtype, jnp.integer) and reduce in ("amax", "amin"):
@@ -192,7 +195,7 @@ def scatter_reduce(
         least = limits.min if reduce == "amax" else limits.max
         x, include_self = x.at[_scattered(source, dim, index)[1]].set(least), True
     out = general(x, dim, index, source, reduce, include_self=include_self)
-    if reduce not in ("amax", "amin") or not jnp.issubdtype(x.dtype, jnp.floating) or x.ndim == 0:
+    if reduce not in ("amax", "amin") or not jnp.issubdtype(x.dtype, jnp.floating):
         return out
     # Among equals torch shares the gradient; XLA's scatter would give each of them all of it.
     out = lax.stop_gradient(out)
