@@ -188,6 +188,10 @@ def run_function(
         result.selection = selection
         return True, result
     reads_size = func in _READS_SIZE
+    if selection is not None and func in _RESHAPES and others:
+        # A number here counts elements of all rows, or is equal to it by chance.
+        sizes = others[0] if isinstance(others[0], (tuple, list)) else others
+        reads_size = tuple(sizes)[:1] != (-1,)
     if func is F.cross_entropy:  # torch divides by the number of rows
         smoothing = kwargs.get("label_smoothing", args[7] if len(args) > 7 else 0)
         reads_size = others[0].is_floating_point() or smoothing != 0
@@ -203,6 +207,7 @@ def _name(func: Any) -> str:
 
 
 _PRODUCTS = (F.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+_RESHAPES = (torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.expand)
 _READS_SIZE = (
     torch.Tensor.numel, torch.Tensor.nelement,
     torch.numel, torch.Tensor.__len__, torch.Tensor.nbytes.__get__, torch.Tensor.unbind,
@@ -448,6 +453,8 @@ class _Rows:
         if torch.Tag.pointwise in self.func.tags or self.func in (*_LIKE_POINTWISE, *_LOSSES):
             return all(t.selection is not None or self.broadcasts(t) for t in tensors)
         rule = _ROWWISE.get(self.func)
+        if self.func not in _WITH_WEIGHTS and any(t.selection is None for t in tensors):
+            return False
         return rule is not None and rule(self.call, self.first)
 
     def broadcasts(self, other: JaxTensor) -> bool:
@@ -533,6 +540,10 @@ _LOSSES = (
     aten.binary_cross_entropy.default, aten.binary_cross_entropy_with_logits.default,
     aten.soft_margin_loss.default,
 )  # fmt: skip
+_WITH_WEIGHTS = (
+    aten.mm.default, aten.addmm.default, aten.embedding.default, aten.native_layer_norm.default,
+)  # fmt: skip
+"""Operators that take tensors without rows, too."""
 _ROWWISE: dict[Any, Callable[[dict[str, Any], JaxTensor], bool]] = {
     **dict.fromkeys(
         (

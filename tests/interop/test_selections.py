@@ -188,6 +188,10 @@ REFUSED = {
     "sorted": lambda m, x, y, labels, mask: x[mask].sort(0)[0][0],
     "padded rows": lambda m, x, y, labels, mask: F.pad(x[mask], (0, 0, 1, 0)).mean(),
     "scattered elsewhere": lambda m, x, y, labels, mask: x.masked_scatter(y > 0, x[mask]),
+    "a shape by chance": lambda m, x, y, labels, mask: y[0, :4][mask[0, :4]].view(4, -1).sum(0),
+    "chosen by another": lambda m, x, y, labels, mask: x[mask].gather(
+        1, torch.zeros(15, 1, dtype=torch.int64)
+    ),
     "repeated": lambda m, x, y, labels, mask: x[mask].repeat(2, 1).sum(),
     "a changed mask": lambda m, x, y, labels, mask: _changed(x, y, mask),
 }  # fmt: skip
