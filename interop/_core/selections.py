@@ -110,8 +110,12 @@ def note_origin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
         isinstance(a, (JaxTensor, bool, int, float, torch.dtype, type(None))) for a in leaves
     )
     if known and result.cell.version == 0:
+        tensors = [a for a in leaves if isinstance(a, JaxTensor)]
+        # Where arguments broadcast, their shapes decide, too.
+        is_broadcast = any(a.meta.numel() not in (1, result.meta.numel()) for a in tensors)
+        sizes = [a.meta.size() for a in tensors] if is_broadcast else []
         parts = (origin_of(a) if isinstance(a, JaxTensor) else (type(a), a) for a in leaves)
-        result.cell.origin = (func, str(tree), *parts)
+        result.cell.origin = (func, str(tree), *sizes, *parts)
 
 
 def selected(tensor: Any) -> Selection | None:

@@ -189,12 +189,21 @@ REFUSED = {
     "padded rows": lambda m, x, y, labels, mask: F.pad(x[mask], (0, 0, 1, 0)).mean(),
     "scattered elsewhere": lambda m, x, y, labels, mask: x.masked_scatter(y > 0, x[mask]),
     "a shape by chance": lambda m, x, y, labels, mask: y[0, :4][mask[0, :4]].view(4, -1).sum(0),
+    "masks of other shapes": lambda m, x, y, labels, mask: _of_other_shapes(
+        x.view(-1)[:6], y.view(-1)[:3]
+    ),
     "chosen by another": lambda m, x, y, labels, mask: x[mask].gather(
         1, torch.zeros(15, 1, dtype=torch.int64)
     ),
     "repeated": lambda m, x, y, labels, mask: x[mask].repeat(2, 1).sum(),
     "a changed mask": lambda m, x, y, labels, mask: _changed(x, y, mask),
 }  # fmt: skip
+
+
+def _of_other_shapes(a, b):
+    """Two masks of the same numbers, compared along other axes."""
+    wide, tall = a.view(2, 3), a.view(3, 2)
+    return (wide[wide > b] - tall[tall > b.view(3, 1)]).sum()
 
 
 def _changed(x, y, mask):
