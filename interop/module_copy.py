@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -26,7 +27,7 @@ def copy_module(module: Module, memo: dict[int, Any] | None = None) -> Module:
     """
     memo = {} if memo is None else memo
     for sub in module.modules():
-        for value in vars(sub).values():
+        for value in pytree.tree_leaves([v for k, v in vars(sub).items() if k != "_modules"]):
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     return copy.deepcopy(module, memo)

@@ -8,6 +8,8 @@ values. A result of another shape than torch's raises, one of another dtype is c
 """
 
 import threading
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -61,6 +63,8 @@ class Trace:
         """The cells of parameters and buffers. Once written they differ from call to call."""
         self.thread: int | None = None
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
+        self.originals: Mapping[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+        """By id, trained parameters of the module that was copied, which no code may read."""
         self.dispatch_mode = _DispatchMode(self)
         self.function_mode = _FunctionMode(self)
 
@@ -107,6 +111,13 @@ class Trace:
                 raise UnsupportedTorchError(
                     "a tensor on the meta device that is neither parameter nor buffer has no "
                     "values; register it as a buffer, or build the module on the CPU"
+                )
+            name, original = self.originals.get(id(plain), ("", None))
+            if original is not None and original() is plain:
+                raise UnsupportedTorchError(
+                    f"code reads {name} of the module as it was before the conversion, through a "
+                    "closure or a method bound to it (a forward or hook set on an instance), and "
+                    "would not see new values; make it a method, or take the module as argument"
                 )
             value = plain.detach().cpu()
             if value.is_sparse or value.is_quantized or value.layout != torch.strided:

@@ -7,6 +7,7 @@ traced tensors. All other attributes are copied, so that the user's module is ne
 import copy
 import dataclasses
 import fnmatch
+import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -98,6 +99,8 @@ def functionalize(
     functional = FunctionalModule(
         twin, slots, aliases, non_persistent, {n: t for n, t in numbers.items() if is_number(t)}
     )
+    originals = {name: slot.source(module) for name, slot in slots.items() if slot.trainable}
+    functional.originals = {id(t): (name, weakref.ref(t)) for name, t in originals.items()}
     functional.wrap_remat(remat)
     return functional
 
@@ -186,6 +189,8 @@ class FunctionalModule:
         """Buffers that describe the configuration, for code that needs their values in Python."""
         self.numbers_read: set[str] = set()
         self.buffers_written: set[str] = set()
+        self.originals: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+        """By id, the trained parameters of the module that was copied."""
         self.slots = slots
         self.aliases = aliases
         self.non_persistent = non_persistent
@@ -231,6 +236,7 @@ class FunctionalModule:
 
         def traced(*, compiling: bool) -> tuple[Any, dict[str, jax.Array]]:
             trace = Trace(rng, rewriter)
+            trace.originals = self.originals
             with session(trace, compiling=compiling):
                 tensors = {
                     name: self._wrap(

@@ -302,3 +302,23 @@ def test_weights_that_a_hook_computes_anew_in_both_modes():
         actual, buffers = jm.apply(jm.params, buffers or jm.buffers, X, train=train)
         expected = module.train(train)(torch.from_numpy(X))
         np.testing.assert_allclose(actual, expected.detach(), atol=1e-5)
+
+
+class Doubled(nn.Module):
+    """Its layer's forward is a closure over the layer that is copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        forward = self.layer.forward
+        self.layer.forward = lambda x: 2 * forward(x)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_parameters_of_the_module_before_its_copy_are_refused():
+    """They would be constants, which no training moves."""
+    jm = to_jax(Doubled())
+    with pytest.raises(UnsupportedTorchError, match=r"reads layer\.weight .* closure"):
+        jm.apply(jm.params, jm.buffers, X)
