@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jaxsr.interop._core import registry, selections
+from jaxsr.interop._core import registry, row_operators, selections
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import check_range, to_jax_dtype, to_torch_dtype
 from jaxsr.interop._core.recipes import (
@@ -183,7 +183,7 @@ class Trace:
         schema = schema_of(func)
         leaves = pytree.tree_leaves((args, kwargs))
         if selections.among(leaves) and entry.kind is not Kind.COMPOSITE:
-            return selections.run(self, func, args, kwargs)
+            return row_operators.run(self, func, args, kwargs)
         if self.rewriter is not None:
             done, result = self.rewriter.rewrite(self, func, args, kwargs)
             if done:

@@ -78,7 +78,7 @@ TOOLBOX = CustomDetectionRun(
 
 # Minutes on two CPU cores, on synthetic scenes.
 QUICK = CustomDetectionRun(
-    epochs=6,
+    epochs=25,
     batch=8,
     optimizer="adam",
     lr=1e-3,
