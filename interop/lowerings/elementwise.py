@@ -477,13 +477,13 @@ _I0E = with_partials(_bessel.i0e, lambda x, y: _I1E(x) - jnp.sign(x) * y)
 def _of_numbers(func: Any) -> None:
     """Torchax's lowerings of an operator, which take no booleans."""
     for name in func.overloads():
-        overload = getattr(func, name)
-        lowering = None if "out" in name else torchax.lowering(overload)
-        if lowering is not None:
-            lowers(overload)(functools.partial(_with_numbers, lowering))
+        if "out" not in name:
+            lowers(getattr(func, name))(functools.partial(_with_numbers, getattr(func, name)))
 
 
-def _with_numbers(lowering: Callable[..., jax.Array], *values: Any) -> jax.Array:
+def _with_numbers(func: Any, *values: Any) -> jax.Array:
+    lowering = torchax.lowering(func)
+    assert lowering is not None, func
     is_bool = (getattr(v, "dtype", None) == jnp.bool_ for v in values)
     return lowering(*(widened(v) if b else v for v, b in zip(values, is_bool, strict=True)))
 
