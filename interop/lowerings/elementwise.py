@@ -491,7 +491,7 @@ def _with_numbers(func: Any, *values: Any) -> jax.Array:
 for _name in (
     "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
     "modified_bessel_k0", "modified_bessel_k1", "erfcx", "hermite_polynomial_h",
-    "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+    "hermite_polynomial_he", "laguerre_polynomial_l",
 ):  # fmt: skip
     _of_numbers(getattr(aten, f"special_{_name}"))
 
