@@ -167,7 +167,7 @@ class CallRecorder:
 
     def _record(self, module: nn.Module, args: Any, result: Any) -> None:
         path = self._names.get(id(module))
-        if path is None or path in self.outputs:
+        if not path or path in self.outputs:  # the module itself has the name ""
             return
         leaves = named_leaves(result, lambda v: hasattr(v, "requires_grad"))
         values = {name: self._value(leaf) for name, leaf in leaves.items()}
