@@ -36,7 +36,8 @@ class Snapshot:
 
     cache: dict[str, np.ndarray]
     """`layers.I.keys` and `layers.I.values`, (B, K, S, D), S the longest row's filled slots, zeros
-    beyond a row's own; and states without slots, (B, …)."""
+    beyond a row's own; of blocks with a window, the last tokens alone, S at most the window; and
+    states without slots, (B, …)."""
     filled: np.ndarray
     """Filled slots of each row, (B,) int32."""
     token: np.ndarray
@@ -234,9 +235,41 @@ def empty_logprobs(rows: int, room: int, top: int | None) -> dict[str, np.ndarra
     return dict(zip(LOGPROBS, (*values, np.full(shapes[1], UNFILLED, np.int32)), strict=True))
 
 
-def from_slot_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:
-    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond."""
-    out = np.zeros((*cache.shape[:2], int((filled - first).max()), cache.shape[3]), cache.dtype)
+def from_slot_zero(
+    cache: np.ndarray, first: np.ndarray, filled: np.ndarray, *, window: int | None = None
+) -> np.ndarray:
+    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond.
+
+    Args:
+      cache: (B, K, S, D); slot s lies in place s modulo S.
+      first: slot of each row's first token.
+      filled: slot after each row's last token.
+      window: only so many of a row's last tokens are there. Default: all.
+    """
+    ring, most = cache.shape[2], int((filled - first).max())
+    most = min(most, window or most)
+    out = np.zeros((*cache.shape[:2], most, cache.shape[3]), cache.dtype)
     for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
-        out[row, :, : end - begin] = cache[row, :, begin:end]
+        zero = max(begin, end - most)
+        # Where others go on, a row that has ended loses its oldest tokens to theirs.
+        slots = np.arange(max(zero, filled.max() - ring), end)
+        out[row][:, slots - zero] = cache[row][:, slots % ring]
+    return out
+
+
+def ending_at(
+    cache: np.ndarray, filled: np.ndarray, *, slots: int, window: int | None = None
+) -> np.ndarray:
+    """`from_slot_zero` turned back: all rows end where the longest does.
+
+    Args:
+      cache: (B, K, S, D), each row from slot 0.
+      filled: tokens of each row.
+      slots: of the cache.
+      window: the result has at most so many slots, slot s in place s modulo their number.
+    """
+    ring, end = min(slots, window or slots), int(filled.max())
+    out = np.zeros((*cache.shape[:2], ring, cache.shape[3]), cache.dtype)
+    for row, count in enumerate(np.minimum(filled, cache.shape[2])):
+        out[row][:, np.arange(end - count, end) % ring] = cache[row][:, :count]
     return out
