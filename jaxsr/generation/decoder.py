@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.models.cache_entries import has_slots
 
 UNFILLED = -1
 """Stands where there is no token: after a row's outputs, and before a row's prompt."""
@@ -59,10 +60,15 @@ class Snapshot:
         return (self.outputs != UNFILLED).sum(1, dtype=np.int32)
 
     def rows(self, index: Sequence[int] | np.ndarray) -> "Snapshot":
-        """The snapshot of some of the rows."""
+        """The snapshot of some of the rows, as small as these allow."""
         index = np.asarray(index)
         pick = {n: getattr(self, n)[index] for n in self.row_fields()}
-        return Snapshot(cache={n: t[index] for n, t in self.cache.items()}, **pick)
+        pick["outputs"] = pick["outputs"][:, : int(self.counts[index].max())]
+        longest = int(pick["filled"].max())
+        cache = {
+            n: t[index][:, :, :longest] if has_slots(n) else t[index] for n, t in self.cache.items()
+        }
+        return Snapshot(cache=cache, **pick)
 
     @staticmethod
     def row_fields() -> tuple[str, ...]:
@@ -81,6 +87,8 @@ class Engine(ABC):
     """Over how many devices each sum may be split."""
     compile_s: float
     """Seconds spent on tracing and compiling so far."""
+    tile: int = 1
+    """Rows that decode together in deterministic mode, see `start_tile`."""
     looks_up: bool = False
     """Whether it can feed several proposed tokens at once, for `prompt_lookup`."""
 
@@ -124,6 +132,23 @@ class Engine(ABC):
             max(prompt_slots, tokens.shape[1]),
             padding,
         )
+
+    def start_tile(
+        self,
+        prompt: Sequence[int],
+        request: int,
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        seed: int,
+    ) -> Any:
+        """`start` of one prompt in a batch of `tile` rows; `admit` brings the others.
+
+        The prompt is fed alone. A row of such a batch computes the same bits in any place and
+        beside any others, for its sums have the order that follows from the number of rows.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def _start(
