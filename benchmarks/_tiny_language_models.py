@@ -1,6 +1,7 @@
 """Tiny random models of transformers' families, and the greedy tokens that transformers gives."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ def tiny_model(family: str, folder: Path) -> Any:
     path = folder / family / "config.json"
     write_configuration(path)
     values = json.loads(path.read_text())
-    for window in ("sliding_window", "index_topk"):
-        if window in values:
-            values[window] = 8
     config = transformers.AutoConfig.for_model(**values)
+    short = {w: 8 for w in ("sliding_window", "index_topk") if getattr(config, w, None)}
+    config = transformers.AutoConfig.for_model(**values | short)
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
     torch.manual_seed(0)
@@ -36,12 +36,14 @@ def tiny_model(family: str, folder: Path) -> Any:
     return model
 
 
-def reference_tokens(model: Any, *, new_tokens: int = NEW_TOKENS) -> list[list[int]]:
+def reference_tokens(
+    model: Any, *, prompts: Sequence[Sequence[int]] = PROMPTS, new_tokens: int = NEW_TOKENS
+) -> list[list[int]]:
     """`generate` of transformers on the prompts, padded on the left."""
-    longest = max(map(len, PROMPTS))
-    tokens = np.zeros((len(PROMPTS), longest), np.int64)
+    longest = max(map(len, prompts))
+    tokens = np.zeros((len(prompts), longest), np.int64)
     mask = np.zeros_like(tokens)
-    for row, prompt in enumerate(PROMPTS):
+    for row, prompt in enumerate(prompts):
         tokens[row, longest - len(prompt) :] = prompt
         mask[row, longest - len(prompt) :] = 1
     outputs = model.generate(

@@ -124,8 +124,8 @@ def engine_contender(engine: "Engine", *, deterministic: bool = False) -> Conten
             batch_size=len(prompts),
             deterministic=deterministic,
         ).completions
-        if deterministic:  # rows ran one after another
-            return sum(d.prefill_s for d in done), sum(d.decode_s for d in done)
+        if deterministic:  # prompts are fed one after another, and decode in tiles
+            return sum(d.prefill_s for d in done), sum(d.decode_s / d.rows for d in done)
         return done[0].prefill_s, done[0].decode_s
 
     return run

@@ -19,7 +19,7 @@ from jaxsr.generation.decoder import UNFILLED, Snapshot
 from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.models.cache_entries import has_slots
 
-FORMAT = "jaxsr-kv-cache-3"
+FORMAT = "jaxsr-kv-cache-4"
 """To be raised with any change of what the numbers mean."""
 
 log = logging.getLogger(__name__)
@@ -124,9 +124,12 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
             return (
                 f"{name} is {array.dtype} of shape {array.shape}, for {rows} rows of whole numbers"
             )
-    slots = next((arrays[n].shape[2] for n in shapes if has_slots(n) and arrays[n].ndim == 4), 0)
+    filled, windows = arrays["filled"], network.cache_windows()
+    whole = [arrays[n] for n in shapes if has_slots(n) and n not in windows]
+    slots = whole[0].shape[2] if whole and whole[0].ndim == 4 else int(filled.max(initial=0))
     for name, inner in shapes.items():
-        shape = (rows, inner[0], slots, *inner[1:]) if has_slots(name) else (rows, *inner)
+        held = min(slots, windows.get(name, slots))
+        shape = (rows, inner[0], held, *inner[1:]) if has_slots(name) else (rows, *inner)
         if arrays[name].shape != shape or arrays[name].dtype != np.float32:
             return f"{name} is {arrays[name].dtype} of shape {arrays[name].shape}, not {shape}"
         if not np.isfinite(arrays[name]).all():
@@ -138,8 +141,7 @@ def _problem(arrays: Mapping[str, np.ndarray], prompts: Any, network: Any) -> st
         return f"it has token ids from {known.min()} to {known.max()}, of {size} known"
     if not (outputs.shape[1] and (outputs[:, 0] != UNFILLED).all()):
         return "a row has no output yet"
-    filled = arrays["filled"]
-    if not (filled >= 1).all() or not (filled <= (slots or np.iinfo(np.int32).max)).all():
+    if not (filled >= 1).all() or not (filled <= slots).all():
         return f"rows have {filled.tolist()} filled slots of {slots}"
     return ""
 

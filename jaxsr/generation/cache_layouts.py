@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxsr.generation import sharding
-from jaxsr.generation.decoder import from_slot_zero
+from jaxsr.generation.decoder import ending_at, from_slot_zero
 from jaxsr.interop.mesh import place
 from jaxsr.models.cache_entries import has_slots
 from jaxsr.models.llama.network import CausalLM
@@ -219,13 +219,16 @@ class OwnLayout(CacheLayout):
 
 
 class LibraryLayout(CacheLayout):
-    """Of `jaxsr.models.hugging_face`: the table itself, all rows filled up to the same slot."""
+    """Of `jaxsr.models.hugging_face`: the table itself, all rows filled up to the same slot.
+
+    Blocks with a window have as many slots, a ring: slot s lies in place s modulo their number.
+    """
 
     shares_slots = True
 
     def __init__(self, network: Any, mesh: Mesh) -> None:
         super().__init__(network, mesh)
-        self._rules = network.sharding_rules()
+        self._rules, self._windows = network.sharding_rules(), network.cache_windows()
         # A TPU's compiler moves what is written in place into fast memory, and back as a whole.
         self.writes_aside = mesh.devices.flat[0].platform == "tpu"
 
@@ -241,10 +244,7 @@ class LibraryLayout(CacheLayout):
         first_B = count - length_B
         if not left:  # a recurrence must end with each row's last token
             tokens_BT = jax.vmap(jnp.roll)(tokens_BT, first_B)
-        logits_BV, new = run(tokens_BT, first_B=first_B)
-
-        grow = [(0, 0), (0, 0), (0, slots - count), (0, 0)]
-        cache = {n: jnp.pad(t, grow) if has_slots(n) else t for n, t in new.items()}
+        logits_BV, cache = run(tokens_BT, first_B=first_B, slots=slots)
         return logits_BV, self._held(cache), jnp.full_like(length_B, count), first_B
 
     def _held(self, cache: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -272,10 +272,12 @@ class LibraryLayout(CacheLayout):
                 return self._held(new)
             # Depends on the logits, and so on every read of the cache; see OwnLayout.
             at = jnp.maximum(filled, jnp.minimum(chosen_B.max(), 0))
-            put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=2)
-            cache = {
-                n: put(t, new[n]) if has_slots(n) else new[n] for n, t in state["cache"].items()
-            }
+
+            def put(name: str, array: jax.Array) -> jax.Array:
+                place = at % array.shape[2] if name in self._windows else at
+                return jax.lax.dynamic_update_slice_in_dim(array, new[name], place, 2)
+
+            cache = {n: put(n, t) if has_slots(n) else new[n] for n, t in state["cache"].items()}
             return self._held(cache)
 
         return logits_BV, written
@@ -299,7 +301,9 @@ class LibraryLayout(CacheLayout):
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
     ) -> dict[str, np.ndarray]:
         return {
-            name: from_slot_zero(array, first_B, filled_B) if has_slots(name) else array
+            name: from_slot_zero(array, first_B, filled_B, window=self._windows.get(name))
+            if has_slots(name)
+            else array
             for name, array in cache.items()
         }
 
@@ -311,9 +315,8 @@ class LibraryLayout(CacheLayout):
         cache = {}
         for name, array in entries.items():
             if has_slots(name):
-                aligned = np.zeros((*array.shape[:2], slots, array.shape[3]), array.dtype)
-                for row, first in enumerate(first_B):
-                    aligned[row, :, first:longest] = array[row, :, : longest - first]
+                window = self._windows.get(name)
+                aligned = ending_at(array, filled_B, slots=slots, window=window)
                 where = self.cache_sharding(array.shape[1])
                 cache[name] = place(aligned.astype(dtype), where)
             else:
@@ -340,7 +343,9 @@ def _with_row(array: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
 
 
 def _rolled(name: str, array: jax.Array, by: jax.Array) -> jax.Array:
-    """An entry with its slots moved up; what wraps around lies beyond the filled ones."""
+    """An entry with its slots moved up; what wraps around lies beyond the filled ones, or belongs
+    there, in a ring.
+    """
     return jnp.roll(array, by, 2) if has_slots(name) else array
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.models.cache_entries import has_slots
 
 UNFILLED = -1
 """Stands where there is no token: after a row's outputs, and before a row's prompt."""
@@ -36,7 +37,8 @@ class Snapshot:
 
     cache: dict[str, np.ndarray]
     """`layers.I.keys` and `layers.I.values`, (B, K, S, D), S the longest row's filled slots, zeros
-    beyond a row's own; and states without slots, (B, …)."""
+    beyond a row's own; of blocks with a window, the last tokens alone, S at most the window; and
+    states without slots, (B, …)."""
     filled: np.ndarray
     """Filled slots of each row, (B,) int32."""
     token: np.ndarray
@@ -58,10 +60,15 @@ class Snapshot:
         return (self.outputs != UNFILLED).sum(1, dtype=np.int32)
 
     def rows(self, index: Sequence[int] | np.ndarray) -> "Snapshot":
-        """The snapshot of some of the rows."""
+        """The snapshot of some of the rows, as small as these allow."""
         index = np.asarray(index)
         pick = {n: getattr(self, n)[index] for n in self.row_fields()}
-        return Snapshot(cache={n: t[index] for n, t in self.cache.items()}, **pick)
+        pick["outputs"] = pick["outputs"][:, : int(self.counts[index].max())]
+        longest = int(pick["filled"].max())
+        cache = {
+            n: t[index][:, :, :longest] if has_slots(n) else t[index] for n, t in self.cache.items()
+        }
+        return Snapshot(cache=cache, **pick)
 
     @staticmethod
     def row_fields() -> tuple[str, ...]:
@@ -80,6 +87,8 @@ class Engine(ABC):
     """Over how many devices each sum may be split."""
     compile_s: float
     """Seconds spent on tracing and compiling so far."""
+    tile: int = 1
+    """Rows that decode together in deterministic mode, see `start_tile`."""
     looks_up: bool = False
     """Whether it can feed several proposed tokens at once, for `prompt_lookup`."""
 
@@ -123,6 +132,23 @@ class Engine(ABC):
             max(prompt_slots, tokens.shape[1]),
             padding,
         )
+
+    def start_tile(
+        self,
+        prompt: Sequence[int],
+        request: int,
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        seed: int,
+    ) -> Any:
+        """`start` of one prompt in a batch of `tile` rows; `admit` brings the others.
+
+        The prompt is fed alone. A row of such a batch computes the same bits in any place and
+        beside any others, for its sums have the order that follows from the number of rows.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def _start(
@@ -234,9 +260,41 @@ def empty_logprobs(rows: int, room: int, top: int | None) -> dict[str, np.ndarra
     return dict(zip(LOGPROBS, (*values, np.full(shapes[1], UNFILLED, np.int32)), strict=True))
 
 
-def from_slot_zero(cache: np.ndarray, first: np.ndarray, filled: np.ndarray) -> np.ndarray:
-    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond."""
-    out = np.zeros((*cache.shape[:2], int((filled - first).max()), cache.shape[3]), cache.dtype)
+def from_slot_zero(
+    cache: np.ndarray, first: np.ndarray, filled: np.ndarray, *, window: int | None = None
+) -> np.ndarray:
+    """The rows' filled slots moved to slot 0, cut to the longest, zeros beyond.
+
+    Args:
+      cache: (B, K, S, D); slot s lies in place s modulo S.
+      first: slot of each row's first token.
+      filled: slot after each row's last token.
+      window: only so many of a row's last tokens are there. Default: all.
+    """
+    ring, most = cache.shape[2], int((filled - first).max())
+    most = min(most, window or most)
+    out = np.zeros((*cache.shape[:2], most, cache.shape[3]), cache.dtype)
     for row, (begin, end) in enumerate(zip(first, filled, strict=True)):
-        out[row, :, : end - begin] = cache[row, :, begin:end]
+        zero = max(begin, end - most)
+        # Where others go on, a row that has ended loses its oldest tokens to theirs.
+        slots = np.arange(max(zero, filled.max() - ring), end)
+        out[row][:, slots - zero] = cache[row][:, slots % ring]
+    return out
+
+
+def ending_at(
+    cache: np.ndarray, filled: np.ndarray, *, slots: int, window: int | None = None
+) -> np.ndarray:
+    """`from_slot_zero` turned back: all rows end where the longest does.
+
+    Args:
+      cache: (B, K, S, D), each row from slot 0.
+      filled: tokens of each row.
+      slots: of the cache.
+      window: the result has at most so many slots, slot s in place s modulo their number.
+    """
+    ring, end = min(slots, window or slots), int(filled.max())
+    out = np.zeros((*cache.shape[:2], ring, cache.shape[3]), cache.dtype)
+    for row, count in enumerate(np.minimum(filled, cache.shape[2])):
+        out[row][:, np.arange(end - count, end) % ring] = cache[row][:, :count]
     return out

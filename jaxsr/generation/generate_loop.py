@@ -2,10 +2,12 @@
 
 As soon as a row of a batch ends, the next prompt takes its place.
 
-Deterministic mode runs every prompt alone, on one device, in programs whose shapes follow from its
+Deterministic mode feeds every prompt alone, on one device, in programs whose shapes follow from its
 own length and the options, and draws with a key made of its own tokens. It is fed from slot 0:
 padding on the left would move it to other lanes of each sum, which then rounds in another order; a
-mesh would cut the sums into parts. So the same executable sees the same numbers in the same places,
+mesh would cut the sums into parts. Rows with caches of one size then decode in tiles of
+`Engine.tile` rows, always so many, where a row's sums do not depend on its place; with an engine
+whose tile is 1, alone. So the same executable sees the same numbers in sums of the same order,
 whatever the batch, the row's place in it, the padding, the mesh, and the other prompts.
 """
 
@@ -135,7 +137,7 @@ def complete(
       batch_size: prompts that run together.
       stop_ids: tokens that end an output.
       stop_text: texts that end an output.
-      deterministic: run each prompt alone, see above.
+      deterministic: outputs bit-equal in any company, see above.
       padding: side on which the shorter prompts of a batch are padded; in deterministic mode there
         is no batch, and nothing is padded on the left.
       seeds: of the prompts; one that has none draws by the options' and its number.
@@ -176,6 +178,9 @@ def complete(
     requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
     rounds = _Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
     waiting = deque(requests[skip:])
+    if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.prompt_lookup:
+        rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
+        waiting.clear()
     while waiting:
         first = [waiting.popleft() for _ in range(min(together, len(waiting)))]
         # The last batch is filled up with its first prompt, so that it needs no program of its own.
@@ -339,6 +344,7 @@ class _Rounds:
         prefill_s: float,
         waiting: deque[_Request],
         rows: int,
+        free: Sequence[int] = (),
     ) -> None:
         """Advances a batch until its rows have ended and nothing waits.
 
@@ -348,13 +354,15 @@ class _Rounds:
           prefill_s: seconds of the start.
           waiting: requests that take the places of rows that end.
           rows: of the batch.
+          free: places that were never taken.
         """
         step = self.chunk or (8 if self.on_tokens or self.stop_text else None)
         live = {row: self._row(request, prefill_s) for row, request in enumerate(first)}
-        free = self._settle(batch, live, rows, decoded=False)
+        free = [*free, *self._settle(batch, live, rows, decoded=False)]
+        live = {row: state for row, state in live.items() if row not in free}
         while True:
             while free and waiting:
-                row, request = free.pop(), waiting.popleft()
+                row, request = free.pop(0), waiting.popleft()
                 _, seconds = self.timed(self._admit, batch, row, request)
                 live[row] = self._row(request, seconds)
                 free += self._settle(batch, {row: live[row]}, rows, decoded=False)
@@ -373,6 +381,44 @@ class _Rounds:
             free += self._settle(batch, live, rows, decoded=True)
             for row in free:
                 live.pop(row, None)
+
+    def tiles(
+        self, requests: Sequence[_Request], together: int, *, keep_snapshots: bool
+    ) -> None:
+        """Generates in tiles of rows with caches of one size.
+
+        Args:
+          requests: in any order.
+          together: so many rows of a tile are used.
+          keep_snapshots: no row's place is taken by another.
+        """
+        groups: dict[int, deque[_Request]] = {}
+        context, snapshots = self.engine.config.max_position_embeddings, {}
+        for request in requests:
+            slots = cache_slots(len(request.prompt), self.options.most_slots, context=context)
+            groups.setdefault(slots, deque()).append(request)
+        for slots, group in groups.items():
+            while group:
+                first = group.popleft()
+                batch, prefill_s = self.timed(
+                    self.engine.start_tile,
+                    first.prompt,
+                    first.number,
+                    self.options,
+                    stop_ids=self.stop_ids,
+                    slots=slots,
+                    seed=first.seed,
+                )
+                others = group
+                if keep_snapshots:
+                    count = min(together - 1, len(group))
+                    others = deque(group.popleft() for _ in range(count))
+                members = [first, *others]
+                self.follow(batch, [first], prefill_s, others, together, range(1, together))
+                if keep_snapshots:
+                    saved = self.engine.snapshot(batch)
+                    snapshots |= {m.index: saved.rows([row]) for row, m in enumerate(members)}
+        self.run.snapshots += [snapshots[index] for index in sorted(snapshots)]
 
     def search(
         self, first: Sequence[_Request], fill: Sequence[_Request], slots: int, padding: Padding

@@ -47,6 +47,10 @@ from jaxsr.ops._cpu_calls import xla_only
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
 
+# A matrix product of four rows reads each weight once and gives each row the same bits; with more
+# rows a single prompt would pay for those that are not there.
+_TILE = 4
+
 # Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
 _OUTPUT_STEP = 64
 
@@ -112,6 +116,8 @@ class JaxEngine(Engine):
         self._layout = layout_of(network, self.mesh)
         self._steps = Steps(self._layout, self._run)
         self.looks_up = isinstance(self._layout, OwnLayout)
+        # Where rows share slots, a row's place in them depends on the others.
+        self.tile = 1 if self._layout.shares_slots or self.devices > 1 else _TILE
         # The program turns the latter back, and XLA drops both turns.
         self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
         self._copied: dict[str, str] = {}
@@ -219,6 +225,33 @@ class JaxEngine(Engine):
             state, options, stop_ids, padding, requests, seeds, settings=settings, slots=slots
         )
 
+    def start_tile(
+        self,
+        prompt: Sequence[int],
+        request: int,
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        slots: int,
+        seed: int,
+    ) -> JaxBatch:
+        batch = self.start(
+            [prompt],
+            [request],
+            options,
+            stop_ids=stop_ids,
+            slots=slots,
+            prompt_slots=slots,
+            seeds=[seed],
+        )
+        key = ("tile", self.tile, *(x.shape for x in jax.tree.leaves(batch.state)))
+        widen = self._program(key, partial(self._steps.tiled, self.tile), batch.state)
+        batch.state = widen(batch.state)
+        batch.requests, batch.seeds = (
+            np.repeat(array, self.tile) for array in (batch.requests, batch.seeds)
+        )
+        return batch
+
     def admit(
         self, batch: JaxBatch, row: int, prompt: Sequence[int], request: int, seed: int
     ) -> None:
@@ -238,6 +271,7 @@ class JaxEngine(Engine):
         )
         args = (batch.state, new.state, *self._replicated(np.int32(row)))
         batch.state = self._replaced("admit", batch, self._steps.admitted, *args)
+        batch.requests[row], batch.seeds[row] = request, seed
         batch.admits = True
 
     def _replaced(

@@ -185,6 +185,11 @@ class Steps:
 
         return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
 
+    def tiled(self, rows: int, state: State) -> State:
+        """A batch of one as a batch of many, whose other rows have ended."""
+        wide = jax.tree.map(lambda x: jnp.repeat(x, rows, 0), state)
+        return wide | {"done": wide["done"].at[1:].set(True)}
+
     def admitted(self, state: State, new: State, row: jax.Array, settings: Settings) -> State:
         running_B = self.running(state, settings).at[row].set(False)
         cache, filled_B, first_B = self.layout.admitted(state, new, row, running_B)

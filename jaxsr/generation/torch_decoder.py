@@ -22,6 +22,7 @@ from jaxsr.generation.decoder import (
     Snapshot,
     empty_logprobs,
     end_rows,
+    ending_at,
     from_slot_zero,
     logprobs_capacity,
 )
@@ -236,9 +237,13 @@ class TorchEngine(Engine):
         filled = batch.filled.cpu().numpy()
         first = np.zeros_like(filled) if batch.first is None else batch.first.cpu().numpy()
 
+        windows = self.network.cache_windows()
+
         def host(name: str, array: torch.Tensor) -> np.ndarray:
             values = array.float().cpu().numpy()
-            return from_slot_zero(values, first, filled) if has_slots(name) else values
+            if not has_slots(name):
+                return values
+            return from_slot_zero(values, first, filled, window=windows.get(name))
 
         return Snapshot(
             cache={name: host(name, t) for name, t in self._calls.entries(batch).items()},
@@ -264,9 +269,9 @@ class TorchEngine(Engine):
             name: torch.from_numpy(np.asarray(array, np.float32)).to(
                 self.torch_device, self.network.dtype
             )
-            for name, array in snapshot.cache.items()
+            for name, array in self._calls.laid(snapshot, slots).items()
         }
-        self._calls.resume(batch, cache, self._integers(snapshot.filled), slots)
+        self._calls.resume(batch, cache, self._integers(snapshot.filled))
         self._begin(batch, len(snapshot.filled))
         batch.prompt = snapshot.prompt
         batch.outputs[:, : snapshot.outputs.shape[1]] = snapshot.outputs
@@ -336,13 +341,16 @@ class _OwnCalls:
             for name, t in zip(SLOTTED, pair, strict=True)
         }
 
+    def laid(self, snapshot: Snapshot, slots: int) -> dict[str, np.ndarray]:
+        """The snapshot's cache in as many slots."""
+        grow = [(0, 0), (0, 0), (0, slots - int(snapshot.filled.max())), (0, 0)]
+        return {name: np.pad(array, grow) for name, array in snapshot.cache.items()}
+
     def resume(
-        self, batch: TorchBatch, cache: dict[str, torch.Tensor], filled: torch.Tensor, slots: int
+        self, batch: TorchBatch, cache: dict[str, torch.Tensor], filled: torch.Tensor
     ) -> None:
         layers = range(self.network.config.num_hidden_layers)
-        batch.cache = [
-            tuple(_grown(cache[f"layers.{i}.{name}"], slots) for name in SLOTTED) for i in layers
-        ]
+        batch.cache = [tuple(cache[f"layers.{i}.{name}"] for name in SLOTTED) for i in layers]
         batch.filled, batch.first = filled, None
 
 
@@ -365,8 +373,7 @@ class _LibraryCalls:
         if not left:  # a recurrence must end with each row's last token
             rows = zip(tokens_BT, batch.first.tolist(), strict=True)
             tokens_BT = torch.stack([row.roll(shift) for row, shift in rows])
-        logits_BV, new = self.network(tokens_BT, first_B=batch.first)
-        batch.cache = {n: _grown(t, slots) if has_slots(n) else t for n, t in new.items()}
+        logits_BV, batch.cache = self.network(tokens_BT, first_B=batch.first, slots=slots)
         batch.filled = torch.full_like(length_B, count)
         return logits_BV
 
@@ -413,18 +420,21 @@ class _LibraryCalls:
     def entries(self, batch: TorchBatch) -> dict[str, torch.Tensor]:
         return batch.cache
 
+    def laid(self, snapshot: Snapshot, slots: int) -> dict[str, np.ndarray]:
+        """The snapshot's cache in as many slots, rings in theirs."""
+        windows = self.network.cache_windows()
+        return {
+            n: ending_at(t, snapshot.filled, slots=slots, window=windows.get(n))
+            if has_slots(n)
+            else t
+            for n, t in snapshot.cache.items()
+        }
+
     def resume(
-        self, batch: TorchBatch, cache: dict[str, torch.Tensor], filled: torch.Tensor, slots: int
+        self, batch: TorchBatch, cache: dict[str, torch.Tensor], filled: torch.Tensor
     ) -> None:
         batch.filled = torch.full_like(filled, int(filled.max()))
-        batch.first = batch.filled - filled
-        shifts = batch.first.tolist()
-
-        def aligned(array: torch.Tensor) -> torch.Tensor:
-            rows = zip(array, shifts, strict=True)
-            return _grown(torch.stack([row.roll(shift, 1) for row, shift in rows]), slots)
-
-        batch.cache = {n: aligned(t) if has_slots(n) else t for n, t in cache.items()}
+        batch.first, batch.cache = batch.filled - filled, cache
 
 
 def _right_aligned(tokens: np.ndarray, length: np.ndarray, *, left: bool) -> np.ndarray:

@@ -277,7 +277,7 @@ def test_deterministic_is_bit_equal_however_it_is_run(
         (["hi", "--num-beams", "2", "--stream", "on"], "use --batch-size 1 and no beams"),
         (["hi", "--resume", "absent"], "give no others"),
         (["--resume", "absent"], "no weights file at absent"),
-        (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-3'"),
+        (["--resume", "other.safetensors"], "has format None, not 'jaxsr-kv-cache-4'"),
         (["--prompts", "absent.txt"], "no prompt file at absent.txt"),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import (
     DummyLayer,
@@ -19,6 +19,7 @@ from transformers.cache_utils import (
     StaticIndexedLayer,
     StaticLayer,
     StaticSlidingWindowLayer,
+    get_layer_types_and_kwargs,
 )
 
 from jaxsr.errors import InputError
@@ -26,11 +27,14 @@ from jaxsr.models.cache_entries import INDEXER, SLOTTED
 
 Entries = dict[str, Tensor]
 
+# More tokens than any model's window has.
+_NO_LIMIT = 2**31 - 1
+
 
 class SlotLayer(StaticLayer):
     """Keys and values of a block, one slot a token, for all tokens.
 
-    A window of attention is left to the mask. The first forward fills the slots of its tokens; a
+    The first forward fills the slots of its tokens; a
     later one puts its single token into the slot that `filled` names: in place, or, where `aside`,
     in what attention reads alone, with the token's entries in `new`.
     """
@@ -55,11 +59,21 @@ class SlotLayer(StaticLayer):
         if slots is None:
             return states
         assert isinstance(self.filled, Tensor)
+        place = self.place(self.filled, slots.shape[2])
         if not self.aside:
-            return slots.index_copy(2, self.filled.reshape(1), states)
+            return slots.index_copy(2, place.reshape(1), states)
         self.new[name] = states
-        is_new_S1 = torch.arange(slots.shape[2], device=slots.device)[:, None] == self.filled
+        is_new_S1 = torch.arange(slots.shape[2], device=slots.device)[:, None] == place
         return torch.where(is_new_S1, states, slots)
+
+    def place(self, slot: Tensor, size: int) -> Tensor:
+        """Where a slot lies in an array of so many."""
+        return slot
+
+    def sized(self, name: str, slots: int) -> Tensor:
+        """What the first forward leaves in this name, in the array for a cache of so many slots."""
+        states = getattr(self, name)
+        return nn.functional.pad(states, (0, 0, 0, slots - states.shape[2]))
 
     def kept(self, name: str) -> Tensor:
         """What remains of a forward: the slots, or the new entries that the caller writes."""
@@ -70,6 +84,59 @@ class SlotLayer(StaticLayer):
 
     def get_seq_length(self) -> Any:
         return self.filled
+
+
+class WindowLayer(SlotLayer):
+    """Of a block that sees the last tokens alone: a ring of so many slots, or of all if less.
+
+    Slot s lies in place s modulo the size. The mask takes the order of tokens to be that of their
+    places, which a ring's is not; but a token that is fed alone sees the whole ring. So in the mask
+    the ring stands after all slots of the other blocks, the token fed in its last place, and what
+    the ring does not hold is masked as padding is: see `mask_of_slots`.
+    """
+
+    is_sliding = True
+    window: int
+    """Tokens that one sees, itself among them."""
+    mask_offset: int = 0
+    """Where the ring begins in the mask."""
+
+    def place(self, slot: Tensor, size: int) -> Tensor:
+        return slot % size
+
+    def sized(self, name: str, slots: int) -> Tensor:
+        states, size = getattr(self, name), min(slots, self.window)
+        count = states.shape[2]
+        if count <= size:
+            return super().sized(name, size)
+        return states[:, :, count - size :].roll(count % size, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        length, _ = super().get_mask_sizes(query_length)
+        return length, self.mask_offset
+
+    def query_offset(self) -> Any:
+        """Place of the first token fed, in the mask."""
+        return 0 if self.keys is None else self.mask_offset + self.keys.shape[2] - 1
+
+
+class SlotCache(StaticCache):
+    """Of blocks that are opened by `open_cache`."""
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        layer = self.layers[layer_idx]
+        if isinstance(layer, WindowLayer):
+            return layer.query_offset()
+        return super().get_query_offset(layer_idx)
+
+    def windows(self) -> dict[str, int]:
+        """Entries that are rings, and the most slots of each."""
+        return {
+            f"layers.{index}.{name}": layer.window
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer, WindowLayer)
+            for name in SLOTTED
+        }
 
 
 class HybridLayer(LinearAttentionLayer, SlotLayer):
@@ -99,7 +166,7 @@ def open_cache(
     filled: Tensor | int,
     *,
     aside: bool = False,
-) -> Cache:
+) -> SlotCache:
     """The cache of a model before a forward.
 
     Args:
@@ -112,51 +179,107 @@ def open_cache(
       InputError: a block keeps what is not known here.
     """
     try:
-        cache = StaticCache(config, max_cache_len=1)
+        cache = SlotCache(config, max_cache_len=_NO_LIMIT)
     except KeyError as error:
         raise InputError(
             f"{config.model_type} has blocks of kind {error}, whose cache transformers makes in no "
             "fixed size; use another model"
         ) from error
-    cache.layers = [_open_layer(i, layer, entries, filled) for i, layer in enumerate(cache.layers)]
-    for layer in cache.layers:
+    window = _window(config, cache.layers)
+    cache.layers = [_opened(i, layer, window) for i, layer in enumerate(cache.layers)]
+    for index, layer in enumerate(cache.layers):
         if isinstance(layer, SlotLayer):
-            layer.aside = aside
+            layer.is_initialized, layer.filled, layer.aside = True, filled, aside
+        if entries is not None:
+            _fill_layer(index, layer, entries)
+    offset = next((s for s, is_ring in _spans(cache) if not is_ring), 0)
+    for layer in cache.layers:
+        if isinstance(layer, WindowLayer):
+            layer.mask_offset = offset
     return cache
 
 
-def _open_layer(
-    index: int, standard: Any, entries: Mapping[str, Tensor] | None, filled: Tensor | int
-) -> Any:
-    layer: Any
-    if type(standard) in (StaticLayer, StaticSlidingWindowLayer):
-        layer = SlotLayer()
-    elif type(standard) is StaticIndexedLayer:
-        layer = IndexedLayer()
-    elif type(standard) in (
+def _window(config: PreTrainedConfig, layers: list[Any]) -> int | None:
+    """The window of the blocks whose cache is a ring; None where all blocks keep all slots.
+
+    The only place that decides it. Chunks are counted from each row's first token, by a mask that
+    cannot be told a ring's order; of several windows the library makes one mask.
+    """
+    kinds, _ = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    windows = {
+        layer.max_cache_len
+        for kind, layer in zip(kinds, layers, strict=True)
+        if type(layer) is StaticSlidingWindowLayer
+    }
+    return windows.pop() if len(windows) == 1 and "chunked_attention" not in kinds else None
+
+
+def _opened(index: int, standard: Any, window: int | None) -> Any:
+    """Our layer for that of transformers."""
+    kind = type(standard)
+    if kind is StaticSlidingWindowLayer and window is not None:
+        layer = WindowLayer()
+        layer.window = window
+        return layer
+    if kind in (StaticLayer, StaticSlidingWindowLayer):
+        return SlotLayer()
+    if kind is StaticIndexedLayer:
+        return IndexedLayer()
+    if kind in (
         LinearAttentionAndStaticFullAttentionLayer,
         LinearAttentionAndStaticSlidingWindowAttentionLayer,
     ):
-        layer = HybridLayer(standard.number_of_states)
-    elif type(standard) in (LinearAttentionLayer, DummyLayer):
-        layer = standard
-    else:
-        raise InputError(
-            f"block {index} keeps a {type(standard).__name__}, which is not computed here; use "
-            "another model"
-        )
+        return HybridLayer(standard.number_of_states)
+    if kind in (LinearAttentionLayer, DummyLayer):
+        return standard
+    raise InputError(
+        f"block {index} keeps a {kind.__name__}, which is not computed here; use another model"
+    )
+
+
+def _fill_layer(index: int, layer: Any, entries: Mapping[str, Tensor]) -> None:
     if isinstance(layer, SlotLayer):
-        layer.is_initialized = True
-        layer.filled = filled
-        if entries is not None:
-            # Of models that share one block's keys with others, only that block has entries.
-            layer.keys, layer.values = (entries.get(f"layers.{index}.{name}") for name in SLOTTED)
-        if isinstance(layer, IndexedLayer) and entries is not None:
-            layer.indexer = entries.get(f"layers.{index}.{INDEXER}")
-    if isinstance(layer, LinearAttentionLayer) and entries is not None:
+        # Of models that share one block's keys with others, only that block has entries.
+        layer.keys, layer.values = (entries.get(f"layers.{index}.{name}") for name in SLOTTED)
+    if isinstance(layer, IndexedLayer):
+        layer.indexer = entries.get(f"layers.{index}.{INDEXER}")
+    if isinstance(layer, LinearAttentionLayer):
         for state in range(layer.number_of_states):
             _open_state(layer, state, index, entries)
-    return layer
+
+
+def _spans(cache: Cache) -> list[tuple[int, bool]]:
+    """Slots of the filled layers that have some, and whether they are a ring."""
+    return [
+        (layer.keys.shape[2], isinstance(layer, WindowLayer))
+        for layer in cache.layers
+        if isinstance(layer, SlotLayer) and layer.keys is not None
+    ]
+
+
+def mask_of_slots(cache: SlotCache, slots_T: Tensor, first_B1: Tensor) -> Tensor:
+    """The mask (B, S + R) of padding: all slots, and after them the ring's, where there are any.
+
+    Args:
+      cache: that is opened.
+      slots_T: of the tokens to be fed.
+      first_B1: slot of each row's first true token.
+    """
+    spans = _spans(cache)
+    if not spans:
+        # Without keys, the mask is that of the tokens fed: states hold nothing of single slots.
+        return slots_T[None] >= first_B1
+    size = {is_ring: size for size, is_ring in spans}
+    parts = []
+    if False in size:
+        parts.append(torch.arange(size[False], device=slots_T.device))
+    if True in size:
+        places = torch.arange(size[True], device=slots_T.device)
+        last = slots_T[-1]
+        # The slot that lies in each place: the last one at or before the token's; below zero where
+        # there is none yet.
+        parts.append(last - (last - places) % size[True])
+    return torch.cat(parts)[None] >= first_B1
 
 
 def _open_state(
@@ -176,15 +299,25 @@ def _open_state(
     layer.has_previous_state[state] = conv is not None or recurrent is not None
 
 
-def close_cache(cache: Cache) -> Entries:
-    """The tensors of a cache after a forward."""
+def close_cache(cache: SlotCache, slots: int | None = None) -> Entries:
+    """The tensors of a cache after a forward.
+
+    Args:
+      cache: that was opened.
+      slots: after the first forward, of the cache to go on with. None: those of the tokens fed.
+    """
     entries: Entries = {}
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, SlotLayer) and layer.keys is not None:
             names = SLOTTED
             if isinstance(layer, IndexedLayer) and layer.indexer is not None:
                 names = (*SLOTTED, INDEXER)
-            entries |= {f"layers.{index}.{name}": layer.kept(name) for name in names}
+            entries |= {
+                f"layers.{index}.{name}": (
+                    layer.kept(name) if slots is None else layer.sized(name, slots)
+                )
+                for name in names
+            }
         if isinstance(layer, LinearAttentionLayer):
             for kind, states in (
                 ("conv", layer.conv_states),

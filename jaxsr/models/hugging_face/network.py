@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.sharding_rules import Rules, planned_rules
 from jaxsr.models.cache_entries import has_slots
-from jaxsr.models.hugging_face.cache import Entries, close_cache, open_cache
+from jaxsr.models.hugging_face.cache import Entries, close_cache, mask_of_slots, open_cache
 from jaxsr.models.llama.network import wide
 
 _NO_LIMIT = 2**31 - 1
@@ -72,7 +72,7 @@ class LibraryLM(nn.Module):
                 "transformers' Cache; generate with transformers itself"
             )
         self._cache_name = names[0]
-        open_cache(inner.config, None, 0)  # refuses blocks that are not known
+        self._windows = open_cache(inner.config, None, 0).windows()  # refuses unknown blocks
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,11 +111,8 @@ class LibraryLM(nn.Module):
         at_once, _ = self(tokens)
         padded = torch.cat((tokens.new_zeros(1, 2), tokens[:, :3]), 1)
         first = torch.full((1,), 2, device=device)
-        _, entries = self(padded, first_B=first)
+        _, entries = self(padded, first_B=first, slots=8)
         filled = torch.tensor(5, device=device)
-        entries = {
-            n: nn.functional.pad(t, (0, 0, 0, 3)) if has_slots(n) else t for n, t in entries.items()
-        }
         continued, _ = self(tokens[:, 3:], entries, filled=filled, first_B=first)
         return float((continued - at_once).abs().max() / at_once.abs().max())
 
@@ -140,6 +137,12 @@ class LibraryLM(nn.Module):
             for name, t in entries.items()
         }
 
+    def cache_windows(self) -> dict[str, int]:
+        """Entries of a cache that are rings, and the most slots of each: it lies in slot s modulo
+        their size what a block with a window of attention needs of the token in slot s.
+        """
+        return self._windows
+
     def forward(
         self,
         tokens_BT: Tensor,
@@ -147,6 +150,7 @@ class LibraryLM(nn.Module):
         *,
         filled: Tensor | None = None,
         first_B: Tensor | None = None,
+        slots: int | None = None,
         aside: bool = False,
     ) -> tuple[Tensor, Entries]:
         """Feeds tokens and gives the logits after them.
@@ -157,6 +161,7 @@ class LibraryLM(nn.Module):
             none. Then T may be any number, with a cache it is 1.
           filled: slots that are filled, a scalar. Needed with `cache`.
           first_B: slot of each row's first true token, which has position 0.
+          slots: without `cache`, of the one that is returned. Default: T.
           aside: give only the new token's entries of `cache`, (B, K, 1, D), to be written by the
             caller once all is read: a TPU would read and write the whole cache for them.
 
@@ -169,12 +174,8 @@ class LibraryLM(nn.Module):
         slots_T = start + torch.arange(count, device=device)
         first_B1 = slots_T.new_zeros(batch, 1) if first_B is None else first_B[:, None]
         state = open_cache(self.inner.config, cache, 0 if cache is None else start, aside=aside)
-        spans = [t.shape[2] for n, t in (cache or {}).items() if n.endswith(".keys")]
-        # Without keys, the mask is that of the tokens fed: states hold nothing of single slots.
-        span = torch.arange(spans[0], device=device) if spans else slots_T
-        mask_BS = span[None] >= first_B1
         options: dict[str, Any] = {
-            "attention_mask": mask_BS.to(torch.int64),
+            "attention_mask": mask_of_slots(state, slots_T, first_B1).to(torch.int64),
             "position_ids": (slots_T[None] - first_B1).clamp(min=0),
             self._cache_name: state,
             "use_cache": True,
@@ -186,7 +187,7 @@ class LibraryLM(nn.Module):
                 tokens_BT, **{n: v for n, v in options.items() if n in self._takes}
             )
         logits = outputs.logits[:, -1]
-        return logits.to(wide(logits.dtype)), close_cache(state)
+        return logits.to(wide(logits.dtype)), close_cache(state, slots)
 
 
 def _kv_heads(config: Any) -> int:

@@ -214,6 +214,10 @@ class CausalLM(nn.Module):
         layers = range(self.config.num_hidden_layers)
         return {f"layers.{i}.{name}": shape for i in layers for name in ("keys", "values")}
 
+    def cache_windows(self) -> dict[str, int]:
+        """Entries of a cache that hold a window alone: none."""
+        return {}
+
     def forward(
         self,
         tokens_BT: Tensor,
