@@ -382,9 +382,7 @@ class _Rounds:
             for row in free:
                 live.pop(row, None)
 
-    def tiles(
-        self, requests: Sequence[_Request], together: int, *, keep_snapshots: bool
-    ) -> None:
+    def tiles(self, requests: Sequence[_Request], together: int, *, keep_snapshots: bool) -> None:
         """Generates in tiles of rows with caches of one size.
 
         Args:
