@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-from jaxsr.data.host_cache import free_memory_bytes
 from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel, find_model
@@ -31,19 +30,13 @@ def configured_model(config: RestoreConfig, chosen: str = "clean") -> Restoratio
     )
 
 
-def make_tiler(
-    model: RestorationModel,
-    config: RestoreConfig,
-    sizes: Iterable[Size],
-    memory_bytes: int | None = None,
-) -> Tiler:
-    """The tiler for pictures of these sizes, and for so much memory."""
+def make_tiler(model: RestorationModel, config: RestoreConfig, sizes: Iterable[Size]) -> Tiler:
+    """The tiler for pictures of these sizes."""
     return Tiler(
         model.reach,
         tile=config.tile,
         approximate=config.tiling == "approximate",
         uncut=config.tiling == "off",
-        memory_bytes=memory_bytes,
         sizes=sizes,
     )
 
@@ -68,9 +61,8 @@ def make_restorer(
     progress: Callable[[int], None] = lambda pixels: None,
 ) -> tuple[Restorer, Runner, Tiler]:
     """The pipeline for pictures of these sizes, its runner and its tiler."""
+    tiler = make_tiler(model, config, sizes)
     runner, batch = tile_runner(model, config)
-    memory = free_memory_bytes() // batch if runner.platform == "cpu" else None
-    tiler = make_tiler(model, config, sizes, memory)
     host = runner
     if config.engine == "jax":
         around = around_tiles(model.value_range, ensemble=config.ensemble)

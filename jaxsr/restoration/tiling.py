@@ -70,8 +70,8 @@ class Plan:
         return self.shape[0] * self.shape[1] * sum(len(row) for row in self.rows)
 
 
-class TooLargeAtOnce(InputError):
-    """A network was given more than memory holds, and needs that much at once to be exact."""
+class WholePictureTooLarge(InputError):
+    """A network with global statistics was given more than it can take at once."""
 
 
 class Tiler:
@@ -82,7 +82,6 @@ class Tiler:
       tile: side of the largest tile in pixels. Default: from the network's memory needs.
       approximate: cut pictures even where that changes the result a little.
       uncut: never cut.
-      memory_bytes: what tiles may take; default: not looked at.
       sizes: of the pictures to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
 
@@ -97,11 +96,9 @@ class Tiler:
         tile: int | None = None,
         approximate: bool = False,
         uncut: bool = False,
-        memory_bytes: int | None = None,
         sizes: Iterable[Size] = (),
     ) -> None:
         self._reach = reach
-        self._memory_bytes = memory_bytes
         self._uncut = uncut or (reach.margin is None and not approximate)
         self.margin = APPROXIMATE_MARGIN if reach.margin is None else reach.margin
         if approximate and self.margin > LARGEST_EXACT_MARGIN:
@@ -142,11 +139,7 @@ class Tiler:
     def max_uncut_pixels(self) -> int:
         """Pixels of the largest picture that a network with global statistics is given at once."""
         # Four times a tile's memory: there is no other way to get this result.
-        return 4 * _TILE_BYTES // self._bytes_per_pixel
-
-    @property
-    def _bytes_per_pixel(self) -> int:
-        return max(self._reach.activation, 16) * 4 * _ALIVE
+        return 4 * _TILE_BYTES // (max(self._reach.activation, 16) * 4 * _ALIVE)
 
     def padded(self, size: Size) -> Size:
         """The size that a picture is mirrored out to, for networks with an internal stride."""
@@ -157,25 +150,12 @@ class Tiler:
         """The tiles of a picture of this size.
 
         Raises:
-          TooLargeAtOnce: it may not be cut, and is too large to be treated whole; or tiles with
-            room for the network's margin take more memory than there is.
+          WholePictureTooLarge: it may not be cut, and is too large to be treated whole.
         """
-        plan = self._plan(size)
-        needed = math.prod(plan.shape) * self._bytes_per_pixel
-        if self._memory_bytes is not None and needed > self._memory_bytes and not self._uncut:
-            raise TooLargeAtOnce(
-                f"tiles of {plan.shape[1]}×{plan.shape[0]} pixels would need about "
-                f"{needed / 1e9:.1f} GB, and {self._memory_bytes / 1e9:.1f} GB are free: this "
-                f"network reads {self.margin} pixels beyond each side; --tiling approximate cuts "
-                f"smaller ones, which overlap by {APPROXIMATE_MARGIN} pixels"
-            )
-        return plan
-
-    def _plan(self, size: Size) -> Plan:
         size = self.padded(size)
         if self._uncut:
             if self._reach.margin is None and math.prod(size) > self.max_uncut_pixels:
-                raise TooLargeAtOnce(
+                raise WholePictureTooLarge(
                     f"{size[1]}×{size[0]} pixels at once would need more than "
                     f"{4 * _TILE_BYTES >> 20} MB, and this network cannot be tiled exactly "
                     f"({self._reach.cause}); --tiling approximate cuts it all the same, "
