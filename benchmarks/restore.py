@@ -101,7 +101,7 @@ def _restorer(
             select_platform("auto", simulated_devices=config.devices)
         model = configured_model(config)
         if contender in (*JAX, "eager"):
-            engine, batch = tile_runner(model, config)
+            engine, batch = tile_runner(model, config, Tiler(model.reach, sizes=[size]))
         else:
             engine = TorchRunner(
                 model.network,

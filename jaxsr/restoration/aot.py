@@ -28,6 +28,6 @@ def run(config: RestoreConfig) -> int:
         return compile_at
 
     devices = len(topology.devices)
-    batch = (config.batch or BATCH_ELSEWHERE) * devices
+    batch = (config.batch or tiler.at_once(BATCH_ELSEWHERE)) * devices
     programs = [program(*shape) for shape in sorted(shapes)]
     return compile_batches(programs, config, batch=batch, step=devices)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -65,10 +65,8 @@ def _names(network: nn.Module, coverage: Coverage) -> Iterator[None]:
     def enter(module: nn.Module, _inputs: tuple) -> None:
         coverage.path.append(names.get(module, type(module).__name__))
 
-    def leave(_module: nn.Module, _inputs: tuple, output: object) -> None:
+    def leave(_module: nn.Module, _inputs: tuple, _output: object) -> None:
         coverage.path.pop()
-        if isinstance(output, Tensor):
-            coverage.largest = max(coverage.largest, output.numel())
 
     with register_module_forward_pre_hook(enter), register_module_forward_hook(leave):
         yield

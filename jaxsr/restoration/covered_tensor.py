@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from jaxsr.restoration.coverage_ranges import Range
+from jaxsr.restoration.live_values import LiveValues
 
 _MOST_CHECKED = 2**16
 """Entries of a range that are looked at for global operations; those have few."""
@@ -34,8 +35,8 @@ class Coverage:
     """Operations that may treat rows by their position, in order of execution."""
     unknown_operations: list[str] = field(default_factory=list)
     """Operators without a rule."""
-    largest: int = 0
-    """Values of the largest tensor that a submodule returned."""
+    live: LiveValues = field(default_factory=LiveValues)
+    """Values that were alive at once."""
     path: list[str] = field(default_factory=list)
     """Submodules that are running, by name and class."""
     versions: dict[int, int] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class CoveredTensor(Tensor):
         made.meta, made.range, made.coverage = meta, range, coverage
         made.hidden, made.weights = None, False
         made.version = coverage.versions.setdefault(_storage(meta), 0)
+        coverage.live.hold(made, meta)
         return made
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]

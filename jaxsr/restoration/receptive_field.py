@@ -31,6 +31,7 @@ from jaxsr.errors import InputError, UserError
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.restoration.coverage import cover
 from jaxsr.restoration.covered_tensor import CoveredTensor, NotAnalysedError
+from jaxsr.restoration.live_values import most_live_values
 from jaxsr.restoration.probing import first_global, is_periodic, picture, probe_margin
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ class Reach:
     """Tiles start at multiples of this."""
     cause: str = ""
     """Where there is no margin: what in the network makes it so."""
-    activation: int = 0
-    """Values of the largest intermediate tensor, per input pixel."""
+    live: int = 0
+    """Values that are alive at once, at most, per input pixel."""
     least_side: int = 1
     """Pixels of the smallest picture that it takes, along each side."""
 
@@ -110,7 +111,7 @@ class _Axis:
     """Operations that may treat rows by their position."""
     cause: str
     """Where there is no margin: why."""
-    activation: int
+    live: int
 
 
 class _Measurement:
@@ -138,25 +139,25 @@ class _Measurement:
         # A copy: a forward may keep tensors in attributes, and these have no values.
         network = copy_module(self._network)
         down, across = self._axis(network, 2), self._axis(network, 3)
-        scale, activation = down.scale, max(down.activation, across.activation)
+        scale, live = down.scale, max(down.live, across.live)
         for one in (down, across):
             if one.margin is None:
-                return self._no_tiles(scale, one.cause, activation)
+                return self._no_tiles(scale, one.cause, live)
             if one.period is None:
-                return self._no_tiles(scale, f"{_POSITION}: {one.position[0]}", activation)
+                return self._no_tiles(scale, f"{_POSITION}: {one.position[0]}", live)
         margin = max(down.margin or 0, across.margin or 0)
         period = math.lcm(down.period or 1, across.period or 1)
         position = [*down.position, *across.position]
         if not position:
-            return self._tiles(scale, margin, period, activation)
+            return self._tiles(scale, margin, period, live)
         # A network that treats both axes alike is tried along one.
         axes = (2,) if down == across else (2, 3)
         tried = [period * k for k in (1, 2, 3, 4, 6, 8, 16, 32, 64)]
         for candidate in [p for p in tried if p == period or p <= _MOST_PERIOD]:
             aligned = math.ceil(margin / candidate) * candidate
             if self._periodic(candidate, aligned, scale, axes):
-                return self._tiles(scale, aligned, candidate, activation)
-        return self._no_tiles(scale, f"{_POSITION}: {position[0]}", activation)
+                return self._tiles(scale, aligned, candidate, live)
+        return self._no_tiles(scale, f"{_POSITION}: {position[0]}", live)
 
     def _axis(self, network: nn.Module, axis: int) -> "_Axis":
         """Follows the ranges along one axis, on longer and longer pictures."""
@@ -175,7 +176,7 @@ class _Measurement:
                 position=tuple(coverage.position_operations),
                 cause=coverage.global_operation
                 or f"it reads more than {_LENGTHS[-1] * 2 // 5} pixels",
-                activation=math.ceil(coverage.largest / (rows * columns)),
+                live=math.ceil(coverage.live.most / (rows * columns)),
             )
             if margin is not None or not (coverage.global_operation or "view").startswith(_LOCAL):
                 break
@@ -194,16 +195,14 @@ class _Measurement:
                     raise
         raise AssertionError
 
-    def _tiles(self, scale: int, margin: int, period: int, activation: int) -> Reach:
+    def _tiles(self, scale: int, margin: int, period: int, live: int) -> Reach:
         period = math.lcm(period, self._multiple)
         margin = math.ceil(margin / period) * period
-        return Reach(
-            scale=scale, margin=margin, period=period, activation=activation, least_side=self._least
-        )
+        return Reach(scale=scale, margin=margin, period=period, live=live, least_side=self._least)
 
-    def _no_tiles(self, scale: int, cause: str, activation: int) -> Reach:
+    def _no_tiles(self, scale: int, cause: str, live: int) -> Reach:
         return Reach(
-            scale=scale, margin=None, period=self._multiple, cause=cause, activation=activation,
+            scale=scale, margin=None, period=self._multiple, cause=cause, live=live,
             least_side=self._least,
         )  # fmt: skip
 
@@ -229,7 +228,8 @@ class _Measurement:
         side = self._side(_WIDTHS[-1])
         output = self._network(picture(self._channels, side, side))
         scale = _scale(self._network, output, self._channels, side, side, 2)
-        activation = math.ceil(output.numel() / side**2)
+        trial = picture(self._channels, side, side)
+        live = math.ceil(most_live_values(self._network, trial) / side**2)
         margin, period = None, None
         for length in (self._side(length) for length in _PROBED):
             if length < _widest_layer(self._network):
@@ -246,18 +246,18 @@ class _Measurement:
         if margin is None:
             cause = first_global(self._network, channels=self._channels, side=side)
             cause = cause or "each output pixel depends on the whole picture"
-            return self._no_tiles(scale, cause, activation)
+            return self._no_tiles(scale, cause, live)
         if period is None:
-            return self._no_tiles(scale, _POSITION, activation)
+            return self._no_tiles(scale, _POSITION, live)
         if period == 1:
-            return self._tiles(scale, margin, 1, activation)
+            return self._tiles(scale, margin, 1, live)
         # Measured again from whole blocks: pixels of one block may reach differently far.
         for length in (self._side(length) for length in _PROBED):
             if length > margin and length % period == 0:
                 block_margin = self._probed_margin(length, scale, block=period)
                 if block_margin is not None:
-                    return self._tiles(scale, block_margin, period, activation)
-        return self._no_tiles(scale, f"it reads more than {_PROBED[-1]} pixels", activation)
+                    return self._tiles(scale, block_margin, period, live)
+        return self._no_tiles(scale, f"it reads more than {_PROBED[-1]} pixels", live)
 
     def _probed_margin(self, length: int, scale: int, *, block: int) -> int | None:
         margins = []

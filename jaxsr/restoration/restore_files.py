@@ -164,7 +164,8 @@ def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
         inner = tiler.side - 2 * tiler.margin
         print(
             f"note: exact tiles of this network overlap by {tiler.margin} pixels on each side: "
-            f"{(tiler.side / inner) ** 2:.1f} times the work where a picture is cut. "
+            f"{(tiler.side / inner) ** 2:.1f} times the work where a picture is cut, and "
+            f"{tiler.tile_bytes((tiler.side, tiler.side)) / 2**30:.1f} GiB for each tile. "
             f"--tiling approximate {changed}",
             flush=True,
         )

@@ -11,7 +11,7 @@ from jaxsr.runtime.runner import Runner, open_runner
 from jaxsr.runtime.torch_runner import TorchRunner
 
 BATCH_ELSEWHERE = 8
-"""Tiles for an accelerator, most of which one leaves idle; on a CPU more only take memory."""
+"""Most tiles for an accelerator, which one leaves idle; on a CPU more only take memory."""
 
 
 def configured_model(config: RestoreConfig, chosen: str = "clean") -> RestorationModel:
@@ -41,7 +41,7 @@ def make_tiler(model: RestorationModel, config: RestoreConfig, sizes: Iterable[S
     )
 
 
-def tile_runner(model: RestorationModel, config: RestoreConfig) -> tuple[Runner, int]:
+def tile_runner(model: RestorationModel, config: RestoreConfig, tiler: Tiler) -> tuple[Runner, int]:
     """The runner of tiles, and how many it takes at once.
 
     Raises:
@@ -49,7 +49,7 @@ def tile_runner(model: RestorationModel, config: RestoreConfig) -> tuple[Runner,
     """
     around = around_tiles(model.value_range, ensemble=config.ensemble)
     runner = open_runner(model.network, config, around=around, lane_folding=config.lane_folding)
-    batch = config.batch or (1 if runner.platform == "cpu" else BATCH_ELSEWHERE)
+    batch = config.batch or (1 if runner.platform == "cpu" else tiler.at_once(BATCH_ELSEWHERE))
     return runner, batch * config.devices
 
 
@@ -62,7 +62,7 @@ def make_restorer(
 ) -> tuple[Restorer, Runner, Tiler]:
     """The pipeline for pictures of these sizes, its runner and its tiler."""
     tiler = make_tiler(model, config, sizes)
-    runner, batch = tile_runner(model, config)
+    runner, batch = tile_runner(model, config, tiler)
     host = runner
     if config.engine == "jax":
         around = around_tiles(model.value_range, ensemble=config.ensemble)

@@ -21,9 +21,11 @@ Size = tuple[int, int]
 MOST_PROGRAMS = 4
 """Tile shapes, and so compilations, that any number of picture sizes leads to."""
 
-# What one device may spend on a tile's largest intermediate tensors, three alive at once.
-_TILE_BYTES = 384 * 2**20
-_ALIVE = 3
+# What a tile's values may take on a device while the network runs.
+_TILE_BYTES = 512 * 2**20
+MOST_BYTES = 8 * 2**30
+"""Of one with a margin too large for that, or of a picture that cannot be cut: half the memory of
+an ordinary machine."""
 _LARGEST_TILE = 512
 # Results come back to the host as float32, and a row of them makes a band.
 _LARGEST_RESULT = 1536
@@ -85,6 +87,8 @@ class Tiler:
       sizes: of the pictures to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
 
+    A tile that is not asked for takes at most `MOST_BYTES`.
+
     A `tile` that is too small for the network's margin becomes one that takes them and 32
     pixels more, and `note` says so.
     """
@@ -104,6 +108,7 @@ class Tiler:
         if approximate and self.margin > LARGEST_EXACT_MARGIN:
             self.margin = APPROXIMATE_MARGIN
         self.margin = self._aligned(self.margin)
+        self._asked = tile is not None
         self.side = self._aligned(tile or self._default_side())
         least = self._aligned(max(2 * self.margin + reach.period, reach.least_side))
         self.note = ""
@@ -120,6 +125,7 @@ class Tiler:
             sides.append(self._aligned(sides[-1] // 2))
         self._ladder = tuple((side, side) for side in sides)
         known = {self.padded(size) for size in sizes}
+        self._known = known
         splits = (len(self._splits(length)) for length in chain(*known))
         can_be_fitted = len(known) <= 2 and max(splits, default=0) <= _MOST_FITTED
         self._fitted = {size: self._fit(size) for size in known} if can_be_fitted else {}
@@ -128,18 +134,31 @@ class Tiler:
         return math.ceil(length / self._reach.period) * self._reach.period
 
     def _default_side(self) -> int:
-        # A picture treated whole has four times a tile's memory.
-        affordable = math.isqrt(self.max_uncut_pixels // 4) // 32 * 32
+        affordable = math.isqrt(_TILE_BYTES // self._pixel_bytes) // 32 * 32
         most = min(affordable, _LARGEST_TILE, _LARGEST_RESULT // self._reach.scale)
         # A margin too large for that: as much as memory allows.
-        wide = min(_MARGINS_PER_TILE * self.margin, math.isqrt(self.max_uncut_pixels))
-        return max(most, wide, 3 * self.margin, _SMALLEST_TILE)
+        largest = math.isqrt(self.max_pixels) // self._reach.period * self._reach.period
+        wide = min(_MARGINS_PER_TILE * self.margin, largest)
+        return max(most, wide, min(3 * self.margin, largest), _SMALLEST_TILE)
 
     @property
-    def max_uncut_pixels(self) -> int:
-        """Pixels of the largest picture that a network with global statistics is given at once."""
-        # Four times a tile's memory: there is no other way to get this result.
-        return 4 * _TILE_BYTES // (max(self._reach.activation, 16) * 4 * _ALIVE)
+    def _pixel_bytes(self) -> int:
+        return 4 * max(self._reach.live, 48)
+
+    @property
+    def max_pixels(self) -> int:
+        """Pixels of the largest tile, or picture that cannot be cut, within `MOST_BYTES`."""
+        return MOST_BYTES // self._pixel_bytes
+
+    def tile_bytes(self, shape: Size) -> int:
+        """What a tile's values take while the network runs, in float32."""
+        return math.prod(shape) * self._pixel_bytes
+
+    def at_once(self, most: int) -> int:
+        """Tiles of any shape, from 1 to `most`, that take `MOST_BYTES` together."""
+        shapes = self._known if self._uncut else [*self._fitted.values()] or [self._ladder[0]]
+        largest = max(map(self.tile_bytes, shapes), default=MOST_BYTES)
+        return max(1, min(most, MOST_BYTES // largest))
 
     def padded(self, size: Size) -> Size:
         """The size that a picture is mirrored out to, for networks with an internal stride."""
@@ -150,18 +169,27 @@ class Tiler:
         """The tiles of a picture of this size.
 
         Raises:
-          WholePictureTooLarge: it may not be cut, and is too large to be treated whole.
+          WholePictureTooLarge: it may not be cut, or the margins leave only larger tiles, and it
+            is too large to be treated whole.
         """
         size = self.padded(size)
         if self._uncut:
-            if self._reach.margin is None and math.prod(size) > self.max_uncut_pixels:
+            if self._reach.margin is None and math.prod(size) > self.max_pixels:
                 raise WholePictureTooLarge(
-                    f"{size[1]}×{size[0]} pixels at once would need more than "
-                    f"{4 * _TILE_BYTES >> 20} MB, and this network cannot be tiled exactly "
+                    f"{self._needs(size)}, and this network cannot be tiled exactly "
                     f"({self._reach.cause}); --tiling approximate cuts it all the same, "
                     "--tiling off insists"
                 )
             return self._cut(size, size, compiled=True)
+        least = math.prod(
+            min(side, length) for side, length in zip(self._ladder[-1], size, strict=True)
+        )
+        if not self._asked and min(math.prod(size), least) > self.max_pixels:
+            raise WholePictureTooLarge(
+                f"{self._needs(self._ladder[-1])}, and exact tiles of this network, with "
+                f"{self.margin} pixels around each, are no smaller; --tiling approximate cuts it "
+                f"with {APPROXIMATE_MARGIN}, --tile {self.side} insists"
+            )
         if size in self._fitted:
             return self._cut(size, self._fitted[size], compiled=True)
         fitting = [s for s in self._ladder if s[0] <= min(size)]
@@ -169,8 +197,13 @@ class Tiler:
             plans = [self._cut(size, shape, compiled=True) for shape in fitting]
             return min(plans, key=lambda plan: (plan.computed, -plan.shape[0]))
         # Narrower than any program's tile: such a picture is cut along its length only.
-        shape = min(size[0], 4 * self.side), min(size[1], 4 * self.side)
+        longest = self._aligned(max(self.side, min(4 * self.side, self.side**2 // min(size))))
+        shape = min(size[0], longest), min(size[1], longest)
         return self._cut(size, shape, compiled=False)
+
+    def _needs(self, size: Size) -> str:
+        needed, most = (n / 2**30 for n in (self.tile_bytes(size), MOST_BYTES))
+        return f"{size[1]}×{size[0]} pixels at once would need {needed:.1f} GiB, more than {most:g}"
 
     def insist(self, size: Size) -> Plan:
         """The picture as one tile, however large."""

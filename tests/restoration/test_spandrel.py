@@ -26,7 +26,7 @@ NETWORKS = {
     "ESRGAN": ("ESRGAN.__arch.RRDB:RRDBNet",
                {"in_nc": 3, "out_nc": 3, "num_filters": 16, "num_blocks": 1, "scale": 4}),
     "Real-ESRGAN x2": ("ESRGAN.__arch.RRDB:RRDBNet",
-                       {"in_nc": 3, "out_nc": 3, "num_filters": 16, "num_blocks": 1, "scale": 2,
+                       {"in_nc": 12, "out_nc": 3, "num_filters": 16, "num_blocks": 1, "scale": 4,
                         "shuffle_factor": 2}),
     "SPAN": ("SPAN.__arch.span:SPAN",
              {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 16, "upscale": 2}),

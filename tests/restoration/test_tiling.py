@@ -96,7 +96,7 @@ def test_networks_that_do_not_restore_are_refused():
 )
 def test_tiles_cover_each_pixel_once_with_their_margin(size, margin, period, side, fitted):
     aligned = -(-margin // period) * period
-    reach = Reach(scale=2, margin=aligned, period=period, activation=64)
+    reach = Reach(scale=2, margin=aligned, period=period, live=192)
     plan = Tiler(reach, tile=side, sizes=[size] if fitted else []).plan(size)
     height, width = plan.size
     assert height % period == width % period == 0
@@ -118,13 +118,13 @@ def test_tiles_cover_each_pixel_once_with_their_margin(size, margin, period, sid
 def test_a_hundred_sizes_need_at_most_four_programs():
     sizes = np.random.default_rng(0).integers(1, 2000, (100, 2)).tolist()
     for margin in (0, 4, 20, 40):
-        tiler = Tiler(Reach(scale=4, margin=margin, activation=200), sizes=map(tuple, sizes))
+        tiler = Tiler(Reach(scale=4, margin=margin, live=600), sizes=map(tuple, sizes))
         plans = [tiler.plan(tuple(size)) for size in sizes]
         assert len({plan.shape for plan in plans if plan.compiled}) <= MOST_PROGRAMS
 
 
 def test_fitted_tiles_waste_little():
-    reach = Reach(scale=4, margin=20, activation=64)
+    reach = Reach(scale=4, margin=20, live=192)
     for size, share in (((180, 320), 1.0), ((720, 1280), 1.25), ((4000, 4000), 1.25)):
         plan = Tiler(reach, sizes=[size]).plan(size)
         assert plan.computed <= share * size[0] * size[1]
@@ -140,12 +140,12 @@ def test_a_line_of_hundreds_of_millions_of_pixels_is_planned_at_once(monkeypatch
 
     monkeypatch.setattr(Tiler, "_share", counted)
     size = (64, 178_000_000)
-    Tiler(Reach(scale=2, margin=4, activation=16), sizes=[size])
+    Tiler(Reach(scale=2, margin=4, live=48), sizes=[size])
     assert len(shares) < 10_000
 
 
 def test_a_large_picture_is_not_cut_unasked():
-    reach = Reach(scale=4, margin=None, cause="InstanceNorm2d at 'body'", activation=1024)
+    reach = Reach(scale=4, margin=None, cause="InstanceNorm2d at 'body'", live=3072)
     with pytest.raises(
         WholePictureTooLarge, match=r"InstanceNorm2d at 'body'.*--tiling approximate"
     ):
@@ -163,7 +163,7 @@ def test_a_tile_too_small_for_the_margin_becomes_the_next_that_works():
 
 
 def test_approximate_tiles_do_not_overlap_by_a_large_margin():
-    reach = Reach(scale=4, margin=160, period=8, activation=1024)
+    reach = Reach(scale=4, margin=160, period=8, live=3072)
     assert Tiler(reach).margin == 160
     assert Tiler(reach, approximate=True).margin == 16
 
