@@ -73,7 +73,8 @@ def own_class(name: str) -> str | None:
 
 def options_of(name: str, *, small: bool) -> Options:
     """Keyword arguments of the class."""
-    return NETWORKS[name][2 if small else 1]
+    _, full, little = NETWORKS[name]
+    return little if small else full
 
 
 def published(name: str, *, small: bool = False) -> nn.Module:

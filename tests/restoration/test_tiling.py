@@ -17,7 +17,7 @@ from jaxsr.restoration.pictures import PictureError
 from jaxsr.restoration.pipeline import Restorer, Work
 from jaxsr.restoration.receptive_field import Reach, measure_reach
 from jaxsr.restoration.restore_arrays import ArraySink
-from jaxsr.restoration.tiling import MOST_PROGRAMS, Tiler, WholePictureTooLarge
+from jaxsr.restoration.tiling import MOST_BYTES, MOST_PROGRAMS, Tiler, WholePictureTooLarge
 from jaxsr.runtime.torch_runner import TorchRunner
 from tests.restoration import networks
 
@@ -166,6 +166,27 @@ def test_approximate_tiles_do_not_overlap_by_a_large_margin():
     reach = Reach(scale=4, margin=160, period=8, live=3072)
     assert Tiler(reach).margin == 160
     assert Tiler(reach, approximate=True).margin == 16
+
+
+def test_a_tile_takes_at_most_the_memory_that_is_said():
+    esrgan = Reach(scale=4, margin=349, live=2051)
+    for sizes in ([], [(720, 1280)], [(1500, 4000)]):
+        tiler = Tiler(esrgan, sizes=sizes)
+        for size in ((720, 1280), (1500, 4000), (700, 9000)):
+            shape = tiler.plan(size).shape
+            assert tiler.tile_bytes(shape) <= MOST_BYTES
+            assert tiler.at_once(8) == 1
+    assert Tiler(Reach(scale=4, margin=19, live=819)).at_once(8) == 8
+    assert Tiler(Reach(scale=4, margin=None, live=2051)).at_once(8) == 1  # of any size
+
+
+def test_margins_that_leave_only_larger_tiles_are_refused_unless_one_is_asked_for():
+    reach = Reach(scale=4, margin=349, live=9000)
+    with pytest.raises(WholePictureTooLarge, match=r"\d GiB.*349 pixels.*approximate.*--tile 730"):
+        Tiler(reach).plan((2000, 2000))
+    assert Tiler(reach).plan((300, 500)).shape == (300, 500)
+    assert Tiler(reach, tile=730).plan((2000, 2000)).shape == (730, 730)
+    assert len(Tiler(reach, approximate=True).plan((2000, 2000)).rows) > 1
 
 
 def test_small_pictures_are_filled_up_to_the_least_side():
