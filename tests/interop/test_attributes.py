@@ -1,5 +1,7 @@
 """What forward writes into attributes: caches of weights go through, state is refused."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,7 +138,8 @@ class Pyramid(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear, self.levels = nn.Linear(4, 4), None
+        self.linear = nn.Linear(4, 4)
+        self.levels: Any = None
 
     def build(self, x):
         self.levels = [x]
