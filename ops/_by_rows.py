@@ -39,6 +39,8 @@ class RowsCall:
     """Of the result. Default: that of the first operand."""
     in_place: bool = False
     """Whether the result takes the first operand's memory, and begins with its values."""
+    elementwise: bool = False
+    """Whether the kernel makes each element of the only operand's, so that any sharding is kept."""
     combine: Callable[[jax.Array, Any], jax.Array] = lax.psum
     """Makes a result without rows of those of each device's rows, over mesh axes."""
 
@@ -71,6 +73,9 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
     function = custom_partitioning(lambda *arrays: call.run(*arrays[:-1]))
 
     def partition(mesh: Any, arrays: Any, result: Any) -> Any:
+        if call.elementwise:
+            kept, replicated = arrays[0].sharding, NamedSharding(mesh, PartitionSpec())
+            return mesh, shard_of_elements, kept, (kept, replicated)
         axis = _rows_axis(mesh, call.has_rows, (*arrays[:-1], result))
         replicated, by_row = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (axis,)))
 
@@ -87,13 +92,17 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
         placed = [by_row if rows else replicated for rows in call.has_rows]
         return mesh, shard, placed[-1], (*placed[:-1], replicated)
 
+    def shard_of_elements(x: jax.Array, _: jax.Array) -> jax.Array:
+        return dataclasses.replace(call, shape=x.shape).run(x)
+
     terms = [
         " ".join(["n" if rows and i == 0 else f"a{number}_{i}" for i in range(rank)])
         for number, (rows, rank) in enumerate(
             zip(call.has_rows, (*ranks, len(call.shape)), strict=True)
         )
     ]
-    rule = f"{', '.join(terms[:-1])}, key -> {terms[-1]}"
+    result_terms = terms[0] if call.elementwise else terms[-1]
+    rule = f"{', '.join(terms[:-1])}, key -> {result_terms}"
     function.def_partition(partition=partition, sharding_rule=rule)
     return function
 

@@ -28,7 +28,8 @@ import ml_dtypes
 import numpy as np
 
 SWITCH = "JAXSR_CPU_KERNELS"
-"""Environment variable: `native` (default), or `xla` for programs of XLA's kernels alone."""
+"""Environment variable: `native` (default), `torch` for torch's calls of oneDNN alone, or `xla` for
+programs of XLA's kernels alone."""
 
 Arrays = Sequence[np.ndarray]
 Attributes = Mapping[str, Sequence[int]]
@@ -64,12 +65,23 @@ def enabled() -> bool:
     """Whether programs lowered for CPUs call kernels of other libraries.
 
     Raises:
-      ValueError: the environment variable has another value than `native` or `xla`.
+      ValueError: the environment variable has another value than `native`, `torch` or `xla`.
     """
+    return _switch() != "xla" and not _xla_only.get()
+
+
+def by_onednn() -> bool:
+    """Whether kernels call oneDNN by themselves, where it is installed."""
+    return _switch() == "native"
+
+
+def _switch() -> str:
     value = os.environ.get(SWITCH, "native")
-    if value not in ("native", "xla"):
-        raise ValueError(f"{SWITCH}={value!r}: must be 'native' or 'xla'; unset it for 'native'")
-    return value == "native" and not _xla_only.get()
+    if value not in ("native", "torch", "xla"):
+        raise ValueError(
+            f"{SWITCH}={value!r}: must be 'native', 'torch' or 'xla'; unset it for 'native'"
+        )
+    return value
 
 
 def kernel(name: str) -> Callable[[Kernel], str]:

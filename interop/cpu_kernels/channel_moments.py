@@ -21,8 +21,10 @@ _LANES = 1024
 @torch_kernel("jaxsr_channel_sums")
 def _sums(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
     (x,), out = inputs, outputs[0]
-    for pixels, sums in zip(_pixels(x, options), _by_row(out, options), strict=True):
-        torch.sum(pixels, 0, out=sums)
+    last = x.movedim(options["axis"][0], -1)
+    rows = last.shape[0] if options["by_row"][0] else 1
+    pixels = last.view(rows, -1, last.shape[-1])
+    torch.sum(pixels, 1, out=out.view(rows, -1))
 
 
 @torch_kernel("jaxsr_channel_moments")

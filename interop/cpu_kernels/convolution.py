@@ -1,4 +1,7 @@
-"""Torch's convolution kernels in JAX programs for CPUs: the result, and both gradients."""
+"""oneDNN's convolutions in JAX programs for CPUs: the result, and both gradients.
+
+By oneDNN's own interface where it is installed, otherwise by torch.
+"""
 
 import functools
 import struct
@@ -8,6 +11,7 @@ from typing import Any
 import jax
 import torch
 
+from jaxsr.interop.cpu_kernels import onednn
 from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
@@ -28,7 +32,7 @@ _FOLLOWERS: dict[str, Any] = {
     "logistic": lambda out, y: torch.sigmoid(y, out=out),
     "add": lambda out, y, other: torch.add(y, other, out=out),
 }
-"""Write what follows a convolution into its place in XLA's memory, in one pass.
+"""Write what follows a convolution into its place in XLA's memory, in one pass. `y` may lie there.
 
 oneDNN does the same within its convolution, but makes zeros of the NaN that meet a ReLU.
 """
@@ -37,11 +41,14 @@ oneDNN does the same within its convolution, but makes zeros of the NaN that mee
 def _out(inputs: Tensors, outputs: Tensors, options: Attributes, *, follower: str) -> None:
     x, w, *rest = inputs
     bias = rest.pop(0) if options["has_bias"][0] else None
-    y = aten.convolution(_images(x, options), w, bias, *_options(options))
+    x, out = _images(x, options), _images(outputs[0], options)
+    in_place = onednn.convolve("out", x, w, out, _geometry(options), bias)
+    y = out if in_place else aten.convolution(x, w, bias, *_options(options))
     operands: list[Any] = [_images(other, options) for other in rest]
     if follower == "leaky_relu":
         operands = [_number(options["slope"])]
-    _FOLLOWERS[follower](_images(outputs[0], options), y, *operands)
+    if follower or not in_place:
+        _FOLLOWERS[follower](out, y, *operands)
 
 
 _FOLLOWED = {
@@ -55,13 +62,17 @@ _FOLLOWED = {
 @torch_kernel("jaxsr_convolution_input")
 def _input(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
     (w, g), out = inputs, _images(outputs[0], options)
-    out.copy_(_backward(_images(g, options), out, w, options, which=0))
+    g = _images(g, options)
+    if not onednn.convolve("input", g, w, out, _geometry(options)):
+        out.copy_(_backward(g, out, w, options, which=0))
 
 
 @torch_kernel("jaxsr_convolution_weight")
 def _weight(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
     (x, g), out = inputs, outputs[0]
-    out.copy_(_backward(_images(g, options), _images(x, options), out, options, which=1))
+    x, g = _images(x, options), _images(g, options)
+    if not onednn.convolve("weight", x, g, out, _geometry(options)):
+        out.copy_(_backward(g, x, out, options, which=1))
 
 
 def _backward(g: Any, x: Any, w: Any, options: Attributes, *, which: int) -> torch.Tensor:
@@ -69,6 +80,11 @@ def _backward(g: Any, x: Any, w: Any, options: Attributes, *, which: int) -> tor
     mask = [which == i for i in range(3)]
     results = aten.convolution_backward(g, x, w, None, *_options(options), mask)
     return results[which]
+
+
+def _geometry(options: Attributes) -> onednn.Geometry:
+    axes = (tuple(options[name]) for name in ("stride", "padding", "dilation"))
+    return onednn.Geometry(*axes, options["groups"][0])
 
 
 def _options(options: Attributes) -> tuple[Any, ...]:

@@ -21,5 +21,6 @@ def stored_by_call(x: jax.Array) -> jax.Array:
         has_rows=(True, True),
         channels_last=(False, False),
         in_place=True,
+        elementwise=True,
     )
     return call(x)

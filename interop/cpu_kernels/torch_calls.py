@@ -1,5 +1,7 @@
 """Functions of torch tensors as XLA custom calls in programs for CPUs."""
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ def torch_kernel(name: str) -> Callable[[TorchKernel], str]:
             if torch.get_num_threads() != threads:
                 # OpenMP's count belongs to the calling thread, and XLA calls from its own.
                 torch.set_num_threads(threads)
-            with torch.no_grad():
+            with _turns(threads), torch.no_grad():
                 function([_tensor(a) for a in inputs], [_tensor(a) for a in outputs], attributes)
 
         return cpu_calls.kernel(name)(of_arrays)
@@ -41,6 +43,13 @@ def torch_call(
     """A `RowsCall` of a torch kernel, which computes with this device's share of the threads."""
     options = (*options, ("threads", (threads_per_call(),)))
     return RowsCall(kernel=kernel, options=options, **fields)(*operands)
+
+
+@functools.cache
+def _turns(threads: int) -> threading.Semaphore:
+    """As many calls at a time as there are threads for. XLA runs independent operations side by
+    side: calls that share the cores take each other's caches, and wait for each other's threads."""
+    return threading.Semaphore(max(1, _torch_threads // threads))
 
 
 def threads_per_call() -> int:

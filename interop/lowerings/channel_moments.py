@@ -21,7 +21,7 @@ from jaxsr.interop.cpu_kernels.channel_moments import (
     channel_moments_by_torch,
     channel_sums_by_torch,
 )
-from jaxsr.interop.cpu_kernels.choice import sums_by_torch
+from jaxsr.interop.cpu_kernels.choice import moments_by_torch, sums_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike
 from jaxsr.ops._cpu_primitives import cpu_primitive
 
@@ -81,10 +81,10 @@ def _plain_sums(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
 
 def _plain_moments(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
     pixels = _pixels(x, axis, by_row)
-    mean = _plain_sums(x, axis=axis, by_row=by_row) / pixels
+    mean = channel_sums(x, axis=axis, by_row=by_row) / pixels
     # Centred before squaring: E[x²] − E[x]² loses everything when the mean dwarfs the spread.
     squares = jnp.square(x - _at_pixels(mean, shape=x.shape, axis=axis))
-    return jnp.stack([mean, _plain_sums(squares, axis=axis, by_row=by_row) / pixels], -2)
+    return jnp.stack([mean, channel_sums(squares, axis=axis, by_row=by_row) / pixels], -2)
 
 
 def _plain_affine(
@@ -97,7 +97,7 @@ def _plain_affine(
 def _plain_dots(g: jax.Array, x: jax.Array, mean: jax.Array, *, axis: int) -> jax.Array:
     products = g * (x - _at_pixels(mean, shape=x.shape, axis=axis))
     by_row = mean.ndim == 2
-    return jnp.stack([_plain_sums(each, axis=axis, by_row=by_row) for each in (g, products)], -2)
+    return jnp.stack([channel_sums(each, axis=axis, by_row=by_row) for each in (g, products)], -2)
 
 
 def _pixels(x: Any, axis: int, by_row: bool) -> int:
@@ -114,17 +114,17 @@ def shape_option(*_: Any, shape: tuple[int, ...], **__: Any) -> tuple[int, ...]:
 
 
 def _sums_on_cpu(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
-    by_torch = sums_by_torch(x, by_row=by_row)
+    by_torch = sums_by_torch(x)
     return (channel_sums_by_torch if by_torch else _plain_sums)(x, axis=axis, by_row=by_row)
 
 
 def _moments_on_cpu(x: jax.Array, *, axis: int, by_row: bool) -> jax.Array:
-    by_torch = sums_by_torch(x, by_row=by_row)
+    by_torch = moments_by_torch(x, by_row=by_row)
     return (channel_moments_by_torch if by_torch else _plain_moments)(x, axis=axis, by_row=by_row)
 
 
 def _dots_on_cpu(g: jax.Array, x: jax.Array, mean: jax.Array, *, axis: int) -> jax.Array:
-    by_torch = sums_by_torch(x, by_row=mean.ndim == 2)
+    by_torch = moments_by_torch(x, by_row=mean.ndim == 2)
     return (channel_dots_by_torch if by_torch else _plain_dots)(g, x, mean, axis=axis)
 
 

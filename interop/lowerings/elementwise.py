@@ -19,6 +19,7 @@ from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
+from jaxsr.interop.lowerings.stored import stored
 
 aten = torch.ops.aten
 
@@ -127,10 +128,30 @@ def hardsigmoid(x: jax.Array) -> jax.Array:
 # ---- rectifiers and signs: slope at exactly zero
 
 
+_LEAST_STORED = 1 << 15
+"""Elements from which on a pass over them costs more than the call that stores them."""
+
+
+@jax.custom_jvp
+def _rectified(x: jax.Array) -> jax.Array:
+    return jnp.where((x > 0) | is_nan(x), x, jnp.zeros((), x.dtype))
+
+
+@_rectified.defjvp
+def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (tangent,) = tangents
+    out = _rectified(*primals)
+    # The mask is taken from the result, as torch does. Stored, because XLA's CPU fusions would
+    # write the input, read it for the mask, and read both for the result.
+    if out.size >= _LEAST_STORED:
+        out = stored(out)
+    return out, jnp.where((out > 0) | is_nan(out), tangent, jnp.zeros((), tangent.dtype))
+
+
 @lowers(aten.relu.default)
 @jax.jit
 def relu(x: jax.Array) -> jax.Array:
-    return jnp.where((x > 0) | is_nan(x), x, jnp.zeros((), x.dtype))
+    return _rectified(x)
 
 
 @lowers(aten.leaky_relu.default)

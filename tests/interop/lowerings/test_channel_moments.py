@@ -21,7 +21,7 @@ LAYOUTS = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def small_rows_too(monkeypatch):
-    monkeypatch.setattr(choice, "_LEAST_SUMMED_BY_ROW", 1 << 10)
+    monkeypatch.setattr(choice, "_LEAST_MOMENTS_BY_ROW", 1 << 10)
 
 
 @pytest.fixture(params=["native", "xla"])

@@ -1,0 +1,345 @@
+"""oneDNN's convolutions by its C interface, where a library of its own is installed.
+
+torch calls the same kernels, but gives them memory of its own: what a program of XLA's wants in
+its memory costs a copy, and each call an allocation. `pip install onednn-cpu-gomp` (the extra
+`cpu`) brings oneDNN as a library with the interface that torch hides. With the same kernels the
+results are torch's to the bit.
+
+float32, channels last in memory; `convolve` says where torch has to compute. References: oneDNN's
+developer guide, `dnnl.h` of version 3.
+"""
+
+import ctypes
+import ctypes.util
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import threading
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_int, c_int64, c_size_t, c_uint, c_void_p
+from typing import Any, Literal
+
+import torch
+
+from jaxsr.ops._cpu_calls import by_onednn
+
+Role = Literal["out", "input", "weight"]
+
+DISTRIBUTION = "onednn-cpu-gomp"
+"""On PyPI: oneDNN for GNU's OpenMP, which torch's own threads come from."""
+
+# Of dnnl_types.h.
+_CPU, _OPENMP, _FLOAT32, _ANY_FORMAT = 1, 2, 3, 1
+_OUT_OF_MEMORY = 1
+_FORWARD_TRAINING, _DIRECT, _USER_SCRATCHPAD = 64, 1, 1
+_WEIGHTS_MD, _DIFF_WEIGHTS_MD, _SCRATCHPAD_MD = 131, 132, 136
+_SRC, _DST, _WEIGHTS, _BIAS, _SCRATCHPAD = 1, 17, 33, 41, 80
+_DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 129, 145, 161
+_NO_MEMORY_YET = c_void_p(2**64 - 1)
+
+
+class _Version(Structure):
+    _fields_ = [
+        ("major", c_int), ("minor", c_int), ("patch", c_int), ("hash", c_void_p),
+        ("cpu_runtime", c_uint), ("gpu_runtime", c_uint),
+    ]  # fmt: skip
+
+
+class _Argument(Structure):
+    _fields_ = [("index", c_int), ("memory", c_void_p)]
+
+
+@functools.cache
+def version() -> str | None:
+    """Of the library that `convolve` calls; None where there is none."""
+    library = _library()
+    return None if library is None else _version_of(library)
+
+
+@functools.cache
+def _library() -> Any:
+    """oneDNN 3 that computes with OpenMP, or None."""
+    path = _installed() or ctypes.util.find_library("dnnl")
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(path)
+    except OSError:  # another system's, or without the OpenMP that it needs
+        return None
+    library.dnnl_version.restype = POINTER(_Version)
+    library.dnnl_primitive_desc_query_md.restype = c_void_p
+    library.dnnl_memory_desc_get_size.restype = c_size_t
+    found = library.dnnl_version().contents
+    return library if (found.major, found.cpu_runtime) == (3, _OPENMP) else None
+
+
+def _installed() -> str | None:
+    """The library's file in the distribution from PyPI."""
+    try:
+        files = importlib.metadata.files(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((str(f.locate()) for f in files if f.name == "libdnnl.so.3"), None)
+
+
+def _version_of(library: Any) -> str:
+    v = library.dnnl_version().contents
+    return f"{v.major}.{v.minor}.{v.patch}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Of a convolution: a number for each spatial axis, and the groups of channels."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def convolve(
+    role: Role,
+    image: torch.Tensor,
+    other: torch.Tensor,
+    result: torch.Tensor,
+    geometry: Geometry,
+    bias: torch.Tensor | None = None,
+) -> bool:
+    """Writes a convolution or one of its gradients into `result`.
+
+    Args:
+      role: which array of the convolution the result is: `out` of (x, w), `input` of (g, w),
+        `weight` of (x, g).
+      image: (N, C, ...), the first operand.
+      other: the second one.
+      result: written in place.
+      geometry: of the convolution.
+      bias: (O,), for `out`.
+
+    Returns:
+      Whether it was done. Otherwise nothing was, and torch has to: without the library, for other
+      dtypes, and for images whose channels are not last in memory.
+    """
+    if not by_onednn() or _library() is None:
+        return False
+    x, w, y = {
+        "out": (image, other, result),
+        "input": (result, other, image),
+        "weight": (image, result, other),
+    }[role]
+    if any(t.dtype != torch.float32 for t in (x, w, y)) or not w.is_contiguous():
+        return False
+    if not all(t.movedim(1, -1).is_contiguous() for t in (x, y)):
+        return False
+    plans = _of_thread.__dict__.setdefault("plans", functools.lru_cache(1024)(_plan))
+    plan = plans(
+        role, tuple(x.shape), tuple(w.shape), tuple(y.shape), bias is not None, geometry,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    if plan is None:
+        return False
+    plan.run(x, w, y, bias)
+    return True
+
+
+_of_thread = threading.local()
+"""Plans belong to a thread: their memory objects point to the arrays of the call that runs."""
+
+
+class _Failed(RuntimeError):
+    """oneDNN has no such primitive, or no memory for it."""
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(_library(), name)(*arguments)
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(f"oneDNN: {name}: out of memory")
+    if status:
+        raise _Failed(f"oneDNN: {name} returned status {status}")
+
+
+class _Handle:
+    """An object of oneDNN's, destroyed with this one."""
+
+    def __init__(self, kind: str, create: str, *arguments: Any) -> None:
+        self.pointer = c_void_p()
+        _call(create, byref(self.pointer), *arguments)
+        destroy = getattr(_library(), f"dnnl_{kind}_destroy")
+        weakref.finalize(self, destroy, self.pointer).atexit = False
+
+
+@functools.cache
+def _engine() -> _Handle:
+    return _Handle("engine", "dnnl_engine_create", _CPU, c_size_t(0))
+
+
+@functools.cache
+def _stream() -> _Handle:
+    return _Handle("stream", "dnnl_stream_create", _engine().pointer, 1)
+
+
+@functools.cache
+def _attributes() -> _Handle:
+    handle = _Handle("primitive_attr", "dnnl_primitive_attr_create")
+    _call("dnnl_primitive_attr_set_scratchpad_mode", handle.pointer, _USER_SCRATCHPAD)
+    return handle
+
+
+def _numbers(values: Sequence[int]) -> Any:
+    return (c_int64 * 12)(*values)
+
+
+def _strided(shape: Sequence[int], strides: Sequence[int]) -> _Handle:
+    """A memory descriptor."""
+    return _Handle(
+        "memory_desc", "dnnl_memory_desc_create_with_strides", len(shape), _numbers(shape),
+        _FLOAT32, _numbers(strides),
+    )  # fmt: skip
+
+
+def _any_layout(shape: Sequence[int]) -> _Handle:
+    """A memory descriptor whose layout oneDNN chooses."""
+    return _Handle(
+        "memory_desc", "dnnl_memory_desc_create_with_tag", len(shape), _numbers(shape), _FLOAT32,
+        _ANY_FORMAT,
+    )  # fmt: skip
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _channels_last(shape: Sequence[int]) -> tuple[int, ...]:
+    rows, *spatial, channels = _contiguous((shape[0], *shape[2:], shape[1]))
+    return (rows, channels, *spatial)
+
+
+class _Primitive:
+    """A primitive with its memory objects, whose addresses each call sets."""
+
+    def __init__(self, description: _Handle, layouts: dict[int, Any]) -> None:
+        scratchpad = _query(description, _SCRATCHPAD_MD)
+        self.scratchpad_bytes: int = _library().dnnl_memory_desc_get_size(scratchpad)
+        self.handle = _Handle("primitive", "dnnl_primitive_create", description.pointer)
+        self.memories = {
+            index: _Handle(
+                "memory", "dnnl_memory_create", layout, _engine().pointer, _NO_MEMORY_YET
+            )
+            for index, layout in {**layouts, _SCRATCHPAD: scratchpad}.items()
+        }
+        self.arguments = (_Argument * len(self.memories))(
+            *(_Argument(index, memory.pointer) for index, memory in self.memories.items())
+        )
+
+    def run(self, addresses: dict[int, int]) -> None:
+        scratchpad = torch.empty(self.scratchpad_bytes, dtype=torch.uint8)
+        for index, address in {**addresses, _SCRATCHPAD: scratchpad.data_ptr()}.items():
+            memory = self.memories[index].pointer
+            _call("dnnl_memory_set_data_handle", memory, c_void_p(address))
+        _call(
+            "dnnl_primitive_execute", self.handle.pointer, _stream().pointer, len(self.arguments),
+            self.arguments,
+        )  # fmt: skip
+
+
+def _query(description: _Handle, what: int) -> Any:
+    return c_void_p(_library().dnnl_primitive_desc_query_md(description.pointer, what, 0))
+
+
+def _reorder(source: Any, target: Any) -> _Primitive | None:
+    """From one layout to another; None where they are equal."""
+    if _library().dnnl_memory_desc_equal(source, target):
+        return None
+    engine = _engine().pointer
+    description = _Handle(
+        "primitive_desc", "dnnl_reorder_primitive_desc_create", source, engine, target, engine,
+        _attributes().pointer,
+    )  # fmt: skip
+    return _Primitive(description, {_SRC: source, _DST: target})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """One convolution, and how its weights get into oneDNN's layout and back."""
+
+    convolution: _Primitive
+    indices: tuple[int, int, int]
+    """Of the arguments x, w and y."""
+    reorder: _Primitive | None
+    packed_bytes: int
+    """Of weights in oneDNN's layout."""
+
+    def run(
+        self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        weights = w.data_ptr()
+        packed = torch.empty(self.packed_bytes if self.reorder else 0, dtype=torch.uint8)
+        in_layout = packed.data_ptr() if self.reorder else weights
+        is_gradient = self.indices[1] == _DIFF_WEIGHTS
+        if self.reorder and not is_gradient:
+            self.reorder.run({_SRC: weights, _DST: in_layout})
+        addresses = dict(zip(self.indices, (x.data_ptr(), in_layout, y.data_ptr()), strict=True))
+        if bias is not None:
+            addresses[_BIAS] = bias.data_ptr()
+        self.convolution.run(addresses)
+        if self.reorder and is_gradient:
+            self.reorder.run({_SRC: in_layout, _DST: weights})
+
+
+def _plan(
+    role: Role,
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    y_shape: tuple[int, ...],
+    has_bias: bool,
+    geometry: Geometry,
+    threads: int,
+) -> _Plan | None:
+    """None where oneDNN has no kernel. A primitive is made for a number of threads."""
+    groups = geometry.groups
+    by_group = (groups, w_shape[0] // groups, *w_shape[1:]) if groups > 1 else w_shape
+    x, y = (_strided(shape, _channels_last(shape)) for shape in (x_shape, y_shape))
+    w, w_any = _strided(by_group, _contiguous(by_group)), _any_layout(by_group)
+    bias = _strided((w_shape[0],), (1,)) if has_bias else None
+    sizes = (
+        _numbers(geometry.stride), _numbers([d - 1 for d in geometry.dilation]),
+        _numbers(geometry.padding), _numbers(geometry.padding),
+    )  # fmt: skip
+    attributes = _attributes().pointer
+    layouts = [x.pointer, w_any.pointer, bias.pointer if bias else None, y.pointer]
+    name = "dnnl_convolution_{}_primitive_desc_create".format
+    try:
+        description = forward = _Handle(
+            "primitive_desc", name("forward"), _engine().pointer, _FORWARD_TRAINING, _DIRECT,
+            *layouts, *sizes, attributes,
+        )  # fmt: skip
+        if role == "input":
+            description = _Handle(
+                "primitive_desc", name("backward_data"), _engine().pointer, _DIRECT, x.pointer,
+                w_any.pointer, y.pointer, *sizes, forward.pointer, attributes,
+            )  # fmt: skip
+        elif role == "weight":
+            description = _Handle(
+                "primitive_desc", name("backward_weights"), _engine().pointer, _DIRECT, *layouts,
+                *sizes, forward.pointer, attributes,
+            )  # fmt: skip
+        packed = _query(description, _DIFF_WEIGHTS_MD if role == "weight" else _WEIGHTS_MD)
+        order = (packed, w.pointer) if role == "weight" else (w.pointer, packed)
+        indices = {
+            "out": (_SRC, _WEIGHTS, _DST),
+            "input": (_DIFF_SRC, _WEIGHTS, _DIFF_DST),
+            "weight": (_SRC, _DIFF_WEIGHTS, _DIFF_DST),
+        }[role]
+        memories = dict(zip(indices, (x.pointer, packed, y.pointer), strict=True))
+        if bias:
+            memories[_BIAS] = bias.pointer
+        return _Plan(
+            _Primitive(description, memories),
+            indices,
+            _reorder(*order),
+            _library().dnnl_memory_desc_get_size(packed),
+        )
+    except _Failed:
+        return None

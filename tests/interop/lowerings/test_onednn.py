@@ -1,0 +1,155 @@
+"""oneDNN's convolutions by its own interface, against torch's in float64."""
+
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import to_jax
+from jaxsr.interop.cpu_kernels import onednn, torch_calls
+from jaxsr.interop.folding.policy import CHANNELS_LAST
+
+aten = torch.ops.aten
+CONVOLUTIONS = {
+    "plain": (nn.Conv2d(5, 7, 3, padding=1), (2, 5, 9, 11)),
+    "one axis": (nn.Conv1d(4, 6, 5, stride=2, padding=2), (3, 4, 23)),
+    "three axes": (nn.Conv3d(3, 4, (1, 3, 2), padding=(0, 1, 1)), (2, 3, 4, 6, 7)),
+    "strided, dilated": (nn.Conv2d(3, 8, (3, 2), (2, 3), (2, 1), (2, 1)), (2, 3, 12, 14)),
+    "grouped": (nn.Conv2d(8, 12, 3, groups=4), (2, 8, 7, 6)),
+    "depthwise": (nn.Conv2d(16, 16, 5, padding=2, groups=16), (2, 16, 8, 9)),
+    "one channel": (nn.Conv2d(1, 1, 3, padding=1), (1, 1, 5, 6)),
+    "one pixel": (nn.Conv2d(6, 5, 1), (2, 6, 1, 1)),
+}
+
+
+def _case(name):
+    torch.manual_seed(0)
+    module, shape = CONVOLUTIONS[name]
+    x = _channels_last(torch.randn(shape))
+    spatial = len(shape) - 2
+    geometry = onednn.Geometry(module.stride, module.padding, module.dilation, module.groups)
+    options: Any = (
+        module.stride, module.padding, module.dilation, False, [0] * spatial, module.groups,
+    )  # fmt: skip
+    return module, x, geometry, options
+
+
+def _channels_last(x):
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _assert_close(result, reference):
+    error = (result.double() - reference).abs().max()
+    assert error <= 2e-6 * max(1, reference.abs().max()), error
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_result_and_both_gradients(name):
+    assert onednn.version() is not None, "the extra `cpu` is not installed"
+    module, x, geometry, options = _case(name)
+    weight, bias = module.weight.detach(), module.bias.detach()
+    arguments: Any = (x.double(), weight.double(), bias.double(), *options)
+    reference = aten.convolution(*arguments)
+    out = _channels_last(torch.full(reference.shape, torch.nan))
+    assert onednn.convolve("out", x, weight, out, geometry, bias)
+    _assert_close(out, reference)
+
+    g = _channels_last(torch.randn(reference.shape))
+    mask = [True, True, False]
+    arguments = g.double(), x.double(), weight.double(), None, *options, mask
+    of_x, of_weight, _ = aten.convolution_backward(*arguments)
+    cases: Any = (
+        ("input", (g, weight), torch.full_like(x, torch.nan), of_x),
+        ("weight", (x, g), torch.full_like(weight, torch.nan), of_weight),
+    )
+    for role, operands, result, gradient in cases:
+        assert onednn.convolve(role, *operands, result, geometry)
+        _assert_close(result, gradient)
+
+
+def test_what_torch_has_to_compute(monkeypatch):
+    module, x, geometry, _ = _case("plain")
+    weight, bias = module.weight.detach(), module.bias.detach()
+    out = torch.zeros(2, 7, 9, 11)
+    assert not onednn.convolve("out", x, weight, out, geometry, bias)
+    assert not onednn.convolve("out", x.contiguous(), weight, _channels_last(out), geometry, bias)
+    half: Any = [t.bfloat16() for t in (x, weight, _channels_last(out))]
+    assert not onednn.convolve("out", *half, geometry, bias.bfloat16())
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "torch")
+    assert not onednn.convolve("out", x, weight, _channels_last(out), geometry, bias)
+    assert not out.any()
+
+
+def test_impossible_geometry_is_left_to_torch():
+    x, w, out = torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3), torch.ones(1, 3, 9, 9)
+    geometry = onednn.Geometry((1, 1), (0, 0), (1, 1), 1)
+    assert not onednn.convolve("out", _channels_last(x), w, _channels_last(out), geometry)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_network_and_its_gradients(kernels, monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", kernels)
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, groups=2), nn.ReLU(),
+        nn.ConvTranspose2d(16, 4, 4, 2),
+    )  # fmt: skip
+    x = torch.randn(2, 3, 64, 64)
+    jm = to_jax(network, lane_folding=CHANNELS_LAST)
+
+    def loss(params, x):
+        return jnp.square(jm.apply(params, jm.buffers, x)[0]).sum()
+
+    gradients = jax.jit(jax.grad(loss))(jm.params, jnp.asarray(x.numpy()))
+    network.double()(x.double()).square().sum().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None
+        reference = parameter.grad.numpy()
+        scale = np.abs(reference).max()
+        np.testing.assert_allclose(gradients[name], reference, rtol=0, atol=3e-6 * scale)
+
+
+@pytest.mark.parametrize("pixels", [4, 64])
+def test_relu_takes_its_mask_from_the_result(pixels):
+    x = torch.randn(2, 8, pixels, pixels)
+    x.view(-1)[:6] = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1.0])
+    jm = to_jax(nn.ReLU())
+    out, gradient = jax.jit(jax.vjp, static_argnums=0)(lambda x: jm.apply({}, {}, x)[0], x.numpy())
+    (gradient,) = gradient(jnp.ones_like(out))
+    torch.relu(x.requires_grad_()).sum().backward()
+    np.testing.assert_array_equal(out, torch.relu(x).detach().numpy())
+    assert x.grad is not None
+    np.testing.assert_array_equal(gradient, x.grad.numpy())
+
+
+def test_calls_of_all_threads_take_turns():
+    active, most = 0, 0
+
+    @torch_calls.torch_kernel("test_taking_turns")
+    def kernel(inputs, outputs, options):
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        time.sleep(0.02)
+        active -= 1
+
+    def call(x):
+        rows = (True, True)
+        return torch_calls.torch_call(
+            kernel, x, shape=x.shape, has_rows=rows, channels_last=(False, False)
+        )
+
+    x = jnp.zeros((2, 3))
+    run = jax.jit(lambda x: [call(x + i) for i in range(6)])
+    threads = [threading.Thread(target=lambda: jax.block_until_ready(run(x))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == max(1, torch_calls._torch_threads // torch_calls.threads_per_call())
