@@ -1,11 +1,12 @@
-"""Torch's own CPU kernels inside compiled JAX programs.
+"""oneDNN's and torch's CPU kernels inside compiled JAX programs.
 
-On a CPU torch's kernels (oneDNN) train convolutions faster than XLA's. Programs lowered for CPUs
-call them (`ops/_cpu_calls`); programs for accelerators never contain such calls.
-`JAXSR_CPU_KERNELS=xla` switches them off.
+On a CPU they train convolutions faster than XLA's. Programs lowered for CPUs call them
+(`ops/_cpu_calls`); programs for accelerators never contain such calls. `JAXSR_CPU_KERNELS=xla`
+switches them off.
 
 - `torch_calls`: functions of torch tensors as XLA custom calls.
 - `operands`: of primitives with several of them.
+- `onednn`: oneDNN's convolutions by its own interface, where it is installed.
 - `convolution`: a convolution and both of its gradients.
 - `channel_moments`: what batch normalisation and its gradient sum over pixels.
 - `stored`: an array that XLA does not make again.

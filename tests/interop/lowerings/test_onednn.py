@@ -68,8 +68,8 @@ def test_the_result_and_both_gradients(name):
         ("input", (g, weight), torch.full_like(x, torch.nan), of_x),
         ("weight", (x, g), torch.full_like(weight, torch.nan), of_weight),
     )
-    for role, operands, result, gradient in cases:
-        assert onednn.convolve(role, *operands, result, geometry)
+    for role, (image, other), result, gradient in cases:
+        assert onednn.convolve(role, image, other, result, geometry)
         _assert_close(result, gradient)
 
 
@@ -79,8 +79,8 @@ def test_what_torch_has_to_compute(monkeypatch):
     out = torch.zeros(2, 7, 9, 11)
     assert not onednn.convolve("out", x, weight, out, geometry, bias)
     assert not onednn.convolve("out", x.contiguous(), weight, _channels_last(out), geometry, bias)
-    half: Any = [t.bfloat16() for t in (x, weight, _channels_last(out))]
-    assert not onednn.convolve("out", *half, geometry, bias.bfloat16())
+    half_x, half_weight, half_out = (t.bfloat16() for t in (x, weight, _channels_last(out)))
+    assert not onednn.convolve("out", half_x, half_weight, half_out, geometry)
     monkeypatch.setenv("JAXSR_CPU_KERNELS", "torch")
     assert not onednn.convolve("out", x, weight, _channels_last(out), geometry, bias)
     assert not out.any()
