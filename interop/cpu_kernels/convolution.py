@@ -83,8 +83,8 @@ def _backward(g: Any, x: Any, w: Any, options: Attributes, *, which: int) -> tor
 
 
 def _geometry(options: Attributes) -> onednn.Geometry:
-    axes = (tuple(options[name]) for name in ("stride", "padding", "dilation"))
-    return onednn.Geometry(*axes, options["groups"][0])
+    stride, padding, dilation = (tuple(options[name]) for name in ("stride", "padding", "dilation"))
+    return onednn.Geometry(stride, padding, dilation, options["groups"][0])
 
 
 def _options(options: Attributes) -> tuple[Any, ...]:
