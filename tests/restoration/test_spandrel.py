@@ -176,3 +176,8 @@ def test_a_mask_and_squares_are_refused_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(spandrel, "ImageModelDescriptor", spandrel.MaskedImageModelDescriptor)
     with pytest.raises(InputError, match=r"Compact.*fills a mask"):
         load_model(tmp_path / "w.pth")
+
+
+def test_an_unknown_architecture_is_named_beside_the_known():
+    with pytest.raises(InputError, match=r"no architecture 'Nope'; there are ATD, .*SwinIR"):
+        build_network("spandrel:Nope")
