@@ -3,7 +3,8 @@
 For each architecture, with random weights of its own class saved as `.pth`: seconds from the
 command until the first picture is there (nothing compiled before, nothing remembered), processor
 seconds and peak memory of the process, and how far the two pictures differ, in levels of 255. The
-picture has 16 bits, and so have the results.
+picture has 16 bits, and so have the results: one step of the file is 0.0039. `--table` prints the
+table of docs/models.md.
 """
 
 import json
@@ -19,8 +20,9 @@ from typing import Literal
 import numpy as np
 
 from benchmarks._published_networks import NETWORKS, options_of, own_class, save
-from benchmarks._results import RESULTS, Report, ReportOptions, Row, run_benchmark
+from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
 
+RECORD = RESULTS / "published_weights.json"
 Engine = Literal["jax", "torch"]
 
 
@@ -42,7 +44,9 @@ class Options(ReportOptions):
     """Who restores."""
     longest_s: float = 600.0
     """A command that takes more is killed."""
-    out: Path | None = RESULTS / "published_weights.json"
+    table: bool = False
+    """Print the results as a table of Markdown and restore nothing."""
+    out: Path | None = RECORD
     """JSON of the figures."""
 
 
@@ -82,7 +86,8 @@ def restore(words: list[str], folder: Path, longest_s: float) -> Row:
                 process.kill()
             time.sleep(0.02)
         process.returncode = os.waitstatus_to_exitcode(status)
-    lines = (folder / "log").read_text(errors="replace").strip().split("\n")
+    log = (folder / "log").read_text(errors="replace").replace(f"{folder}{os.sep}", "")
+    lines = log.strip().split("\n")
     return {
         "exit": process.returncode,
         "seconds": round(time.perf_counter() - began, 1),
@@ -124,6 +129,9 @@ def compare(options: Options, name: str, folder: Path) -> Row:
 
 def measure(options: Options) -> None:
     """Restores with one architecture after another."""
+    if options.table:
+        print("\n".join(table(read_rows(options.out))))
+        return
     report = Report("published_weights", options, key=("network", "small", "size", "words"))
     for name in options.only:
         with tempfile.TemporaryDirectory() as folder:
@@ -131,6 +139,24 @@ def measure(options: Options) -> None:
             row = compare(options, name, Path(folder))
         report.add(row)
         print(row, flush=True)
+
+
+def table(rows: list[Row]) -> list[str]:
+    """A line of Markdown for each network of the published size, in the order of `NETWORKS`."""
+    lines = [
+        "| network | parameters | CPU seconds, JAX | torch | peak MiB, JAX | torch | difference |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    by_name = {row["network"]: row for row in rows if not (row["small"] or row["words"])}
+    for row in (by_name[name] for name in NETWORKS if name in by_name):
+        jax, torch = row["jax"], row["torch"]
+        failed = next((run["said"][-1] for run in (jax, torch) if run["exit"]), None)
+        lines.append(
+            f"| {row['network']} | {row['parameters'] / 1e6:.1f} M | {jax['cpu_s']:.0f} "
+            f"| {torch['cpu_s']:.0f} | {jax['peak_mib']:,} | {torch['peak_mib']:,} "
+            f"| {failed or row['difference']} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 
 import importlib
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.errors import InputError, UserError, first_of, one_line
 from jaxsr.models.libraries import import_library, import_transformers
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
@@ -115,6 +116,8 @@ def import_attribute(name: str, *, option: str) -> Any:
             f"{option} {name}: importing {module_name} failed: {type(error).__name__}: "
             f"{one_line(error)}"
         ) from error
+    if not attribute:
+        raise InputError(f"{option} {name} names no class; write {name.rstrip(':')}:Class")
     if not hasattr(module, attribute):
         raise InputError(f"{option} {name}: {module_name} has no class or function {attribute!r}")
     return getattr(module, attribute)
@@ -159,7 +162,13 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 def _spandrel(name: str, options: Mapping[str, Any]) -> nn.Module:
     import_library("spandrel")
+    architectures = import_library("spandrel.architectures")
     module_name, _, class_name = name.partition(".")
+    known = [module.name for module in pkgutil.iter_modules(architectures.__path__)]
+    if module_name not in known:
+        raise InputError(
+            f"spandrel has no architecture {module_name!r}; there are {first_of(sorted(known), 50)}"
+        )
     module = import_library(f"spandrel.architectures.{module_name}")
     return getattr(module, class_name or module_name)(**options)
 

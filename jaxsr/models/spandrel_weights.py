@@ -4,6 +4,7 @@ spandrel knows the architectures (ESRGAN, SwinIR, HAT, DAT, RCAN, …) by their 
 shapes, and says what each takes: channels, scale, multiples of sides. Pictures are in [0, 1].
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,9 @@ def load_by_spandrel(
             f"architectures ({error})"
         ) from error
     try:
-        descriptor = spandrel.ModelLoader("cpu").load_from_state_dict(dict(weights))
+        with warnings.catch_warnings():  # of torch, about a default of meshgrid in their code
+            warnings.filterwarnings("ignore", "torch.meshgrid")
+            descriptor = spandrel.ModelLoader("cpu").load_from_state_dict(dict(weights))
     except spandrel.UnsupportedModelError:
         raise InputError(f"{unknown}, nor one that spandrel knows; {workaround}") from None
     except Exception as error:  # whatever a network's constructor raises at sizes that do not fit

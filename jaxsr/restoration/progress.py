@@ -6,6 +6,11 @@ import time
 _LINE_EVERY_S = 15.0
 
 
+def short(figure: float) -> str:
+    """One decimal from 1 on, two digits that count below: 16.0, 0.012."""
+    return f"{figure:.1f}" if figure >= 1 else f"{figure:.2g}"
+
+
 class Progress:
     """Counts input pixels.
 
@@ -37,7 +42,9 @@ class Progress:
             rate = self.pixels / self.seconds
             left = max(self._total - self.pixels, 0) / rate
             done, total = self.pixels / 1e6, self._total / 1e6
-            line = f"{done:.1f} of {total:.1f} MP, {rate / 1e6:.2f} MP/s, {left:.0f} s left"
+            line = (
+                f"{short(done)} of {short(total)} MP, {short(rate / 1e6)} MP/s, {left:.0f} s left"
+            )
             print(line, file=sys.stderr, flush=True)
 
     def leave_out(self, pixels: int) -> None:

@@ -16,7 +16,7 @@ from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pictures import picture_size
-from jaxsr.restoration.progress import Progress
+from jaxsr.restoration.progress import Progress, short
 from jaxsr.restoration.restorer import configured_model, make_restorer, make_tiler
 from jaxsr.restoration.shipped import choose_for_files
 from jaxsr.restoration.tiling import APPROXIMATE_MARGIN, LARGEST_EXACT_MARGIN
@@ -124,7 +124,7 @@ def _restore(
     failed = [*inputs.problems, *(failure for outcome in outcomes for failure in outcome.failed)]
     restored = sum(len(outcome.restored) for outcome in outcomes)
     skipped = sum(len(outcome.skipped) for outcome in outcomes)
-    rate = f", {done:.1f} MP in {spent:.1f} s ({done / spent:.2f} MP/s)" if done else ""
+    rate = f", {short(done)} MP in {spent:.1f} s ({short(done / spent)} MP/s)" if done else ""
     compiled = f", {programs} programs" if config.engine == "jax" and programs else ""
     all_s = time.perf_counter() - began
     print(f"restored {restored} to {config.out}{rate}{compiled}; {all_s:.1f} s in all")

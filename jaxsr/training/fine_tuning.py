@@ -34,6 +34,11 @@ def prepare_network(task: Trainable) -> list[str]:
     """
     config = task.config
     network = task.objective.get_submodule(task.exported)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise InputError(
+            f"the network {type(network).__name__} has no parameter to train; make them "
+            "nn.Parameter (or layers) in attributes or nn.ModuleList, with requires_grad"
+        )
     lines = []
     if config.init is not None and config.branch_from is None and config.aot is None:
         lines += initialise(network, config.init)

@@ -1,5 +1,7 @@
 """Published layouts of spandrel's architectures, told apart by their weights; skips without it."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,28 @@ def test_a_tile_smaller_than_the_margins_is_raised(weights, tmp_path, capsys):
     assert "take the place of --tile 8" in capsys.readouterr().out
 
 
+REAL_ESRGAN = ("conv_first", r"body.\1.rdb\2.conv\3", "conv_body", "conv_up", "conv_hr")
+BSRGAN = ("conv_first", r"RRDB_trunk.\1.RDB\2.conv\3", "trunk_conv", "upconv", "HRconv")
+
+
+@pytest.mark.parametrize(
+    ("first", "dense", "body", "up", "high"), [REAL_ESRGAN, BSRGAN], ids=["Real-ESRGAN", "BSRGAN"]
+)
+def test_all_names_of_esrgan_are_one_network(tmp_path, first, dense, body, up, high):
+    old = network("ESRGAN").eval()
+    names = {r"0": first, r"1\.sub\.(\d+)\.RDB(\d)\.conv(\d)\.0": dense, r"1\.sub\.1": body,
+             "3": f"{up}1", "6": f"{up}2", "8": high, "10": "conv_last"}  # fmt: skip
+    state = {}
+    for key, value in old.state_dict().items():
+        layer, _, kind = key.removeprefix("model.").rpartition(".")
+        (pattern,) = (pattern for pattern in names if re.fullmatch(pattern, layer))
+        state[f"{re.sub(pattern, names[pattern], layer)}.{kind}"] = value
+    torch.save({"params": state, "params_ema": state}, tmp_path / "w.pth")
+    image = torch.rand(1, 3, 9, 8)
+    with torch.no_grad():
+        assert torch.equal(load_model(tmp_path / "w.pth").network(image), old(image))
+
+
 def test_families_of_jaxsr_do_not_claim_weights_of_another_layout(weights):
     assert load_model(weights("SPAN")).family == "SPAN"  # spandrel's, not jaxsr's span
 
@@ -152,3 +176,8 @@ def test_a_mask_and_squares_are_refused_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(spandrel, "ImageModelDescriptor", spandrel.MaskedImageModelDescriptor)
     with pytest.raises(InputError, match=r"Compact.*fills a mask"):
         load_model(tmp_path / "w.pth")
+
+
+def test_an_unknown_architecture_is_named_beside_the_known():
+    with pytest.raises(InputError, match=r"no architecture 'Nope'; there are ATD, .*SwinIR"):
+        build_network("spandrel:Nope")

@@ -164,6 +164,11 @@ WRONG = {
     "no network": (["--network", "None"], "needs a network: --network package.module:Class"),
     "no such module": (["--network", "no_such:Net"], "--network no_such:Net: cannot import"),
     "no such class": (["--network", f"{HERE}:Missing"], "has no class or function 'Missing'"),
+    "no class": (["--network", HERE], f"{HERE} names no class; write {HERE}:Class"),
+    "no parameters": (
+        ["--network", "torch.nn:Upsample", "--network-args", '{"scale_factor": 4}'],
+        "Upsample has no parameter to train",
+    ),
     "arguments needed": (
         ["--network", f"{HERE}:NeedsWidth"],
         "does not take these arguments .*'width'.* --network-args",

@@ -1,0 +1,67 @@
+"""Llama-like models of few layers as a task of `jaxsr.train`, to be compiled ahead of time."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jaxsr
+
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+           "tie_word_embeddings": True},
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+           "tie_word_embeddings": False},
+}  # fmt: skip
+"""Of Llama 3.2 1B and Llama 3.1 8B."""
+
+
+class Text(jaxsr.Task):
+    """Next-token prediction on rows of one document each; all weights are trained."""
+
+    remat_blocks = ("model.layers.*",)  # one layer is no list of equal modules
+
+    class Config(jaxsr.TaskConfig):
+        """Options of the task."""
+
+        optimizer = "adamw"
+        lr = 1e-5
+        size: Literal["1B", "8B"] = "1B"
+        """Of the network."""
+        layers: int | None = None
+        """Default: all of them."""
+        length: int = 2048
+        """Tokens in a row."""
+
+    def network(self) -> nn.Module:
+        """transformers' own."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = dict(SIZES[self.config.size])
+        if self.config.layers is not None:
+            sizes["num_hidden_layers"] = self.config.layers
+        return LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa"))
+
+    def loss(self, network: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy of the next token."""
+        tokens = batch["token"]
+        logits = network(input_ids=tokens, use_cache=False).logits
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten().long())
+
+    def train_data(self) -> dict[str, np.ndarray]:
+        """Zeros: only shapes count."""
+        return {"token": np.zeros((self.config.batch, self.config.length), np.int32)}
+
+
+def shapes(size: str) -> list[tuple[int, ...]]:
+    """Of the whole model's parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        network = LlamaForCausalLM(LlamaConfig(**SIZES[size]))
+    return [tuple(parameter.shape) for parameter in network.parameters()]
