@@ -102,7 +102,7 @@ OTHERS = {
     "mask_crop", "mask_paste", "matlab_size", "normalise", "perspective_matrix",
     "poisson_noise", "postprocess", "preprocess", "psnr", "psnr_b", "resize_frames", "rgb_to_y",
     "rgb_to_ycbcr", "roi_align", "salt_and_pepper", "sensor_noise", "ssim", "ycbcr_to_rgb",
-    "canny", "connected_components", "delta_e", "guided_filter", "ms_ssim", "nms",
+    "canny", "connected_components", "delta_e", "guided_filter", "ms_ssim", "niqe", "nms",
 }  # fmt: skip
 IN_FLOAT32 = {"distance_transform", "feather", "standardise"}
 LEVELS_IN_FLOAT32 = {
