@@ -72,6 +72,7 @@ from jaxsr.ops.mask_crop import feather, mask_box, mask_crop, mask_paste
 from jaxsr.ops.memory import keep_freed_memory
 from jaxsr.ops.morphology import closing, morphological_gradient, opening
 from jaxsr.ops.motion import motion_blur
+from jaxsr.ops.niqe import niqe
 from jaxsr.ops.noise import gaussian_noise, poisson_noise, salt_and_pepper, sensor_noise
 from jaxsr.ops.quality import ms_ssim, psnr, psnr_b, ssim
 from jaxsr.ops.records import as_grain, transform_record
@@ -163,6 +164,7 @@ __all__ = [
     "morphological_gradient",
     "motion_blur",
     "ms_ssim",
+    "niqe",
     "nms",
     "normalise",
     "opening",

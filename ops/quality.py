@@ -44,7 +44,7 @@ MS_SSIM_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 _CHUNKS = 16  # of an axis, added elementwise before the others are summed
 
 
-class _Comparison(NamedTuple):
+class Comparison(NamedTuple):
     """What is compared of two images: checked options, axes from the front."""
 
     peak: float
@@ -93,7 +93,9 @@ def psnr(
       >>> ops.psnr(image + np.float32(0.1), image).round(1).tolist()
       [20.0]
     """
-    checked = _checked(image, reference, data_range, luma, crop_border, axes, channel, window=1)
+    checked = check_comparison(
+        image, reference, data_range, luma, crop_border, axes, channel, window=1
+    )
     return _psnr(*checked)
 
 
@@ -129,14 +131,10 @@ def psnr_b(
     """
     if not is_integer(block_size) or block_size < 2:
         raise ValueError(f"block_size must be a whole number from 2, got {block_size!r}")
-    checked = _checked(
+    checked = check_comparison(
         image, reference, data_range, luma, crop_border, axes, channel, window=block_size + 1
     )
-    array, _, of = checked
-    if luma is None and of.channel is not None and array.shape[of.channel] != 1:
-        raise ValueError(
-            f"psnr_b judges one channel, got {array.shape[of.channel]}; name luma, or cut one out"
-        )
+    one_channel("psnr_b", checked[0], checked[2])
     return _psnr_b(*checked, block_size)
 
 
@@ -182,10 +180,10 @@ def ssim(
         window_size = 2 * int(_TRUNCATE * sigma + 0.5) + 1 if window == "gaussian" else 7
     if not is_integer(window_size) or window_size < 3 or window_size % 2 == 0:
         raise ValueError(f"window_size must be odd and at least 3, got {window_size}")
-    checked = _checked(
+    checked = check_comparison(
         image, reference, data_range, luma, crop_border, axes, channel, window=window_size
     )
-    weights = _window(window, window_size, sigma)
+    weights = window_weights(window, window_size, sigma)
     correction = window_size**2 / (window_size**2 - 1) if sample_covariance else 1.0
     return _ssim(*checked, weights, correction)
 
@@ -233,18 +231,20 @@ def ms_ssim(
     if not exponents:
         raise ValueError("weights must hold one number for each scale, got none")
     least = (window_size - 1) * 2 ** (len(exponents) - 1) + 1
-    checked = _checked(image, reference, data_range, luma, crop_border, axes, channel, least)
-    return _ms_ssim(*checked, _window("gaussian", window_size, sigma), exponents)
+    checked = check_comparison(
+        image, reference, data_range, luma, crop_border, axes, channel, least
+    )
+    return _ms_ssim(*checked, window_weights("gaussian", window_size, sigma), exponents)
 
 
-def _window(kind: str, size: int, sigma: float) -> tuple[float, ...]:
+def window_weights(kind: str, size: int, sigma: float) -> tuple[float, ...]:
     if kind == "uniform":
         return (1 / size,) * size
     weights = [math.exp(-0.5 * ((k - size // 2) / sigma) ** 2) for k in range(size)]
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def _checked(
+def check_comparison(
     image: ImageLike,
     reference: ImageLike,
     data_range: float | None,
@@ -253,7 +253,7 @@ def _checked(
     axes: Sequence[int],
     channel: int | None,
     window: int,
-) -> tuple[jax.Array, jax.Array, _Comparison]:
+) -> tuple[jax.Array, jax.Array, Comparison]:
     image, (height, width) = image_and_axes(image, axes)
     reference = image_array(reference, "reference")
     if image.shape != reference.shape:
@@ -284,10 +284,22 @@ def _checked(
     if data_range is None:
         data_range = 255 if image.dtype == jnp.uint8 else 1
     peak = number(data_range, "data_range", above=0)
-    return image, reference, _Comparison(peak, luma, crop_border, height, width, channel)
+    return image, reference, Comparison(peak, luma, crop_border, height, width, channel)
 
 
-def _cut(image: jax.Array, of: _Comparison) -> jax.Array:
+def one_channel(name: str, image: jax.Array, of: Comparison) -> None:
+    """Refuses images of several channels where no luma is asked for.
+
+    Raises:
+      ValueError: naming the function.
+    """
+    if of.luma is None and of.channel is not None and image.shape[of.channel] != 1:
+        raise ValueError(
+            f"{name} judges one channel, got {image.shape[of.channel]}; name luma, or cut one out"
+        )
+
+
+def _cut(image: jax.Array, of: Comparison) -> jax.Array:
     """Without its border, in the dtype of sums; of a uint8 image Y, rounded to levels, if asked."""
     for axis in (of.height, of.width):
         stop = image.shape[axis] - of.crop_border
@@ -297,7 +309,7 @@ def _cut(image: jax.Array, of: _Comparison) -> jax.Array:
     return image.astype(compute_dtype(image.dtype))
 
 
-def _folded(x: jax.Array, of: _Comparison) -> tuple[jax.Array, dict[int, int], tuple[int, ...]]:
+def _folded(x: jax.Array, of: Comparison) -> tuple[jax.Array, dict[int, int], tuple[int, ...]]:
     """`x` with a trailing channel axis folded into the columns; steps; the axes to average."""
     axes = of.height, of.width
     last = max(axes)
@@ -327,7 +339,7 @@ def _mean(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 @jit("of")
-def _psnr(image: jax.Array, reference: jax.Array, of: _Comparison) -> jax.Array:
+def _psnr(image: jax.Array, reference: jax.Array, of: Comparison) -> jax.Array:
     # The difference comes first, so that equal images differ by nothing.
     difference = (_cut(image, of) - _cut(reference, of)) / of.peak
     if of.luma is not None and of.channel is not None and image.dtype != jnp.uint8:
@@ -337,8 +349,8 @@ def _psnr(image: jax.Array, reference: jax.Array, of: _Comparison) -> jax.Array:
 
 
 @jit("of", "size")
-def _psnr_b(image: jax.Array, reference: jax.Array, of: _Comparison, size: int) -> jax.Array:
-    x, y = _planes(image, of), _planes(reference, of)
+def _psnr_b(image: jax.Array, reference: jax.Array, of: Comparison, size: int) -> jax.Array:
+    x, y = planes(image, of), planes(reference, of)
     height, width = x.shape[-2:]
     edges, others = zeros(x.shape[:-2], x.dtype), zeros(x.shape[:-2], x.dtype)
     for axis, extent in ((x.ndim - 2, height), (x.ndim - 1, width)):
@@ -361,7 +373,7 @@ def _psnr_b(image: jax.Array, reference: jax.Array, of: _Comparison, size: int) 
 def _ssim(
     image: jax.Array,
     reference: jax.Array,
-    of: _Comparison,
+    of: Comparison,
     weights: tuple[float, ...],
     correction: float,
 ) -> jax.Array:
@@ -375,11 +387,11 @@ def _ssim(
 def _ms_ssim(
     image: jax.Array,
     reference: jax.Array,
-    of: _Comparison,
+    of: Comparison,
     weights: tuple[float, ...],
     exponents: tuple[float, ...],
 ) -> jax.Array:
-    x, y = _planes(image, of), _planes(reference, of)
+    x, y = planes(image, of), planes(reference, of)
     rows, columns = x.ndim - 2, x.ndim - 1
     factors: list[jax.Array] = []
     for level, exponent in enumerate(exponents, start=1):
@@ -394,7 +406,7 @@ def _ms_ssim(
     return product if of.channel is None else product.mean(0)
 
 
-def _planes(image: jax.Array, of: _Comparison) -> jax.Array:
+def planes(image: jax.Array, of: Comparison) -> jax.Array:
     """In unit range, channels first as a batch, height and width last."""
     x = _in_unit_range(image, of)
     if of.channel is None:
@@ -411,7 +423,7 @@ def _halved(x: jax.Array) -> jax.Array:
     return x
 
 
-def _in_unit_range(image: jax.Array, of: _Comparison) -> jax.Array:
+def _in_unit_range(image: jax.Array, of: Comparison) -> jax.Array:
     plane = _cut(image, of) / of.peak
     if of.luma is None or of.channel is None or image.dtype == jnp.uint8:
         return plane

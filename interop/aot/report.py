@@ -1,10 +1,10 @@
 """The ahead-of-time report for people and for programs: a table, what would help, JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from jaxsr.interop.aot.compile import Ahead
+from jaxsr.interop.aot.compile import Ahead, Memory
 from jaxsr.interop.aot.gpu_program import GpuProgram
 
 _WIDE_PADDING = 1.5
@@ -147,8 +147,14 @@ def show(reports: Sequence[Ahead]) -> None:
 
 
 def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
-    def column(make: Any) -> list[str]:
+    def column(make: Callable[[Ahead], str]) -> list[str]:
         return [make(one) if one.compiles else "" for one in reports]
+
+    def of_memory(make: Callable[[Memory], str]) -> list[str]:
+        return column(lambda one: "" if one.memory is None else make(one.memory))
+
+    def of_gpu(make: Callable[[GpuProgram], str]) -> list[str]:
+        return column(lambda one: "" if one.gpu is None else make(one.gpu))
 
     def communication(kind: str) -> list[str]:
         sent = [one.by_kind.get(kind) for one in reports]
@@ -158,17 +164,17 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
     owners = sorted({owner for one in reports if one.gpu for owner in one.gpu.kernels})
 
     def kernels(owner: str) -> tuple[str, list[str]]:
-        return f"kernels of {owner}", column(lambda a: str(a.gpu.kernels.get(owner, 0)))
+        return f"kernels of {owner}", of_gpu(lambda gpu: str(gpu.kernels.get(owner, 0)))
 
     # XLA does not say how large a GPU's program is.
     program_rows: list[tuple[str, list[str]]] = []
     if reports[0].device.platform == "cuda":
         device_rows = [
             *map(kernels, owners),
-            ("transposed", column(lambda a: _size(a.gpu.transposed_bytes))),
+            ("transposed", of_gpu(lambda gpu: _size(gpu.transposed_bytes))),
         ]
     else:
-        program_rows = [("  program", column(lambda a: _size(a.memory.program)))]
+        program_rows = [("  program", of_memory(lambda memory: _size(memory.program)))]
         device_rows = [
             ("padding", column(lambda a: f"× {a.padding.factor:.2f}" if a.text else "not read")),
             (
@@ -178,11 +184,11 @@ def _rows(reports: Sequence[Ahead]) -> list[tuple[str, list[str]]]:
         ]
     return [
         ("compiles", ["yes" if one.compiles else "no" for one in reports]),
-        ("memory", column(lambda a: f"{_size(a.memory.total)} ({a.memory.share:.1%})")),
-        ("  available", column(lambda a: _size(a.memory.available))),
-        ("  arguments", column(lambda a: _size(a.memory.arguments))),
-        ("  outputs beside them", column(lambda a: _size(a.memory.outputs - a.memory.aliased))),
-        ("  temporaries", column(lambda a: _size(a.memory.temporaries))),
+        ("memory", of_memory(lambda memory: f"{_size(memory.total)} ({memory.share:.1%})")),
+        ("  available", of_memory(lambda memory: _size(memory.available))),
+        ("  arguments", of_memory(lambda memory: _size(memory.arguments))),
+        ("  outputs beside them", of_memory(lambda memory: _size(memory.outputs - memory.aliased))),
+        ("  temporaries", of_memory(lambda memory: _size(memory.temporaries))),
         *program_rows,
         ("GFLOP", column(lambda a: f"{a.flops / 1e9:.1f}")),
         ("read and written", column(lambda a: _size(a.bytes))),

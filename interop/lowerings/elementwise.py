@@ -176,6 +176,15 @@ def elu(x: jax.Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> j
 lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
 
 
+@lowers(aten.softplus.default)
+def softplus(x: jax.Array, beta: Any = 1, threshold: Any = 20) -> jax.Array:
+    wide = widened(x)
+    is_line = wide * beta > threshold
+    # Within, so that the exponential overflows in no gradient.
+    within = jnp.where(is_line, 0, wide * beta)
+    return jnp.where(is_line, wide, jnp.log1p(jnp.exp(within)) / beta).astype(x.dtype)
+
+
 @lowers(aten._prelu_kernel.default)
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     # The weight's gradient is summed in float32.

@@ -83,7 +83,7 @@ def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
 
 def _parse_preset(family: Any, name: str, rest: list[str], preset: str | None) -> Any:
     has_data = any(_is_option(a, "--data") for a in rest)
-    preset = preset or family.default_preset(has_data=has_data)
+    preset = preset or family.DEFAULT_PRESETS[has_data]
     if preset not in family.PRESET_RUNS:
         raise InputError(f"no preset {preset!r}; there are {', '.join(family.PRESET_RUNS)}")
     return _parse(family, name, rest, family.PRESET_RUNS[preset], f"--preset {preset}")

@@ -91,11 +91,8 @@ QUICK = CustomDetectionRun(
 )
 
 PRESET_RUNS = {"quick": QUICK, "toolbox": TOOLBOX}
-
-
-def default_preset(*, has_data: bool) -> str:
-    """`quick` for the synthetic scenes, `toolbox` for a data set."""
-    return "toolbox" if has_data else "quick"
+DEFAULT_PRESETS = ("quick", "toolbox")
+"""`quick` for the synthetic scenes, `toolbox` for a data set."""
 
 
 def build(config: CustomDetectionRun) -> Segmentation:

@@ -158,11 +158,8 @@ LONG = dataclasses.replace(
 )
 
 PRESET_RUNS = {"quick": QUICK, "long": LONG}
-
-
-def default_preset(*, has_data: bool) -> str:
-    """`quick` for the few built-in photos, `long` for a data set."""
-    return "long" if has_data else "quick"
+DEFAULT_PRESETS = ("quick", "long")
+"""`quick` for the few built-in photos, `long` for a data set."""
 
 
 def build(config: CustomSuperResolutionRun) -> SuperResolution:

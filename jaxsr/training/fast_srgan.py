@@ -82,11 +82,8 @@ PRESET_RUNS = {
     "restoration": RESTORATION,
 }
 """The presets by the name that the command line knows."""
-
-
-def default_preset(*, has_data: bool) -> str:
-    """`quick` for the few built-in photos, the published form for a data set."""
-    return "super-resolution" if has_data else "quick"
+DEFAULT_PRESETS = ("quick", "super-resolution")
+"""`quick` for the few built-in photos, the published form for a data set."""
 
 
 def build(config: FastSRGANRun) -> SuperResolution:

@@ -91,11 +91,8 @@ QUICK = dataclasses.replace(
 
 PRESET_RUNS = {"quick": QUICK, "mshnet-paper": PAPER, "mshnet-toolbox": TOOLBOX}
 """The presets by the name that the command line knows."""
-
-
-def default_preset(*, has_data: bool) -> str:
-    """`quick` for the synthetic scenes, the paper's recipe for a data set."""
-    return "mshnet-paper" if has_data else "quick"
+DEFAULT_PRESETS = ("quick", "mshnet-paper")
+"""`quick` for the synthetic scenes, the paper's recipe for a data set."""
 
 
 def build(config: MSHNetRun) -> Segmentation:

@@ -63,11 +63,8 @@ RESTORE = SpanRun(
 )
 
 PRESET_RUNS = {"quick": QUICK, "restore": RESTORE}
-
-
-def default_preset(*, has_data: bool) -> str:
-    """`quick` for the few built-in photos, `restore` for a data set."""
-    return "restore" if has_data else "quick"
+DEFAULT_PRESETS = ("quick", "restore")
+"""`quick` for the few built-in photos, `restore` for a data set."""
 
 
 def build(config: SpanRun) -> SuperResolution:

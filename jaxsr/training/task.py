@@ -138,8 +138,8 @@ CUSTOM = {
 
 
 def load_family(name: str) -> Any:
-    """What trains a family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`, `default_preset`
-    and `build`.
+    """What trains a family: `CONFIG` (a subclass of `RunConfig`), `PRESET_RUNS`,
+    `DEFAULT_PRESETS` (without data and with it) and `build`.
 
     Args:
       name: of a family, or `package.module:Class` for a user's task.

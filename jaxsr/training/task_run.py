@@ -33,6 +33,9 @@ _PICTURED = 8
 class TaskFamily:
     """What `jaxsr.train` needs of a family, from a class of the user's."""
 
+    DEFAULT_PRESETS = ("default", "default")
+    """There is one preset: the options' defaults."""
+
     def __init__(self, name: str) -> None:
         """Imports the class `package.module:Class`.
 
@@ -53,10 +56,6 @@ class TaskFamily:
         self.CONFIG = task.Config
         with located(f"{name}.Config"):
             self.PRESET_RUNS = {"default": task.Config()}
-
-    def default_preset(self, *, has_data: bool) -> str:
-        """There is one preset: the options' defaults."""
-        return "default"
 
     def build(self, config: TaskConfig) -> "TaskRun":
         """The run of a configuration."""

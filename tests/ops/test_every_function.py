@@ -102,7 +102,7 @@ OTHERS = {
     "mask_crop", "mask_paste", "matlab_size", "normalise", "perspective_matrix",
     "poisson_noise", "postprocess", "preprocess", "psnr", "psnr_b", "resize_frames", "rgb_to_y",
     "rgb_to_ycbcr", "roi_align", "salt_and_pepper", "sensor_noise", "ssim", "ycbcr_to_rgb",
-    "canny", "connected_components", "delta_e", "guided_filter", "ms_ssim", "nms",
+    "canny", "connected_components", "delta_e", "guided_filter", "ms_ssim", "niqe", "nms",
 }  # fmt: skip
 IN_FLOAT32 = {"distance_transform", "feather", "standardise"}
 LEVELS_IN_FLOAT32 = {
@@ -165,6 +165,71 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
         np.testing.assert_allclose(in_float(result), in_float(plain), atol=atol, err_msg=kind)
     empty = function(images[:0])
     assert empty.shape == (0, *plain.shape[1:]) and empty.dtype == plain.dtype
+
+
+IMAGES = np.random.default_rng(3).random((8, 16, 18, 3), np.float32)
+OTHER_IMAGES = np.random.default_rng(4).random((8, 16, 18, 3), np.float32)
+GREY = np.asarray(IMAGES[..., :1])
+QUADS = np.float32([[0, 0], [9, 0], [9, 7], [0, 7]]) + IMAGES[:, :4, 0, :2]
+BOXES = np.sort(IMAGES[:, :6, 0].repeat(2, -1)[..., 1:5] * [0, 0, 9, 9] + [1, 2, 3, 4], -1)
+WITH_ARGUMENTS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
+    "adjust_contrast": (ops.adjust_contrast, (IMAGES, IMAGES[:, 0, 0, 0] * 2)),
+    "adjust_hue": (ops.adjust_hue, (IMAGES, IMAGES[:, 0, 0, 0] - 0.5)),
+    "adjust_saturation": (ops.adjust_saturation, (IMAGES, IMAGES[:, 0, 0, 0] * 2)),
+    "bayer_mosaic": (ops.bayer_mosaic, (IMAGES,)),
+    "delta_e": (ops.delta_e, (IMAGES * 50, OTHER_IMAGES * 50)),
+    "demosaic": (ops.demosaic, (GREY,)),
+    "denormalise": (ops.denormalise, (IMAGES,)),
+    "guided_filter": (partial(ops.guided_filter, size=3, eps=0.01), (IMAGES, GREY)),
+    "jpeg": (partial(ops.jpeg, quality=60), (np.uint8(IMAGES * 255),)),
+    "ms_ssim": (partial(ops.ms_ssim, weights=(0.5, 0.5), window_size=7), (IMAGES, OTHER_IMAGES)),
+    "nms": (partial(ops.nms, iou_threshold=0.3), (BOXES.astype(np.float32), IMAGES[:, :6, 0, 0])),
+    "normalise": (ops.normalise, (np.uint8(IMAGES * 255),)),
+    "perspective_matrix": (ops.perspective_matrix, (QUADS, QUADS[::-1])),
+    "psnr": (ops.psnr, (IMAGES, OTHER_IMAGES)),
+    "psnr_b": (ops.psnr_b, (GREY, OTHER_IMAGES[..., :1])),
+    "rgb_to_y": (ops.rgb_to_y, (IMAGES,)),
+    "rgb_to_ycbcr": (ops.rgb_to_ycbcr, (IMAGES,)),
+    "roi_align": (partial(ops.roi_align, size=3), (IMAGES, BOXES.astype(np.float32))),
+    "ssim": (ops.ssim, (IMAGES, OTHER_IMAGES)),
+    "ycbcr_to_rgb": (ops.ycbcr_to_rgb, (IMAGES,)),
+}
+"""With further arrays or results. The rest: `clips` in test_mask_crop and test_frames, keys in
+test_noise, policies in test_augment, test_mixing and test_policies, niqe in test_niqe. `canny` and
+`connected_components` are in test_library_calls: elsewhere a loop asks whether any picture of the
+batch has changed, which devices tell each other."""
+
+
+def test_no_function_is_left_to_its_own_file_without_a_reason():
+    clips = {"frame_size", "mask_box", "mask_crop", "mask_paste", "postprocess", "preprocess"}
+    keyed = {"augment", "gaussian_noise", "poisson_noise", "salt_and_pepper", "sensor_noise"}
+    no_arrays = {"as_grain", "keep_freed_memory", "matlab_size", "transform_record"}
+    apart = clips | keyed | no_arrays | {"resize_frames", "niqe"}
+    assert OTHERS - WITH_ARGUMENTS.keys() == apart | {"canny", "connected_components"}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", WITH_ARGUMENTS)
+def test_jit_vmap_and_mesh_make_no_difference_with_arguments(name):
+    function, arrays = WITH_ARGUMENTS[name]
+    plain = function(*arrays)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    placed = jax.device_put(arrays, NamedSharding(mesh, P("data")))
+    compiled = jax.jit(function).lower(*placed).compile()
+    text = compiled.as_text() or ""
+    assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    results = {
+        "jit": jax.jit(function)(*arrays),
+        "vmap": jax.vmap(function)(*arrays),
+        "mesh": compiled(*placed),
+    }
+    for kind, result in results.items():
+        for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(plain), strict=True):
+            assert got.dtype == want.dtype
+            # Programs contract other products and sums; levels may differ at a tie.
+            atol = 1e-5 * max(1, np.abs(in_float(want)).max()) if want.dtype == np.float32 else 1
+            atol = atol if want.dtype in (np.float32, np.uint8) else 0
+            np.testing.assert_allclose(in_float(got), in_float(want), atol=atol, err_msg=kind)
 
 
 NOT_LINEAR = {

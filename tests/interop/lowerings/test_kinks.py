@@ -65,6 +65,11 @@ CASES = {
     "lgamma": (torch.lgamma, [0.0, 1.0, 2.5]),
     "mvlgamma": (lambda x: torch.mvlgamma(x, 3), [3.0, 1.0, 0.5]),
     "power of zero": (lambda x: torch.pow(0.0, x), [-1.0, 0.0, 2.0]),
+    "softplus where its exponential overflows": (
+        lambda x: (F.softplus(x), F.softplus(x, 2, 5)),
+        [-100.0, 2.0, 2.5, 20.0, 21.0, 45.0, 89.0, 1e30, math.inf, -math.inf],
+    ),
+    "mish": (F.mish, [-100.0, 0.0, 20.0, 89.0, 1e30]),
     "hypot": (lambda x: torch.hypot(x, x.detach() * 2), [0.0, 1.0, -2.0]),
     "polar": (
         lambda x: torch.view_as_real(torch.polar(x, x.detach() + 1)), [0.0, 1.0, -2.0],
