@@ -87,8 +87,11 @@ class Engine(ABC):
     """Over how many devices each sum may be split."""
     compile_s: float
     """Seconds spent on tracing and compiling so far."""
+    starts_alone: bool = False
+    """Whether it has `start_alone`."""
     tile: int = 1
-    """Rows that decode together in deterministic mode, see `start_tile`."""
+    """Rows that decode together in deterministic mode. A row of so many computes the same bits in
+    any place and beside any others, for its sums have the order that follows from their number."""
     looks_up: bool = False
     """Whether it can feed several proposed tokens at once, for `prompt_lookup`."""
 
@@ -133,7 +136,7 @@ class Engine(ABC):
             padding,
         )
 
-    def start_tile(
+    def start_alone(
         self,
         prompt: Sequence[int],
         request: int,
@@ -141,13 +144,12 @@ class Engine(ABC):
         *,
         stop_ids: Sequence[int] = (),
         slots: int,
+        prompt_slots: int,
+        padding: Padding = "right",
         seed: int,
+        rows: int,
     ) -> Any:
-        """`start` of one prompt in a batch of `tile` rows; `admit` brings the others.
-
-        The prompt is fed alone. A row of such a batch computes the same bits in any place and
-        beside any others, for its sums have the order that follows from the number of rows.
-        """
+        """`start` of one prompt, fed alone, in a batch of `rows`; `admit` brings the others."""
         raise NotImplementedError
 
     @abstractmethod

@@ -181,6 +181,12 @@ def complete(
     if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.prompt_lookup:
         rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
         waiting.clear()
+    alone = deterministic or keep_snapshots or options.num_beams > 1
+    if engine.starts_alone and not alone and len(waiting) > together:
+        # Together, the first prompts would all be padded to the longest one's bucket.
+        rounds.one_by_one(
+            waiting, together, together, slots=slots, prompt_slots=bucket(longest), padding=padding
+        )
     while waiting:
         first = [waiting.popleft() for _ in range(min(together, len(waiting)))]
         # The last batch is filled up with its first prompt, so that it needs no program of its own.
@@ -202,7 +208,6 @@ def complete(
             padding="right" if deterministic else padding,
             seeds=[request.seed for request in fill],
         )
-        alone = deterministic or keep_snapshots
         rounds.follow(batch, first, prefill_s, deque() if alone else waiting, together)
         if keep_snapshots:
             rounds.run.snapshots.append(engine.snapshot(batch).rows(range(len(first))))
@@ -397,26 +402,54 @@ class _Rounds:
             groups.setdefault(slots, deque()).append(request)
         for slots, group in groups.items():
             while group:
-                first = group.popleft()
-                batch, prefill_s = self.timed(
-                    self.engine.start_tile,
-                    first.prompt,
-                    first.number,
-                    self.options,
-                    stop_ids=self.stop_ids,
-                    slots=slots,
-                    seed=first.seed,
+                count = min(together, len(group)) if keep_snapshots else len(group)
+                members = [group.popleft() for _ in range(count)]
+                batch = self.one_by_one(
+                    deque(members), self.engine.tile, together, slots=slots, prompt_slots=slots
                 )
-                others = group
-                if keep_snapshots:
-                    count = min(together - 1, len(group))
-                    others = deque(group.popleft() for _ in range(count))
-                members = [first, *others]
-                self.follow(batch, [first], prefill_s, others, together, range(1, together))
                 if keep_snapshots:
                     saved = self.engine.snapshot(batch)
                     snapshots |= {m.index: saved.rows([row]) for row, m in enumerate(members)}
         self.run.snapshots += [snapshots[index] for index in sorted(snapshots)]
+
+    def one_by_one(
+        self,
+        waiting: deque[_Request],
+        rows: int,
+        together: int,
+        *,
+        slots: int,
+        prompt_slots: int,
+        padding: Padding = "right",
+    ) -> Any:
+        """Generates from all that wait, each fed alone in its length's bucket.
+
+        Args:
+          waiting: requests.
+          rows: of the batch.
+          together: so many of them are used.
+          slots: of the cache.
+          prompt_slots: tokens of the longest prompt.
+          padding: side of it.
+
+        Returns:
+          The batch, after all.
+        """
+        first = waiting.popleft()
+        batch, prefill_s = self.timed(
+            self.engine.start_alone,
+            first.prompt,
+            first.number,
+            self.options,
+            stop_ids=self.stop_ids,
+            slots=slots,
+            prompt_slots=prompt_slots,
+            padding=padding,
+            seed=first.seed,
+            rows=rows,
+        )
+        self.follow(batch, [first], prefill_s, waiting, together, range(1, together))
+        return batch
 
     def search(
         self, first: Sequence[_Request], fill: Sequence[_Request], slots: int, padding: Padding

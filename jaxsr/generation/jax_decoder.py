@@ -116,6 +116,7 @@ class JaxEngine(Engine):
         self._layout = layout_of(network, self.mesh)
         self._steps = Steps(self._layout, self._run)
         self.looks_up = isinstance(self._layout, OwnLayout)
+        self.starts_alone = True
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else _TILE
         # The program turns the latter back, and XLA drops both turns.
@@ -225,7 +226,7 @@ class JaxEngine(Engine):
             state, options, stop_ids, padding, requests, seeds, settings=settings, slots=slots
         )
 
-    def start_tile(
+    def start_alone(
         self,
         prompt: Sequence[int],
         request: int,
@@ -233,7 +234,10 @@ class JaxEngine(Engine):
         *,
         stop_ids: Sequence[int] = (),
         slots: int,
+        prompt_slots: int,
+        padding: Padding = "right",
         seed: int,
+        rows: int,
     ) -> JaxBatch:
         batch = self.start(
             [prompt],
@@ -241,15 +245,14 @@ class JaxEngine(Engine):
             options,
             stop_ids=stop_ids,
             slots=slots,
-            prompt_slots=slots,
+            prompt_slots=prompt_slots,
+            padding=padding,
             seeds=[seed],
         )
-        key = ("tile", self.tile, *(x.shape for x in jax.tree.leaves(batch.state)))
-        widen = self._program(key, partial(self._steps.tiled, self.tile), batch.state)
+        key = ("widen", rows, *(x.shape for x in jax.tree.leaves(batch.state)))
+        widen = self._program(key, partial(self._steps.widened, rows), batch.state)
         batch.state = widen(batch.state)
-        batch.requests, batch.seeds = (
-            np.repeat(array, self.tile) for array in (batch.requests, batch.seeds)
-        )
+        batch.requests, batch.seeds = (np.repeat(a, rows) for a in (batch.requests, batch.seeds))
         return batch
 
     def admit(

@@ -185,7 +185,7 @@ class Steps:
 
         return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
 
-    def tiled(self, rows: int, state: State) -> State:
+    def widened(self, rows: int, state: State) -> State:
         """A batch of one as a batch of many, whose other rows have ended."""
         wide = jax.tree.map(lambda x: jnp.repeat(x, rows, 0), state)
         return wide | {"done": wide["done"].at[1:].set(True)}

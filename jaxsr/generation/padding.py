@@ -17,14 +17,19 @@ SMALLEST_BUCKET = 16
 
 
 def bucket(length: int) -> int:
-    """The power of two at or above `length`, 16 at least."""
-    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+    """The size at or above `length`: a power of two from 16 on, or above 128 three halves of one.
+
+    Of long prompts padding costs more than a program does.
+    """
+    power = max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+    less = power // 4 * 3
+    return less if length <= less and less > 128 else power
 
 
 def cache_slots(prompt_length: int, max_new_tokens: int, *, context: int) -> int:
     """Slots that a prompt of this length and its output need, rounded up.
 
-    Multiples of 128 up to 1024 and powers of two above: attention reads the whole cache at
+    Multiples of 128 up to 1024 and buckets above: attention reads the whole cache at
     every step, so a coarse rounding would cost time. Rounding does not pass the `context`, for
     some networks have tables of its size.
     """

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchEngine
-from jaxsr.models.llama.loading import fingerprint
+from jaxsr.models.llama.config import LlamaConfig
+from jaxsr.models.llama.loading import build, fingerprint
 from jaxsr.models.llama.quantized import quantize
 
 LENGTHS = (3, 17, 30, 16)
@@ -163,6 +165,30 @@ def test_deterministic_is_independent_of_company_bit_for_bit(kind, family, engin
     assert bits(engine, prompts[::-1], batch_size=3, chunk=1) == alone[::-1]
     long = np.random.default_rng(1).integers(3, 320, 200).tolist()
     assert bits(engine, [long, prompts[0]], batch_size=2, padding="left")[1] == alone[0]
+
+
+def test_deterministic_rows_of_wide_products_are_independent_of_company(prompts):
+    # From 576 wide on, a CPU's product of one row sums in another order than that of four.
+    transformers = pytest.importorskip("transformers")
+    fields = {
+        "vocab_size": 320,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
+    config = LlamaConfig.from_hf(json.loads(model.config.to_json_string(use_diff=False)))
+    engine = JaxEngine(build(config, model.state_dict(), torch.float32).requires_grad_(False))
+    short = [prompt[:9] for prompt in prompts]
+    alone = [bits(engine, [prompt])[0] for prompt in short]
+    assert bits(engine, short, batch_size=4) == alone
+    assert bits(engine, [*short, short[0][:3]][::-1], batch_size=3)[:0:-1] == alone
 
 
 def test_deterministic_on_several_devices_is_refused(engines, prompts):

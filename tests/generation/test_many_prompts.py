@@ -147,6 +147,18 @@ def test_no_program_is_compiled_for_more_prompts_of_known_lengths(family, engine
     assert {*engine._programs} == programs
 
 
+def test_each_prompt_is_fed_in_its_own_bucket(engines, prompts, monkeypatch):
+    engine, shapes = engines("jax", "llama"), []
+    start = engine._start
+    monkeypatch.setattr(
+        engine,
+        "_start",
+        lambda tokens, *others: shapes.append(tokens.shape) or start(tokens, *others),
+    )
+    complete(engine, prompts, GREEDY, batch_size=2)
+    assert shapes == [(1, 32 if length > 16 else 16) for length in LENGTHS]
+
+
 def test_draws_depend_on_the_request_not_on_its_place(engines, prompts):
     drawn = dataclasses.replace(GREEDY, temperature=0.9, top_p=0.95)
     engine = engines("jax", "llama")

@@ -11,7 +11,8 @@ from jaxsr.generation.prompts import Prompt, read_prompts, write_rows
 
 
 def test_buckets_hold_their_lengths_and_are_few():
-    assert [bucket(n) for n in (1, 16, 17, 100, 128, 129)] == [16, 16, 32, 128, 128, 256]
+    assert [bucket(n) for n in (1, 16, 17, 65, 128, 129)] == [16, 16, 32, 128, 128, 192]
+    assert [bucket(n) for n in (192, 193, 257, 385)] == [192, 256, 384, 512]
     for length in range(1, 2000, 7):
         for new in (1, 64, 500):
             assert cache_slots(length, new, context=4096) >= bucket(length) + new
