@@ -6,9 +6,17 @@ from jaxsr.doctor.cpu_kernels import check_cpu_kernels
 def test_both_convolutions_are_timed_and_agree(monkeypatch):
     monkeypatch.delenv("JAXSR_CPU_KERNELS", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    (finding,) = check_cpu_kernels()
+    finding, of_onednn = check_cpu_kernels()
     assert finding.status == "ok"
     assert finding.detail.startswith("on, ") and "XLA's in" in finding.detail
+    assert of_onednn.status == "ok" and of_onednn.detail.endswith("called directly")
+
+
+def test_onednn_called_by_torch_is_named(monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "torch")
+    _, finding, *_ = check_cpu_kernels()
+    assert finding.subject == "oneDNN" and finding.status == "note"
+    assert finding.advice == "unset JAXSR_CPU_KERNELS"
 
 
 def test_spinning_threads_are_named(monkeypatch):
