@@ -98,7 +98,9 @@ def test_a_failing_kernel_is_an_error_of_one_line(memory, message):
 
 def test_unknown_switch(monkeypatch):
     monkeypatch.setenv("JAXSR_CPU_KERNELS", "fast")
-    with pytest.raises(ValueError, match="JAXSR_CPU_KERNELS='fast': must be 'native', 'torch' or 'xla'"):
+    with pytest.raises(
+        ValueError, match="JAXSR_CPU_KERNELS='fast': must be 'native', 'torch' or 'xla'"
+    ):
         cpu_calls.enabled()
 
 
