@@ -234,7 +234,7 @@ class _Primitive:
         )
 
     def run(self, addresses: dict[int, int]) -> None:
-        scratchpad = torch.empty(self.scratchpad_bytes, dtype=torch.uint8)
+        scratchpad = torch.empty(self.scratchpad_bytes, dtype=torch.uint8, device="cpu")
         for index, address in {**addresses, _SCRATCHPAD: scratchpad.data_ptr()}.items():
             memory = self.memories[index].pointer
             _call("dnnl_memory_set_data_handle", memory, c_void_p(address))
@@ -275,7 +275,9 @@ class _Plan:
         self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         weights = w.data_ptr()
-        packed = torch.empty(self.packed_bytes if self.reorder else 0, dtype=torch.uint8)
+        packed = torch.empty(
+            self.packed_bytes if self.reorder else 0, dtype=torch.uint8, device="cpu"
+        )
         in_layout = packed.data_ptr() if self.reorder else weights
         is_gradient = self.indices[1] == _DIFF_WEIGHTS
         if self.reorder and not is_gradient:
