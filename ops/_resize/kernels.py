@@ -330,13 +330,7 @@ def _product(pixels: jax.Array, weight: np.ndarray | jax.Array, taps: Taps) -> j
         # The choice keeps compilers from contracting product and sum into one operation that
         # rounds once: the reference rounds twice.
         return jnp.where(pixels == 0, 0.0, pixels * weight)
-    product = (pixels * weight) >> taps.shift if taps.shift else pixels * weight
-    if not jnp.issubdtype(product.dtype, jnp.floating):
-        return product
-    if isinstance(weight, np.ndarray) and weight.all():
-        return product
-    # No weight, no share, of an infinity either.
-    return jnp.where(weight == 0, 0.0, product)
+    return (pixels * weight) >> taps.shift if taps.shift else pixels * weight
 
 
 def _along(weight: np.ndarray, axis: int, x: jax.Array) -> np.ndarray:
