@@ -42,10 +42,10 @@ class Text(jaxsr.Task):
         """transformers' own."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        sizes = dict(SIZES[self.config.size])
+        sizes: dict[str, Any] = {**SIZES[self.config.size], "attn_implementation": "sdpa"}
         if self.config.layers is not None:
             sizes["num_hidden_layers"] = self.config.layers
-        return LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa"))
+        return LlamaForCausalLM(LlamaConfig(**sizes))
 
     def loss(self, network: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy of the next token."""

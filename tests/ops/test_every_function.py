@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -170,9 +171,9 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
 IMAGES = np.random.default_rng(3).random((8, 16, 18, 3), np.float32)
 OTHER_IMAGES = np.random.default_rng(4).random((8, 16, 18, 3), np.float32)
 GREY = np.asarray(IMAGES[..., :1])
-QUADS = np.float32([[0, 0], [9, 0], [9, 7], [0, 7]]) + IMAGES[:, :4, 0, :2]
+QUADS = np.array([[0, 0], [9, 0], [9, 7], [0, 7]], np.float32) + IMAGES[:, :4, 0, :2]
 BOXES = np.sort(IMAGES[:, :6, 0].repeat(2, -1)[..., 1:5] * [0, 0, 9, 9] + [1, 2, 3, 4], -1)
-WITH_ARGUMENTS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
+WITH_ARGUMENTS: dict[str, tuple[Callable, tuple[Any, ...]]] = {
     "adjust_contrast": (ops.adjust_contrast, (IMAGES, IMAGES[:, 0, 0, 0] * 2)),
     "adjust_hue": (ops.adjust_hue, (IMAGES, IMAGES[:, 0, 0, 0] - 0.5)),
     "adjust_saturation": (ops.adjust_saturation, (IMAGES, IMAGES[:, 0, 0, 0] * 2)),
