@@ -145,9 +145,9 @@ def table(rows: list[Row]) -> list[str]:
         total = f"{(figures.arguments + figures.temporaries) / 2**30:.1f} GiB" if figures else "–"
         state, gathered, summed = by_maxtext(model, mesh)
         size = sum(map(math.prod, shapes(model))) / 1e9
-        held = (figures or twin).arguments / 1e6
+        state_mb = (figures or twin).arguments / 1e6
         lines.append(
-            f"| {size:.2f} B | {slice_name}, `{mesh}` | {held:,.0f} MB | {state / 1e6:,.0f} MB "
+            f"| {size:.2f} B | {slice_name}, `{mesh}` | {state_mb:,.0f} MB | {state / 1e6:,.0f} MB "
             f"| {total} | {twin.gathered / 1e9:.1f} GB "
             f"| {gathered / 1e9:.1f} GB | {twin.reduced / 1e9:.1f} GB | {summed / 1e9:.1f} GB |"
         )

@@ -74,8 +74,8 @@ def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Ar
 
     def partition(mesh: Any, arrays: Any, result: Any) -> Any:
         if call.elementwise:
-            kept, replicated = arrays[0].sharding, NamedSharding(mesh, PartitionSpec())
-            return mesh, shard_of_elements, kept, (kept, replicated)
+            sharding, replicated = arrays[0].sharding, NamedSharding(mesh, PartitionSpec())
+            return mesh, shard_of_elements, sharding, (sharding, replicated)
         axis = _rows_axis(mesh, call.has_rows, (*arrays[:-1], result))
         replicated, by_row = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (axis,)))
 

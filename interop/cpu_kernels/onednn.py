@@ -53,9 +53,12 @@ class _Argument(Structure):
 
 @functools.cache
 def version() -> str | None:
-    """Of the library that `convolve` calls; None where there is none."""
+    """Of the library that `convolve` calls, such as 3.2.0; None where there is none."""
     library = _library()
-    return None if library is None else _version_of(library)
+    if library is None:
+        return None
+    release = library.dnnl_version().contents
+    return f"{release.major}.{release.minor}.{release.patch}"
 
 
 @functools.cache
@@ -71,8 +74,8 @@ def _library() -> Any:
     library.dnnl_version.restype = POINTER(_Version)
     library.dnnl_primitive_desc_query_md.restype = c_void_p
     library.dnnl_memory_desc_get_size.restype = c_size_t
-    found = library.dnnl_version().contents
-    return library if (found.major, found.cpu_runtime) == (3, _OPENMP) else None
+    release = library.dnnl_version().contents
+    return library if (release.major, release.cpu_runtime) == (3, _OPENMP) else None
 
 
 def _installed() -> str | None:
@@ -82,11 +85,6 @@ def _installed() -> str | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     return next((str(f.locate()) for f in files if f.name == "libdnnl.so.3"), None)
-
-
-def _version_of(library: Any) -> str:
-    v = library.dnnl_version().contents
-    return f"{v.major}.{v.minor}.{v.patch}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,17 +110,23 @@ def convolve(
     Args:
       role: which array of the convolution the result is: `out` of (x, w), `input` of (g, w),
         `weight` of (x, g).
-      image: (N, C, ...), the first operand.
-      other: the second one.
-      result: written in place.
+      image: the first operand, x (N, C, ...) or g (N, O, ...).
+      other: the second one, w (O, C / groups, ...) or g.
+      result: the third of x, w and g, written in place.
       geometry: of the convolution.
       bias: (O,), for `out`.
 
     Returns:
       Whether it was done. Otherwise nothing was, and torch has to: without the library, for other
-      dtypes, and for images whose channels are not last in memory.
+      dtypes than float32, for images whose channels are not last in memory, and where oneDNN has
+      no kernel.
+
+    Raises:
+      MemoryError: oneDNN has no memory for it.
+      RuntimeError: its kernel failed.
     """
-    if not by_onednn() or _library() is None:
+    library = _library() if by_onednn() else None
+    if library is None:
         return False
     x, w, y = {
         "out": (image, other, result),
@@ -133,23 +137,19 @@ def convolve(
         return False
     if not all(t.movedim(1, -1).is_contiguous() for t in (x, y)):
         return False
-    plans = _of_thread.__dict__.setdefault("plans", functools.lru_cache(1024)(_plan))
-    plan = plans(
-        role, tuple(x.shape), tuple(w.shape), tuple(y.shape), bias is not None, geometry,
-        torch.get_num_threads(),
-    )  # fmt: skip
+    threads = torch.get_num_threads()
+    if library.omp_get_max_threads() != threads:  # a build of torch may have an OpenMP of its own
+        library.omp_set_num_threads(threads)
+    shapes = (tuple(x.shape), tuple(w.shape), tuple(y.shape))
+    plan = _of_thread.plan(role, *shapes, bias is not None, geometry, threads)
     if plan is None:
         return False
     plan.run(x, w, y, bias)
     return True
 
 
-_of_thread = threading.local()
-"""Plans belong to a thread: their memory objects point to the arrays of the call that runs."""
-
-
 class _Failed(RuntimeError):
-    """oneDNN has no such primitive, or no memory for it."""
+    """oneDNN refused: while a primitive is described, because it has no such kernel."""
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -173,11 +173,6 @@ class _Handle:
 @functools.cache
 def _engine() -> _Handle:
     return _Handle("engine", "dnnl_engine_create", _CPU, c_size_t(0))
-
-
-@functools.cache
-def _stream() -> _Handle:
-    return _Handle("stream", "dnnl_stream_create", _engine().pointer, 1)
 
 
 @functools.cache
@@ -239,8 +234,8 @@ class _Primitive:
             memory = self.memories[index].pointer
             _call("dnnl_memory_set_data_handle", memory, c_void_p(address))
         _call(
-            "dnnl_primitive_execute", self.handle.pointer, _stream().pointer, len(self.arguments),
-            self.arguments,
+            "dnnl_primitive_execute", self.handle.pointer, _of_thread.stream.pointer,
+            len(self.arguments), self.arguments,
         )  # fmt: skip
 
 
@@ -345,3 +340,17 @@ def _plan(
         )
     except _Failed:
         return None
+
+
+class _OfThread(threading.local):
+    """What belongs to a thread: memory objects point to the arrays of the call that runs."""
+
+    def __init__(self) -> None:
+        self.plan = functools.lru_cache(1024)(_plan)
+
+    @functools.cached_property
+    def stream(self) -> _Handle:
+        return _Handle("stream", "dnnl_stream_create", _engine().pointer, 1)
+
+
+_of_thread = _OfThread()

@@ -139,11 +139,11 @@ def _both(function, mask, inputs=(X, Y)):
     for actual, value in zip(jax.tree.leaves(out), expected, strict=True):
         np.testing.assert_allclose(actual, value.detach(), rtol=2e-5, atol=2e-6)
     for actual, tensor in zip(gradients[1:], (x, y), strict=True):
-        wanted = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-        np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-5)
+        expected = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-5)
     for name, parameter in module.named_parameters():
-        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        np.testing.assert_allclose(gradients[0][name], wanted, rtol=2e-4, atol=2e-5)
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        np.testing.assert_allclose(gradients[0][name], expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -86,6 +86,15 @@ def test_what_torch_has_to_compute(monkeypatch):
     assert not out.any()
 
 
+def test_the_number_of_threads_is_torchs():
+    module, x, geometry, _ = _case("plain")
+    library: Any = onednn._library()
+    library.omp_set_num_threads(5)
+    out = _channels_last(torch.zeros(2, 7, 9, 11))
+    assert onednn.convolve("out", x, module.weight.detach(), out, geometry)
+    assert library.omp_get_max_threads() == torch.get_num_threads()
+
+
 def test_impossible_geometry_is_left_to_torch():
     x, w, out = torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3), torch.ones(1, 3, 9, 9)
     geometry = onednn.Geometry((1, 1), (0, 0), (1, 1), 1)
