@@ -150,7 +150,7 @@ def test_the_mask_of_relu_keeps_its_sharding():
     x = jax.device_put(np.random.default_rng(0).normal(size=(64, 1024)).astype("f"), sharding)
     jm = to_jax(nn.ReLU())
     gradient = jax.jit(jax.grad(lambda x: jnp.square(jm.apply({}, {}, x)[0]).sum()))
-    program = gradient.lower(x).compile().as_text()
+    program = str(gradient.lower(x).compile().as_text())
     assert "jaxsr_stored" in program and "all-gather" not in program
     np.testing.assert_array_equal(gradient(x), 2 * np.maximum(np.asarray(x), 0))
 
