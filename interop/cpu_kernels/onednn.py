@@ -9,15 +9,15 @@ float32, channels last in memory; `convolve` says where torch has to compute. Re
 developer guide, `dnnl.h` of version 3.
 """
 
+import contextlib
 import ctypes
 import ctypes.util
 import dataclasses
 import functools
 import importlib.metadata
 import math
-import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from ctypes import POINTER, Structure, byref, c_int, c_int64, c_size_t, c_uint, c_void_p
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ DISTRIBUTION = "onednn-cpu-gomp"
 _CPU, _OPENMP, _FLOAT32, _ANY_FORMAT = 1, 2, 3, 1
 _OUT_OF_MEMORY = 1
 _FORWARD_TRAINING, _DIRECT, _USER_SCRATCHPAD = 64, 1, 1
-_WEIGHTS_MD, _DIFF_WEIGHTS_MD, _SCRATCHPAD_MD = 131, 132, 136
+_ARGUMENT_MD = 255
 _SRC, _DST, _WEIGHTS, _BIAS, _SCRATCHPAD = 1, 17, 33, 41, 80
 _DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 129, 145, 161
 _NO_MEMORY_YET = c_void_p(2**64 - 1)
@@ -137,15 +137,33 @@ def convolve(
         return False
     if not all(t.movedim(1, -1).is_contiguous() for t in (x, y)):
         return False
-    threads = torch.get_num_threads()
-    if library.omp_get_max_threads() != threads:  # a build of torch may have an OpenMP of its own
-        library.omp_set_num_threads(threads)
+    multiplications = y.numel() * w[0].numel()
+    threads = torch.get_num_threads() if multiplications >= _LEAST_SHARED else 1
     shapes = (tuple(x.shape), tuple(w.shape), tuple(y.shape))
-    plan = _of_thread.plan(role, *shapes, bias is not None, geometry, threads)
-    if plan is None:
-        return False
-    plan.run(x, w, y, bias)
+    with _openmp_threads(threads):
+        plan = _plan(role, *shapes, bias is not None, geometry, threads)
+        if plan is None:
+            return False
+        plan.run(x, w, y, bias)
     return True
+
+
+_LEAST_SHARED = 1 << 23
+"""Multiplications from which on threads share a convolution: waking one takes about 30 µs."""
+
+
+@contextlib.contextmanager
+def _openmp_threads(threads: int) -> Generator[None]:
+    """Sets the calling thread's number; a build of torch may have an OpenMP of its own."""
+    library: Any = _library()
+    before = library.omp_get_max_threads()
+    if threads != before:
+        library.omp_set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if threads != before:
+            library.omp_set_num_threads(before)
 
 
 class _Failed(RuntimeError):
@@ -212,35 +230,66 @@ def _channels_last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Primitive:
-    """A primitive with its memory objects, whose addresses each call sets."""
+    """A primitive, whose calls may run side by side.
 
-    def __init__(self, description: _Handle, layouts: dict[int, Any]) -> None:
-        scratchpad = _query(description, _SCRATCHPAD_MD)
-        self.scratchpad_bytes: int = _library().dnnl_memory_desc_get_size(scratchpad)
-        self.handle = _Handle("primitive", "dnnl_primitive_create", description.pointer)
-        self.memories = {
+    Args:
+      description: of the primitive, whose layouts it keeps.
+      arguments: indices of its arrays.
+    """
+
+    def __init__(self, description: _Handle, arguments: Sequence[int]) -> None:
+        self._description = description
+        self._layouts = {i: _layout(description, i) for i in (*arguments, _SCRATCHPAD)}
+        self._scratchpad_bytes = _size(self._layouts[_SCRATCHPAD])
+        self._handle = _Handle("primitive", "dnnl_primitive_create", description.pointer)
+        self._idle: list[_Execution] = []
+
+    def run(self, addresses: dict[int, int]) -> None:
+        scratchpad = torch.empty(self._scratchpad_bytes, dtype=torch.uint8, device="cpu")
+        try:
+            execution = self._idle.pop()
+        except IndexError:
+            execution = _Execution(self._layouts)
+        execution.run(self._handle, {**addresses, _SCRATCHPAD: scratchpad.data_ptr()})
+        self._idle.append(execution)
+
+
+class _Execution:
+    """What a running primitive has to itself: a stream, and memory objects for its arrays.
+
+    It can't be a thread's own: one of XLA's is a new thread to Python at each call.
+    """
+
+    def __init__(self, layouts: dict[int, Any]) -> None:
+        self._stream = _Handle("stream", "dnnl_stream_create", _engine().pointer, 1)
+        self._memories = {
             index: _Handle(
                 "memory", "dnnl_memory_create", layout, _engine().pointer, _NO_MEMORY_YET
             )
-            for index, layout in {**layouts, _SCRATCHPAD: scratchpad}.items()
+            for index, layout in layouts.items()
         }
-        self.arguments = (_Argument * len(self.memories))(
-            *(_Argument(index, memory.pointer) for index, memory in self.memories.items())
+        self._arguments = (_Argument * len(layouts))(
+            *(_Argument(index, memory.pointer) for index, memory in self._memories.items())
         )
 
-    def run(self, addresses: dict[int, int]) -> None:
-        scratchpad = torch.empty(self.scratchpad_bytes, dtype=torch.uint8, device="cpu")
-        for index, address in {**addresses, _SCRATCHPAD: scratchpad.data_ptr()}.items():
-            memory = self.memories[index].pointer
+    def run(self, primitive: _Handle, addresses: dict[int, int]) -> None:
+        for index, address in addresses.items():
+            memory = self._memories[index].pointer
             _call("dnnl_memory_set_data_handle", memory, c_void_p(address))
         _call(
-            "dnnl_primitive_execute", self.handle.pointer, _of_thread.stream.pointer,
-            len(self.arguments), self.arguments,
+            "dnnl_primitive_execute", primitive.pointer, self._stream.pointer,
+            len(self._arguments), self._arguments,
         )  # fmt: skip
 
 
-def _query(description: _Handle, what: int) -> Any:
-    return c_void_p(_library().dnnl_primitive_desc_query_md(description.pointer, what, 0))
+def _layout(description: _Handle, argument: int) -> Any:
+    """The memory descriptor of a primitive's argument, which lives as long as the description."""
+    query = _library().dnnl_primitive_desc_query_md
+    return c_void_p(query(description.pointer, _ARGUMENT_MD, argument))
+
+
+def _size(layout: Any) -> int:
+    return _library().dnnl_memory_desc_get_size(layout)
 
 
 def _reorder(source: Any, target: Any) -> _Primitive | None:
@@ -252,7 +301,7 @@ def _reorder(source: Any, target: Any) -> _Primitive | None:
         "primitive_desc", "dnnl_reorder_primitive_desc_create", source, engine, target, engine,
         _attributes().pointer,
     )  # fmt: skip
-    return _Primitive(description, {_SRC: source, _DST: target})
+    return _Primitive(description, (_SRC, _DST))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +334,7 @@ class _Plan:
             self.reorder.run({_SRC: in_layout, _DST: weights})
 
 
+@functools.lru_cache(4096)
 def _plan(
     role: Role,
     x_shape: tuple[int, ...],
@@ -322,35 +372,18 @@ def _plan(
                 "primitive_desc", name("backward_weights"), _engine().pointer, _DIRECT, *layouts,
                 *sizes, forward.pointer, attributes,
             )  # fmt: skip
-        packed = _query(description, _DIFF_WEIGHTS_MD if role == "weight" else _WEIGHTS_MD)
-        order = (packed, w.pointer) if role == "weight" else (w.pointer, packed)
         indices = {
             "out": (_SRC, _WEIGHTS, _DST),
             "input": (_DIFF_SRC, _WEIGHTS, _DIFF_DST),
             "weight": (_SRC, _DIFF_WEIGHTS, _DIFF_DST),
         }[role]
-        memories = dict(zip(indices, (x.pointer, packed, y.pointer), strict=True))
-        if bias:
-            memories[_BIAS] = bias.pointer
+        packed = _layout(description, indices[1])
+        order = (packed, w.pointer) if role == "weight" else (w.pointer, packed)
         return _Plan(
-            _Primitive(description, memories),
+            _Primitive(description, (*indices, _BIAS) if has_bias else indices),
             indices,
             _reorder(*order),
-            _library().dnnl_memory_desc_get_size(packed),
+            _size(packed),
         )
     except _Failed:
         return None
-
-
-class _OfThread(threading.local):
-    """What belongs to a thread: memory objects point to the arrays of the call that runs."""
-
-    def __init__(self) -> None:
-        self.plan = functools.lru_cache(1024)(_plan)
-
-    @functools.cached_property
-    def stream(self) -> _Handle:
-        return _Handle("stream", "dnnl_stream_create", _engine().pointer, 1)
-
-
-_of_thread = _OfThread()

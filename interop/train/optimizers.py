@@ -73,6 +73,14 @@ class OptimizerConfig:
         return 1e-10 if self.optimizer == "adagrad" else 1e-8
 
 
+class Elementwise(optax.GradientTransformationExtraArgs):
+    """An optimiser to which it does not matter how its elements are shared out among arrays.
+
+    It updates each by itself, or by what all of them have in common, as clipping by the global norm
+    does.
+    """
+
+
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate as a function of the number of updates done, over `steps` updates."""
     span = max(steps - config.warmup_steps, 1)
@@ -121,7 +129,8 @@ def make_optimizer(
     if lr_factors:
         parts.append(_scale_each(lr_factors))
     parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
-    return optax.chain(*parts)
+    optimizer = optax.chain(*parts)
+    return optimizer if lr_factors else Elementwise(*optimizer)
 
 
 def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:

@@ -35,7 +35,8 @@ from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
-from jaxsr.interop.train.optimizers import updates_done
+from jaxsr.interop.train.optimizers import Elementwise, updates_done
+from jaxsr.interop.train.packing import Packing
 
 Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
 
@@ -261,7 +262,7 @@ class TrainStep:
             optimizers=opt_states,
             ema=_update_ema(state.ema, params, state.step, self.config.ema),
         )
-        return _unless_failed(state, new, metrics), metrics
+        return self._unless_failed(state, new, metrics), metrics
 
     def _update_players(
         self,
@@ -295,19 +296,34 @@ class TrainStep:
 
                 network_params = select_network(params, network)
                 opt_state = opt_states[network]
-                updates, opt_states[network] = self.optimizers[network].update(
-                    grads, opt_state, network_params
+                optimizer = self.optimizers[network]
+                packing = Packing.of(
+                    network_params if isinstance(optimizer, Elementwise) else {}, self.mesh
                 )
-                new_params: Any = optax.apply_updates(network_params, updates)
-                params.update(new_params)
+                old, grads = packing.pack(network_params), packing.pack(grads)
+                updates, new_opt_state = optimizer.update(grads, packing.pack(opt_state), old)
+                params.update(packing.unpack(optax.apply_updates(old, updates)))
+                opt_states[network] = packing.unpack(new_opt_state)
 
                 scalars["grad_norm"] = optax.tree.norm(grads)
                 scalars["update_norm"] = optax.tree.norm(updates)
-                scalars["param_norm"] = optax.tree.norm(network_params)
+                scalars["param_norm"] = optax.tree.norm(old)
                 if network in self.schedules:
                     scalars["lr"] = self.schedules[network](updates_done(opt_state))
             metrics |= {f"{network}/{name}": value for name, value in scalars.items()}
         return params, buffers, opt_states, metrics
+
+    def _unless_failed(self, old: TrainState, new: TrainState, metrics: Arrays) -> TrainState:
+        """The new state, or the old one from the first step on whose metrics are not finite."""
+        finite = [jnp.isfinite(value) for name, value in metrics.items() if decides_failure(name)]
+        finite = jnp.all(jnp.stack(finite))
+        keep = finite & (old.failed_step == 0)
+        failed_step = jnp.where(keep | (old.failed_step > 0), old.failed_step, old.step + 1)
+        packing = Packing.of(new, self.mesh)
+        state = packing.unpack(
+            jax.tree.map(lambda n, o: jnp.where(keep, n, o), packing.pack(new), packing.pack(old))
+        )
+        return state.replace(failed_step=failed_step)
 
 
 def decides_failure(metric: str) -> bool:
@@ -316,16 +332,6 @@ def decides_failure(metric: str) -> bool:
     The squares of these two norms overflow long before the values do.
     """
     return metric.rpartition("/")[2] not in ("param_norm", "update_norm")
-
-
-def _unless_failed(old: TrainState, new: TrainState, metrics: Arrays) -> TrainState:
-    """The new state, or the old one from the first step on whose metrics are not finite."""
-    finite = [jnp.isfinite(value) for name, value in metrics.items() if decides_failure(name)]
-    finite = jnp.all(jnp.stack(finite))
-    keep = finite & (old.failed_step == 0)
-    failed_step = jnp.where(keep | (old.failed_step > 0), old.failed_step, old.step + 1)
-    state = jax.tree.map(lambda n, o: jnp.where(keep, n, o), new, old)
-    return state.replace(failed_step=failed_step)
 
 
 def _per_device(

@@ -88,18 +88,41 @@ def test_what_torch_has_to_compute(monkeypatch):
     assert not out.any()
 
 
-def test_the_number_of_threads_is_torchs(monkeypatch):
+def test_large_convolutions_have_torchs_threads_and_small_ones_one(monkeypatch):
     module, x, geometry, _ = _case("plain")
     library: Any = onednn._library()
-    threads = library.omp_get_max_threads()
-    # As where torch has an OpenMP of its own.
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 2)
+    before = library.omp_get_max_threads()
     out = _channels_last(torch.zeros(2, 7, 9, 11))
-    try:
-        assert onednn.convolve("out", x, module.weight.detach(), out, geometry)
-        assert library.omp_get_max_threads() == threads + 2
-    finally:
-        library.omp_set_num_threads(threads)
+    threads_of_call = []
+    run = onednn._Plan.run
+
+    def noted(self, *arrays):
+        threads_of_call.append(library.omp_get_max_threads())
+        run(self, *arrays)
+
+    monkeypatch.setattr(onednn._Plan, "run", noted)
+    # As where torch has an OpenMP of its own.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before + 2)
+    assert onednn.convolve("out", x, module.weight.detach(), out, geometry)
+    monkeypatch.setattr(onednn, "_LEAST_SHARED", 1)
+    assert onednn.convolve("out", x, module.weight.detach(), out, geometry)
+    assert threads_of_call == [1, before + 2]
+    assert library.omp_get_max_threads() == before
+
+
+def test_a_convolution_is_described_once_for_all_of_xlas_threads():
+    module, x, geometry, _ = _case("depthwise")
+    weight, out = module.weight.detach(), _channels_last(torch.zeros(2, 16, 8, 9))
+    onednn._plan.cache_clear()
+
+    def in_new_thread():
+        thread = threading.Thread(target=onednn.convolve, args=("out", x, weight, out, geometry))
+        thread.start()
+        thread.join()
+
+    for _ in range(3):
+        in_new_thread()
+    assert onednn._plan.cache_info().misses == 1
 
 
 def test_impossible_geometry_is_left_to_torch():

@@ -1,0 +1,78 @@
+"""Small arrays as one vector: what is packed where, and that nothing changes by it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxsr.interop.mesh import MeshShape, make_mesh
+from jaxsr.interop.train.optimizers import Elementwise, OptimizerConfig, make_optimizer
+from jaxsr.interop.train.packing import Packed, Packing
+
+SHAPES = {"kernel": (200, 100), "bias": (100,), "scale": (), "taps": (3, 2, 4)}
+
+
+def _tree(seed):
+    rng = np.random.default_rng(seed)
+    tree = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in SHAPES.items()}
+    return {**tree, "count": jnp.int32(7), "half": jnp.ones(3, jnp.bfloat16)}
+
+
+def test_small_float32_arrays_lie_in_the_vector():
+    tree = _tree(0)
+    packed = Packing.of(tree, make_mesh(1)).pack(tree)
+    assert isinstance(packed, Packed)
+    assert packed.vector.shape == (100 + 1 + 24,)
+    assert sorted(leaf.size for leaf in packed.others) == [1, 3, 20000]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_unpacking_gives_the_tree_back(devices):
+    mesh = make_mesh(devices)
+    tree = jax.device_put(_tree(0), NamedSharding(mesh, PartitionSpec()))
+    packing = Packing.of(tree, mesh)
+    nested = {"params": tree, "moments": (tree, {"step": jnp.int32(1)})}
+    result = jax.jit(lambda nested: packing.unpack(packing.pack(nested)))(nested)
+    assert jax.tree.structure(result) == jax.tree.structure(nested)
+    jax.tree.map(np.testing.assert_array_equal, result, nested)
+
+
+@pytest.mark.parametrize("rule", ["adam", "adamw", "sgd", "adagrad"])
+def test_optimizers_take_the_same_steps(rule):
+    config = OptimizerConfig(
+        optimizer=rule, lr=0.1, weight_decay=0.01, clip_norm=0.5, momentum=0.9 * (rule == "sgd")
+    )
+    optimizer = make_optimizer(config, 10)
+    assert isinstance(optimizer, Elementwise)
+    params = {name: _tree(0)[name] for name in SHAPES}
+    packing = Packing.of(params, make_mesh(1))
+    whole, packed = (params, optimizer.init(params)), packing.pack((params, optimizer.init(params)))
+
+    @jax.jit
+    def step(params, state, gradients):
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for seed in range(1, 4):
+        gradients = {name: _tree(seed)[name] for name in SHAPES}
+        whole = step(*whole, gradients)
+        packed = step(*packed, packing.pack(gradients))
+    result = packing.unpack(packed)
+    assert jax.tree.structure(result) == jax.tree.structure(whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7), result, whole)
+
+
+def test_other_optimizers_and_split_parameters_are_not_packed():
+    factors = make_optimizer(OptimizerConfig(), 10, lr_factors={"bias": 0.1})
+    assert not isinstance(factors, Elementwise)
+    assert not isinstance(optax.adam(1e-3), Elementwise)
+    split = make_mesh(MeshShape(data=4, fsdp=2))
+    assert Packing.of(_tree(0), split).pack(_tree(0)).keys() == _tree(0).keys()
+
+
+def test_xlas_kernels_alone_pack_nothing(monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
+    tree = _tree(0)
+    assert Packing.of(tree, make_mesh(1)).pack(tree) is tree
