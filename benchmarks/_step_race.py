@@ -143,6 +143,7 @@ def _start(name: str, *, options: RaceOptions, workload: Any, cache: str) -> Wor
         _contender,
         (name, options, workload, cache),
         keeps_memory=keeps_memory,
+        command="train" if name == "jaxsr" else "",
         longest_start_s=options.longest_start_s,
     )
 
