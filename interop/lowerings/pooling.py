@@ -16,6 +16,7 @@ from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.convolution import per_axis
 from jaxsr.interop.lowerings.extremes import lowest
+from jaxsr.interop.lowerings.resample import resize_images
 
 aten = torch.ops.aten
 
@@ -118,23 +119,23 @@ def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax
 
 
 def _adaptive_mean(x: jax.Array, size: Any, *, ndim: int) -> jax.Array:
-    """One small averaging matrix per axis: right for any size, a plain product on any device."""
+    """Means over torch's windows, which overlap where the sizes do not divide."""
+    sizes = per_axis(size, ndim)
+    if not all(sizes):
+        return jnp.zeros((*x.shape[:-ndim], *sizes), x.dtype)
     wide = widened(x)
-    for i, out in enumerate(per_axis(size, ndim)):
-        axis = x.ndim - ndim + i
+    overlapping: dict[int, int] = {}
+    for axis, out in zip(range(x.ndim - ndim, x.ndim), sizes, strict=True):
         n = x.shape[axis]
-        if out == n:
-            continue
-        if n % out == 0:
+        if n % out:
+            overlapping[axis] = out
+        elif n != out:
             split = (*wide.shape[:axis], out, n // out, *wide.shape[axis + 1 :])
             wide = wide.reshape(split).mean(axis + 1)
-            continue
-        weights = np.zeros((out, n), np.float32)
-        for row, (a, b) in enumerate(_adaptive_bounds(n, out)):
-            weights[row, a:b] = 1 / (b - a)
-        last_axis = jnp.moveaxis(wide, axis, -1)
-        last_axis = jnp.matmul(last_axis, weights.T, precision=lax.Precision.HIGHEST)
-        wide = jnp.moveaxis(last_axis, -1, axis)
+    if overlapping:
+        scales = [None] * len(overlapping)
+        axes = tuple(overlapping)
+        wide = resize_images(wide, tuple(overlapping.values()), scales, "area", axes=axes)
     return wide.astype(x.dtype)
 
 

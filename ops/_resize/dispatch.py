@@ -7,8 +7,9 @@ are products as well, digit by digit.
 
 A CPU is good at sums of slices and bad at their gradient, which pads and scatters: the same linear
 map as products has a gradient of products, nine times faster from 128² to 256² on 4 images of 32
-channels with aligned corners (13 ms instead of 110; torch's takes 17). A gradient that is not
-finite then spreads over the lines that its zeros meet.
+channels with aligned corners (13 ms instead of 110; torch's takes 17). Where an output's
+gradient is infinite or NaN, NaN then spreads over the lines that the products' zeros meet; torch's
+stays with the pixels that the output reads. An infinite pixel alone spreads in neither.
 """
 
 import math

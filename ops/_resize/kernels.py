@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._resize.weights import Finish, Taps
+from jaxsr.ops._resize.weights import SPARE, Finish, Taps
 from jaxsr.ops._typed_jax import asarray, dot_general, gather, zeros_like
 
 LONG_LINE = 64
@@ -107,9 +107,11 @@ def plan_phases(taps: Taps) -> Phases | None:
     shifted = taps.index[: blocks * p].reshape(blocks, p, width).astype(np.int64)
     shifted = shifted - q * np.arange(blocks)[:, None, None]
     middle = shifted[blocks // 2]
-    used = taps.weight[: blocks * p].reshape(blocks, p, width) != 0
-    # A tap of zero weight points anywhere inside the support; it does not break the pattern.
-    regular = ((shifted == middle) | ~used).all(axis=(1, 2))
+    used = np.abs(taps.weight[: blocks * p].reshape(blocks, p, width)) > SPARE
+    # A spare tap points anywhere inside the support. Every period has the same ones, or it would
+    # read past its support where its neighbours do not.
+    same = used == used[blocks // 2]
+    regular = (same & ((shifted == middle) | ~used)).all(axis=(1, 2))
     before, after = np.nonzero(~regular[: blocks // 2])[0], np.nonzero(~regular[blocks // 2 :])[0]
     first = int(before[-1]) + 1 if before.size else 0
     stop = blocks // 2 + int(after[0]) if after.size else blocks
@@ -128,7 +130,7 @@ def plan_phases(taps: Taps) -> Phases | None:
         is_constant = float(np.ptp(along)) <= tolerance
         return int(middle[r, t]) + q * first, along[:1] if is_constant else along
 
-    used = (weight != 0).any(axis=0)
+    used = np.abs(weight[0]) > SPARE
     slices = (tuple(term(r, t) for t in range(width) if used[r, t]) for r in range(p))
     return Phases(p, q, first, stop - first, tuple(slices))
 
@@ -181,9 +183,11 @@ def by_loop(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     outputs, width = taps.index.shape
     turns = -(-width // LOOP_TAPS)
     spare = turns * LOOP_TAPS - width
-    # Spare taps have no weight, and read what the first tap reads.
+    # Spare taps read what the first tap reads, with its sign.
     index = np.concatenate([taps.index, np.repeat(taps.index[:, :1], spare, axis=1)], axis=1)
-    weight = np.concatenate([taps.weight, np.zeros((outputs, spare))], axis=1).astype(x.dtype)
+    no_share = np.copysign(SPARE, taps.weight[:, :1]).astype(x.dtype)
+    weight = np.concatenate([taps.weight, np.repeat(no_share, spare, axis=1)], axis=1)
+    weight = weight.astype(x.dtype)
     index = index.T.reshape(turns, LOOP_TAPS, outputs, 1)
     weight = weight.T.reshape(turns, LOOP_TAPS, outputs, *[1] * (x.ndim - 1 - axis))
 

@@ -15,6 +15,9 @@ import numpy as np
 from jaxsr.ops._arguments import compute_dtype
 from jaxsr.ops._resize.filters import Filter
 
+SPARE = float(np.finfo(np.float32).tiny)
+"""Weight of a tap that only fills its row. It changes no finite sum, and is no 0 for infinities."""
+
 Finish = Callable[[jax.Array], jax.Array]
 """What is done to every sum of a pass: rounding, shifting, clipping."""
 
@@ -77,12 +80,16 @@ def make_taps(
     """Tables from indices that may leave the image at either end; those are clamped to the edge.
 
     A tap of zero weight is pointed at a pixel that the output reads anyway: 0 * NaN is NaN, so a
-    NaN just outside the support would otherwise spread into the output.
+    NaN just outside the support would otherwise spread into the output. 0 * infinity is NaN, too,
+    so it gets the smallest weight, with the sign of the other tap on its pixel.
     """
     used = weight != 0
     used[~used.any(axis=1), 0] = True
     anchor = np.take_along_axis(index, used.argmax(axis=1)[:, None], axis=1)
     index = np.clip(np.where(used, index, anchor), 0, extent - 1).astype(np.int32)
+    if np.issubdtype(weight.dtype, np.floating):
+        share = np.take_along_axis(weight, used.argmax(axis=1)[:, None], axis=1)
+        weight = np.where(used, weight, np.copysign(SPARE, share))
     if used.sum(axis=1).max() < used.any(axis=0).sum():
         # Rows begin at different columns: moved to the front, in their order, they need fewer.
         front = np.argsort(~used, axis=1, kind="stable")

@@ -1,9 +1,11 @@
 """What `resize` promises in every convention: errors, NaN, batching, sharding, compilation."""
 
+import itertools
 import re
 from collections.abc import Callable
 from functools import cache, partial
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from PIL import Image
 
 from jaxsr.ops import resize
 from jaxsr.ops._resize.conventions import CONVENTIONS
@@ -116,6 +119,33 @@ def test_one_bad_pixel_stays_within_the_filter(convention, method, size, value):
     np.testing.assert_array_equal(got[..., 0][~covered], clean[..., 0][~covered])
     if covered.any() and convention in ("pillow", "matlab"):
         assert not np.isfinite(got[..., 0][covered]).all()
+
+
+BY_PILLOW = {"box": Image.Resampling.BOX, "bicubic": Image.Resampling.BICUBIC}
+BY_OPENCV = {"area": cv2.INTER_AREA, "bicubic": cv2.INTER_CUBIC, "bilinear": cv2.INTER_LINEAR}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("size", [(5, 7), (13, 34), (26, 40)])
+@pytest.mark.parametrize(
+    ("convention", "method"),
+    [*(("pillow", method) for method in BY_PILLOW), *(("opencv", method) for method in BY_OPENCV)],
+)
+def test_infinities_are_those_of_the_library(convention, method, size):
+    """Which multiplies by weights of zero, too, and makes NaN of an infinity there."""
+    call = jax.jit(partial(resize, size=size, method=method, convention=convention, axes=(0, 1)))
+    places = [(0, 0), (5, 8), (12, 16), (3, 0)]
+    for value, place in itertools.product([np.inf, -np.inf, np.nan], places):
+        picture = image(13, 17)
+        picture[place] = value
+        got = np.asarray(call(picture))
+        if convention == "pillow":
+            expected = np.asarray(Image.fromarray(picture).resize(size[::-1], BY_PILLOW[method]))
+        else:
+            expected = cv2.resize(picture, size[::-1], interpolation=BY_OPENCV[method])
+        kept = ~np.isnan(expected)
+        assert kept.any()
+        np.testing.assert_allclose(got[kept], expected[kept], rtol=0, atol=2e-5)
 
 
 @cache

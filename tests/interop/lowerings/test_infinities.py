@@ -1,0 +1,118 @@
+"""An infinity or a NaN among the inputs reaches what torch lets it reach, and nothing else."""
+
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from jaxsr.interop import to_jax
+
+PLACES = [(0, 0), (0, 3), (4, 3), (8, 6), (5, 0)]
+"""Corners, edges and the middle of 9 × 7; one in each of five images."""
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def images():
+    x = np.random.default_rng(0).normal(size=(3 * len(PLACES), 2, 9, 7)).astype(np.float32)
+    for sample, (value, (row, column)) in enumerate(product([np.inf, -np.inf, np.nan], PLACES)):
+        x[sample, 0, row, column] = value
+    return x
+
+
+def outputs_and_gradients(functions, x):
+    """Of JAX and of torch, for each function; the outputs' gradients are random numbers."""
+    tensor = torch.from_numpy(x).requires_grad_()
+    references = [function(tensor) for function in functions]
+    draw = np.random.default_rng(1).normal
+    cotangents = [draw(size=out.shape).astype(np.float32) for out in references]
+    gradients = [
+        torch.autograd.grad(out, tensor, torch.from_numpy(cotangent))[0].numpy()
+        for out, cotangent in zip(references, cotangents, strict=True)
+    ]
+    modules = [to_jax(Function(function)) for function in functions]
+
+    @jax.jit
+    def run(x):
+        outputs, gradients = [], []
+        for module, cotangent in zip(modules, cotangents, strict=True):
+            out, transpose = jax.vjp(lambda x, module=module: module.apply({}, {}, x)[0], x)
+            outputs.append(out)
+            gradients.append(transpose(jnp.asarray(cotangent))[0])
+        return outputs, gradients
+
+    outputs, own_gradients = run(x)
+    references = [out.detach().numpy() for out in references]
+    return zip(outputs, own_gradients, references, gradients, strict=True)
+
+
+RESIZE = partial(partial, F.interpolate)
+INTERPOLATIONS = {
+    "bilinear": RESIZE(size=(27, 14), mode="bilinear"),
+    "bilinear, aligned corners": RESIZE(size=(5, 12), mode="bilinear", align_corners=True),
+    "bilinear, antialiased": RESIZE(size=(5, 12), mode="bilinear", antialias=True),
+    "bicubic": RESIZE(size=(27, 14), mode="bicubic"),
+    "bicubic, aligned corners": RESIZE(size=(6, 12), mode="bicubic", align_corners=True),
+    "bicubic, antialiased": RESIZE(size=(4, 12), mode="bicubic", antialias=True),
+    "area": RESIZE(size=(4, 5), mode="area"),
+    "linear": lambda x: F.interpolate(x[:, 0], size=(11,), mode="linear"),
+    "trilinear": lambda x: F.interpolate(x[:, None], size=(4, 9, 11), mode="trilinear"),
+    "means": partial(F.adaptive_avg_pool2d, output_size=(4, 10)),
+    "means of volumes": lambda x: F.adaptive_avg_pool3d(x, (2, 4, 3)),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", INTERPOLATIONS)
+def test_interpolations_and_means_spread_it_no_further_than_torch(name):
+    """Torch spreads it further: it multiplies by weights of zero, too, and makes NaN of that."""
+    results = outputs_and_gradients([INTERPOLATIONS[name]], images())
+    for got, gradient, expected, expected_gradient in results:
+        kept = ~np.isnan(expected)
+        assert kept.mean() > 0.5 and not np.isfinite(got).all()
+        # Sums of at most 64 products, of weights below 1 and values below 4.
+        np.testing.assert_allclose(np.asarray(got)[kept], expected[kept], 0, 1e-5)
+        np.testing.assert_allclose(gradient, expected_gradient, 0, 2e-5)
+
+
+def test_means_of_no_windows_are_empty():
+    x = torch.ones(2, 3, 8, 8)
+    module = torch.nn.AdaptiveAvgPool2d((0, 3))
+    assert to_jax(module).apply({}, {}, x.numpy())[0].shape == module(x).shape
+
+
+def test_losses_and_probabilities_of_infinite_logits():
+    rows = np.random.default_rng(2).normal(size=(8, 4)).astype(np.float32)
+    for row, values in enumerate(
+        [[np.inf], [np.inf, np.inf], [-np.inf], [-np.inf] * 4, [np.inf, -np.inf], [np.nan]]
+    ):
+        rows[row, : len(values)] = values
+    targets = torch.tensor([0.0, 1.0, 0.3, 0.7])
+    functions = [
+        partial(F.binary_cross_entropy_with_logits, target=targets.expand(8, 4), reduction="none"),
+        partial(
+            F.binary_cross_entropy_with_logits,
+            target=targets.round().expand(8, 4),
+            reduction="none",
+            pos_weight=torch.tensor([1.0, 2.0, 0.5, 3.0]),
+        ),
+        partial(torch.softmax, dim=-1),
+        partial(torch.log_softmax, dim=0),
+        partial(F.cross_entropy, target=torch.arange(8) % 4, reduction="none"),
+    ]
+    for got, gradient, expected, expected_gradient in outputs_and_gradients(functions, rows):
+        assert not np.isfinite(expected).all()
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-6, atol=2e-6)
