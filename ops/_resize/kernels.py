@@ -131,8 +131,8 @@ def plan_phases(taps: Taps) -> Phases | None:
         return int(middle[r, t]) + q * first, along[:1] if is_constant else along
 
     used = np.abs(weight[0]) > SPARE
-    slices = (tuple(term(r, t) for t in range(width) if used[r, t]) for r in range(p))
-    return Phases(p, q, first, stop - first, tuple(slices))
+    slices = [tuple(term(r, t) for t in range(width) if used[r, t]) for r in range(p)]
+    return Phases(p, q, first, stop - first, tuple(slices)) if all(slices) else None
 
 
 def by_phase(

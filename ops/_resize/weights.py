@@ -57,6 +57,27 @@ class Taps:
             and bool((self.index[:, 0] == np.arange(self.extent)).all())
         )
 
+    def transposed(self) -> "Taps":
+        """The gradient's: which outputs each pixel of the input has a share in, and how large.
+
+        A pixel without any has a spare tap.
+        """
+        output, tap = np.nonzero(np.abs(self.weight) > SPARE)
+        pixel = self.index[output, tap]
+        order = np.argsort(pixel, kind="stable")
+        output, tap, pixel = output[order], tap[order], pixel[order]
+        counts = np.bincount(pixel, minlength=self.extent)
+        place = np.arange(pixel.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        index = np.zeros((self.extent, max(1, counts.max(initial=0))), np.int32)
+        weight = np.full(index.shape, SPARE)
+        weight[pixel, place] = self.weight[output, tap]
+        index[pixel, place] = output
+        # Spare taps read what the first one reads, with its sign.
+        spare = np.arange(index.shape[1]) >= counts[:, None]
+        index = np.where(spare, index[:, :1], index)
+        weight = np.where(spare, np.copysign(SPARE, weight[:, :1]), weight)
+        return Taps(self.outputs, index, weight, 1 / self.step)
+
 
 @dataclass(frozen=True, eq=False)
 class Pass:

@@ -150,6 +150,22 @@ def test_gradient(method, antialias, after):
     np.testing.assert_allclose(got, tensor.grad.numpy(), atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("after", [(40, 43), (9, 11)])
+def test_a_gradient_that_is_not_finite_stays_with_the_pixels_read(after):
+    tensor = torch.from_numpy(photo((2, 3, 21, 20), np.float32)).requires_grad_()
+    weight = torch.ones(2, 3, *after)
+    weight[0, 1, 4, 5], weight[1, 2, 0, 0] = torch.inf, torch.nan
+    F.interpolate(tensor, after, mode="bilinear").backward(weight)
+    call = partial(resize, size=after, method="bilinear", antialias=False, axes=(0, 1))
+    _, pullback = jax.vjp(jax.vmap(jax.vmap(call)), tensor.detach().numpy())
+    (gradient,) = pullback(weight.numpy())
+    assert tensor.grad is not None
+    # torch also multiplies what is not finite by the weight 0 of a neighbour.
+    finite = tensor.grad.isfinite().numpy()
+    assert 0 < (~np.isfinite(gradient)).sum() <= (~finite).sum() <= 8
+    np.testing.assert_allclose(gradient[finite], tensor.grad.numpy()[finite], rtol=1e-5)
+
+
 def test_bfloat16_is_float32_rounded_once():
     image = torch.rand(1, 3, 32, 48, generator=torch.Generator().manual_seed(0))
     narrow = image.to(torch.bfloat16)
