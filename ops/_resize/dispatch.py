@@ -179,8 +179,10 @@ def products(
 
 
 def _shape_after(x: Any, *, passes: tuple[Pass, ...]) -> tuple[int, ...]:
-    extents = {step.axis: step.taps.outputs for step in passes}
-    return tuple(extents.get(axis, extent) for axis, extent in enumerate(x.shape))
+    shape = list(x.shape)
+    for step in passes:
+        shape[step.axis] = step.taps.outputs
+    return tuple(shape)
 
 
 def _linear_sums(x: jax.Array, *, passes: tuple[Pass, ...]) -> jax.Array:
@@ -206,5 +208,5 @@ def _batched(operands: Any, axes: Any, *, passes: tuple[Pass, ...]) -> tuple[Any
     return sums_p.bind(x, passes=tuple(replace(s, axis=s.axis + 1) for s in passes)), 0
 
 
-ad.deflinear2(sums_p, _transpose)
+ad.deflinear2(sums_p, _transpose)  # pyright: ignore[reportUnknownMemberType]
 batching.primitive_batchers[sums_p] = _batched
