@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.mesh import split_activations
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.train.objective import Phase
 
@@ -54,6 +56,8 @@ class Gradients:
     phase: Phase
     compute_dtype: Any
     """Floating dtype of the players' networks; gradients come back in the parameters' dtype."""
+    mesh: Mesh
+    """Where the step will run."""
 
     def share(self, params: Arrays, buffers: Arrays, batch: Arrays, key: jax.Array) -> Shared:
         """Runs the phase's `share` once."""
@@ -61,14 +65,15 @@ class Gradients:
         learning = {k: v for n in networks for k, v in select_network(params, n).items()}
 
         def run(learning: Arrays) -> tuple[Any, Arrays]:
-            tensors, new_buffers = self.model.apply(
-                self._cast(params | learning),
-                self._cast_frozen(buffers),
-                batch,
-                rng=jax.random.fold_in(key, len(self.phase.players)),
-                train=True,
-                method=self.phase.share,
-            )
+            with split_activations(self.mesh, batch):
+                tensors, new_buffers = self.model.apply(
+                    self._cast(params | learning),
+                    self._cast_frozen(buffers),
+                    batch,
+                    rng=jax.random.fold_in(key, len(self.phase.players)),
+                    train=True,
+                    method=self.phase.share,
+                )
             return tensors, self._with_frozen(new_buffers, buffers)
 
         tensors, pullback, new_buffers = jax.vjp(run, learning, has_aux=True)
@@ -87,15 +92,16 @@ class Gradients:
         player = self.phase.players[index]
 
         def loss(network_params: Arrays, tensors: Any) -> tuple[jax.Array, Any]:
-            (value, metrics), new_buffers = self.model.apply(
-                self._cast(params | network_params),
-                self._cast_frozen(buffers),
-                tensors,
-                batch,
-                rng=jax.random.fold_in(key, index),
-                train=True,
-                method=player.loss,
-            )
+            with split_activations(self.mesh, batch):
+                (value, metrics), new_buffers = self.model.apply(
+                    self._cast(params | network_params),
+                    self._cast_frozen(buffers),
+                    tensors,
+                    batch,
+                    rng=jax.random.fold_in(key, index),
+                    train=True,
+                    method=player.loss,
+                )
             return value, (self._with_frozen(new_buffers, buffers), metrics)
 
         (value, (new_buffers, metrics)), (grads, tensor_grads) = jax.value_and_grad(

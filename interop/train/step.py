@@ -275,7 +275,10 @@ class TrainStep:
         """Every player in turn: gradients, update, metrics; `average` is over the devices."""
         key = jax.random.wrap_key_data(key_data)
         gradients = Gradients(
-            model=self.model, phase=self.phase, compute_dtype=jnp.dtype(self.config.dtype)
+            model=self.model,
+            phase=self.phase,
+            compute_dtype=jnp.dtype(self.config.dtype),
+            mesh=self.mesh,
         )
         slices = self.config.accumulate
         params, opt_states = dict(params), dict(opt_states)

@@ -229,7 +229,11 @@ class JaxEngine:
 
             def run(params: Any, buffers: Any, batch: Any, seed: Any) -> Any:
                 key = jax.random.key(seed)
-                return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
+                with meshes.split_activations(self.mesh, batch):
+                    outputs, _ = model.apply(
+                        params, buffers, batch, rng=key, train=False, method=method
+                    )
+                return outputs
 
             self._networks[module, method] = jax.jit(
                 run, out_shardings=meshes.replicated(self.mesh)
