@@ -130,13 +130,13 @@ def model_devices(mesh: Mesh) -> int:
 def split_activations(mesh: Mesh, batch: Any) -> AbstractContextManager[None]:
     """Around the tracing of a module: its activations are split as the batch's rows are.
 
-    Stated only where parameters are split as well: without that XLA splits them so by itself.
+    Stated only where the mesh has a `tensor` axis: without one XLA splits them so by itself.
 
     Args:
       mesh: where the program will run.
       batch: arrays whose leading axis holds the rows.
     """
-    if model_devices(mesh) == 1:
+    if mesh.shape["tensor"] == 1:
         return contextlib.nullcontext()
     # Here, for it needs torch, which much else in this file does not.
     from jaxsr.interop._core.activation_sharding import split_rows

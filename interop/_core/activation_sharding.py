@@ -1,11 +1,11 @@
 """States to XLA that activations are split over a mesh as the rows of their batch are.
 
-Where parameters are split as well, XLA has two ways to multiply: gather the weights, or multiply
-parts of them and sum the activations. It sees one product at a time, and takes the second for the
-products of a transformer, which sends several times as much. MaxText and others state the sharding
-of activations for that (`activation_batch` of its rules). Here every result of a module whose first
-axis is the batch's is stated to be split over the rows' axes; XLA chooses for its other axes.
-Results do not depend on it.
+Where weights are split over both `fsdp` and `tensor`, XLA has two ways to multiply: gather a weight
+over `fsdp`, or multiply its parts and sum the activations. It takes the second for a transformer,
+which sends several times as much. MaxText states how activations are split for that
+(`activation_batch` of its rules). Here every result of a module whose first axis is as long as the
+batch is stated to be split over the rows' axes; XLA chooses for its other axes. Values do not
+depend on it: where that axis is another one of the same length, only time is lost.
 """
 
 from collections.abc import Generator, Sequence
