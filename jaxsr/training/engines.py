@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxsr.errors import IndexOutsideError, InputError
+from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.errors import IndexOutsideError
 from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import select_network

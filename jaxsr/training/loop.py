@@ -14,9 +14,10 @@ from typing import Any, NoReturn, Self
 import jax
 
 from jaxsr.data.picture_file import ChangedFileError
-from jaxsr.errors import FileAccessError, IndexOutsideError, InputError, UserError, one_line
+from jaxsr.errors import FileAccessError, InputError, UserError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, restore_newest
+from jaxsr.interop.errors import IndexOutsideError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights
