@@ -97,6 +97,8 @@ def test_weights_are_gathered_instead_of_activations_summed(remat, monkeypatch):
 class Kinds(nn.Module):
     """Submodules whose results are of every kind; what they are stated to be is in the program."""
 
+    table: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.ones(8, 3))
