@@ -19,6 +19,15 @@ class DamagedFileError(InputError):
     """A file whose content does not agree with the digest that was stored with it."""
 
 
+class IndexOutsideError(InputError):
+    """An index or a class label that is not one of those there are."""
+
+    @classmethod
+    def of(cls, rule: str, index: int) -> "IndexOutsideError":
+        """The error about an index that breaks a rule."""
+        return cls(f"{rule}, got {index}")
+
+
 class InputTypeError(UserError, TypeError):
     """An argument of a type that cannot be used."""
 

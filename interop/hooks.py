@@ -13,12 +13,16 @@ import jax
 import torch
 from torch import nn
 
+from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
 
 Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
 """Gets the module that runs and its arguments; what it returns is entered around the run."""
+
+collecting_indices = index_bounds.collecting_indices
+"""Gathers the worst index of every operation that takes indices, for the program to return."""
 
 # Per thread and per context: another thread's traces stay unobserved.
 _WATCH: ContextVar[Watch | None] = ContextVar("jaxsr_interop_watch", default=None)

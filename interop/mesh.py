@@ -9,6 +9,7 @@ replicated over `data`; they are split over `fsdp` by size and over `tensor` by 
 import contextlib
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
 
@@ -124,6 +125,24 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def model_devices(mesh: Mesh) -> int:
     """Devices that share one replica of the parameters."""
     return mesh.shape["fsdp"] * mesh.shape.get("tensor", 1)
+
+
+def split_activations(mesh: Mesh, batch: Any) -> AbstractContextManager[None]:
+    """Around the tracing of a module: its activations are split as the batch's rows are.
+
+    Stated only where the mesh has a `tensor` axis: without one XLA splits them so by itself.
+
+    Args:
+      mesh: where the program will run.
+      batch: arrays whose leading axis holds the rows.
+    """
+    if mesh.shape["tensor"] == 1:
+        return contextlib.nullcontext()
+    # Here, for it needs torch, which much else in this file does not.
+    from jaxsr.interop._core.activation_sharding import split_rows
+
+    rows = [leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.ndim]
+    return split_rows(mesh, DATA_AXES, rows[0]) if rows else contextlib.nullcontext()
 
 
 def parameter_sharding(leaf: Any, mesh: Mesh, *, tensor: int | None = None) -> NamedSharding:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core import registry, row_operators, selections
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import check_range, to_jax_dtype, to_torch_dtype
+from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.recipes import (
     known_value,
     places_for_masks,
@@ -138,7 +139,8 @@ class Trace:
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """Runs an aten operator as the registry says."""
         draws = self.draws
-        result = self._dispatch(func, args, kwargs)
+        with checked_indices(func, args, kwargs):
+            result = self._dispatch(func, args, kwargs)
         self.mark_input_free(func, (args, kwargs), result, draws)
         selections.note_origin(func, args, kwargs, result)
         return result
@@ -510,7 +512,8 @@ class _FunctionMode(TorchFunctionMode):
                 return result
         if entry is not None:
             draws = self.trace.draws
-            result = entry.call(self.trace, func, args, kwargs)
+            with checked_indices(func, args, kwargs):
+                result = entry.call(self.trace, func, args, kwargs)
             self.trace.mark_input_free(func, (args, kwargs), result, draws)
             return result
         if func in self.constructors or kwargs.get("device") is not None:

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
+from jaxsr.interop._core.activation_sharding import stating_results
 from jaxsr.interop._core.attributes import TABLES, Attributes
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
@@ -244,7 +245,11 @@ class FunctionalModule:
                     )
                     for name, slot in self.slots.items()
                 }
-                with self._swapped(tensors, train), self.attributes.guarded():
+                with (
+                    self._swapped(tensors, train),
+                    stating_results(self.module),
+                    self.attributes.guarded(),
+                ):
                     before = self.attributes.snapshot()
                     try:
                         args, kw = map_leaves(

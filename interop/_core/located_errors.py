@@ -96,7 +96,11 @@ def _frames(error: BaseException) -> list[types.TracebackType]:
 
 
 def _is_users(entry: types.TracebackType) -> bool:
-    file = entry.tb_frame.f_code.co_filename
+    return is_users_file(entry.tb_frame.f_code.co_filename)
+
+
+def is_users_file(file: str) -> bool:
+    """Whether code of this file is neither torch's, JAX's, this package's nor Python's own."""
     if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:
         return False
     return not file.startswith("<frozen") and not file.startswith(_FRAMEWORKS)

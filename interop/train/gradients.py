@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from jaxsr.interop._core.index_bounds import collecting_indices, worse
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.mesh import split_activations
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.train.objective import Phase
 
@@ -23,6 +26,12 @@ def select_network(tree: Mapping[str, Any], network: str) -> dict[str, Any]:
     return {name: leaf for name, leaf in tree.items() if name.startswith(network + ".")}
 
 
+def worse_of(one: Arrays, other: Arrays) -> Arrays:
+    """Of every operation the worse of its indices in two runs, or in the one that has it."""
+    both = {rule: worse(one[rule], other[rule]) for rule in one if rule in other}
+    return {**one, **other, **both}
+
+
 class Shared(NamedTuple):
     """What the players of a phase have in common on one batch."""
 
@@ -32,6 +41,8 @@ class Shared(NamedTuple):
     """From the tensors' cotangents to gradients of the networks that learn through them."""
     buffers: Arrays
     """All buffers after `share`."""
+    indices: Arrays
+    """The worst index of each operation, as `collecting_indices` has it."""
 
 
 class PlayerGradients(NamedTuple):
@@ -43,6 +54,8 @@ class PlayerGradients(NamedTuple):
     """All buffers after the loss."""
     metrics: Arrays
     """The loss and the player's own metrics."""
+    indices: Arrays
+    """The worst index of each operation of `share` and the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +67,28 @@ class Gradients:
     phase: Phase
     compute_dtype: Any
     """Floating dtype of the players' networks; gradients come back in the parameters' dtype."""
+    mesh: Mesh
+    """Where the step will run."""
 
     def share(self, params: Arrays, buffers: Arrays, batch: Arrays, key: jax.Array) -> Shared:
         """Runs the phase's `share` once."""
         networks = [p.network for p in self.phase.players if p.through_shared]
         learning = {k: v for n in networks for k, v in select_network(params, n).items()}
 
-        def run(learning: Arrays) -> tuple[Any, Arrays]:
-            tensors, new_buffers = self.model.apply(
-                self._cast(params | learning),
-                self._cast_frozen(buffers),
-                batch,
-                rng=jax.random.fold_in(key, len(self.phase.players)),
-                train=True,
-                method=self.phase.share,
-            )
-            return tensors, self._with_frozen(new_buffers, buffers)
+        def run(learning: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
+            with split_activations(self.mesh, batch), collecting_indices() as indices:
+                tensors, new_buffers = self.model.apply(
+                    self._cast(params | learning),
+                    self._cast_frozen(buffers),
+                    batch,
+                    rng=jax.random.fold_in(key, len(self.phase.players)),
+                    train=True,
+                    method=self.phase.share,
+                )
+            return tensors, (self._with_frozen(new_buffers, buffers), indices)
 
-        tensors, pullback, new_buffers = jax.vjp(run, learning, has_aux=True)
-        return Shared(tensors, lambda cotangent: pullback(cotangent)[0], new_buffers)
+        tensors, pullback, (new_buffers, indices) = jax.vjp(run, learning, has_aux=True)
+        return Shared(tensors, lambda cotangent: pullback(cotangent)[0], new_buffers, indices)
 
     def of_player(
         self,
@@ -87,24 +103,26 @@ class Gradients:
         player = self.phase.players[index]
 
         def loss(network_params: Arrays, tensors: Any) -> tuple[jax.Array, Any]:
-            (value, metrics), new_buffers = self.model.apply(
-                self._cast(params | network_params),
-                self._cast_frozen(buffers),
-                tensors,
-                batch,
-                rng=jax.random.fold_in(key, index),
-                train=True,
-                method=player.loss,
-            )
-            return value, (self._with_frozen(new_buffers, buffers), metrics)
+            with split_activations(self.mesh, batch), collecting_indices() as indices:
+                (value, metrics), new_buffers = self.model.apply(
+                    self._cast(params | network_params),
+                    self._cast_frozen(buffers),
+                    tensors,
+                    batch,
+                    rng=jax.random.fold_in(key, index),
+                    train=True,
+                    method=player.loss,
+                )
+            return value, (self._with_frozen(new_buffers, buffers), metrics, indices)
 
-        (value, (new_buffers, metrics)), (grads, tensor_grads) = jax.value_and_grad(
+        (value, (new_buffers, metrics, indices)), (grads, tensor_grads) = jax.value_and_grad(
             loss, argnums=(0, 1), has_aux=True
         )(select_network(params, player.network), shared.tensors)
         if player.through_shared:
             through = select_network(shared.pullback(tensor_grads), player.network)
             grads = jax.tree.map(jnp.add, grads, through)
-        return PlayerGradients(grads, new_buffers, {"loss": value, **metrics})
+        indices = worse_of(shared.indices, indices)
+        return PlayerGradients(grads, new_buffers, {"loss": value, **metrics}, indices)
 
     def accumulate(
         self,
@@ -138,19 +156,27 @@ class Gradients:
                 index, params, shared.buffers if index == 0 else buffers, rows, key, shared
             )
 
-        def body(carry: tuple[Arrays, Any], xs: tuple[jax.Array, Arrays]) -> tuple[Any, None]:
-            buffers, total = carry
+        def body(
+            carry: tuple[Arrays, Any, Arrays], xs: tuple[jax.Array, Arrays]
+        ) -> tuple[Any, None]:
+            buffers, total, indices = carry
             slice_index, rows = xs
             step = slice_gradients(buffers, rows, jax.random.fold_in(key, slice_index))
-            return (step.buffers, jax.tree.map(jnp.add, total, (step.grads, step.metrics))), None
+            total = jax.tree.map(jnp.add, total, (step.grads, step.metrics))
+            return (step.buffers, total, worse_of(indices, step.indices)), None
 
         pieces = jax.tree.map(cut, batch)
         first = jax.tree.map(lambda rows: rows[0], pieces)
         shapes = jax.eval_shape(slice_gradients, buffers, first, key)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes.grads, shapes.metrics))
-        (buffers, total), _ = jax.lax.scan(body, (buffers, zeros), (jnp.arange(slices), pieces))
+        zeros, no_indices = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            ((shapes.grads, shapes.metrics), shapes.indices),
+        )
+        (buffers, total, indices), _ = jax.lax.scan(
+            body, (buffers, zeros, no_indices), (jnp.arange(slices), pieces)
+        )
         grads, metrics = jax.tree.map(lambda leaf: leaf / slices, total)
-        return PlayerGradients(grads, buffers, metrics)
+        return PlayerGradients(grads, buffers, metrics, indices)
 
     def _cast(self, arrays: Arrays) -> Arrays:
         """The arrays, those of the players' networks in the dtype of computation."""

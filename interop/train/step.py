@@ -30,6 +30,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop._core.index_bounds import worse
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
@@ -51,7 +52,8 @@ class TrainState(flax.struct.PyTreeNode):
       optimizers: optax state by network.
       ema: moving average of the exported network's parameters; empty if there is none.
       key: root random key of the run; never advanced, only folded with the step.
-      failed_step: 0, or the number of the first step whose loss or gradient was not finite.
+      failed_step: 0, or the number of the first step whose loss or gradient was not finite, or
+        that met an index out of range.
         From that step on the state stays as it was before it.
     """
 
@@ -216,7 +218,8 @@ class TrainStep:
     """One step of a phase, `step(state, batch) -> (state, metrics)`; jit it, donating the state.
 
     Metrics are scalars by `network/name`: the loss, what the loss reports, `grad_norm` before
-    clipping, `update_norm`, `param_norm` before the update, and `lr` where a schedule is given.
+    clipping, `update_norm`, `param_norm` before the update, `lr` where a schedule is given, and for
+    every operation that takes indices one that is out of range, or 0 (`index_rule`).
 
     Raises:
       ValueError: local BatchNorm on a mesh that splits parameters.
@@ -272,11 +275,15 @@ class TrainStep:
         batch: Arrays,
         key_data: jax.Array,
         average: Callable[[Any], Any] = lambda tree: tree,
+        worst: Callable[[Arrays], Arrays] = lambda indices: indices,
     ) -> tuple[Arrays, Arrays, dict[str, Any], Arrays]:
-        """Every player in turn: gradients, update, metrics; `average` is over the devices."""
+        """Every player in turn: gradients, update, metrics; the last two are over the devices."""
         key = jax.random.wrap_key_data(key_data)
         gradients = Gradients(
-            model=self.model, phase=self.phase, compute_dtype=jnp.dtype(self.config.dtype)
+            model=self.model,
+            phase=self.phase,
+            compute_dtype=jnp.dtype(self.config.dtype),
+            mesh=self.mesh,
         )
         slices = self.config.accumulate
         params, opt_states = dict(params), dict(opt_states)
@@ -308,22 +315,36 @@ class TrainStep:
                 scalars["grad_norm"] = optax.tree.norm(grads)
                 scalars["update_norm"] = optax.tree.norm(updates)
                 scalars["param_norm"] = optax.tree.norm(old)
+                for rule, outside in worst(result.indices).items():
+                    scalars[f"{_INDEX}{rule}"] = outside
                 if network in self.schedules:
                     scalars["lr"] = self.schedules[network](updates_done(opt_state))
             metrics |= {f"{network}/{name}": value for name, value in scalars.items()}
         return params, buffers, opt_states, metrics
 
     def _unless_failed(self, old: TrainState, new: TrainState, metrics: Arrays) -> TrainState:
-        """The new state, or the old one from the first step on whose metrics are not finite."""
-        finite = [jnp.isfinite(value) for name, value in metrics.items() if decides_failure(name)]
-        finite = jnp.all(jnp.stack(finite))
-        keep = finite & (old.failed_step == 0)
+        """The new state, or the old one from the first step on whose metrics are not sound."""
+        sound = [_is_sound(name, value) for name, value in metrics.items() if decides_failure(name)]
+        sound = jnp.all(jnp.stack(sound))
+        keep = sound & (old.failed_step == 0)
         failed_step = jnp.where(keep | (old.failed_step > 0), old.failed_step, old.step + 1)
         packing = Packing.of(new, self.mesh)
         state = packing.unpack(
             jax.tree.map(lambda n, o: jnp.where(keep, n, o), packing.pack(new), packing.pack(old))
         )
         return state.replace(failed_step=failed_step)
+
+
+_INDEX = "index: "
+
+
+def index_rule(metric: str) -> str | None:
+    """What the metric of an operation's indices (`network/index: …`) says of them; else None.
+
+    The step fails where such a metric is not 0: it is an index that is out of range.
+    """
+    _, found, rule = metric.partition(f"/{_INDEX}")
+    return rule if found else None
 
 
 def decides_failure(metric: str) -> bool:
@@ -334,13 +355,17 @@ def decides_failure(metric: str) -> bool:
     return metric.rpartition("/")[2] not in ("param_norm", "update_norm")
 
 
+def _is_sound(metric: str, value: jax.Array) -> jax.Array:
+    return jnp.isfinite(value) if index_rule(metric) is None else value == 0
+
+
 def _per_device(
     update: Callable[..., Any], mesh: Mesh, *, local_statistics: bool
 ) -> Callable[..., Any]:
-    """Runs `update` on each device's rows, averaging over the devices in each call of `average`.
+    """Runs `update` on each device's rows, with what joins the devices' results.
 
     Args:
-      update: takes the state's parts, the batch, the key, and `average`.
+      update: takes the state's parts, the batch, the key, `average` and `worst`.
       mesh: where.
       local_statistics: whether statistics may be those of one device's rows; otherwise BatchNorm
         must exchange them.
@@ -358,6 +383,15 @@ def _per_device(
         merged = [next(averaged) if f else x for x, f in zip(leaves, is_float, strict=True)]
         return jax.tree.unflatten(structure, merged)
 
+    def worst(indices: Arrays) -> Arrays:
+        values = list(indices.values())
+        if not values:
+            return indices
+        # In one sum's place: the largest of both signs, all operations together.
+        signed = jnp.stack([*values, *(-v for v in values)])
+        highest, lowest = jnp.split(jax.lax.pmax(signed, meshes.DATA_AXES), 2)
+        return dict(zip(indices, worse(highest, -lowest), strict=True))
+
     def local(
         params: Arrays, buffers: Arrays, opt_states: Any, batch: Arrays, key_data: jax.Array
     ) -> Any:
@@ -366,7 +400,7 @@ def _per_device(
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))
         key_data = jax.random.key_data(key)
         with contextlib.nullcontext() if local_statistics else whole_batch_statistics():
-            return update(params, buffers, opt_states, batch, key_data, average)
+            return update(params, buffers, opt_states, batch, key_data, average, worst)
 
     from jaxsr.interop.lowerings.batch_norm import whole_batch_statistics
 

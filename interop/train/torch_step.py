@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.index_bounds import checked_torch
 from jaxsr.interop.errors import UserError
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
 from jaxsr.interop.train.step import StepConfig
@@ -148,6 +149,7 @@ class TorchStep:
 
         Raises:
           NonFiniteError: a loss or gradient is not finite; the state is as it was before.
+          IndexOutsideError: an index or a class label is out of range; likewise.
         """
         if not self._check_finite:
             return self._train_step(phase_name, batch)
@@ -157,6 +159,19 @@ class TorchStep:
         except NonFiniteError:
             undo()
             raise
+        except (IndexError, RuntimeError):  # what torch raises for indices, among much else
+            undo()
+            self._check_indices(phase_name, batch)
+            raise
+
+    def _check_indices(self, phase_name: str, batch: Mapping[str, Any]) -> None:
+        """Runs the phase forward once more, to name the index that torch refused, if it did."""
+        phase = self.objective.phase(phase_name)
+        tensors = {name: self.place(rows) for name, rows in batch.items()}
+        with torch.no_grad(), checked_torch():
+            shared = getattr(self.objective, phase.share)(tensors)
+            for player in phase.players:
+                getattr(self.objective, player.loss)(shared, tensors)
 
     def _snapshot(self, phase_name: str) -> Callable[[], None]:
         """Copies what a step may change before a later player's loss fails; returns the way back.

@@ -26,6 +26,7 @@ from jaxsr.models.libraries import import_library, import_transformers
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
+_TORCH = f"{Path(torch.__file__).parent}/"
 _SEED = 20261121
 BUILDS_FROM_OPTIONS = "untrained_network"
 """Method of `jaxsr.Task` that builds what a run trained."""
@@ -71,7 +72,9 @@ def build_network(
     except UserError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        # The line that called torch says more than the one in torch.
+        frame = ([f for f in frames if not f.filename.startswith(_TORCH)] or frames)[-1]
         raise InputError(
             f"{option} {name} cannot be built: {type(error).__name__}: {one_line(error)} "
             f"({Path(frame.filename).name}:{frame.lineno})"
@@ -107,9 +110,11 @@ def import_attribute(name: str, *, option: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
+        way_out = "run where it can be imported, or set PYTHONPATH"
+        if module_name.endswith(".py"):
+            way_out = f"write {Path(module_name).stem}:{attribute or 'Class'}, in the file's folder"
         raise InputError(
-            f"{option} {name}: cannot import {module_name} ({error}); run where it can be "
-            "imported, or set PYTHONPATH"
+            f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
         ) from error
     except Exception as error:
         raise InputError(
@@ -164,7 +169,8 @@ def _spandrel(name: str, options: Mapping[str, Any]) -> nn.Module:
     import_library("spandrel")
     architectures = import_library("spandrel.architectures")
     module_name, _, class_name = name.partition(".")
-    known = [module.name for module in pkgutil.iter_modules(architectures.__path__)]
+    modules = pkgutil.iter_modules(architectures.__path__)
+    known = [module.name for module in modules if not module.name.startswith("_")]
     if module_name not in known:
         raise InputError(
             f"spandrel has no architecture {module_name!r}; there are {first_of(sorted(known), 50)}"
@@ -175,6 +181,12 @@ def _spandrel(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 def _smp(name: str, options: Mapping[str, Any]) -> nn.Module:
     library = import_library("segmentation_models_pytorch")
+    if not hasattr(library, name):
+        known = [n for n, v in vars(library).items() if isinstance(v, type) and n[0].isupper()]
+        raise InputError(
+            f"segmentation_models_pytorch has no network {name!r}; there are "
+            f"{first_of(sorted(known), 50)}"
+        )
     return getattr(library, name)(**{"encoder_weights": None} | dict(options))
 
 

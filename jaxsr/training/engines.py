@@ -13,6 +13,8 @@ import numpy as np
 
 from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.errors import IndexOutsideError
+from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.sharding_rules import check_rules
 from jaxsr.interop.train.gradients import select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
@@ -221,7 +223,10 @@ class JaxEngine:
         return self._networks[extra]
 
     def method(self, module: Any, method: str) -> Callable[..., Any]:
-        """A method of a module around the exported network, jitted once, its result replicated."""
+        """A method of a module around the exported network, jitted once.
+
+        Its result, and the worst index of each operation, are replicated.
+        """
         if (module, method) not in self._networks:
             from jaxsr.interop.module import to_jax
 
@@ -229,7 +234,11 @@ class JaxEngine:
 
             def run(params: Any, buffers: Any, batch: Any, seed: Any) -> Any:
                 key = jax.random.key(seed)
-                return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
+                with meshes.split_activations(self.mesh, batch), collecting_indices() as indices:
+                    outputs, _ = model.apply(
+                        params, buffers, batch, rng=key, train=False, method=method
+                    )
+                return outputs, indices
 
             self._networks[module, method] = jax.jit(
                 run, out_shardings=meshes.replicated(self.mesh)
@@ -271,7 +280,12 @@ class _JaxNetwork:
         sharding = meshes.batch_sharding(mesh) if shared else meshes.replicated(mesh)
         placed = meshes.place(dict(batch), dict.fromkeys(batch, sharding))
         params, buffers = self._engine.exported_on_mesh()
-        return jax.device_get(self._engine.method(module, method)(params, buffers, placed, seed))
+        run = self._engine.method(module, method)
+        result, indices = jax.device_get(run(params, buffers, placed, seed))
+        for rule, index in indices.items():
+            if index:
+                raise IndexOutsideError.of(rule, int(index))
+        return result
 
 
 class TorchEngine:

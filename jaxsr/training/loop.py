@@ -17,7 +17,8 @@ from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.errors import FileAccessError, InputError, UserError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import Checkpoints, restore_newest
-from jaxsr.interop.train.step import decides_failure
+from jaxsr.interop.errors import IndexOutsideError
+from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
 from jaxsr.interop.weights import export_weights, read_weights
 from jaxsr.training.config import RunConfig
@@ -155,10 +156,10 @@ class _Run:
                     raise
                 try:
                     metrics = engine.train_step(phase, batch)
-                except NonFiniteError as error:
+                except (NonFiniteError, IndexOutsideError) as error:
                     if self.waiting:
                         self._report(engine.step, phase)
-                    self._fail(engine.step + 1, str(error))
+                    self._fail(engine.step + 1, error)
                 done = engine.step
                 self.waiting[done] = metrics
                 last = done == total
@@ -205,15 +206,22 @@ class _Run:
         steps = list(self.waiting)
         fetched = dict(zip(steps, self.engine.fetch(list(self.waiting.values())), strict=True))
         self.waiting.clear()
-        bad = _first_not_finite(fetched)
+        bad = _first_failure(fetched)
+        # An index tells of the data, not of the training: it is no metric.
+        shown = {
+            step: {name: value for name, value in metrics.items() if index_rule(name) is None}
+            for step, metrics in fetched.items()
+        }
         if bad is None:
-            self.records.steps(done, phase, fetched)
+            self.records.steps(done, phase, shown)
             return
         step, name, value = bad
-        self.records.steps(step, phase, {s: m for s, m in fetched.items() if s <= step})
-        self._fail(step, f"{name} is {value} at step {step}")
+        self.records.steps(step, phase, {s: m for s, m in shown.items() if s <= step})
+        if (rule := index_rule(name)) is not None:
+            self._fail(step, IndexOutsideError.of(rule, int(value)))
+        self._fail(step, NonFiniteError(f"{name} is {value} at step {step}"))
 
-    def _fail(self, step: int, cause: str) -> NoReturn:
+    def _fail(self, step: int, error: NonFiniteError | IndexOutsideError) -> NoReturn:
         """Saves the state before the failing step, which both engines leave as it was; raises."""
         saved, again = "nothing to save before step 1", "start again"
         if step > 1:
@@ -221,14 +229,19 @@ class _Run:
             self.checkpoints.wait()
             saved = f"the state of step {step - 1} is saved"
             again = f"go on with --branch-from {self.out} --out NEW"
-        raise TrainingError(
-            f"{cause}; {saved}. Lower --lr, set --clip-norm, or train in float32, and {again}"
-        )
+        mend, cause = "Lower --lr, set --clip-norm, or train in float32", str(error)
+        if isinstance(error, IndexOutsideError):
+            mend, cause = "Mend the labels, or the number of classes", f"{error} at step {step}"
+        raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")
 
     def _validate(self, done: int, phase: str) -> None:
         # Every host judges for itself: all need the figures, for Orbax ranks checkpoints by them,
         # and none has to wait for another.
-        validation = self.task.validate(self.engine.network(phase))
+        try:
+            validation = self.task.validate(self.engine.network(phase))
+        except IndexOutsideError as error:
+            self._keep_steps(done, phase)
+            raise IndexOutsideError(f"{error} in the validation of step {done}") from error
         self.figures = dict(validation.metrics)
         weights = self.engine.weights()  # a joint operation where parameters are split over hosts
         if jax.process_index():
@@ -263,12 +276,15 @@ class _Run:
         return gain > 0 if self.task.best == "max" else gain < 0
 
 
-def _first_not_finite(
+def _first_failure(
     fetched: Mapping[int, Mapping[str, float]],
 ) -> tuple[int, str, float] | None:
+    """The first step with an index out of range or a metric that is not finite, and which."""
     for step, metrics in fetched.items():
-        for name, value in metrics.items():
-            if decides_failure(name) and not math.isfinite(value):
+        # An index first: a loss that is not finite may come of it.
+        for name, value in sorted(metrics.items(), key=lambda item: index_rule(item[0]) is None):
+            sound = math.isfinite(value) if index_rule(name) is None else value == 0
+            if decides_failure(name) and not sound:
                 return step, name, value
     return None
 

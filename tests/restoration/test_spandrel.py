@@ -179,5 +179,7 @@ def test_a_mask_and_squares_are_refused_by_name(monkeypatch, tmp_path):
 
 
 def test_an_unknown_architecture_is_named_beside_the_known():
-    with pytest.raises(InputError, match=r"no architecture 'Nope'; there are ATD, .*SwinIR"):
+    with pytest.raises(
+        InputError, match=r"no architecture 'Nope'; there are ATD, .*SwinIR, Uformer$"
+    ):
         build_network("spandrel:Nope")

@@ -163,6 +163,7 @@ def test_the_check_refuses_a_line_that_jax_cannot_compute(capsys, tmp_path):
 WRONG = {
     "no network": (["--network", "None"], "needs a network: --network package.module:Class"),
     "no such module": (["--network", "no_such:Net"], "--network no_such:Net: cannot import"),
+    "a file": (["--network", "my_nets.py:Net"], "write my_nets:Net, in the file's folder"),
     "no such class": (["--network", f"{HERE}:Missing"], "has no class or function 'Missing'"),
     "no class": (["--network", HERE], f"{HERE} names no class; write {HERE}:Class"),
     "no parameters": (

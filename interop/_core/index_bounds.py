@@ -1,0 +1,242 @@
+"""Indices and class labels outside their range, which torch refuses and XLA clamps or leaves out.
+
+Arrays whose values are known are held to the range at once. Inside a compiled program nothing can
+be raised: under `collecting_indices` each operation leaves the worst of its indices, an int32, for
+the program to return. `OPERATIONS` is the only table of what takes indices and from where to where.
+"""
+
+import linecache
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop.errors import IndexOutsideError
+
+aten = torch.ops.aten
+
+
+class Use(NamedTuple):
+    """Indices that an operation takes."""
+
+    index: Any
+    """A tensor of integers."""
+    size: int
+    """How many things there are to index."""
+    negative: bool = False
+    """Whether negative ones count from the end."""
+    ignored: int | None = None
+    """A value that stands for none."""
+
+
+def _rows_of_table(weight: Any, index: Any, *_: Any, **__: Any) -> list[Use]:
+    return [Use(index, weight.shape[0])]
+
+
+def _classes(
+    x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+) -> list[Use]:
+    del weight, reduction
+    return [Use(target, x.shape[min(1, x.dim() - 1)], ignored=ignore_index)]
+
+
+def _margin_classes(x: Any, target: Any, *_: Any, **__: Any) -> list[Use]:
+    return [Use(target, x.shape[-1])]
+
+
+def _along_axis(x: Any, dim: int, index: Any, *_: Any, **__: Any) -> list[Use]:
+    return [Use(index, x.shape[dim] if x.dim() else 1)]
+
+
+def _taken(x: Any, index: Any) -> list[Use]:
+    return [Use(index, x.numel(), negative=True)]
+
+
+def _axes(x: Any, indices: Sequence[Any], *_: Any, **__: Any) -> list[Use]:
+    uses: list[Use] = []
+    axis = 0
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):  # a mask
+            axis += index.dim()
+            continue
+        if index is not None:
+            uses.append(Use(index, x.shape[axis], negative=True))
+        axis += 1
+    return uses
+
+
+def _one_hot(tensor: Any, num_classes: int = -1) -> list[Use]:
+    return [Use(tensor, num_classes)] if num_classes > 0 else []
+
+
+OPERATIONS: Mapping[Any, Callable[..., list[Use]]] = {
+    aten.embedding: _rows_of_table,
+    aten._embedding_bag: _rows_of_table,
+    aten._embedding_bag_forward_only: _rows_of_table,
+    aten.nll_loss_forward: _classes,
+    aten.nll_loss2d_forward: _classes,
+    aten.multi_margin_loss: _margin_classes,
+    aten.take: _taken,
+    aten.index: _axes,
+    aten.index_put: _axes,
+    aten.index_put_: _axes,
+    **dict.fromkeys(
+        (
+            aten.gather, aten.index_select, aten.scatter, aten.scatter_, aten.scatter_add,
+            aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_, aten.index_add,
+            aten.index_add_, aten.index_copy, aten.index_copy_, aten.index_fill, aten.index_fill_,
+        ),
+        _along_axis,
+    ),
+    F.one_hot: _one_hot,
+}  # fmt: skip
+"""By operator, or torch function that is computed as a whole: the indices among its arguments."""
+
+_COLLECTED: ContextVar[dict[str, jax.Array] | None] = ContextVar(
+    "jaxsr_interop_indices", default=None
+)
+_CHECKED: ContextVar[bool] = ContextVar("jaxsr_interop_indices_checked", default=False)
+"""Whether an operation runs whose indices have been seen; what it consists of may clamp them."""
+
+
+@contextmanager
+def collecting_indices() -> Generator[dict[str, jax.Array]]:
+    """Gathers the worst index of every operation that `JaxModule.apply` traces in this block.
+
+    Yields:
+      By words that name the operation, its place and its rule: 0 where all indices are in range,
+      else the one that is furthest outside, an int32. Operations inside `jax.checkpoint`,
+      `torch.vmap` and an `autograd.Function` are left out.
+    """
+    collected: dict[str, jax.Array] = {}
+    token = _COLLECTED.set(collected)
+    try:
+        yield collected
+    finally:
+        _COLLECTED.reset(token)
+
+
+def worse(one: jax.Array, other: jax.Array) -> jax.Array:
+    """Of two such indices the one further from 0."""
+    return jnp.where(jnp.abs(other) > jnp.abs(one), other, one)
+
+
+@contextmanager
+def checked_indices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generator[None]:
+    """Around an operator or torch function: its indices are checked, or collected.
+
+    Raises:
+      IndexOutsideError: one whose value is known is out of range.
+    """
+    uses_of = OPERATIONS.get(getattr(func, "overloadpacket", func))
+    if uses_of is None or _CHECKED.get():
+        yield
+        return
+    for use in uses_of(*args, **kwargs):
+        _look(func, use)
+    token = _CHECKED.set(True)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
+
+
+def _look(func: Any, use: Use) -> None:
+    index = use.index
+    if not isinstance(index, JaxTensor):
+        if isinstance(index, torch.Tensor):
+            with plain_torch():
+                _check(func, use, index.detach().cpu().numpy())
+        return
+    if index.selection is not None or use.size == 0:
+        return  # rows that do not count may hold anything
+    if index.const is not None:
+        with plain_torch():
+            _check(func, use, index.const.numpy())
+        return
+    array = index.array()
+    if not isinstance(array, jax.core.Tracer):
+        if array.is_fully_addressable:
+            _check(func, use, np.asarray(array))
+        return
+    collected = _COLLECTED.get()
+    if collected is None or Region.current() is not None:
+        return
+    rule = _rule(func, use)
+    worst = _worst(array, use)
+    collected[rule] = worse(collected[rule], worst) if rule in collected else worst
+
+
+def _worst(array: Any, use: Use) -> jax.Array:
+    outside = _outside(array, use)
+    values = jnp.where(outside, array, 0).astype(jnp.int32)
+    return worse(values.max(initial=0), values.min(initial=0))
+
+
+def _outside(array: Any, use: Use) -> Any:
+    outside = (array >= use.size) | (array < (-use.size if use.negative else 0))
+    return outside if use.ignored is None else outside & (array != use.ignored)
+
+
+def _check(func: Any, use: Use, values: np.ndarray) -> None:
+    outside = values[_outside(values, use)]
+    if outside.size:
+        error = IndexOutsideError.of(_rule(func, use), int(outside.flat[0]))
+        error.located = True  # pyright: ignore[reportAttributeAccessIssue]
+        raise error
+
+
+def _rule(func: Any, use: Use) -> str:
+    """The operation, its place in the user's code, and what it takes."""
+    name = getattr(func, "overloadpacket", func).__name__
+    name = {"nll_loss_forward": "cross_entropy", "nll_loss2d_forward": "cross_entropy"}.get(
+        name, name.strip("_")
+    )
+    first = -use.size if use.negative else 0
+    ignored = "" if use.ignored is None else f" or ignore_index={use.ignored}"
+    return f"{name}{_place()} takes indices from {first} to {use.size - 1}{ignored}"
+
+
+def _place() -> str:
+    """The innermost line that is neither of torch nor of this package."""
+    from jaxsr.interop._core.located_errors import is_users_file
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users_file(file):
+            return (
+                f" at {file}:{frame.f_lineno} `{linecache.getline(file, frame.f_lineno).strip()}`"
+            )
+        frame = frame.f_back
+    return ""
+
+
+class _CheckedOperators(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with checked_indices(func, args, kwargs or {}):
+            return func(*args, **(kwargs or {}))
+
+
+class _CheckedFunctions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with checked_indices(func, args, kwargs or {}):
+            return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def checked_torch() -> Generator[None]:
+    """In this block torch's own operators are held to the same rules, with the same message."""
+    with _CheckedFunctions(), _CheckedOperators():
+        yield

@@ -1,0 +1,99 @@
+"""Indices out of range: the error where torch raises one, and none where it does not."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from jaxsr.interop import to_jax
+from jaxsr.interop._core.index_bounds import checked_torch, collecting_indices
+from jaxsr.interop.errors import IndexOutsideError
+
+IMAGE = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+
+# Function of indices, the most that it takes, whether a negative one counts from the end, and how
+# it is named.
+OPERATIONS = {
+    "cross_entropy": (lambda i: F.cross_entropy(IMAGE[:, :, 0, 0], i), 4, False),
+    "smoothed": (lambda i: F.cross_entropy(IMAGE[:, :, 0, 0], i, label_smoothing=0.1), 4, False),
+    "segmentation": (
+        lambda i: F.cross_entropy(IMAGE, i[:, None, None].expand(2, 3, 4)), 4, False,
+    ),
+    "embedding": (lambda i: F.embedding(i, IMAGE[0, 0]), 2, False),
+    "embedding_bag": (lambda i: F.embedding_bag(i[None], IMAGE[0, 0]), 2, False),
+    "one_hot": (lambda i: F.one_hot(i, 6), 5, False),
+    "multi_margin": (lambda i: F.multi_margin_loss(IMAGE[:, :, 0, 0], i), 4, False),
+    "gather": (lambda i: IMAGE[:, :, 0, 0].gather(1, i[:, None]), 4, False),
+    "index_select": (lambda i: IMAGE.index_select(1, i), 4, False),
+    "take": (IMAGE.take, 119, True),
+    "index": (lambda i: IMAGE[:, i], 4, True),
+    "scatter_add": (lambda i: torch.zeros(4).scatter_add(0, i, torch.ones(2)), 3, False),
+    "index_add": (lambda i: torch.zeros(4).index_add_(0, i, torch.ones(2)), 3, False),
+    "index_put": (lambda i: torch.zeros(4).index_put((i,), torch.ones(2)), 3, True),
+}  # fmt: skip
+
+
+class Function(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, index):
+        return OPERATIONS[self.name][0](index)
+
+
+def collected(model):
+    """The compiled program that gives the result and the worst index of each operation."""
+
+    def run(*inputs):
+        with collecting_indices() as indices:
+            result, _ = model.apply({}, {}, *inputs)
+        return result, indices
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_torch_refuses_is_an_error(name):
+    _, last, counts_from_end = OPERATIONS[name]
+    module = Function(name)
+    model = to_jax(module)
+    program = collected(model)
+    for value in (0, last, last + 1, -1, -last - 1, -last - 2):
+        index = np.array([0, value], np.int32)
+        tensor = torch.from_numpy(index).long()
+        try:
+            module(tensor)
+            accepted = True
+        except (IndexError, RuntimeError):
+            accepted = False
+        assert accepted == (-last - 1 <= value <= last if counts_from_end else 0 <= value <= last)
+        assert [*map(int, program(index)[1].values())] == [0 if accepted else value]
+        if accepted:
+            model.apply({}, {}, index)
+            continue
+        message = rf" at .*test_index_bounds.py:\d+ `.*takes indices from .*, got {value}$"
+        with pytest.raises(IndexOutsideError, match=message):
+            model.apply({}, {}, index)
+        with pytest.raises(IndexOutsideError, match=message), checked_torch():
+            module(tensor)
+
+
+class Masked(nn.Module):
+    """Losses of rows that a mask selects, and of labels of which some stand for none."""
+
+    def forward(self, x, y):
+        chosen = F.cross_entropy(x[y < 4], y[y < 4])
+        return chosen + F.cross_entropy(x, torch.where(y < 4, y, 9), ignore_index=9)
+
+
+def test_rows_that_do_not_count_may_hold_anything():
+    x, y = IMAGE[:, :4, 0, 0].repeat(2, 1).numpy(), np.array([0, 3, 7, 99])
+    model = to_jax(Masked())
+    loss, indices = collected(model)(x, y)
+    assert indices and not any(indices.values())
+    expected = Masked()(torch.from_numpy(x), torch.from_numpy(y))
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)  # sums of two float32 numbers
+    model.apply({}, {}, x, y)
