@@ -41,8 +41,9 @@ from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.llama.packed import arranged_copy, has_blocks, level_arrays
-from jaxsr.models.llama.transposed import linear_weights, transpose, untie_head
+from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
 from jaxsr.ops._cpu_calls import xla_only
+from jaxsr.runtime.xla_flags import product_fusion
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
@@ -121,9 +122,11 @@ class JaxEngine(Engine):
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else _TILE
         # The program turns the latter back, and XLA drops both turns.
         self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
+        self._panels = frozenset[str]()
         self._copied: dict[str, str] = {}
         if on_cpu and isinstance(network, CausalLM):
-            self._turned = transpose(self._skeleton)
+            panels = self.mesh.size == 1 and bool(product_fusion())
+            self._turned, self._panels = transpose(self._skeleton, panels=panels)
         elif on_cpu:
             self._copied = untie_head(self._skeleton)
             self._turned_back |= linear_weights(self._skeleton)
@@ -137,7 +140,7 @@ class JaxEngine(Engine):
         host = host_weights(network)
         host |= {name: host[source] for name, source in self._copied.items()}
         for name in self._turned:
-            host[name] = np.ascontiguousarray(host[name].T)
+            host[name] = arranged(host[name], panels=name in self._panels)
         return place(host, self._layout.weight_shardings(host, self._turned))
 
     @cached_property
@@ -171,7 +174,9 @@ class JaxEngine(Engine):
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            self._programs[key] = lowered.compile()
+            # XLA's other kernels for a few rows copy the weights at every call.
+            few = key[0] == "decode" and self._panels
+            self._programs[key] = lowered.compile(product_fusion() if few else None)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 

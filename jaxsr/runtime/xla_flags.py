@@ -4,7 +4,8 @@ jaxlib 0.10.2 and later hand sums, products and windows on CPUs to YNNPACK. In 0
 reductions of rank 7 crash (jax-ml/jax#39257, #40412) and sums after a product lose values (#39103).
 0.11.2 computes those rightly, but still drops the dilation of a window reduction
 (openxla/xla#48714) and aborts on reducers of its own kind (openxla/xla#47374). The fusion is
-therefore off for every jaxlib that has it; `jaxsr.doctor.sentinels` shows when one is sound.
+therefore off for every jaxlib that has it; `jaxsr.doctor.sentinels` shows when one is sound. All
+these faults are of reductions and windows: programs that gain much ask for `product_fusion`.
 
 `import jaxsr` calls `disable_ynn_fusion`. Nothing here imports JAX unless it is loaded already.
 """
@@ -54,6 +55,16 @@ def disable_ynn_fusion() -> None:
             f"compiled so far are at risk until jax.clear_caches(), later ones {later}; put "
             f"`import jaxsr` before the first use of JAX"
         )
+
+
+def product_fusion() -> dict[str, str | bool]:
+    """Compiler options with which single matrix products are fused, and nothing else.
+
+    Empty where this jaxlib has no such fusion.
+    """
+    if not _jaxlib_knows(YNN_FUSION):
+        return {}
+    return {YNN_FUSION: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 def ynn_setting(flags: str) -> str | None:

@@ -1,10 +1,15 @@
-"""The same network with its float weights stored by inputs first, (I, O): what XLA's CPU multiplies
-fastest.
+"""The same network with its float weights stored as XLA's CPU multiplies them fastest.
 
-Stored as torch has them, (O, I), a product with one token runs at two thirds of the speed, and one
-with a few tokens at half. Tensors keep their names. Quantised layers stay as they are.
+Stored as torch has them, (O, I), a product with one token runs at two thirds of the speed of one
+stored by inputs first, (I, O), and one with a few tokens at half. XLA's kernel for 2 to some dozens
+of tokens computes 64 outputs at a time. From (I, O) it then reads short pieces of far memory, at
+less than half of the memory's speed. So float32 weights are stored in panels (O/64, I, 64), each in
+one piece, where O divides. Tensors keep their names. Quantised layers stay as they are.
 """
 
+from typing import cast
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +31,60 @@ class TransposedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x @ self.weight
         return y if self.bias is None else y + self.bias
+
+
+# Outputs that XLA's kernel computes at a time.
+_PANEL = 64
+# Of more tokens arithmetic is what takes the time, and one product is faster than many.
+_FEW = 64
+
+
+class PanelLinear(nn.Module):
+    """`x Wᵀ + b` from `weight`, (P, I, 64): 64 columns of Wᵀ in each panel."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", _in_panels(linear.weight))
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = _panel_product(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class PanelEmbedding(nn.Module):
+    """An embedding whose `weight` is (P, E, 64): one column per token."""
+
+    weight: Tensor
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.register_buffer("weight", _in_panels(embedding.weight))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.weight[tokens_BT // _PANEL, :, tokens_BT % _PANEL]
+
+    def head(self, x_BTE: Tensor) -> Tensor:
+        """Logits of a head that is tied to the embedding."""
+        return _panel_product(x_BTE, self.weight)
+
+
+def _panel_product(x: Tensor, weight: Tensor) -> Tensor:
+    """`x Wᵀ` from panels of Wᵀ."""
+    panels, inputs, _ = weight.shape
+    rows = x.reshape(-1, inputs)
+    count = len(rows)
+    if count > _FEW:
+        y = rows @ weight.transpose(0, 1).reshape(inputs, -1)
+    else:
+        if count == 1:
+            # XLA multiplies a single row with another kernel, which takes longer than two rows do.
+            rows = torch.cat((rows, rows))
+        y = torch.bmm(rows.expand(panels, -1, -1), weight).transpose(0, 1)[:count]
+    return y.reshape(*x.shape[:-1], -1)
 
 
 class TransposedEmbedding(nn.Module):
@@ -89,19 +148,41 @@ def _flipped(weight: Tensor) -> Tensor:
     return torch.empty(weight.shape[::-1], dtype=weight.dtype, device="meta")
 
 
-def transpose(network: nn.Module) -> frozenset[str]:
+def _in_panels(weight: Tensor) -> Tensor:
+    outputs, inputs = weight.shape
+    return torch.empty(outputs // _PANEL, inputs, _PANEL, dtype=weight.dtype, device="meta")
+
+
+def arranged(weight: np.ndarray, *, panels: bool) -> np.ndarray:
+    """The values of a weight (O, I) as (I, O), or in panels as (O/64, I, 64)."""
+    turned = weight.T
+    if panels:
+        turned = turned.reshape(len(turned), -1, _PANEL).swapaxes(0, 1)
+    return np.ascontiguousarray(turned)
+
+
+def transpose(network: nn.Module, *, panels: bool) -> tuple[frozenset[str], frozenset[str]]:
     """Swaps the layers of a network on the meta device, in place.
 
+    Args:
+      network: on the meta device.
+      panels: whether weights may be stored in panels, which cannot be split over devices.
+
     Returns:
-      Names of the weights whose values must be passed transposed.
+      Names of the weights whose values must be passed as `arranged` has them, and of those among
+      them that are in panels.
     """
-    turned = set()
+    names: dict[bool, set[str]] = {False: set(), True: set()}
+    layers = {
+        nn.Linear: (TransposedLinear, PanelLinear),
+        Embedding: (TransposedEmbedding, PanelEmbedding),
+    }
     for name, module in list(network.named_modules()):
-        if isinstance(module, nn.Linear):
-            swap(network, name, TransposedLinear(module))
-        elif isinstance(module, Embedding):
-            swap(network, name, TransposedEmbedding(module))
-        else:
-            continue
-        turned.add(f"{name}.weight")
-    return frozenset(turned)
+        for kind, forms in layers.items():
+            if isinstance(module, kind):
+                weight = cast(Tensor, module.weight)
+                divides = weight.dtype == torch.float32 and len(weight) % _PANEL == 0
+                in_panels = panels and divides
+                swap(network, name, forms[in_panels](module))
+                names[in_panels].add(f"{name}.weight")
+    return frozenset(names[False] | names[True]), frozenset(names[True])
