@@ -5,9 +5,9 @@ prompts to the first token (prefill), and the tokens per second after it (decode
 together. Figures are medians and the spread from least to most. `transformers` decodes in
 `generate` with its default cache; its decode time is that of N + 1 tokens less that of one.
 
-Also: what `--deterministic` costs on a batch, int8 weights, and how long the command takes with a
-cold and a warm compilation cache, with the processor time of all its threads. A run replaces only
-the rows that it measured.
+Also: what `--deterministic` costs on a batch, int8 weights, weights left in the blocks of the GGUF
+file, and how long the command takes with a cold and a warm compilation cache, with the processor
+time of all its threads. A run replaces only the rows that it measured.
 """
 
 import resource
@@ -31,12 +31,13 @@ from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 if TYPE_CHECKING:
     from jaxsr.generation.decoder import Engine
 
-ContenderName = Literal["jaxsr", "int8", "deterministic", "torch", "transformers"]
+ContenderName = Literal["jaxsr", "int8", "packed", "deterministic", "torch", "transformers"]
 Contender = Callable[[list[list[int]], int], tuple[float, float]]
 """From prompts and new tokens to (seconds to the first token, seconds for the others)."""
 TITLES: dict[ContenderName, str] = {
     "jaxsr": "jaxsr, JAX",
     "int8": "jaxsr, JAX, int8 weights",
+    "packed": "jaxsr, JAX, weights in the file's blocks",
     "deterministic": "jaxsr, JAX, deterministic",
     "torch": "jaxsr, torch",
     "transformers": "transformers, torch",
@@ -68,7 +69,7 @@ def measure(options: Options) -> None:
     from jaxsr.models.load import load_model
 
     path = options.model or shipped_model()
-    model = load_model(path)
+    model = load_model(path, packed=False)
     report = Report("generate", options, key=("contender", "batch"), model=model.name)
     rng = np.random.default_rng(0)
     prompts = rng.integers(100, 10000, (max(options.batches, default=1), options.prompt_tokens))
@@ -94,7 +95,10 @@ def build(names: tuple[ContenderName, ...], path: Path, network: Any) -> dict[st
     engine = JaxEngine(network) if {"jaxsr", "deterministic"} & {*names} else None
     for name in names:
         if name == "int8":
-            run = engine_contender(JaxEngine(load_model(path, scheme="int8").network))
+            network_int8 = load_model(path, scheme="int8", packed=False).network
+            run = engine_contender(JaxEngine(network_int8))
+        elif name == "packed":
+            run = engine_contender(JaxEngine(load_model(path).network))
         elif name == "torch":
             run = engine_contender(TorchEngine(network))
         elif name == "transformers":
@@ -154,7 +158,8 @@ def transformers_contender(
     }[config.pop("model_type")]
     with torch.device(device):
         model = make_model(make_config(**config, rope_parameters=rope)).eval().to(network.dtype)
-    model.load_state_dict(network.state_dict(), strict=False)
+    absent, unknown = model.load_state_dict(network.state_dict(), strict=False)
+    assert not unknown and {*absent} <= {"lm_head.weight"}, "not the same network"
     cache = {"cache_implementation": "static"} if compiled else {}
 
     def generate(prompts: list[list[int]], new: int) -> float:
