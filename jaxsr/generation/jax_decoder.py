@@ -48,9 +48,9 @@ from jaxsr.runtime.xla_flags import product_fusion
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
 
-# A matrix product of four rows reads each weight once and gives each row the same bits; with more
-# rows a single prompt would pay for those that are not there.
-_TILE = 4
+# Rows that decode together in deterministic mode. A matrix product of four reads each weight once
+# and gives each row the same bits; with more a single prompt would pay for rows that are not there.
+TILE = 4
 
 # Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
 _OUTPUT_STEP = 64
@@ -88,6 +88,8 @@ class JaxEngine(Engine):
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU; see
         `jaxsr.interop.cpu_kernels.packed_product`. `off`: unpacked in each product.
+      rows: how many are to decode together, if known; `TILE` for deterministic generation. A CPU
+        has a faster layout of float32 weights for a few, see `jaxsr.models.llama.transposed`.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class JaxEngine(Engine):
         mesh: Mesh | None = None,
         programs: Path | None = None,
         packed: Packed = "exact",
+        rows: int = 1,
     ) -> None:
         self.config = network.config
         mesh = sharding.tensor_mesh(1) if mesh is None else mesh
@@ -119,14 +122,14 @@ class JaxEngine(Engine):
         self.looks_up = isinstance(self._layout, OwnLayout)
         self.starts_alone = True
         # Where rows share slots, a row's place in them depends on the others.
-        self.tile = 1 if self._layout.shares_slots or self.devices > 1 else _TILE
+        self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
         # The program turns the latter back, and XLA drops both turns.
         self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
         self._panels = frozenset[str]()
         self._copied: dict[str, str] = {}
         if on_cpu and isinstance(network, CausalLM):
-            panels = self.mesh.size == 1 and bool(product_fusion())
-            self._turned, self._panels = transpose(self._skeleton, panels=panels)
+            whole = self.mesh.size == 1 and bool(product_fusion())
+            self._turned, self._panels = transpose(self._skeleton, rows=rows if whole else 1)
         elif on_cpu:
             self._copied = untie_head(self._skeleton)
             self._turned_back |= linear_weights(self._skeleton)
@@ -174,7 +177,7 @@ class JaxEngine(Engine):
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            # XLA's other kernels for a few rows copy the weights at every call.
+            # XLA's other kernels copy panels at every call.
             few = key[0] == "decode" and self._panels
             self._programs[key] = lowered.compile(product_fusion() if few else None)
             self.compile_s += time.perf_counter() - begin

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from jaxsr.doctor import compiler
-from jaxsr.doctor.compiler import check_compiler, difference, run_sentinels
+from jaxsr.doctor.compiler import (
+    check_compiler,
+    check_product_fusion,
+    difference,
+    run_sentinels,
+)
 from jaxsr.doctor.sentinels import SENTINELS
 from jaxsr.runtime.xla_flags import YNN_FUSION
 
@@ -44,6 +49,17 @@ def test_they_find_the_ynn_fusion_when_it_is_on():
         assert "SIGSEGV" in str(listed["product summed at rank 7"].problem)
         assert "1 of 32769 values" in str(listed["vmapped product squared and summed"].problem)
 
+
+def test_fused_products_alone_have_none_of_its_faults(monkeypatch):
+    (finding,) = check_product_fusion()
+    assert finding.status == "ok" and finding.detail.startswith(f"{len(YNN)} of {len(YNN)} ")
+    monkeypatch.setattr(compiler, "PRODUCTS", "+reduce")
+    monkeypatch.setattr(compiler, "SENTINELS", {n: SENTINELS[n] for n in YNN[-1:]} | PRODUCT)
+    (finding,) = check_product_fusion()
+    assert finding.status == "fail" and f"{YNN[-1]}: " in finding.detail and finding.advice
+
+
+PRODUCT = {name: SENTINELS[name] for name in ["products of few rows by ynn"]}
 
 CHILD = """
 import json, os, sys, time

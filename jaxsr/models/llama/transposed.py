@@ -1,10 +1,12 @@
 """The same network with its float weights stored as XLA's CPU multiplies them fastest.
 
 Stored as torch has them, (O, I), a product with one token runs at two thirds of the speed of one
-stored by inputs first, (I, O), and one with a few tokens at half. XLA's kernel for 2 to some dozens
-of tokens computes 64 outputs at a time. From (I, O) it then reads short pieces of far memory, at
-less than half of the memory's speed. So float32 weights are stored in panels (O/64, I, 64), each in
-one piece, where O divides. Tensors keep their names. Quantised layers stay as they are.
+stored by inputs first, (I, O), and one with a few tokens at half. For 2 to 8 tokens that is still
+half of the memory's speed: XLA computes 64 outputs at a time, and from (I, O) reads short pieces of
+far memory. Panels (O/64, I, 64) are each in one piece. Their products are XLA's YNN kernels', see
+`jaxsr.runtime.xla_flags.product_fusion`. A prompt's prefill takes up to a third longer from panels,
+and one token alone is no faster, so they serve batches of a few rows. Tensors keep their names.
+Quantised layers stay as they are.
 """
 
 from typing import cast
@@ -35,6 +37,8 @@ class TransposedLinear(nn.Module):
 
 # Outputs that XLA's kernel computes at a time.
 _PANEL = 64
+# Rows that decode together for which panels are faster.
+_ROWS = range(2, 9)
 # Of more tokens arithmetic is what takes the time, and one product is faster than many.
 _FEW = 64
 
@@ -81,7 +85,7 @@ def _panel_product(x: Tensor, weight: Tensor) -> Tensor:
         y = rows @ weight.transpose(0, 1).reshape(inputs, -1)
     else:
         if count == 1:
-            # XLA multiplies a single row with another kernel, which takes longer than two rows do.
+            # XLA's kernel for a single row takes longer than that for two.
             rows = torch.cat((rows, rows))
         y = torch.bmm(rows.expand(panels, -1, -1), weight).transpose(0, 1)[:count]
     return y.reshape(*x.shape[:-1], -1)
@@ -128,8 +132,9 @@ def untie_head(network: nn.Module) -> dict[str, str]:
       network: on the meta device, changed in place.
 
     Returns:
-      Name of the new weight -> name of the weight whose values it has.
+      Name of a weight of its own -> name by which `network` had its values, the first of the tied.
     """
+    first = {id(parameter): name for name, parameter in network.named_parameters()}
     embeddings = {
         id(module.weight): f"{name}.weight"
         for name, module in network.named_modules()
@@ -138,7 +143,9 @@ def untie_head(network: nn.Module) -> dict[str, str]:
     copied = {}
     for name, module in network.named_modules():
         if type(module) is nn.Linear and id(module.weight) in embeddings:
-            copied[f"{name}.weight"] = embeddings[id(module.weight)]
+            source = first[id(module.weight)]
+            own = (f"{name}.weight", embeddings[id(module.weight)])
+            copied |= {weight: source for weight in own if weight != source}
             module.weight = nn.Parameter(torch.empty_like(module.weight), requires_grad=False)
     return copied
 
@@ -161,17 +168,19 @@ def arranged(weight: np.ndarray, *, panels: bool) -> np.ndarray:
     return np.ascontiguousarray(turned)
 
 
-def transpose(network: nn.Module, *, panels: bool) -> tuple[frozenset[str], frozenset[str]]:
+def transpose(network: nn.Module, *, rows: int) -> tuple[frozenset[str], frozenset[str]]:
     """Swaps the layers of a network on the meta device, in place.
 
     Args:
       network: on the meta device.
-      panels: whether weights may be stored in panels, which cannot be split over devices.
+      rows: that decode together; 1 where weights may not be stored in panels, as on a mesh.
 
     Returns:
       Names of the weights whose values must be passed as `arranged` has them, and of those among
       them that are in panels.
     """
+    matrices = [t for t in (*network.parameters(), *network.buffers()) if t.ndim > 1]
+    panels = rows in _ROWS and all(t.dtype == torch.float32 for t in matrices)
     names: dict[bool, set[str]] = {False: set(), True: set()}
     layers = {
         nn.Linear: (TransposedLinear, PanelLinear),
@@ -180,9 +189,7 @@ def transpose(network: nn.Module, *, panels: bool) -> tuple[frozenset[str], froz
     for name, module in list(network.named_modules()):
         for kind, forms in layers.items():
             if isinstance(module, kind):
-                weight = cast(Tensor, module.weight)
-                divides = weight.dtype == torch.float32 and len(weight) % _PANEL == 0
-                in_panels = panels and divides
+                in_panels = panels and len(cast(Tensor, module.weight)) % _PANEL == 0
                 swap(network, name, forms[in_panels](module))
                 names[in_panels].add(f"{name}.weight")
     return frozenset(names[False] | names[True]), frozenset(names[True])
