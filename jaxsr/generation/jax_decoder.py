@@ -128,8 +128,8 @@ class JaxEngine(Engine):
         self._panels = frozenset[str]()
         self._copied: dict[str, str] = {}
         if on_cpu and isinstance(network, CausalLM):
-            whole = self.mesh.size == 1 and bool(product_fusion())
-            self._turned, self._panels = transpose(self._skeleton, rows=rows if whole else 1)
+            few = rows if rows > 1 and self.mesh.size == 1 and product_fusion() else 1
+            self._turned, self._panels = transpose(self._skeleton, rows=few)
         elif on_cpu:
             self._copied = untie_head(self._skeleton)
             self._turned_back |= linear_weights(self._skeleton)
