@@ -5,9 +5,13 @@ prompts to the first token (prefill), and the tokens per second after it (decode
 together. Figures are medians and the spread from least to most. `transformers` decodes in
 `generate` with its default cache; its decode time is that of N + 1 tokens less that of one.
 
-Also: what `--deterministic` costs on a batch, int8 weights, and how long the command takes with a
-cold and a warm compilation cache, with the processor time of all its threads. A run replaces only
-the rows that it measured.
+Also: what `--deterministic` costs on a batch, int8 weights, weights left in the blocks of the GGUF
+file, and how long the command takes with a cold and a warm compilation cache, with the processor
+time of all its threads. A run replaces only the rows that it measured.
+
+`decode_processor_ms` is the processor time of all threads for a step of the batch, which other work
+disturbs less than the clock: the least of the rounds. torch's threads spin while they wait, unless
+the environment has `OMP_WAIT_POLICY=PASSIVE`.
 """
 
 import resource
@@ -16,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -31,12 +35,13 @@ from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 if TYPE_CHECKING:
     from jaxsr.generation.decoder import Engine
 
-ContenderName = Literal["jaxsr", "int8", "deterministic", "torch", "transformers"]
+ContenderName = Literal["jaxsr", "int8", "packed", "deterministic", "torch", "transformers"]
 Contender = Callable[[list[list[int]], int], tuple[float, float]]
 """From prompts and new tokens to (seconds to the first token, seconds for the others)."""
 TITLES: dict[ContenderName, str] = {
     "jaxsr": "jaxsr, JAX",
     "int8": "jaxsr, JAX, int8 weights",
+    "packed": "jaxsr, JAX, weights in the file's blocks",
     "deterministic": "jaxsr, JAX, deterministic",
     "torch": "jaxsr, torch",
     "transformers": "transformers, torch",
@@ -59,6 +64,8 @@ class Options(ReportOptions):
     """Numbers of prompts."""
     contenders: tuple[ContenderName, ...] = tuple(TITLES)
     """Who takes part."""
+    blocks: int | None = None
+    """Keep only the first of the model's blocks. Default: all."""
     start_up: bool = True
     """Also time the command from its start to its end."""
 
@@ -68,42 +75,59 @@ def measure(options: Options) -> None:
     from jaxsr.models.load import load_model
 
     path = options.model or shipped_model()
-    model = load_model(path)
-    report = Report("generate", options, key=("contender", "batch"), model=model.name)
+    names = {network_of(name) for name in options.contenders} if options.batches else {"float32"}
+    models = {name: load_model(path, **_LOADED[name]) for name in sorted(names | {"float32"})}
+    report = Report("generate", options, key=("contender", "batch"), model=models["float32"].name)
+    for model in models.values():
+        keep_blocks(model.network, options.blocks)
     rng = np.random.default_rng(0)
     prompts = rng.integers(100, 10000, (max(options.batches, default=1), options.prompt_tokens))
-    if options.batches:
-        contenders = build(options.contenders, path, model.network)
-        for batch in options.batches:
-            for row in race(contenders, prompts[:batch].tolist(), options):
-                print(row, flush=True)
-                report.add(row)
+    for batch in options.batches:
+        contenders = {
+            TITLES[name]: build(name, models[network_of(name)].network, batch)
+            for name in options.contenders
+        }
+        for row in race(contenders, prompts[:batch].tolist(), options):
+            print(row, flush=True)
+            report.add(row)
     if options.start_up:
         for row in start_up(path):
             print(row, flush=True)
             report.add(row)
 
 
-def build(names: tuple[ContenderName, ...], path: Path, network: Any) -> dict[str, Contender]:
-    """The contenders of these names, by their titles."""
-    from jaxsr.generation.jax_decoder import JaxEngine
-    from jaxsr.generation.torch_decoder import TorchEngine
-    from jaxsr.models.load import load_model
+_LOADED: dict[str, dict[str, Any]] = {
+    "float32": {"packed": False},
+    "int8": {"packed": False, "scheme": "int8"},
+    "packed": {},
+}
+"""How `load_model` loads each network."""
 
-    contenders: dict[str, Contender] = {}
-    engine = JaxEngine(network) if {"jaxsr", "deterministic"} & {*names} else None
-    for name in names:
-        if name == "int8":
-            run = engine_contender(JaxEngine(load_model(path, scheme="int8").network))
-        elif name == "torch":
-            run = engine_contender(TorchEngine(network))
-        elif name == "transformers":
-            run = transformers_contender(network)
-        else:
-            assert engine is not None
-            run = engine_contender(engine, deterministic=name == "deterministic")
-        contenders[TITLES[name]] = run
-    return contenders
+
+def network_of(name: ContenderName) -> str:
+    """The network, of `_LOADED`, that a contender runs."""
+    return name if name in _LOADED else "float32"
+
+
+def keep_blocks(network: Any, count: int | None) -> None:
+    """Drops all blocks of our own network but the first; None keeps all."""
+    if count is not None:
+        network.model.layers = network.model.layers[:count]
+        network.config = replace(network.config, num_hidden_layers=len(network.model.layers))
+
+
+def build(name: ContenderName, network: Any, batch: int) -> Contender:
+    """A contender for batches of so many prompts."""
+    from jaxsr.generation.jax_decoder import TILE, JaxEngine
+    from jaxsr.generation.torch_decoder import TorchEngine
+
+    if name == "torch":
+        return engine_contender(TorchEngine(network))
+    if name == "transformers":
+        return transformers_contender(network)
+    deterministic = name == "deterministic"
+    engine = JaxEngine(network, rows=TILE if deterministic else batch)  # as the command has it
+    return engine_contender(engine, deterministic=deterministic)
 
 
 def shipped_model() -> Path:
@@ -154,7 +178,8 @@ def transformers_contender(
     }[config.pop("model_type")]
     with torch.device(device):
         model = make_model(make_config(**config, rope_parameters=rope)).eval().to(network.dtype)
-    model.load_state_dict(network.state_dict(), strict=False)
+    absent, unknown = model.load_state_dict(network.state_dict(), strict=False)
+    assert not unknown and {*absent} <= {"lm_head.weight"}, "not the same network"
     cache = {"cache_implementation": "static"} if compiled else {}
 
     def generate(prompts: list[list[int]], new: int) -> float:
@@ -181,9 +206,13 @@ def transformers_contender(
 
 def race(contenders: dict[str, Contender], prompts: list[list[int]], options: Options) -> list[Row]:
     """Median and spread of every contender at one batch size."""
-    calls = {name: partial(run, prompts, options.new_tokens) for name, run in contenders.items()}
+    calls = {
+        name: partial(_with_processor_s, run, prompts, options.new_tokens)
+        for name, run in contenders.items()
+    }
     rows = []
-    for name, pairs in take_turns(calls, rounds=options.rounds, warmup=1).items():
+    for name, turns in take_turns(calls, rounds=options.rounds, warmup=1).items():
+        pairs = [pair for pair, _ in turns]
         tokens = len(prompts) * (options.new_tokens - 1)
         rates = sorted(tokens / decode for _, decode in pairs)
         prefills = sorted(1e3 * prefill for prefill, _ in pairs)
@@ -195,10 +224,22 @@ def race(contenders: dict[str, Contender], prompts: list[list[int]], options: Op
                 "first_token_ms_spread": [round(prefills[0], 1), round(prefills[-1], 1)],
                 "decode_tokens_per_s": round(median(rates), 2),
                 "decode_tokens_per_s_spread": [round(rates[0], 2), round(rates[-1], 2)],
+                "decode_processor_ms": round(1e3 * min(cpu for _, cpu in turns), 2),
                 "rounds": options.rounds,
             }
         )
     return rows
+
+
+def _with_processor_s(
+    run: Contender, prompts: list[list[int]], new: int
+) -> tuple[tuple[float, float], float]:
+    """What a contender returns, and the processor seconds of one step of decoding."""
+    begin = time.process_time()
+    run(prompts, 1)
+    first = time.process_time()
+    pair = run(prompts, new)
+    return pair, (time.process_time() - first - (first - begin)) / (new - 1)
 
 
 def start_up(path: Path) -> list[Row]:

@@ -17,6 +17,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxsr.runtime.xla_flags import product_fusion
+
 JAX = "https://github.com/jax-ml/jax/issues/"
 XLA = "https://github.com/openxla/xla/issues/"
 
@@ -185,6 +187,27 @@ def window_maximum_of_a_dilated_input() -> Outcome:
     reference = np.full((32, 255), -np.inf)
     reference[:, ::2] = x.reshape(32, 2, 128).max(1)
     return program(x), reference
+
+
+@sentinel(
+    source="jaxsr/models/llama/transposed.py",
+    fault="none is known: generate compiles its decode loops so on CPUs, for a few rows",
+    workaround="generate with --batch-size 1, without --deterministic",
+)
+def products_of_few_rows_by_ynn() -> Outcome:
+    options = product_fusion()
+    if not options:
+        raise NotHereError("a jaxlib with this fusion")
+    x, panels, keys = _normal(4, 192), _normal(3, 192, 64), _normal(4, 3, 2, 64)
+
+    def program(x: jax.Array, panels: jax.Array, keys: jax.Array) -> jax.Array:
+        rows = jnp.broadcast_to(x, (3, 4, 192))
+        y = jnp.einsum("pmi,pio->pmo", rows, panels)
+        return jnp.einsum("mkto,kmo->mkt", keys, y)  # the reference adds up more exactly
+
+    compiled = jax.jit(program).lower(x, panels, keys).compile(options)
+    exact = np.einsum("mi,pio->pmo", x.astype(np.float64), panels)
+    return compiled(x, panels, keys), np.einsum("mkto,kmo->mkt", keys.astype(np.float64), exact)
 
 
 # ---- other faults on CPUs

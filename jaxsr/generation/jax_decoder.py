@@ -41,15 +41,16 @@ from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.llama.packed import arranged_copy, has_blocks, level_arrays
-from jaxsr.models.llama.transposed import linear_weights, transpose, untie_head
+from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
 from jaxsr.ops._cpu_calls import xla_only
+from jaxsr.runtime.xla_flags import product_fusion
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
 
-# A matrix product of four rows reads each weight once and gives each row the same bits; with more
-# rows a single prompt would pay for those that are not there.
-_TILE = 4
+# Rows that decode together in deterministic mode. A matrix product of four reads each weight once
+# and gives each row the same bits; with more a single prompt would pay for rows that are not there.
+TILE = 4
 
 # Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
 _OUTPUT_STEP = 64
@@ -87,6 +88,8 @@ class JaxEngine(Engine):
       programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
       packed: how weights in blocks are multiplied on one CPU; see
         `jaxsr.interop.cpu_kernels.packed_product`. `off`: unpacked in each product.
+      rows: how many are to decode together, if known; `TILE` for deterministic generation. A CPU
+        has a faster layout of float32 weights for a few, see `jaxsr.models.llama.transposed`.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class JaxEngine(Engine):
         mesh: Mesh | None = None,
         programs: Path | None = None,
         packed: Packed = "exact",
+        rows: int = 1,
     ) -> None:
         self.config = network.config
         mesh = sharding.tensor_mesh(1) if mesh is None else mesh
@@ -118,12 +122,14 @@ class JaxEngine(Engine):
         self.looks_up = isinstance(self._layout, OwnLayout)
         self.starts_alone = True
         # Where rows share slots, a row's place in them depends on the others.
-        self.tile = 1 if self._layout.shares_slots or self.devices > 1 else _TILE
+        self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
         # The program turns the latter back, and XLA drops both turns.
         self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
+        self._panels = frozenset[str]()
         self._copied: dict[str, str] = {}
         if on_cpu and isinstance(network, CausalLM):
-            self._turned = transpose(self._skeleton)
+            few = rows if rows > 1 and self.mesh.size == 1 and product_fusion() else 1
+            self._turned, self._panels = transpose(self._skeleton, rows=few)
         elif on_cpu:
             self._copied = untie_head(self._skeleton)
             self._turned_back |= linear_weights(self._skeleton)
@@ -137,7 +143,7 @@ class JaxEngine(Engine):
         host = host_weights(network)
         host |= {name: host[source] for name, source in self._copied.items()}
         for name in self._turned:
-            host[name] = np.ascontiguousarray(host[name].T)
+            host[name] = arranged(host[name], panels=name in self._panels)
         return place(host, self._layout.weight_shardings(host, self._turned))
 
     @cached_property
@@ -171,7 +177,9 @@ class JaxEngine(Engine):
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            self._programs[key] = lowered.compile()
+            # XLA's other kernels copy panels at every call.
+            few = key[0] == "decode" and self._panels
+            self._programs[key] = lowered.compile(product_fusion() if few else None)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 

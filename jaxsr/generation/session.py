@@ -104,10 +104,14 @@ class Session:
             from jaxsr.generation.torch_decoder import TorchEngine
 
             return TorchEngine(self.model.network, device=platform)
-        from jaxsr.generation.jax_decoder import JaxEngine
+        from jaxsr.generation.jax_decoder import TILE, JaxEngine
         from jaxsr.generation.sharding import tensor_mesh
 
         devices = self.config.devices
+        # The layout of the weights must not depend on the batch size in deterministic mode.
+        rows = TILE if self.config.deterministic else max(self.config.batch_size)
+        if self.config.num_beams > 1 or self.config.prompt_lookup:
+            rows = 1  # steps of other products
         if self.config.deterministic and devices > 1:
             print(f"deterministic: one device of {devices} computes", file=sys.stderr)
             devices = 1
@@ -116,6 +120,7 @@ class Session:
             mesh=tensor_mesh(devices),
             programs=compiled_folder(self.config) / "traced",
             packed=self.config.packed,
+            rows=rows,
         )
 
     def _stop_id(self, text: str) -> int | None:

@@ -10,7 +10,7 @@ import torch
 
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.generation.jax_decoder import TILE, JaxEngine
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchEngine
@@ -39,7 +39,8 @@ def engines(network):
                 made[kind, family] = TorchEngine(network(family))
             else:
                 mesh = tensor_mesh(8 if kind == "jax8" else 1)
-                made[kind, family] = JaxEngine(network(family), mesh=mesh)
+                rows = 4 if kind == "jax4" else 1
+                made[kind, family] = JaxEngine(network(family), mesh=mesh, rows=rows)
         return made[kind, family]
 
     return make
@@ -66,7 +67,7 @@ def tokens(run):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
-@pytest.mark.parametrize("kind", ["jax", "torch"])
+@pytest.mark.parametrize("kind", ["jax", "jax4", "torch"])
 def test_greedy_matches_transformers(kind, family, engines, hf_model, prompts):
     want = expected(hf_model(family), prompts, 24)
     assert tokens(complete(engines(kind, family), prompts, GREEDY, batch_size=4)) == want
@@ -167,7 +168,8 @@ def test_deterministic_is_independent_of_company_bit_for_bit(kind, family, engin
     assert bits(engine, [long, prompts[0]], batch_size=2, padding="left")[1] == alone[0]
 
 
-def test_deterministic_rows_of_wide_products_are_independent_of_company(prompts):
+@pytest.mark.parametrize("rows", [TILE, pytest.param(1, marks=pytest.mark.slow)])
+def test_deterministic_rows_of_wide_products_are_independent_of_company(rows, prompts):
     # From 576 wide on, a CPU's product of one row sums in another order than that of four.
     transformers = pytest.importorskip("transformers")
     fields = {
@@ -184,10 +186,14 @@ def test_deterministic_rows_of_wide_products_are_independent_of_company(prompts)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
     config = LlamaConfig.from_hf(json.loads(model.config.to_json_string(use_diff=False)))
-    engine = JaxEngine(build(config, model.state_dict(), torch.float32).requires_grad_(False))
+    network = build(config, model.state_dict(), torch.float32).requires_grad_(False)
+    engine = JaxEngine(network, rows=rows)
     short = [prompt[:9] for prompt in prompts]
     alone = [bits(engine, [prompt])[0] for prompt in short]
     assert bits(engine, short, batch_size=4) == alone
+    assert bits(engine, short * 4, batch_size=16) == alone * 4
+    programs = [p for key, p in engine._programs.items() if key[0] == "decode"]
+    assert all(('"__ynn_fusion"' in p.as_text()) == (rows == TILE) for p in programs)
     assert bits(engine, [*short, short[0][:3]][::-1], batch_size=3)[:0:-1] == alone
 
 

@@ -1,6 +1,8 @@
 """Models of transformers' families by their own code: tokens equal those of `generate`."""
 
+import copy
 import dataclasses
+from inspect import Parameter, Signature, signature
 
 import numpy as np
 import pytest
@@ -41,6 +43,8 @@ MORE = (
     "llama4_text",
     "zamba2",
     "lfm2",
+    "mpt",  # Python's own number of filled slots
+    "camembert",  # the head comes before the embedding that it shares
 )
 
 
@@ -69,6 +73,28 @@ def test_tokens_are_those_of_transformers(family, models):
     network, reference = models(family)
     run = complete(JaxEngine(network), PROMPTS, GREEDY, batch_size=2, padding="left")
     assert tokens_of(run) == reference
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_cache_goes_into_the_argument_that_forward_names(name, hf_model):
+    # transformers 5.24 renamed it.
+    model = copy.copy(hf_model("llama"))
+    inner = next(
+        n for n in ("cache", "past_key_values") if n in signature(model.forward).parameters
+    )
+    parameters = {n: p for n, p in signature(model.forward).parameters.items() if n != inner}
+    renamed = Parameter(name, Parameter.KEYWORD_ONLY)
+
+    def forward(*args, **kwargs):
+        assert {name, inner} & {*kwargs} == {name}
+        return type(model).forward(model, *args, **{inner: kwargs.pop(name)}, **kwargs)
+
+    keywords = [
+        p.replace(kind=Parameter.KEYWORD_ONLY) for n, p in parameters.items() if n != "kwargs"
+    ]
+    forward.__signature__ = Signature([*keywords, renamed])
+    model.forward = forward
+    LibraryLM(model).check_continues()
 
 
 @pytest.mark.parametrize("family", ["gemma2", pytest.param("falcon_h1", marks=pytest.mark.slow)])

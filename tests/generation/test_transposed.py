@@ -5,23 +5,49 @@ import copy
 import pytest
 import torch
 
-from jaxsr.models.llama.host_weights import without_values
+from jaxsr.models.llama.host_weights import host_weights, without_values
 from jaxsr.models.llama.quantized import quantize
-from jaxsr.models.llama.transposed import transpose
+from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
 @pytest.mark.parametrize("scheme", [None, "int8"])
-def test_logits_are_the_same(family, scheme, network):
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 9), (2, 40)])
+def test_logits_are_the_same(family, scheme, rows, shape, network):
     plain = network(family)
     if scheme is not None:
         plain = quantize(copy.deepcopy(plain), scheme)
     state = dict(plain.named_parameters()) | dict(plain.named_buffers())
     turned = without_values(plain)
-    names = transpose(turned)
+    names, in_panels = transpose(turned, rows=rows)
     assert ("model.embed_tokens.weight" in names) and all(n.endswith(".weight") for n in names)
-    given = {n: t.T.contiguous() if n in names else t for n, t in state.items()}
-    tokens = torch.randint(0, 320, (2, 9), generator=torch.Generator().manual_seed(0))
+    panels = rows == 4 and scheme is None
+    assert ("model.embed_tokens.weight" in in_panels) == panels and in_panels <= names
+    arrays = state | {
+        n: torch.from_numpy(arranged(state[n].detach().numpy(), panels=n in in_panels))
+        for n in names
+    }
+    tokens = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(0))
     want, _ = plain(tokens)
-    got, _ = torch.func.functional_call(turned, given, (tokens,))
+    got, _ = torch.func.functional_call(turned, arrays, (tokens,))
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5)  # other order of float32 sums
+
+
+class HeadFirst(torch.nn.Module):
+    """Shares the embedding's weight with a head that comes before it, as CamemBERT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.plain = torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(4, 4)
+        self.table = torch.nn.Embedding(6, 4)
+        self.table.weight = self.head.weight
+
+
+def test_a_head_before_its_embedding_gets_a_weight_of_its_own():
+    network = HeadFirst()
+    turned = without_values(network)
+    copied = untie_head(turned)
+    assert copied == {"table.weight": "head.weight"}
+    assert {*host_weights(network), *copied} == {n for n, _ in turned.named_parameters()}
+    assert linear_weights(turned) == {"head.weight", "plain.weight"}

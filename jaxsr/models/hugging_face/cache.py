@@ -139,6 +139,22 @@ class SlotCache(StaticCache):
         }
 
 
+class UncountedCache(SlotCache):
+    """Of models that take the number of filled slots for Python's, and need it for the mask alone.
+
+    MPT cuts its bias of one row down to as many rows as that number leaves: to one, whatever it is.
+    """
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        return self.layers[layer_idx].get_seq_length()
+
+
+_UNCOUNTED = {"mpt"}
+
+
 class HybridLayer(LinearAttentionLayer, SlotLayer):
     """Both keys and values, and states, of a block that has attention and a recurrence."""
 
@@ -178,8 +194,9 @@ def open_cache(
     Raises:
       InputError: a block keeps what is not known here.
     """
+    kind = UncountedCache if config.model_type in _UNCOUNTED else SlotCache
     try:
-        cache = SlotCache(config, max_cache_len=_NO_LIMIT)
+        cache = kind(config, max_cache_len=_NO_LIMIT)
     except KeyError as error:
         raise InputError(
             f"{config.model_type} has blocks of kind {error}, whose cache transformers makes in no "

@@ -17,6 +17,9 @@ from jaxsr.models.hugging_face.cache import Entries, close_cache, mask_of_slots,
 from jaxsr.models.llama.network import wide
 
 _NO_LIMIT = 2**31 - 1
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Of forward's argument for the cache: since transformers 5.24; before it of most families, and of
+recurrent ones."""
 _GROUPED_QUERIES = "TRANSFORMERS_SDPA_FORCE_GQA"
 """Keys and values go to attention as they are cached, not repeated for every query head."""
 
@@ -41,7 +44,7 @@ class LibraryConfig:
         return cls(
             model_type=config.model_type,
             vocab_size=text.vocab_size,
-            max_position_embeddings=getattr(text, "max_position_embeddings", None) or _NO_LIMIT,
+            max_position_embeddings=_context(text),
             num_key_value_heads=_kv_heads(text),
             values=config.to_json_string(use_diff=False),
         )
@@ -65,7 +68,7 @@ class LibraryLM(nn.Module):
         self.config = LibraryConfig.of(inner.config)
         accepted = inspect.signature(inner.forward).parameters
         self._takes = {*accepted}
-        names = [n for n in ("past_key_values", "cache_params") if n in accepted]
+        names = [n for n in _CACHE_NAMES if n in accepted]
         if not names:
             raise InputError(
                 f"{self.config.model_type} keeps its past in a way of its own, not in "
@@ -188,6 +191,13 @@ class LibraryLM(nn.Module):
             )
         logits = outputs.logits[:, -1]
         return logits.to(wide(logits.dtype)), close_cache(state, slots)
+
+
+def _context(config: Any) -> int:
+    for name in ("max_position_embeddings", "max_seq_len"):
+        if tokens := getattr(config, name, None):
+            return tokens
+    return _NO_LIMIT
 
 
 def _kv_heads(config: Any) -> int:
