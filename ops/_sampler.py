@@ -19,6 +19,7 @@ from jaxsr.ops._typed_jax import (
     arange,
     asarray,
     custom_jvp,
+    eval_shape,
     fori_loop,
     jvp,
     ones_like,
@@ -225,7 +226,7 @@ def _by_blocks(
         start = jnp.minimum(number * block, size - block)
         return jax.lax.dynamic_update_slice_in_dim(result, part(start), start, height)
 
-    like = jax.eval_shape(part, 0)
+    like = eval_shape(part, 0)
     shape = (*like.shape[:height], size, *like.shape[height + 1 :])
     return fori_loop(0, -(-size // block), add, zeros(shape, like.dtype))
 
