@@ -16,8 +16,10 @@ import numpy as np
 from jaxsr.ops._border import Border, traced_border_index
 from jaxsr.ops._images import in_dtype_of, real_dtype
 from jaxsr.ops._typed_jax import (
+    arange,
     asarray,
     custom_jvp,
+    eval_shape,
     fori_loop,
     jvp,
     ones_like,
@@ -30,6 +32,8 @@ FARTHEST = float(1 << 22)
 """Positions beyond are as far away: float32 numbers quarters of a pixel up to here."""
 Weights = Callable[[jax.Array], tuple[jax.Array, list[jax.Array]]]
 """Of positions: the first tap, and the weight of every tap from there."""
+Place = Callable[..., tuple[jax.Array, jax.Array]]
+"""Of rows of the result, a column of their numbers, and parameters: rows and columns to read."""
 
 
 def nearest(position: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
@@ -138,55 +142,101 @@ def sample(
       border: what lies beyond the edge.
       fill: of the constant border.
     """
+    fields = jnp.broadcast_arrays(rows, columns)
+    height = fields[0].shape[0]
+
+    def place(
+        numbers: jax.Array, rows: jax.Array, columns: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        if len(numbers) == height:
+            return rows, columns
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=numbers[0, 0])
+        return cut(rows, slice_size=len(numbers)), cut(columns, slice_size=len(numbers))
+
+    return sample_at(image, place, tuple(fields), height, axes, weigh, border, fill)
+
+
+def sample_at(
+    image: jax.Array,
+    place: Place,
+    parameters: tuple[jax.Array, ...],
+    size: int,
+    axes: tuple[int, int],
+    weigh: Weights,
+    border: Border,
+    fill: jax.Array | float,
+) -> jax.Array:
+    """`sample` at `place(rows of the result, *parameters)`, of which a block stands in memory.
+
+    Args:
+      image: one picture, or several that are read alike.
+      place: makes positions.
+      parameters: arrays that it makes them of.
+      size: rows of the result.
+      axes, weigh, border, fill: see `sample`.
+    """
     height, width = (axis + image.ndim for axis in axes)
     if width != height + 1:
         moved = jnp.moveaxis(image, (height, width), (-2, -1))
-        out = sample(moved, rows, columns, (-2, -1), weigh, border, fill)
+        out = sample_at(moved, place, parameters, size, (-2, -1), weigh, border, fill)
         return jnp.moveaxis(out, (-2, -1), (height, width))
-    read = partial(_weighted_taps, height=height, weigh=weigh, border=border)
-    fields = jnp.broadcast_arrays(rows, columns)
-    outside = asarray(fill, real_dtype(image))
+
+    def read(
+        numbers: jax.Array,
+        image: jax.Array,
+        fill: jax.Array,
+        *parameters: jax.Array,
+        flat: bool = True,
+        is_differentiated: bool = True,
+    ) -> jax.Array:
+        rows, columns = place(numbers, *parameters)
+        taps = partial(_weighted_taps, height=height, weigh=weigh, border=border)
+        return taps(image, rows, columns, fill, flat=flat, is_differentiated=is_differentiated)
+
+    operands = image, asarray(fill, real_dtype(image)), *parameters
+
+    def whole(*operands: jax.Array, is_differentiated: bool = True) -> jax.Array:
+        numbers = arange(size, dtype=np.int32)[:, None]
+        return read(numbers, *operands, is_differentiated=is_differentiated)
+
     taps = len(weigh(zeros(()))[1])
-    block = _block_rows(fields[0].shape[0], taps)
-    if taps == 1 or block >= fields[0].shape[0]:
-        return read(image, rows, columns, outside)
-    by_blocks = partial(_by_blocks, partial(read, flat=False), height, block)
+    if taps == 1:
+        return whole(*operands)
+    platforms = {"default": partial(whole, is_differentiated=False)}
+    block = _block_rows(size * image.dtype.itemsize, taps)
+    if block < size:
+        part = partial(read, flat=False, is_differentiated=False)
+        platforms["tpu"] = partial(_by_blocks, part, height, size, block)
     # Derivatives of the loop would keep more.
-    forms = custom_jvp(partial(platform_dependent, tpu=by_blocks, default=read))
-    forms.defjvp(partial(jvp, read))
-    return forms(image, *fields, outside)
+    forms = custom_jvp(partial(platform_dependent, **platforms))
+    forms.defjvp(partial(jvp, whole))
+    return forms(*operands)
 
 
 def _by_blocks(
-    read: Callable[..., jax.Array],
-    height: int,
-    block: int,
-    image: jax.Array,
-    rows: jax.Array,
-    columns: jax.Array,
-    fill: jax.Array,
+    read: Callable[..., jax.Array], height: int, size: int, block: int, *operands: jax.Array
 ) -> jax.Array:
-    """`read(image, rows, columns, fill)` for so many rows at a time; the last ones may overlap."""
-    extents = rows.shape
-    shape = (*image.shape[:height], *extents, *image.shape[height + 2 :])
+    """`read(numbers, *operands)` of so many rows at a time; the last ones may overlap."""
+    first = arange(block, dtype=np.int32)[:, None]
+
+    def part(start: jax.Array | int) -> jax.Array:
+        return read(start + first, *operands)
 
     def add(number: jax.Array, result: jax.Array) -> jax.Array:
-        start = jnp.minimum(number * block, extents[0] - block)
-        row, column = (
-            jax.lax.dynamic_slice_in_dim(field, start, block, 0) for field in (rows, columns)
-        )
-        part = read(image, row, column, fill)
-        return jax.lax.dynamic_update_slice_in_dim(result, part, start, height)
+        start = jnp.minimum(number * block, size - block)
+        return jax.lax.dynamic_update_slice_in_dim(result, part(start), start, height)
 
-    return fori_loop(0, -(-extents[0] // block), add, zeros(shape, image.dtype))
+    like = eval_shape(part, 0)
+    shape = (*like.shape[:height], size, *like.shape[height + 1 :])
+    return fori_loop(0, -(-size // block), add, zeros(shape, like.dtype))
 
 
-def _block_rows(height: int, taps: int) -> int:
+def _block_rows(height_bytes: int, taps: int) -> int:
     """Rows of a result that a TPU's program makes at a time, in whole tiles.
 
-    So many that the pixels of all taps of a block take half of the result's memory.
+    So many that the pixels of all taps of a block, in float32, take half of the result's memory.
     """
-    return 8 * -(-height // (16 * taps * taps))
+    return 8 * -(-height_bytes // (64 * taps * taps))
 
 
 def _weighted_taps(
@@ -199,11 +249,12 @@ def _weighted_taps(
     weigh: Weights,
     border: Border,
     flat: bool = True,
+    is_differentiated: bool = True,
 ) -> jax.Array:
     """`sample` at all positions at once, height being the axis before the width.
 
     With `flat`, height and width are gathered from as one axis. It takes one index a pixel, but
-    TPUs copy the image for it.
+    TPUs copy the image for it. Derivatives by positions need the pixels of taps of no weight.
     """
     extents = image.shape[height : height + 2]
     lead, tail = image.shape[:height], image.shape[height + 2 :]
@@ -227,7 +278,10 @@ def _weighted_taps(
         if border == "constant":
             pixels = jnp.where(asarray(row_inside & column_inside)[spread], pixels, fill)
         weight = (down * across)[spread]
-        pixels = jnp.where((weight == 0) & ~jnp.isfinite(pixels), 0, pixels)
+        unread = weight == 0
+        if is_differentiated:
+            unread &= ~jnp.isfinite(pixels)
+        pixels = jnp.where(unread, 0, pixels)
         total = pixels * weight if total is None else total + pixels * weight
     assert total is not None
     return in_dtype_of(image, total)
@@ -238,7 +292,8 @@ def _taps(
 ) -> list[tuple[jax.Array, jax.Array | bool, jax.Array]]:
     """Of every tap its pixel, whether it lies inside, and its weight."""
     first, weights = weigh(jnp.clip(position, -FARTHEST, FARTHEST))
-    base = jnp.nan_to_num(jax.lax.stop_gradient(first)).astype(jnp.int32)
+    whole = jax.lax.stop_gradient(first)
+    base = jnp.where(jnp.isnan(whole), 0, whole).astype(jnp.int32)
     taps: list[tuple[jax.Array, jax.Array | bool, jax.Array]] = []
     for place, weight in enumerate(weights):
         index, inside = traced_border_index(base + place, extent, border)

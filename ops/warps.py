@@ -32,7 +32,7 @@ from jaxsr.ops._images import (
     picture,
     real_dtype,
 )
-from jaxsr.ops._sampler import METHODS, nearest_up, sample, spline, spline_window
+from jaxsr.ops._sampler import METHODS, nearest_up, sample, sample_at, spline, spline_window
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import arange, asarray, jit
 from jaxsr.ops._types import Array, Shaped
@@ -87,10 +87,8 @@ def warp_affine(
     """
     full = parameter(matrix, "matrix", (2, 3))
     last = jnp.broadcast_to(asarray([0, 0, 1], full.dtype), (*full.shape[:-2], 1, 3))
-    matrix = jnp.concatenate([full, last], -2)
-    return warp_perspective(
-        image, matrix, size=size, method=method, border=border, fill=fill, axes=axes
-    )
+    moves = jnp.concatenate([full, last], -2)
+    return _checked_warp(image, moves, size, method, border, fill, axes, is_affine=True)
 
 
 def warp_perspective(
@@ -123,16 +121,30 @@ def warp_perspective(
       >>> ops.warp_perspective(image, np.diag([2.0, 2.0, 2.0])).ravel().tolist()
       [0.0, 1.0, 2.0]
     """
-    array, positions = picture(image, axes)
     homography = parameter(matrix, "matrix", (3, 3))
+    return _checked_warp(image, homography, size, method, border, fill, axes, is_affine=False)
+
+
+def _checked_warp(
+    image: ImageLike,
+    matrix: jax.Array,
+    size: int | Sequence[int] | None,
+    method: str,
+    border: str,
+    fill: float,
+    axes: Sequence[int],
+    *,
+    is_affine: bool,
+) -> jax.Array:
+    array, positions = picture(image, axes)
     one_of(method, tuple(METHODS), "method")
     height, width = (array.shape[axis] for axis in positions)
     extents = (height, width) if size is None else positive_pair(size, "size")
     edge, outside = checked_border(border), parameter(number(fill, "fill"), "fill")
-    return _warp(array, homography, outside, extents, method, edge, positions)
+    return _warp(array, matrix, outside, extents, method, edge, positions, is_affine)
 
 
-@jit("size", "method", "border", "axes")
+@jit("size", "method", "border", "axes", "is_affine")
 def _warp(
     image: jax.Array,
     matrix: jax.Array,
@@ -141,12 +153,16 @@ def _warp(
     method: str,
     border: Border,
     axes: tuple[int, int],
+    is_affine: bool,
 ) -> jax.Array:
+    def place(numbers: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, columns = numbers.astype(inverse.dtype), arange(size[1], dtype=inverse.dtype)
+        u, v, scale = (a * columns + b * rows + c for a, b, c in inverse)
+        return (v, u) if is_affine else (v / scale, u / scale)
+
     def warp(x: jax.Array, forward: jax.Array) -> jax.Array:
-        rows = arange(size[0], dtype=forward.dtype)[:, None]
-        columns = arange(size[1], dtype=forward.dtype)
-        u, v, scale = (a * columns + b * rows + c for a, b, c in _inverse(forward))
-        return sample(x, v / scale, u / scale, axes, METHODS[method], border, fill)
+        parameters = (_inverse(forward),)
+        return sample_at(x, place, parameters, size[0], axes, METHODS[method], border, fill)
 
     return per_picture(warp, image, axes, {"matrix": (matrix, 2)})
 

@@ -35,3 +35,13 @@ def test_contenders_agree_in_mean_and_spread(example, name):
     batch = np.asarray(results)
     assert batch.size == 32 * 3 * 224 * 224
     assert -1.5 < batch.mean() < 0.5 and 0.7 < batch.std() < 1.6
+
+
+@pytest.mark.slow  # 10 s of compiling
+def test_the_forecast_of_a_small_batch(example):
+    pytest.importorskip("libtpu", reason="libtpu is not installed: pip install -e '.[aot]'")
+    figures = example.forecast("v5e:1x1", 8)
+    read, written = 8 * 256 * 256 * 3, 4 * 8 * 224 * 224 * 3
+    assert figures["arguments_mb"] >= read / 1e6 and figures["results_mb"] >= written / 1e6
+    # At least what is read and written passes through memory, at 819 GB a second.
+    assert 0 < figures["most_pictures_per_s"] < 8 * 819e9 / (read + written)

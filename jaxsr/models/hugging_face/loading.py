@@ -77,18 +77,7 @@ def load_folder(
     for kind, problem in (("missing_keys", "lacks"), ("unexpected_keys", "has surplus")):
         if names := sorted(report.get(kind) or ()):
             raise InputError(f"the checkpoint {problem} {first_of(names)}; get the folder again")
-    stop_ids, sampling = generation_settings(folder, fields)
-    network = LibraryLM(inner).requires_grad_(False).eval()
-    network.check_continues()
-    if scheme is not None:
-        quantize(network, scheme)
-    return LanguageModel(
-        name=folder.resolve().name,
-        family=str(fields.get("model_type")),
-        network=network,
-        stop_ids=stop_ids,
-        sampling=sampling,
-    )
+    return _from_folder(folder, fields, inner, scheme)
 
 
 def _load_quantized(
@@ -102,11 +91,17 @@ def _load_quantized(
     if tied:
         tensors.pop(f"{tied[0]}.weight", None)
     fill(inner, tensors.items(), tied=tied)
+    return _from_folder(folder, fields, inner, scheme)
+
+
+def _from_folder(
+    folder: Path, fields: dict[str, Any], inner: Any, scheme: Scheme | None
+) -> LanguageModel:
+    stop_ids, sampling = generation_settings(folder, fields)
     network = LibraryLM(inner).requires_grad_(False).eval()
     network.check_continues()
     if scheme is not None:
         quantize(network, scheme)
-    stop_ids, sampling = generation_settings(folder, fields)
     return LanguageModel(
         name=folder.resolve().name,
         family=str(fields.get("model_type")),
