@@ -43,5 +43,5 @@ def test_the_forecast_of_a_small_batch(example):
     figures = example.forecast("v5e:1x1", 8)
     read, written = 8 * 256 * 256 * 3, 4 * 8 * 224 * 224 * 3
     assert figures["arguments_mb"] >= read / 1e6 and figures["results_mb"] >= written / 1e6
-    # At least what is read and written passes through memory, at 819 GB a second.
-    assert 0 < figures["most_pictures_per_s"] < 8 * 819e9 / (read + written)
+    # At least what is written passes through memory, at 819 GB a second; crops need not read all.
+    assert 8e4 < figures["most_pictures_per_s"] < 8 * 819e9 / written
