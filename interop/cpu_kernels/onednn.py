@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import math
+import threading
 import weakref
 from collections.abc import Generator, Sequence
 from ctypes import POINTER, Structure, byref, c_int, c_int64, c_size_t, c_uint, c_void_p
@@ -334,6 +335,11 @@ class _Plan:
             self.reorder.run({_SRC: in_layout, _DST: weights})
 
 
+_describing = threading.Lock()
+"""The first makes the engine that all share. Two devices begin at the same moment, and one of two
+engines would be forgotten by its cache, and destroyed under its plans."""
+
+
 @functools.lru_cache(4096)
 def _plan(
     role: Role,
@@ -345,6 +351,18 @@ def _plan(
     threads: int,
 ) -> _Plan | None:
     """None where oneDNN has no kernel. A primitive is made for a number of threads."""
+    with _describing:
+        return _described(role, x_shape, w_shape, y_shape, has_bias, geometry)
+
+
+def _described(
+    role: Role,
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    y_shape: tuple[int, ...],
+    has_bias: bool,
+    geometry: Geometry,
+) -> _Plan | None:
     groups = geometry.groups
     by_group = (groups, w_shape[0] // groups, *w_shape[1:]) if groups > 1 else w_shape
     x, y = (_strided(shape, _channels_last(shape)) for shape in (x_shape, y_shape))

@@ -125,6 +125,36 @@ def test_a_convolution_is_described_once_for_all_of_xlas_threads():
     assert onednn._plan.cache_info().misses == 1
 
 
+def test_devices_that_begin_at_the_same_moment_share_an_engine(monkeypatch):
+    module, x, geometry, _ = _case("plain")
+    weight, bias = module.weight.detach(), module.bias.detach()
+    reference = module(x).detach()
+    call, created = onednn._call, []
+
+    def slow(name, *arguments):
+        if name == "dnnl_engine_create":
+            created.append(name)
+            time.sleep(0.1)
+        call(name, *arguments)
+
+    monkeypatch.setattr(onednn, "_call", slow)
+    caches = (onednn._plan, onednn._attributes, onednn._engine)  # users first
+    for cache in caches:
+        cache.cache_clear()
+    results = [_channels_last(torch.zeros_like(reference)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=onednn.convolve, args=("out", x, weight, out, geometry, bias))
+        for out in results
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(created) == 1
+    for out in results:
+        torch.testing.assert_close(out, reference)
+
+
 def test_impossible_geometry_is_left_to_torch():
     x, w, out = torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3), torch.ones(1, 3, 9, 9)
     geometry = onednn.Geometry((1, 1), (0, 0), (1, 1), 1)
