@@ -178,12 +178,76 @@ def _pillow(row: Resize, first: np.ndarray) -> list[Entry]:
     return [Entry("Pillow", call, values)]
 
 
-ROWS = tuple(
-    Row(
-        name=work.name,
-        entries=partial(_entries, work),
-        tolerance=SAME_UINT8 if work.dtype == "uint8" else SAME_FLOAT,
-        moved_bytes=work.moved_bytes,
-    )
-    for work in _WORK
+_GRADIENTS = [
+    Resize(shape=(4, 16, 128, 128), size=(256, 256), method="bilinear"),
+    Resize(shape=(4, 128, 64, 64), size=(128, 128), method="bilinear"),
+    Resize(shape=(4, 16, 64, 64), size=(200, 210), method="bilinear"),
+    Resize(shape=MID, size=(256, 256), method="bilinear", antialias=True),
+    Resize(shape=(8, 3, 224, 224), size=(97, 130), method="bicubic", antialias=True),
+]
+
+
+def _gradient_entries(row: Resize) -> list[Entry]:
+    """The gradient by the image: jaxsr's, the same map as matrix products, and torch's."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    from jaxsr.ops._resize.conventions.torch import torch_passes
+    from jaxsr.ops._resize.dispatch import products
+
+    n, channels, height, width = row.shape
+    first = np.random.default_rng(0).random((n, channels, *row.size), dtype=np.float32)
+    last = np.ascontiguousarray(first.transpose(0, 2, 3, 1))
+    shape_last = (n, height, width, channels)
+    make = partial(jaxsr_resize, row.method, row.size, row.antialias, convention="torch")
+
+    def gradient(resize: Any, shape: tuple[int, ...]) -> Any:
+        image = jnp.zeros(shape, jnp.float32)
+        return lambda g: jax.vjp(resize, image)[1](g)[0]
+
+    passes = torch_passes(
+        shape_last, np.dtype(np.float32), (1, 2), row.size,
+        method=row.method, antialias=row.antialias, align_corners=False, scale=(None, None),
+    )  # fmt: skip
+    by_products = gradient(partial(products, passes=passes), shape_last)
+    entries = [
+        jit_entry("jaxsr", gradient(make(axes=(-2, -1)), row.shape), first, values=np.asarray),
+        jit_entry("jaxsr, channels last", gradient(make(), shape_last), last, values=_last),
+        jit_entry("as products, channels last", by_products, last, values=_last),
+    ]
+    resize = torch_resize(row.method, row.size, row.antialias)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        g = torch.from_numpy(first).to(torch_device()).contiguous(memory_format=layout)
+        image = torch.zeros(row.shape, device=g.device).contiguous(memory_format=layout)
+        with torch.enable_grad():
+            image.requires_grad_()
+            out = resize(image)
+
+        def backward(out: Any = out, image: Any = image, g: Any = g) -> Any:
+            return torch.autograd.grad(out, image, g, retain_graph=True)[0]
+
+        name = "torch, channels last" if layout == torch.channels_last else "torch"
+        entries.append(Entry(name, finished(backward), lambda out: out.cpu().numpy()))
+    return entries
+
+
+ROWS = (
+    *(
+        Row(
+            name=work.name,
+            entries=partial(_entries, work),
+            tolerance=SAME_UINT8 if work.dtype == "uint8" else SAME_FLOAT,
+            moved_bytes=work.moved_bytes,
+        )
+        for work in _WORK
+    ),
+    *(
+        Row(
+            name=f"gradient of {work.name}",
+            entries=partial(_gradient_entries, work),
+            tolerance=SAME_FLOAT,
+        )
+        for work in _GRADIENTS
+    ),
 )

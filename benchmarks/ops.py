@@ -41,7 +41,7 @@ def copy_bandwidth(size: int = 1 << 27) -> float:
 
 def measure(options: Options) -> None:
     """Measures every row, prints it, and writes the report."""
-    report = Report("ops", options)
+    report = Report("ops", options, key=("name",))
     keep_freed_memory()
     threads = quiet_idle_threads()
     import cv2

@@ -136,7 +136,7 @@ def split_activations(mesh: Mesh, batch: Any) -> AbstractContextManager[None]:
       mesh: where the program will run.
       batch: arrays whose leading axis holds the rows.
     """
-    if mesh.shape["tensor"] == 1:
+    if mesh.shape.get("tensor", 1) == 1:
         return contextlib.nullcontext()
     # Here, for it needs torch, which much else in this file does not.
     from jaxsr.interop._core.activation_sharding import split_rows

@@ -195,21 +195,21 @@ def sample_at(
 
     operands = image, asarray(fill, real_dtype(image)), *parameters
 
-    def whole(*operands: jax.Array, is_differentiated: bool = True) -> jax.Array:
+    def at_once(*operands: jax.Array, is_differentiated: bool = True) -> jax.Array:
         numbers = arange(size, dtype=np.int32)[:, None]
         return read(numbers, *operands, is_differentiated=is_differentiated)
 
     taps = len(weigh(zeros(()))[1])
     if taps == 1:
-        return whole(*operands)
-    platforms = {"default": partial(whole, is_differentiated=False)}
+        return at_once(*operands)
+    platforms = {"default": partial(at_once, is_differentiated=False)}
     block = _block_rows(size * image.dtype.itemsize, taps)
     if block < size:
         part = partial(read, flat=False, is_differentiated=False)
         platforms["tpu"] = partial(_by_blocks, part, height, size, block)
     # Derivatives of the loop would keep more.
     forms = custom_jvp(partial(platform_dependent, **platforms))
-    forms.defjvp(partial(jvp, whole))
+    forms.defjvp(partial(jvp, at_once))
     return forms(*operands)
 
 
@@ -292,8 +292,8 @@ def _taps(
 ) -> list[tuple[jax.Array, jax.Array | bool, jax.Array]]:
     """Of every tap its pixel, whether it lies inside, and its weight."""
     first, weights = weigh(jnp.clip(position, -FARTHEST, FARTHEST))
-    whole = jax.lax.stop_gradient(first)
-    base = jnp.where(jnp.isnan(whole), 0, whole).astype(jnp.int32)
+    first = jax.lax.stop_gradient(first)
+    base = jnp.where(jnp.isnan(first), 0, first).astype(jnp.int32)
     taps: list[tuple[jax.Array, jax.Array | bool, jax.Array]] = []
     for place, weight in enumerate(weights):
         index, inside = traced_border_index(base + place, extent, border)

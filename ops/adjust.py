@@ -93,7 +93,15 @@ def adjust_saturation(
 ) -> Shaped[Array, "*shape"]:
     """Moves away from grey, as Pillow's `ImageEnhance.Color`.
 
-    Arguments and errors are those of `adjust_contrast`.
+    Args:
+      image: pictures of one or three channels.
+      factor: 0 is grey, 1 the picture; any number, or one for each picture.
+      axes: the height and the width axis.
+      channel: the axis of channels.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a factor that is no number.
+      ValueError: factors that do not belong to the pictures, or channels that are not 1 or 3.
 
     Example:
       >>> ops.adjust_saturation(np.array([[[255, 0, 0]]], np.uint8), 0.0).ravel().tolist()

@@ -119,7 +119,15 @@ def erode(
 ) -> Shaped[Array, "*shape"]:
     """Least values of windows, as `scipy.ndimage.grey_erosion`.
 
-    Arguments and errors are those of `dilate`.
+    Args:
+      image: pictures.
+      size: (height, width) of the window, odd. Static.
+      border: see `box_filter`.
+      axes: the height and the width axis.
+
+    Raises:
+      TypeError: an unsuitable dtype, or a size that is no integer.
+      ValueError: an even window, or an unknown border.
 
     Example:
       >>> ops.erode(np.array([[[5], [9], [9], [9]]], np.uint8), (1, 3)).ravel().tolist()

@@ -18,7 +18,7 @@ import importlib.metadata
 import math
 import threading
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from ctypes import POINTER, Structure, byref, c_int, c_int64, c_size_t, c_uint, c_void_p
 from typing import Any, Literal
 
@@ -189,12 +189,31 @@ class _Handle:
         weakref.finalize(self, destroy, self.pointer).atexit = False
 
 
-@functools.cache
+def _once(make: Callable[[], _Handle]) -> Callable[[], _Handle]:
+    """What `make` returns at the first call.
+
+    Two devices begin at the same moment. Of two engines `functools.cache` forgets one, which is
+    destroyed under what was made with it.
+    """
+    lock = threading.Lock()
+    made: list[_Handle] = []
+
+    @functools.wraps(make)
+    def get() -> _Handle:
+        with lock:
+            if not made:
+                made.append(make())
+        return made[0]
+
+    return get
+
+
+@_once
 def _engine() -> _Handle:
     return _Handle("engine", "dnnl_engine_create", _CPU, c_size_t(0))
 
 
-@functools.cache
+@_once
 def _attributes() -> _Handle:
     handle = _Handle("primitive_attr", "dnnl_primitive_attr_create")
     _call("dnnl_primitive_attr_set_scratchpad_mode", handle.pointer, _USER_SCRATCHPAD)
@@ -335,11 +354,6 @@ class _Plan:
             self.reorder.run({_SRC: in_layout, _DST: weights})
 
 
-_describing = threading.Lock()
-"""The first makes the engine that all share. Two devices begin at the same moment, and one of two
-engines would be forgotten by its cache, and destroyed under its plans."""
-
-
 @functools.lru_cache(4096)
 def _plan(
     role: Role,
@@ -351,18 +365,6 @@ def _plan(
     threads: int,
 ) -> _Plan | None:
     """None where oneDNN has no kernel. A primitive is made for a number of threads."""
-    with _describing:
-        return _described(role, x_shape, w_shape, y_shape, has_bias, geometry)
-
-
-def _described(
-    role: Role,
-    x_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
-    y_shape: tuple[int, ...],
-    has_bias: bool,
-    geometry: Geometry,
-) -> _Plan | None:
     groups = geometry.groups
     by_group = (groups, w_shape[0] // groups, *w_shape[1:]) if groups > 1 else w_shape
     x, y = (_strided(shape, _channels_last(shape)) for shape in (x_shape, y_shape))

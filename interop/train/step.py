@@ -343,8 +343,8 @@ def index_rule(metric: str) -> str | None:
 
     The step fails where such a metric is not 0: it is an index that is out of range.
     """
-    _, found, rule = metric.partition(f"/{_INDEX}")
-    return rule if found else None
+    _, separator, rule = metric.partition(f"/{_INDEX}")
+    return rule if separator else None
 
 
 def decides_failure(metric: str) -> bool:

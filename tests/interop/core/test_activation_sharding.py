@@ -131,8 +131,8 @@ def stated(rows: int, mesh) -> list[tuple[int, PartitionSpec]]:
 
     x = jax.ShapeDtypeStruct((rows, 3, 5), np.float32)
     equations = jax.make_jaxpr(run)(x).eqns
-    found = [e for e in equations if e.primitive.name == "sharding_constraint"]
-    return [(e.outvars[0].aval.ndim, e.params["sharding"].spec) for e in found]
+    statements = [e for e in equations if e.primitive.name == "sharding_constraint"]
+    return [(e.outvars[0].aval.ndim, e.params["sharding"].spec) for e in statements]
 
 
 def test_only_results_with_the_rows_of_the_batch_are_stated():

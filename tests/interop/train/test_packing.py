@@ -48,7 +48,10 @@ def test_optimizers_take_the_same_steps(rule):
     assert isinstance(optimizer, Elementwise)
     params = {name: _tree(0)[name] for name in SHAPES}
     packing = Packing.of(params, make_mesh(1))
-    whole, packed = (params, optimizer.init(params)), packing.pack((params, optimizer.init(params)))
+    separate, packed = (
+        (params, optimizer.init(params)),
+        packing.pack((params, optimizer.init(params))),
+    )
 
     @jax.jit
     def step(params, state, gradients):
@@ -57,11 +60,13 @@ def test_optimizers_take_the_same_steps(rule):
 
     for seed in range(1, 4):
         gradients = {name: _tree(seed)[name] for name in SHAPES}
-        whole = step(*whole, gradients)
+        separate = step(*separate, gradients)
         packed = step(*packed, packing.pack(gradients))
     result = packing.unpack(packed)
-    assert jax.tree.structure(result) == jax.tree.structure(whole)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7), result, whole)
+    assert jax.tree.structure(result) == jax.tree.structure(separate)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7), result, separate
+    )
 
 
 def test_other_optimizers_and_split_parameters_are_not_packed():
