@@ -16,7 +16,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.mesh import make_mesh, place, place_batch, replicated
 from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
-from jaxsr.interop.train.step import StepConfig, TrainStep, convert, init_state
+from jaxsr.interop.train.step import StepConfig, TrainStep, convert, index_rule, init_state
 from jaxsr.interop.train.torch_step import TorchStep
 
 
@@ -86,10 +86,10 @@ def test_bfloat16_takes_statistics_of_the_whole_batch_and_sums_in_float32():
     # Rows of very different brightness: a device's own statistics are far from the batch's.
     images = np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)
     images += np.linspace(-3, 3, 16, dtype=np.float32)[:, None, None, None]
-    whole = StepConfig(dtype="bfloat16")
+    global_statistics = StepConfig(dtype="bfloat16")
     alone = StepConfig(dtype="bfloat16", batch_norm="local")
-    one, single = one_step(objective, images, 1, whole)
-    eight, found = one_step(objective, images, 8, whole)
+    one, single = one_step(objective, images, 1, global_statistics)
+    eight, found = one_step(objective, images, 8, global_statistics)
     _, local = one_step(objective, images, 8, alone)
     assert {v.dtype for v in eight.params.values()} == {jnp.dtype("float32")}
     # The same bfloat16 products; only the order of float32 sums differs.
@@ -97,6 +97,34 @@ def test_bfloat16_takes_statistics_of_the_whole_batch_and_sums_in_float32():
         np.testing.assert_allclose(eight.buffers[name], one.buffers[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["student/loss"], single["student/loss"], rtol=1e-3)
     assert float(local["student/loss"]) > 1.5 * float(single["student/loss"])
+
+
+class Classified(Distilled):
+    """Four classes by one linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Linear(3, 4)
+
+    def loss(self, shared, batch):
+        return F.cross_entropy(shared["out"], batch["label"]), {}
+
+
+@pytest.mark.parametrize("label", [3, 4])
+def test_an_index_out_of_range_leaves_the_state_as_it_was(label):
+    objective = Classified()
+    before = {n: p.detach().numpy().copy() for n, p in objective.student.named_parameters()}
+    model, optimizers = convert(objective, StepConfig()), {"student": optax.sgd(0.1)}
+    phase = objective.phases[0]
+    step = TrainStep(model, phase, optimizers, prepare=lambda b, _: b, mesh=make_mesh(1))
+    state = init_state(model, optimizers, exported="student", seed=0, ema=False)
+    batch = {"image": jnp.ones((2, 3)), "label": jnp.array([0, label])}
+    after, metrics = jax.jit(step)(state, batch)
+    (index,) = (int(value) for name, value in metrics.items() if index_rule(name) is not None)
+    is_outside = label == 4
+    assert (index, int(after.failed_step)) == ((4, 1) if is_outside else (0, 0))
+    for name, value in before.items():
+        assert np.array_equal(after.params[f"student.{name}"], value) == is_outside
 
 
 class Functional(Distilled):

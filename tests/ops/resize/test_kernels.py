@@ -26,6 +26,7 @@ from jaxsr.ops._resize.kernels import (
     can_take_digits,
     plan_phases,
 )
+from jaxsr.ops._resize.weights import make_taps
 from tests.covering import every_pair
 
 # extent, outputs, method, antialias
@@ -137,6 +138,21 @@ def test_a_bad_pixel_reaches_only_the_outputs_that_read_it(case, way, bad):
         on_pixel = taps.index == pixel
         positive = (on_pixel & (taps.weight > 0)).any(1) & ~(on_pixel & (taps.weight < 0)).any(1)
         np.testing.assert_array_equal(got[positive], bad)
+
+
+@pytest.mark.parametrize("lone", [0, 7, 20, 31])
+def test_a_period_with_a_spare_tap_of_its_own_breaks_no_other(lone):
+    outputs = 32
+    index = np.arange(outputs)[:, None] + np.arange(2)
+    weight = np.full((outputs, 2), 0.5)
+    weight[lone] = 1, 0
+    taps = make_taps(outputs + 1, index, weight, step=1.0)
+    x = jnp.asarray(np.random.default_rng(0).random((3, outputs + 1), np.float32))
+    phases = plan_phases(taps)
+    if phases is not None:
+        out = by_phase(x, taps, phases, 1)
+        np.testing.assert_allclose(out, np.asarray(x) @ dense(taps).T, rtol=1e-6)
+    assert phases is not None or 0 < lone < outputs - 1
 
 
 def test_no_phases_where_the_ratio_has_none():
