@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxsr.interop.errors import InputError
+from jaxsr.interop.train.packing import norm
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 
@@ -152,7 +153,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Clips as `torch.nn.utils.clip_grad_norm_` does: scale by min(1, max_norm / (norm + 1e-6))."""
 
     def clipped(updates: optax.Updates, params: Any) -> optax.Updates:
-        scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
+        scale = jnp.minimum(1.0, max_norm / (norm(updates) + 1e-6))
         return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates)
 
     return optax.stateless(clipped)

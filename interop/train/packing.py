@@ -13,6 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from jaxsr.interop import mesh as meshes
@@ -20,6 +21,8 @@ from jaxsr.ops import _cpu_calls as cpu_calls
 
 _MOST_ELEMENTS = 1 << 14
 """Of an array that is packed. The copies of larger ones cost more than is saved."""
+_RUN = 1024
+"""Squares that are added up in float32; their sums are in float64."""
 
 
 class Packed(flax.struct.PyTreeNode):
@@ -98,6 +101,32 @@ class Packing:
 
     def _map(self, function: Callable[[Any], Any], tree: Any, is_part: Callable[..., bool]) -> Any:
         return jax.tree.map(function, tree, is_leaf=is_part) if self.small else tree
+
+
+def norm(tree: Any) -> jax.Array:
+    """Euclidean norm of all elements of a tree, packed or not: a scalar.
+
+    Args:
+      tree: of arrays.
+    """
+    if not isinstance(tree, Packed):
+        return optax.tree.norm(tree)
+    # XLA compiles four functions for each array's sum.
+    return cpu_calls.call(_norm, jax.ShapeDtypeStruct((), jnp.float32), *jax.tree.leaves(tree))
+
+
+@cpu_calls.kernel("jaxsr_norm")
+def _norm(
+    inputs: cpu_calls.Arrays, outputs: cpu_calls.Arrays, options: cpu_calls.Attributes
+) -> None:
+    squares = 0.0
+    with np.errstate(all="ignore"):
+        for array in inputs:
+            values = array.ravel().astype(np.float32, copy=False)
+            whole = values.size - values.size % _RUN
+            for rows in (values[:whole].reshape(-1, _RUN), values[whole:].reshape(1, -1)):
+                squares += np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
+        outputs[0][...] = np.sqrt(squares)
 
 
 @cpu_calls.kernel("jaxsr_concatenate")

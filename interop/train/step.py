@@ -37,7 +37,7 @@ from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
 from jaxsr.interop.train.optimizers import Elementwise, updates_done
-from jaxsr.interop.train.packing import Packing
+from jaxsr.interop.train.packing import Packing, norm
 
 Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
 
@@ -312,9 +312,9 @@ class TrainStep:
                 params.update(packing.unpack(optax.apply_updates(old, updates)))
                 opt_states[network] = packing.unpack(new_opt_state)
 
-                scalars["grad_norm"] = optax.tree.norm(grads)
-                scalars["update_norm"] = optax.tree.norm(updates)
-                scalars["param_norm"] = optax.tree.norm(old)
+                scalars["grad_norm"] = norm(grads)
+                scalars["update_norm"] = norm(updates)
+                scalars["param_norm"] = norm(old)
                 for rule, outside in worst(result.indices).items():
                     scalars[f"{_INDEX}{rule}"] = outside
                 if network in self.schedules:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxsr.errors import DeviceError, check_utf8_path
+from jaxsr.errors import DeviceError, InputError, check_utf8_path
 from jaxsr.runtime.allocator import release_memory_of_compilers
 from jaxsr.runtime.options import ComputeOptions
 
@@ -95,10 +95,16 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
       least_compile_s: programs that compile faster are not kept.
 
     Raises:
-      InputError: the folder's path is not UTF-8.
+      InputError: the folder's path is not UTF-8, or the switch of the CPU kernels has no such value.
     """
     import jax
 
+    from jaxsr.ops import _cpu_calls
+
+    try:
+        _cpu_calls.enabled()
+    except ValueError as error:
+        raise InputError(str(error)) from error
     release_memory_of_compilers()
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     logging.getLogger("absl").addFilter(_is_no_failed_save)

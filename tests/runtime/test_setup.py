@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxsr.errors import DeviceError
+from jaxsr.errors import DeviceError, InputError
 from jaxsr.runtime import setup
 from jaxsr.runtime.options import ComputeOptions
 
@@ -73,6 +73,12 @@ def test_cuda_for_torch_that_is_not_there(monkeypatch):
     assert setup.torch_device("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [setup.torch_device(p) for p in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+def test_a_switch_of_the_kernels_that_does_not_exist(monkeypatch):
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "both")
+    with pytest.raises(InputError, match="JAXSR_CPU_KERNELS='both': must be 'native'"):
+        setup.configure_jax(None)
 
 
 def test_too_few_devices_are_reported_at_once():

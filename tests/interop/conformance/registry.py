@@ -7,6 +7,7 @@ table in docs/conformance.md is made from the same cases by `python -m benchmark
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,8 @@ class Result:
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray]
     buffers: dict[str, np.ndarray]
+    kernels: frozenset[str] = frozenset()
+    """Of other libraries, which a jitted program of jaxsr's calls. `jaxsr_stored` is none."""
 
 
 def _numpy(value: Any) -> np.ndarray:
@@ -206,15 +209,23 @@ def _run_pure(
 
     step = jax.value_and_grad(loss, has_aux=True)
     trained = (params, [arrays[i] for i in floats])
+    kernels: frozenset[str] = frozenset()
     if jit:
         # The programs are tiny: what takes time is optimising them.
         options: Any = {"xla_backend_optimization_level": 0}
-        step = jax.jit(step).lower(trained, buffers).compile(compiler_options=options)
+        lowered = jax.jit(step).lower(trained, buffers)
+        kernels = frozenset(re.findall(r"@(jaxsr_\w+)", lowered.as_text())) - {"jaxsr_stored"}
+        step = lowered.compile(compiler_options=options)
     for _ in range(calls):
         (_, (outputs, buffers)), (grads, chosen) = step(trained, buffers)
     named = {n: _numpy(g) for n, g in grads.items()}
     named |= {f"input {i}": _numpy(g) for i, g in zip(floats, chosen, strict=True)}
-    return Result([_numpy(o) for o in outputs], named, {n: _numpy(b) for n, b in buffers.items()})
+    return Result(
+        [_numpy(o) for o in outputs],
+        named,
+        {n: _numpy(b) for n, b in buffers.items()},
+        kernels,
+    )
 
 
 def run_jaxsr(c: Case, bf16: bool = False, jit: bool = True) -> Result:

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsr.interop.mesh import MeshShape, make_mesh
 from jaxsr.interop.train.optimizers import Elementwise, OptimizerConfig, make_optimizer
-from jaxsr.interop.train.packing import Packed, Packing
+from jaxsr.interop.train.packing import Packed, Packing, norm
 
 SHAPES = {"kernel": (200, 100), "bias": (100,), "scale": (), "taps": (3, 2, 4)}
 
@@ -65,8 +65,21 @@ def test_optimizers_take_the_same_steps(rule):
     result = packing.unpack(packed)
     assert jax.tree.structure(result) == jax.tree.structure(separate)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7), result, separate
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), result, separate
     )
+
+
+def test_norm_of_all_elements():
+    tree = _tree(0) | {"large": jnp.linspace(-3, 5, 100_003)}
+    exact = np.linalg.norm(
+        np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in tree.values()])
+    )
+    packing = Packing.of(tree, make_mesh(1))
+    packed_norm = jax.jit(lambda tree: norm(packing.pack(tree)))
+    np.testing.assert_allclose(packed_norm(tree), exact, rtol=1e-6)
+    np.testing.assert_allclose(norm(tree), exact, rtol=1e-5)
+    for bad in (jnp.inf, jnp.nan, 1e30):
+        assert not jnp.isfinite(packed_norm(tree | {"scale": jnp.float32(bad)}))
 
 
 def test_other_optimizers_and_split_parameters_are_not_packed():
