@@ -37,7 +37,7 @@ def test_json(capsys):
 
 
 def test_a_family_finds_its_inputs(capsys):
-    assert check.main(["--model", "mshnet", "--eval-only", "--forward-only"]) == 0
+    assert check.main(["--model", "fast-srgan", "--eval-only", "--forward-only"]) == 0
     assert "float32[1,3,32,32]" in capsys.readouterr().out
 
 

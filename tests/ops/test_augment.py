@@ -150,8 +150,9 @@ def test_a_box_that_cannot_fit_is_the_middle():
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("all", "float32"),
+        pytest.param("all", "float32", marks=pytest.mark.slow),
         pytest.param("all", "uint8", marks=pytest.mark.slow),
+        ("affine", "float32"),
         pytest.param("affine", "bfloat16", marks=pytest.mark.slow),
         pytest.param("elastic", "float32", marks=pytest.mark.slow),
         pytest.param("jitter", "float32", marks=pytest.mark.slow),
