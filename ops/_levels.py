@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import peak_of, real_dtype
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import row_primitive
 from jaxsr.ops._typed_jax import arange, optimization_barrier, platform_dependent, zeros_like
 
@@ -117,7 +117,7 @@ def _count_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
             return
         counts[row] = opencv().calcHist([rows[row]], [0], None, [_FEW], [0, _FEW]).ravel()
 
-    for_each_row(count, len(rows), nbytes=rows.nbytes, large=False)
+    for_each_row(count, len(rows))
 
 
 @kernel("jaxsr_opencv_look_up")
@@ -127,7 +127,7 @@ def _look_up_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) 
     def replace(row: int) -> None:
         results[row] = opencv().LUT(rows[row], tables[row]).ravel()
 
-    for_each_row(replace, len(rows), nbytes=rows.nbytes, large=False)
+    for_each_row(replace, len(rows))
 
 
 def _histogram_of_levels(rows: jax.Array) -> jax.Array:
@@ -139,7 +139,6 @@ def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
 
 
 _histogram_p = row_primitive(
-    "histogram", _histogram_of_levels, _count_by_opencv,
-    version=opencv_version, length=_FEW, dtype="int32",
+    "histogram", _histogram_of_levels, {"OpenCV": _count_by_opencv}, length=_FEW, dtype="int32",
 )  # fmt: skip
-_look_up_p = row_primitive("look_up", _look_up_levels, _look_up_by_opencv, version=opencv_version)
+_look_up_p = row_primitive("look_up", _look_up_levels, {"OpenCV": _look_up_by_opencv})

@@ -3,12 +3,15 @@
 import functools
 import os
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_LEAST_SHARED_BYTES = 1 << 18
-"""Results that are worth waking another thread for."""
+_LEAST_SHARED_S = 5e-4
+"""Work that is worth waking another thread for."""
+_LEAST_CALL_S = 5e-5
+"""Calls so short that threads would take turns in Python rather than compute at the same time."""
 
 
 @functools.cache
@@ -32,22 +35,29 @@ def version_of(version: str) -> tuple[int, ...]:
     return tuple(int(digits) for digits in re.findall(r"\d+", version))
 
 
-def for_each_row(function: Callable[[int], None], rows: int, *, nbytes: int, large: bool) -> None:
+def for_each_row(function: Callable[[int], None], rows: int, *, large: bool = False) -> None:
     """Calls `function` with each row, in several threads where that is faster.
+
+    The first row says what the others cost. 8 pictures of 224² × 3 dilated by one thread take
+    0.26 ms of all processors, by two 0.57.
 
     Args:
       function: of a row; that of another library lets other threads run.
       rows: how many.
-      nbytes: of all results.
       large: whether the library shares each row out among its threads by itself.
     """
-    parts = min(1 if large or nbytes < _LEAST_SHARED_BYTES else _thread_count(), rows)
+    start = time.thread_time()
+    for row in range(min(rows, 1)):
+        function(row)
+    call_s = time.thread_time() - start
+    is_long = call_s > _LEAST_CALL_S and call_s * (rows - 1) > _LEAST_SHARED_S
+    parts = min(_thread_count(), rows - 1) if is_long and not large else 1
 
     def run(share: range) -> None:
         for row in share:
             function(row)
 
-    shares = [range(rows)[i::parts] for i in range(parts)]
+    shares = [range(1 + i, rows, parts) for i in range(parts)]
     waiting = [_threads().submit(run, share) for share in shares[1:]]
     run(shares[0])
     for each in waiting:

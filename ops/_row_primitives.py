@@ -5,14 +5,15 @@
     @kernel("jaxsr_opencv_canny")
     def _canny_of_rows(inputs, outputs, attributes): ...
 
-    canny_p = row_primitive("canny", _canny_in_jax, _canny_of_rows, version=opencv_version)
+    canny_p = row_primitive("canny", _canny_in_jax, {"OpenCV": _canny_of_rows})
     edges = canny_p.bind(pictures, low, high, size=3)       # (n, h, w), (n,), (n,)
 
-The library is chosen while a program is lowered. Where it is not installed, and on other platforms,
-the function in JAX computes the same. Integer pictures have no derivative, so there is none here.
+The library is chosen while a program is lowered: the first that is installed. Where none is, and on
+other platforms, the function in JAX computes the same. Integer pictures have no derivative, so
+there is none here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,14 +23,23 @@ from jax.interpreters import batching
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import enabled
 from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.ops._opencv import opencv_version
+from jaxsr.ops._scipy import scipy_version
+
+LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
+    "OpenCV": opencv_version,
+    "SciPy": scipy_version,
+}
+"""The version of each library that kernels call; None where it is not installed."""
+CALLS: dict[str, Mapping[str, str]] = {}
+"""Kernels of each primitive, by library."""
 
 
 def row_primitive(
     name: str,
     plain: Callable[..., jax.Array],
-    kernel: str,
+    kernels: Mapping[str, str],
     *,
-    version: Callable[[], tuple[int, ...] | None],
     length: int | None = None,
     dtype: str | None = None,
 ) -> Any:
@@ -38,8 +48,8 @@ def row_primitive(
     Args:
       name: for jaxprs.
       plain: computes it with JAX's own operations. All options are integers, passed by name.
-      kernel: a registered kernel, which gets the options as its attributes.
-      version: of the library that the kernel calls; None where it cannot be imported.
+      kernels: registered ones, by the library that each calls; the best first. They get the options
+        as their attributes.
       length: of the result's rows, (n, length). Default: the result has the pictures' shape.
       dtype: of the result. Default: the pictures'.
     """
@@ -48,8 +58,10 @@ def row_primitive(
         return pictures.shape if length is None else (pictures.shape[0], length)
 
     def on_cpu(*operands: jax.Array, **options: int) -> jax.Array:
-        numbers = version() if enabled() else None
-        if numbers is None:
+        versions = ((kernel, LIBRARIES[library]()) for library, kernel in kernels.items())
+        installed = (pair for pair in versions if pair[1] is not None) if enabled() else ()
+        kernel, version = next(iter(installed), (None, None))
+        if kernel is None:
             return plain(*operands, **options)
         call = RowsCall(
             kernel=kernel,
@@ -59,7 +71,7 @@ def row_primitive(
             channels_last=(False,) * (len(operands) + 1),
             options=(
                 *((key, (int(value),)) for key, value in options.items()),
-                ("version", numbers),
+                ("version", version),
             ),
         )
         return call(*operands)
@@ -73,6 +85,7 @@ def row_primitive(
         out = primitive.bind(*(x.reshape(-1, *x.shape[2:]) for x in rows), **options)
         return out.reshape(size, -1, *out.shape[1:]), 0
 
+    CALLS[name] = kernels
     primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of, dtype=dtype)
     batching.primitive_batchers[primitive] = batched
     return primitive

@@ -19,7 +19,7 @@ from jaxsr.ops._border import pad_axis
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, in_dtype_of, picture, spread
 from jaxsr.ops._levels import histogram, in_256_levels, look_up
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Array, Shaped
@@ -111,14 +111,14 @@ def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
         limit = (int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0
         opencv().createCLAHE(limit, grid[::-1]).apply(planes[row], results[row])
 
-    for_each_row(equalise, len(planes), nbytes=planes.nbytes, large=False)
+    for_each_row(equalise, len(planes))
 
 
 def _clahe_of_levels(planes: jax.Array, limits: jax.Array, *, rows: int, columns: int) -> jax.Array:
     return _clahe_in_jax(planes, limits[:, None, None], (rows, columns), (-2, -1))
 
 
-_clahe_p = row_primitive("clahe", _clahe_of_levels, _clahe_by_opencv, version=opencv_version)
+_clahe_p = row_primitive("clahe", _clahe_of_levels, {"OpenCV": _clahe_by_opencv})
 
 
 def _clahe_in_jax(

@@ -72,4 +72,4 @@ def _resize(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
             result[...] = out
 
     is_large = height * width > _LARGE_IMAGE
-    for_each_row(resize, len(images), nbytes=results.nbytes, large=is_large)
+    for_each_row(resize, len(images), large=is_large)

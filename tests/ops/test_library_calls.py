@@ -109,7 +109,7 @@ CASES = {
     "connected_components": Case(
         lambda x: ops.connected_components(x > 128, connectivity=8).labels,
         by_plane(lambda plane: label(plane > 128, EIGHT)[0]),
-        "jaxsr_scipy_label",
+        "jaxsr_opencv_label",
     ),
     "equalize": Case(
         ops.equalize,
