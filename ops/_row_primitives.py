@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import batching
 
 from jaxsr.ops._by_rows import RowsCall
@@ -47,17 +48,18 @@ def row_primitive(
 
     Args:
       name: for jaxprs.
-      plain: computes it with JAX's own operations. All options are integers, passed by name.
+      plain: computes it with JAX's own operations. All options are integers of 32 bits, or tuples
+        of them, passed by name.
       kernels: registered ones, by the library that each calls; the best first. They get the options
         as their attributes.
       length: of the result's rows, (n, length). Default: the result has the pictures' shape.
       dtype: of the result. Default: the pictures'.
     """
 
-    def shape_of(pictures: Any, *_: Any, **options: int) -> tuple[int, ...]:
+    def shape_of(pictures: Any, *_: Any, **options: Any) -> tuple[int, ...]:
         return pictures.shape if length is None else (pictures.shape[0], length)
 
-    def on_cpu(*operands: jax.Array, **options: int) -> jax.Array:
+    def on_cpu(*operands: jax.Array, **options: Any) -> jax.Array:
         versions = ((kernel, LIBRARIES[library]()) for library, kernel in kernels.items())
         installed = (pair for pair in versions if pair[1] is not None) if enabled() else ()
         kernel, version = next(iter(installed), (None, None))
@@ -70,13 +72,16 @@ def row_primitive(
             has_rows=(True,) * (len(operands) + 1),
             channels_last=(False,) * (len(operands) + 1),
             options=(
-                *((key, (int(value),)) for key, value in options.items()),
+                *(
+                    (key, value if isinstance(value, tuple) else (int(value),))
+                    for key, value in options.items()
+                ),
                 ("version", version),
             ),
         )
         return call(*operands)
 
-    def batched(operands: Any, axes: Any, **options: int) -> Any:
+    def batched(operands: Any, axes: Any, **options: Any) -> Any:
         size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
         rows = (
             jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -121,3 +126,21 @@ def in_planes(
     )
     out = function(x.reshape(-1, *x.shape[len(leading) :]), *rows)
     return jnp.moveaxis(out.reshape(*leading, *out.shape[1:]), last, inner)
+
+
+def in_pictures(
+    function: Callable[..., jax.Array], image: jax.Array, axes: tuple[int, int]
+) -> jax.Array:
+    """A function of pictures (n, h, w, c) that treats channels alike, over any layout."""
+    if axes == (-3, -2) and image.shape[-1] in (1, 3, 4):
+        return in_planes(function, image, axes, channel=-1)
+
+    def of_planes(planes: jax.Array) -> jax.Array:
+        return function(planes[..., None])[..., 0]
+
+    return in_planes(of_planes, image, axes)
+
+
+def without_single_channel(pictures: np.ndarray) -> np.ndarray:
+    """OpenCV takes pictures of one channel without an axis for it."""
+    return pictures[..., 0] if pictures.shape[-1] == 1 else pictures

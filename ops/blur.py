@@ -19,6 +19,7 @@ whose window holds it and no others.
 """
 
 import math
+import struct
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal
@@ -35,7 +36,10 @@ from jaxsr.ops._arguments import (
     positive_pair,
 )
 from jaxsr.ops._border import Border, border_name
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import Parameter, in_dtype_of
+from jaxsr.ops._opencv import for_each_row, opencv
+from jaxsr.ops._row_primitives import in_pictures, row_primitive, without_single_channel
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._traced_blur import is_array, traced_blur
 from jaxsr.ops._typed_jax import jit, platform_dependent
@@ -99,7 +103,14 @@ def gaussian_blur(
     if sigma is not None and is_array(sigma):
         return traced_blur(image, sigma, kernel_size, border, convention, axes)
     windows = gaussian_windows(sigma, kernel_size, convention, image.dtype)
-    return _blur(image, windows, border, convention, axes) if image.size else image
+    if not image.size:
+        return image
+    if convention == "opencv" and image.dtype.name in _OPENCV_FRACTION and border in _BORDERS:
+        sizes = len(windows[0]), len(windows[1])
+        if max(sizes) <= LONGEST_SUM:
+            sigmas = (0.0, 0.0) if sigma is None else _positive_floats(sigma)
+            return _blur_levels(image, sizes, sigmas, border, axes)
+    return _blur(image, windows, border, convention, axes)
 
 
 def gaussian_windows(
@@ -183,6 +194,58 @@ def _to_fixed_point(window: tuple[float, ...], one: int) -> tuple[float, ...]:
         error = exact - rim[-1]
     middle = one - 2 * sum(rim)
     return tuple(w / one for w in (*rim, middle, *reversed(rim)))
+
+
+_BORDERS = ("reflect101", "symmetric", "edge", "constant")
+"""Those of OpenCV's fixed point."""
+_LARGE_PICTURE = 1 << 16
+"""Pixels that OpenCV shares out among its threads by itself."""
+
+
+@jit("sizes", "sigmas", "border", "axes")
+def _blur_levels(
+    image: jax.Array,
+    sizes: tuple[int, int],
+    sigmas: tuple[float, float],
+    border: Border,
+    axes: tuple[int, int],
+) -> jax.Array:
+    """uint8 and uint16 by OpenCV's rule; sigmas of 0 are left out."""
+    halves = struct.unpack("4i", struct.pack("2d", *sigmas))
+    function = partial(_gaussian_p.bind, sizes=sizes, sigmas=halves, border=_BORDERS.index(border))
+    return in_pictures(function, image, axes)
+
+
+def _sigmas(halves: Sequence[int]) -> tuple[float, float]:
+    vertical, horizontal = struct.unpack("2d", struct.pack("4i", *halves))
+    return vertical, horizontal
+
+
+@kernel("jaxsr_opencv_gaussian")
+def _blur_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    cv2 = opencv()
+    pictures, results = map(without_single_channel, (inputs[0], outputs[0]))
+    vertical, horizontal = _sigmas(attributes["sigmas"])
+    size = attributes["sizes"][::-1]
+    names = "BORDER_REFLECT_101", "BORDER_REFLECT", "BORDER_REPLICATE", "BORDER_CONSTANT"
+    border = getattr(cv2, names[attributes["border"][0]])
+
+    def blur(row: int) -> None:
+        cv2.GaussianBlur(pictures[row], size, horizontal, results[row], vertical, border)
+
+    is_large = math.prod(pictures.shape[1:3]) > _LARGE_PICTURE
+    for_each_row(blur, len(pictures), large=is_large)
+
+
+def _blur_in_jax(
+    pictures: jax.Array, *, sizes: tuple[int, int], sigmas: tuple[int, ...], border: int
+) -> jax.Array:
+    pair = _sigmas(sigmas)
+    windows = gaussian_windows(pair if pair[0] else None, sizes, "opencv", pictures.dtype)
+    return _blur(pictures, windows, _BORDERS[border], "opencv", (-3, -2))
+
+
+_gaussian_p = row_primitive("gaussian", _blur_in_jax, {"OpenCV": _blur_by_opencv})
 
 
 @jit("windows", "border", "convention", "axes")

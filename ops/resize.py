@@ -204,6 +204,6 @@ def _resize(
         extents = dict(zip(axes, size, strict=True))
         return zeros_like(image, shape=[extents.get(k, n) for k, n in enumerate(image.shape)])
     static: Any = {"axes": axes, "size": size, "convention": convention, "options": options}
-    if CONVENTIONS[convention].library:
+    if image.dtype.name in CONVENTIONS[convention].library_dtypes:
         return resize_p.bind(image, **static)
     return resize_in_jax(image, **static)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from PIL import Image, ImageOps
@@ -17,7 +19,7 @@ from scipy import ndimage
 from jaxsr import ops
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.aot.traffic import main_memory_bytes
-from jaxsr.ops import _opencv
+from jaxsr.ops import _opencv, _torch
 from jaxsr.ops._cpu_calls import SWITCH
 
 LOW, HIGH = np.linspace(20, 60, 8, dtype=np.float32), np.linspace(150, 90, 8, dtype=np.float32)
@@ -121,6 +123,37 @@ CASES = {
         by_plane(lambda plane: np.asarray(ImageOps.autocontrast(Image.fromarray(plane), (2, 5)))),
         "jaxsr_opencv_look_up",
     ),
+    "resize of torch": Case(
+        partial(ops.resize, size=(71, 90), method="bicubic", antialias=True),
+        lambda images: (
+            F.interpolate(
+                torch.from_numpy(images).permute(0, 3, 1, 2),
+                (71, 90),
+                mode="bicubic",
+                antialias=True,
+            )
+            .permute(0, 2, 3, 1)
+            .numpy()
+        ),
+        "jaxsr_torch_resize",
+    ),
+    "gaussian_blur": Case(
+        partial(ops.gaussian_blur, sigma=(0.7, 1.3), convention="opencv", border="constant"),
+        lambda images: np.stack(
+            [
+                cv2.GaussianBlur(image, (0, 0), 1.3, sigmaY=0.7, borderType=cv2.BORDER_CONSTANT)
+                for image in images
+            ]
+        ),
+        "jaxsr_opencv_gaussian",
+    ),
+    "gaussian_blur of uint16": Case(
+        lambda x: ops.gaussian_blur(
+            x.astype(jnp.uint16) * 251, kernel_size=(3, 7), convention="opencv"
+        ),
+        by_plane(lambda plane: cv2.GaussianBlur(plane * np.uint16(251), (7, 3), 0)),
+        "jaxsr_opencv_gaussian",
+    ),
     **{
         f"{name} {size}": Case(
             partial(getattr(ops, name), size=size),
@@ -193,6 +226,10 @@ def test_where_the_library_is_not_called(name, monkeypatch):
     assert not calls("tpu")
     if "opencv" in case.target:
         monkeypatch.setattr(_opencv, "opencv", lambda: None)
+        assert not calls()
+        monkeypatch.undo()
+    if "torch" in case.target:
+        monkeypatch.setattr(_torch, "torch_of_avx2", lambda: None)
         assert not calls()
         monkeypatch.undo()
     monkeypatch.setenv(SWITCH, "xla")
