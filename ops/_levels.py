@@ -139,6 +139,10 @@ def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
 
 
 _histogram_p = row_primitive(
-    "histogram", _histogram_of_levels, {"OpenCV": _count_by_opencv}, length=_FEW, dtype="int32",
-)  # fmt: skip
+    "histogram",
+    _histogram_of_levels,
+    {"OpenCV": _count_by_opencv},
+    shape_of=lambda rows: (rows.shape[0], _FEW),
+    dtype="int32",
+)
 _look_up_p = row_primitive("look_up", _look_up_levels, {"OpenCV": _look_up_by_opencv})

@@ -30,6 +30,18 @@ def opencv_version() -> tuple[int, ...] | None:
     return None if cv2 is None else version_of(cv2.__version__)
 
 
+def opencv_border(border: str) -> int:
+    """OpenCV's number of a border."""
+    names = {
+        "constant": "CONSTANT",
+        "edge": "REPLICATE",
+        "reflect101": "REFLECT_101",
+        "symmetric": "REFLECT",
+        "wrap": "WRAP",
+    }
+    return getattr(opencv(), f"BORDER_{names[border]}")
+
+
 def version_of(version: str) -> tuple[int, ...]:
     """Numbers for a program's attributes, so that another library never serves a kept one."""
     return tuple(int(digits) for digits in re.findall(r"\d+", version))

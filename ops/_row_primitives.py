@@ -29,6 +29,7 @@ from jaxsr.ops._scipy import scipy_version
 
 LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
     "OpenCV": opencv_version,
+    "OpenCV 5": lambda: version if (version := opencv_version()) and version[0] >= 5 else None,
     "SciPy": scipy_version,
 }
 """The version of each library that kernels call; None where it is not installed."""
@@ -41,7 +42,7 @@ def row_primitive(
     plain: Callable[..., jax.Array],
     kernels: Mapping[str, str],
     *,
-    length: int | None = None,
+    shape_of: Callable[..., tuple[int, ...]] | None = None,
     dtype: str | None = None,
 ) -> Any:
     """A primitive of pictures (n, …) and parameters (n, …).
@@ -52,22 +53,20 @@ def row_primitive(
         of them, passed by name.
       kernels: registered ones, by the library that each calls; the best first. They get the options
         as their attributes.
-      length: of the result's rows, (n, length). Default: the result has the pictures' shape.
+      shape_of: the result's shape, from the operands' types. Default: the pictures'.
       dtype: of the result. Default: the pictures'.
     """
 
-    def shape_of(pictures: Any, *_: Any, **options: Any) -> tuple[int, ...]:
-        return pictures.shape if length is None else (pictures.shape[0], length)
+    def result_shape(pictures: Any, *others: Any, **_: Any) -> tuple[int, ...]:
+        return pictures.shape if shape_of is None else shape_of(pictures, *others)
 
     def on_cpu(*operands: jax.Array, **options: Any) -> jax.Array:
-        versions = ((kernel, LIBRARIES[library]()) for library, kernel in kernels.items())
-        installed = (pair for pair in versions if pair[1] is not None) if enabled() else ()
-        kernel, version = next(iter(installed), (None, None))
+        kernel, version = first_installed(kernels)
         if kernel is None:
             return plain(*operands, **options)
         call = RowsCall(
             kernel=kernel,
-            shape=shape_of(*operands),
+            shape=result_shape(*operands),
             dtype=dtype,
             has_rows=(True,) * (len(operands) + 1),
             channels_last=(False,) * (len(operands) + 1),
@@ -81,6 +80,26 @@ def row_primitive(
         )
         return call(*operands)
 
+    CALLS[name] = kernels
+    primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=result_shape, dtype=dtype)
+    map_by_rows(primitive)
+    return primitive
+
+
+def first_installed(
+    kernels: Mapping[str, str],
+) -> tuple[str, tuple[int, ...]] | tuple[None, None]:
+    """The kernel that this program calls, and its library's version; None where there is none."""
+    for library, kernel in kernels.items() if enabled() else ():
+        version = LIBRARIES[library]()
+        if version is not None:
+            return kernel, version
+    return None, None
+
+
+def map_by_rows(primitive: Any) -> None:
+    """Lets `vmap` put its axis into the first one of all operands and the result."""
+
     def batched(operands: Any, axes: Any, **options: Any) -> Any:
         size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
         rows = (
@@ -90,10 +109,7 @@ def row_primitive(
         out = primitive.bind(*(x.reshape(-1, *x.shape[2:]) for x in rows), **options)
         return out.reshape(size, -1, *out.shape[1:]), 0
 
-    CALLS[name] = kernels
-    primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of, dtype=dtype)
     batching.primitive_batchers[primitive] = batched
-    return primitive
 
 
 def in_planes(

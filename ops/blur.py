@@ -38,7 +38,7 @@ from jaxsr.ops._arguments import (
 from jaxsr.ops._border import Border, border_name
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import Parameter, in_dtype_of
-from jaxsr.ops._opencv import for_each_row, opencv
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border
 from jaxsr.ops._row_primitives import in_pictures, row_primitive, without_single_channel
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._traced_blur import is_array, traced_blur
@@ -196,7 +196,7 @@ def _to_fixed_point(window: tuple[float, ...], one: int) -> tuple[float, ...]:
     return tuple(w / one for w in (*rim, middle, *reversed(rim)))
 
 
-_BORDERS = ("reflect101", "symmetric", "edge", "constant")
+_BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant")
 """Those of OpenCV's fixed point."""
 _LARGE_PICTURE = 1 << 16
 """Pixels that OpenCV shares out among its threads by itself."""
@@ -227,8 +227,7 @@ def _blur_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
     pictures, results = map(without_single_channel, (inputs[0], outputs[0]))
     vertical, horizontal = _sigmas(attributes["sigmas"])
     size = attributes["sizes"][::-1]
-    names = "BORDER_REFLECT_101", "BORDER_REFLECT", "BORDER_REPLICATE", "BORDER_CONSTANT"
-    border = getattr(cv2, names[attributes["border"][0]])
+    border = opencv_border(_BORDERS[attributes["border"][0]])
 
     def blur(row: int) -> None:
         cv2.GaussianBlur(pictures[row], size, horizontal, results[row], vertical, border)

@@ -59,6 +59,22 @@ def by_opencv(name: str, size: int, plane: np.ndarray) -> np.ndarray:
     return getattr(cv2, name)(plane, np.ones((size, size), np.uint8))
 
 
+FIELDS = np.random.default_rng(1).uniform(-9, 60, (2, 8, 20, 30)).astype(np.float32)
+MATRICES = np.array([[[0.5, 0, shift], [0, 2, -1.25]] for shift in range(8)], np.float32)
+"""Powers of two, whose inverses are exact."""
+
+
+def warp_by_opencv(images: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    size = images.shape[2], images.shape[1]
+    warped = [cv2.warpAffine(x, m, size) for x, m in zip(images, matrices, strict=True)]
+    return np.stack(warped).reshape(images.shape)
+
+
+def remap_by_opencv(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    fields = zip(images, columns, rows, strict=True)
+    return np.stack([cv2.remap(*each, cv2.INTER_LINEAR, None, cv2.BORDER_WRAP) for each in fields])
+
+
 class Case(NamedTuple):
     ours: Callable[..., jax.Array]
     theirs: Callable[..., np.ndarray]
@@ -136,6 +152,16 @@ CASES = {
             .numpy()
         ),
         "jaxsr_torch_resize",
+    ),
+    "warp_affine": Case(ops.warp_affine, warp_by_opencv, "jaxsr_opencv_warp_affine", (MATRICES,)),
+    "remap": Case(
+        partial(ops.remap, border="wrap"), remap_by_opencv, "jaxsr_opencv_remap", tuple(FIELDS)
+    ),
+    "remap of floats": Case(
+        lambda x, *fields: ops.remap(x * np.float32(1 / 256), *fields, border="wrap"),
+        lambda x, *fields: remap_by_opencv(x * np.float32(1 / 256), *fields),
+        "jaxsr_opencv_remap",
+        tuple(FIELDS),
     ),
     "gaussian_blur": Case(
         partial(ops.gaussian_blur, sigma=(0.7, 1.3), convention="opencv", border="constant"),
