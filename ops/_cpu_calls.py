@@ -253,12 +253,16 @@ def _interrupts_deferred() -> Generator[None]:
 
     handlers = {number: _signals.getsignal(number) for number in _DEFERRED}
     received: list[int] = []
+
+    def receive(number: int, _: types.FrameType | None) -> None:
+        received.append(number)
+
     wakeup_fd = signal.set_wakeup_fd(-1)
     try:
         try:
             for number, handler in handlers.items():
                 if callable(handler):
-                    _signals.signal(number, lambda number, _: received.append(number))
+                    _signals.signal(number, receive)
             yield
         finally:
             for number, handler in handlers.items():

@@ -6,6 +6,8 @@ there 256 levels are compared with every pixel, in one fused reduction without t
 looked up by OpenCV, where it is installed.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,7 +117,7 @@ def _count_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
         if rows.shape[1] > _EXACT_COUNT:
             counts[row] = np.bincount(rows[row], minlength=_FEW)
             return
-        counts[row] = opencv().calcHist([rows[row]], [0], None, [_FEW], [0, _FEW]).ravel()
+        counts[row] = opencv().calcHist([rows[row][None]], [0], None, [_FEW], [0, _FEW]).ravel()
 
     for_each_row(count, len(rows))
 
@@ -125,7 +127,7 @@ def _look_up_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) 
     (rows, tables), (results,) = inputs, outputs
 
     def replace(row: int) -> None:
-        results[row] = opencv().LUT(rows[row], tables[row]).ravel()
+        opencv().LUT(rows[row][None], tables[row], results[row][None])
 
     for_each_row(replace, len(rows))
 
@@ -138,11 +140,15 @@ def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
     return look_up(tables, rows.astype(jnp.int32))
 
 
+def _counts_shape(rows: Any) -> tuple[int, ...]:  # of an abstract array, too
+    return rows.shape[0], _FEW
+
+
 _histogram_p = row_primitive(
     "histogram",
     _histogram_of_levels,
     {"OpenCV": _count_by_opencv},
-    shape_of=lambda rows: (rows.shape[0], _FEW),
+    shape_of=_counts_shape,
     dtype="int32",
 )
 _look_up_p = row_primitive("look_up", _look_up_levels, {"OpenCV": _look_up_by_opencv})

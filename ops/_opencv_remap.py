@@ -53,9 +53,10 @@ def reading_primitive(name: str, kernel: str, plain: Callable[..., jax.Array]) -
         return (*pictures.shape[:2], *size, pictures.shape[-1])
 
     def on_cpu(pictures: jax.Array, *others: jax.Array, **options: Any) -> jax.Array:
-        target, version = first_installed(kernels)
-        if target is None:
+        installed = first_installed(kernels)
+        if installed is None:
             return plain(pictures, *others, **options)
+        target, version = installed
         shape = shape_of(pictures, **options)
         # Pictures that are read alike are rows of the batch, too.
         has_rows = len(pictures) > 1
@@ -133,8 +134,11 @@ def _read_all(
 def _by_fields(
     rows: np.ndarray, columns: np.ndarray, border: str, extents: tuple[int, int]
 ) -> _Reader:
-    cv2, flag, fields, is_lost = opencv(), opencv_border(border), (rows, columns), None
-    if not all(_is_near(*pair, border) for pair in zip(fields, extents, strict=True)):
+    cv2, flag, is_lost = opencv(), opencv_border(border), None
+    fields: tuple[np.ndarray, ...] = (rows, columns)
+    if not all(
+        _is_near(field, extent, border) for field, extent in zip(fields, extents, strict=True)
+    ):
         is_lost = np.isnan(rows + columns)
         fields = tuple(
             _within_periods(np.nan_to_num(field), extent, border)
@@ -163,7 +167,8 @@ def _by_matrix(
             np.clip(line[0] * x + line[1] * y + line[2], -FARTHEST, FARTHEST)
             for line in (down, across)
         )
-        return _by_fields(*fields, border, extents)
+        rows, columns = fields
+        return _by_fields(rows, columns, border, extents)
     method = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
 
     def read(picture: np.ndarray, fill: float, result: np.ndarray | None = None) -> np.ndarray:

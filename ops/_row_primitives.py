@@ -13,6 +13,7 @@ other platforms, the function in JAX computes the same. Integer pictures have no
 there is none here.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,9 +62,10 @@ def row_primitive(
         return pictures.shape if shape_of is None else shape_of(pictures, *others)
 
     def on_cpu(*operands: jax.Array, **options: Any) -> jax.Array:
-        kernel, version = first_installed(kernels)
-        if kernel is None:
+        installed = first_installed(kernels)
+        if installed is None:
             return plain(*operands, **options)
+        kernel, version = installed
         call = RowsCall(
             kernel=kernel,
             shape=result_shape(*operands),
@@ -86,15 +88,13 @@ def row_primitive(
     return primitive
 
 
-def first_installed(
-    kernels: Mapping[str, str],
-) -> tuple[str, tuple[int, ...]] | tuple[None, None]:
-    """The kernel that this program calls, and its library's version; None where there is none."""
+def first_installed(kernels: Mapping[str, str]) -> tuple[str, tuple[int, ...]] | None:
+    """The kernel that this program calls, and its library's version; None where it calls none."""
     for library, kernel in kernels.items() if enabled() else ():
         version = LIBRARIES[library]()
         if version is not None:
             return kernel, version
-    return None, None
+    return None
 
 
 def map_by_rows(primitive: Any) -> None:
@@ -131,6 +131,15 @@ def in_planes(
       channel: an axis that stays with each plane, as (n, h, w, c).
     """
     inner = axes if channel is None else (*axes, channel)
+    start = image.ndim + inner[0]
+    leading, after = image.shape[:start], image.shape[start + len(inner) :]
+    if inner == tuple(range(inner[0], inner[0] + len(inner))) and math.prod(after) == 1:
+        # Planes as they are. XLA would copy the result of a kernel for axes that change places.
+        single = (*leading, *[1] * (len(inner) + len(after)))
+        rows = (jnp.broadcast_to(p, single).reshape(-1) for p in parameters)
+        out = function(image.reshape(-1, *image.shape[start : start + len(inner)]), *rows)
+        return out.reshape(*leading, *out.shape[1:], *after)
+
     last = tuple(range(-len(inner), 0))
     x = jnp.moveaxis(image, inner, last)
     leading = x.shape[: -len(inner)]

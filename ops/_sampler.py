@@ -291,8 +291,11 @@ def _warp_affine_in_jax(
 ) -> jax.Array:
     numbers = arange(size[0], dtype=np.int32)[:, None]
     last = jnp.broadcast_to(asarray([0, 0, 1], np.float32), (len(matrices), 1, 3))
-    place = jax.vmap(lambda matrix: affine_place(numbers, matrix, size[1])[:2])
-    rows, columns = place(jnp.concatenate([matrices, last], 1))
+
+    def place(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return affine_place(numbers, matrix, size[1])[:2]
+
+    rows, columns = jax.vmap(place)(jnp.concatenate([matrices, last], 1))
     return _taps_of_pictures(pictures, rows, columns, fills, border=border)
 
 

@@ -7,6 +7,7 @@ differ by one level. Floats are counted in 256 levels and not rounded afterwards
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -107,9 +108,14 @@ def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
     # OpenCV's limit, of which it makes the count that we have: halfway to the next one.
     scale = (np.iinfo(planes.dtype).max + 1) / (height * width)
 
+    kept = threading.local()  # its tables serve all planes of a thread
+
     def equalise(row: int) -> None:
         limit = (int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0
-        opencv().createCLAHE(limit, grid[::-1]).apply(planes[row], results[row])
+        if not hasattr(kept, "algorithm"):
+            kept.algorithm = opencv().createCLAHE(limit, grid[::-1])
+        kept.algorithm.setClipLimit(limit)
+        kept.algorithm.apply(planes[row], results[row])
 
     for_each_row(equalise, len(planes))
 

@@ -75,13 +75,13 @@ def _components(mask: jax.Array, diagonal: bool, axes: tuple[int, int]) -> Compo
 
 @kernel("jaxsr_opencv_label")
 def _label_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    cv2, connectivity = opencv(), 8 if attributes["diagonal"][0] else 4
-    (planes,), (labels,) = inputs, outputs
+    cv2, (planes,), (labels,) = opencv(), inputs, outputs
+    # By pixels, in the order of rows. For 8 neighbours the default numbers blocks of 2 x 2.
+    connectivity, algorithm = (8, cv2.CCL_WU) if attributes["diagonal"][0] else (4, cv2.CCL_DEFAULT)
 
     def label(row: int) -> None:
-        # Wu's algorithm numbers regions by their first pixels; the default, by blocks of 2 x 2.
         cv2.connectedComponentsWithAlgorithm(
-            planes[row], connectivity, cv2.CV_32S, cv2.CCL_WU, labels=labels[row]
+            planes[row], connectivity, cv2.CV_32S, algorithm, labels=labels[row]
         )
 
     for_each_row(label, len(planes))

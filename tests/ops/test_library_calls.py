@@ -21,6 +21,7 @@ from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.aot.traffic import main_memory_bytes
 from jaxsr.ops import _opencv, _torch
 from jaxsr.ops._cpu_calls import SWITCH
+from jaxsr.ops._row_primitives import CALLS
 
 LOW, HIGH = np.linspace(20, 60, 8, dtype=np.float32), np.linspace(150, 90, 8, dtype=np.float32)
 EIGHT = ndimage.generate_binary_structure(2, 2)
@@ -211,6 +212,12 @@ def pictures(name: str, size: tuple[int, int] = (37, 52)) -> np.ndarray:
     if name in ("hsv_to_rgb", "hls_to_rgb"):
         images[..., 0] %= 180
     return images
+
+
+def test_every_call_has_a_case():
+    kernels = {kernel for of_library in CALLS.values() for kernel in of_library.values()}
+    otherwise = {"jaxsr_opencv_histogram", "jaxsr_scipy_label"}  # within `equalize`; without OpenCV
+    assert kernels - otherwise <= {case.target for case in CASES.values()}
 
 
 @pytest.mark.parametrize("name", CASES)
