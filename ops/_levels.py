@@ -6,13 +6,15 @@ there 256 levels are compared with every pixel, in one fused reduction without t
 looked up by OpenCV, where it is installed.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import peak_of, real_dtype
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import row_primitive
 from jaxsr.ops._typed_jax import arange, optimization_barrier, platform_dependent, zeros_like
 
@@ -115,9 +117,9 @@ def _count_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
         if rows.shape[1] > _EXACT_COUNT:
             counts[row] = np.bincount(rows[row], minlength=_FEW)
             return
-        counts[row] = opencv().calcHist([rows[row]], [0], None, [_FEW], [0, _FEW]).ravel()
+        counts[row] = opencv().calcHist([rows[row][None]], [0], None, [_FEW], [0, _FEW]).ravel()
 
-    for_each_row(count, len(rows), nbytes=rows.nbytes, large=False)
+    for_each_row(count, len(rows))
 
 
 @kernel("jaxsr_opencv_look_up")
@@ -125,9 +127,9 @@ def _look_up_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) 
     (rows, tables), (results,) = inputs, outputs
 
     def replace(row: int) -> None:
-        results[row] = opencv().LUT(rows[row], tables[row]).ravel()
+        opencv().LUT(rows[row][None], tables[row], results[row][None])
 
-    for_each_row(replace, len(rows), nbytes=rows.nbytes, large=False)
+    for_each_row(replace, len(rows))
 
 
 def _histogram_of_levels(rows: jax.Array) -> jax.Array:
@@ -138,8 +140,15 @@ def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
     return look_up(tables, rows.astype(jnp.int32))
 
 
+def _counts_shape(rows: Any) -> tuple[int, ...]:  # of an abstract array, too
+    return rows.shape[0], _FEW
+
+
 _histogram_p = row_primitive(
-    "histogram", _histogram_of_levels, _count_by_opencv,
-    version=opencv_version, length=_FEW, dtype="int32",
-)  # fmt: skip
-_look_up_p = row_primitive("look_up", _look_up_levels, _look_up_by_opencv, version=opencv_version)
+    "histogram",
+    _histogram_of_levels,
+    {"OpenCV": _count_by_opencv},
+    shape_of=_counts_shape,
+    dtype="int32",
+)
+_look_up_p = row_primitive("look_up", _look_up_levels, {"OpenCV": _look_up_by_opencv})

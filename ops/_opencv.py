@@ -3,12 +3,15 @@
 import functools
 import os
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_LEAST_SHARED_BYTES = 1 << 18
-"""Results that are worth waking another thread for."""
+_LEAST_SHARED_S = 2e-3
+"""Work that is worth waking another thread for."""
+_LEAST_CALL_S = 4e-4
+"""Shorter calls wait for each other in Python more than they run side by side."""
 
 
 @functools.cache
@@ -27,27 +30,45 @@ def opencv_version() -> tuple[int, ...] | None:
     return None if cv2 is None else version_of(cv2.__version__)
 
 
+def opencv_border(border: str) -> int:
+    """OpenCV's number of a border."""
+    names = {
+        "constant": "CONSTANT",
+        "edge": "REPLICATE",
+        "reflect101": "REFLECT_101",
+        "symmetric": "REFLECT",
+        "wrap": "WRAP",
+    }
+    return getattr(opencv(), f"BORDER_{names[border]}")
+
+
 def version_of(version: str) -> tuple[int, ...]:
     """Numbers for a program's attributes, so that another library never serves a kept one."""
     return tuple(int(digits) for digits in re.findall(r"\d+", version))
 
 
-def for_each_row(function: Callable[[int], None], rows: int, *, nbytes: int, large: bool) -> None:
+def for_each_row(function: Callable[[int], None], rows: int, *, large: bool = False) -> None:
     """Calls `function` with each row, in several threads where that is faster.
+
+    The first row says what the others cost.
 
     Args:
       function: of a row; that of another library lets other threads run.
       rows: how many.
-      nbytes: of all results.
       large: whether the library shares each row out among its threads by itself.
     """
-    parts = min(1 if large or nbytes < _LEAST_SHARED_BYTES else _thread_count(), rows)
+    start = time.thread_time()
+    for row in range(min(rows, 1)):
+        function(row)
+    call_s = time.thread_time() - start
+    is_long = call_s > _LEAST_CALL_S and call_s * (rows - 1) > _LEAST_SHARED_S
+    parts = min(_thread_count(), rows - 1) if is_long and not large else 1
 
     def run(share: range) -> None:
         for row in share:
             function(row)
 
-    shares = [range(rows)[i::parts] for i in range(parts)]
+    shares = [range(1 + i, rows, parts) for i in range(parts)]
     waiting = [_threads().submit(run, share) for share in shares[1:]]
     run(shares[0])
     for each in waiting:

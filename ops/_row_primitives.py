@@ -5,66 +5,102 @@
     @kernel("jaxsr_opencv_canny")
     def _canny_of_rows(inputs, outputs, attributes): ...
 
-    canny_p = row_primitive("canny", _canny_in_jax, _canny_of_rows, version=opencv_version)
+    canny_p = row_primitive("canny", _canny_in_jax, {"OpenCV": _canny_of_rows})
     edges = canny_p.bind(pictures, low, high, size=3)       # (n, h, w), (n,), (n,)
 
-The library is chosen while a program is lowered. Where it is not installed, and on other platforms,
-the function in JAX computes the same. Integer pictures have no derivative, so there is none here.
+The library is chosen while a program is lowered: the first that is installed. Where none is, and on
+other platforms, the function in JAX computes the same. Integer pictures have no derivative, so
+there is none here.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import batching
 
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import enabled
 from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.ops._opencv import opencv_version
+from jaxsr.ops._scipy import scipy_version
+
+LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
+    "OpenCV": opencv_version,
+    "OpenCV 5": lambda: version if (version := opencv_version()) and version[0] >= 5 else None,
+    "SciPy": scipy_version,
+}
+"""The version of each library that kernels call; None where it is not installed."""
+CALLS: dict[str, Mapping[str, str]] = {}
+"""Kernels of each primitive, by library."""
 
 
 def row_primitive(
     name: str,
     plain: Callable[..., jax.Array],
-    kernel: str,
+    kernels: Mapping[str, str],
     *,
-    version: Callable[[], tuple[int, ...] | None],
-    length: int | None = None,
+    shape_of: Callable[..., tuple[int, ...]] | None = None,
     dtype: str | None = None,
 ) -> Any:
     """A primitive of pictures (n, …) and parameters (n, …).
 
     Args:
       name: for jaxprs.
-      plain: computes it with JAX's own operations. All options are integers, passed by name.
-      kernel: a registered kernel, which gets the options as its attributes.
-      version: of the library that the kernel calls; None where it cannot be imported.
-      length: of the result's rows, (n, length). Default: the result has the pictures' shape.
+      plain: computes it with JAX's own operations. All options are integers of 32 bits, or tuples
+        of them, passed by name.
+      kernels: registered ones, by the library that each calls; the best first. They get the options
+        as their attributes.
+      shape_of: the result's shape, from the operands' types. Default: the pictures'.
       dtype: of the result. Default: the pictures'.
     """
 
-    def shape_of(pictures: Any, *_: Any, **options: int) -> tuple[int, ...]:
-        return pictures.shape if length is None else (pictures.shape[0], length)
+    def result_shape(pictures: Any, *others: Any, **_: Any) -> tuple[int, ...]:
+        return pictures.shape if shape_of is None else shape_of(pictures, *others)
 
-    def on_cpu(*operands: jax.Array, **options: int) -> jax.Array:
-        numbers = version() if enabled() else None
-        if numbers is None:
+    def on_cpu(*operands: jax.Array, **options: Any) -> jax.Array:
+        installed = first_installed(kernels)
+        if installed is None:
             return plain(*operands, **options)
+        kernel, version = installed
         call = RowsCall(
             kernel=kernel,
-            shape=shape_of(*operands),
+            shape=result_shape(*operands),
             dtype=dtype,
             has_rows=(True,) * (len(operands) + 1),
             channels_last=(False,) * (len(operands) + 1),
             options=(
-                *((key, (int(value),)) for key, value in options.items()),
-                ("version", numbers),
+                *(
+                    (key, value if isinstance(value, tuple) else (int(value),))
+                    for key, value in options.items()
+                ),
+                ("version", version),
             ),
         )
         return call(*operands)
 
-    def batched(operands: Any, axes: Any, **options: int) -> Any:
+    CALLS[name] = kernels
+    primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=result_shape, dtype=dtype)
+    map_by_rows(primitive)
+    return primitive
+
+
+def first_installed(kernels: Mapping[str, str]) -> tuple[str, tuple[int, ...]] | None:
+    """The kernel that this program calls, and its library's version; None where it calls none."""
+    for library, kernel in kernels.items() if enabled() else ():
+        version = LIBRARIES[library]()
+        if version is not None:
+            return kernel, version
+    return None
+
+
+def map_by_rows(primitive: Any) -> None:
+    """Lets `vmap` put its axis into the first one of all operands and the result."""
+
+    def batched(operands: Any, axes: Any, **options: Any) -> Any:
         size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
         rows = (
             jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -73,9 +109,7 @@ def row_primitive(
         out = primitive.bind(*(x.reshape(-1, *x.shape[2:]) for x in rows), **options)
         return out.reshape(size, -1, *out.shape[1:]), 0
 
-    primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of, dtype=dtype)
     batching.primitive_batchers[primitive] = batched
-    return primitive
 
 
 def in_planes(
@@ -97,6 +131,15 @@ def in_planes(
       channel: an axis that stays with each plane, as (n, h, w, c).
     """
     inner = axes if channel is None else (*axes, channel)
+    start = image.ndim + inner[0]
+    leading, after = image.shape[:start], image.shape[start + len(inner) :]
+    if inner == tuple(range(inner[0], inner[0] + len(inner))) and math.prod(after) == 1:
+        # Planes as they are. XLA would copy the result of a kernel for axes that change places.
+        single = (*leading, *[1] * (len(inner) + len(after)))
+        rows = (jnp.broadcast_to(p, single).reshape(-1) for p in parameters)
+        out = function(image.reshape(-1, *image.shape[start : start + len(inner)]), *rows)
+        return out.reshape(*leading, *out.shape[1:], *after)
+
     last = tuple(range(-len(inner), 0))
     x = jnp.moveaxis(image, inner, last)
     leading = x.shape[: -len(inner)]
@@ -108,3 +151,21 @@ def in_planes(
     )
     out = function(x.reshape(-1, *x.shape[len(leading) :]), *rows)
     return jnp.moveaxis(out.reshape(*leading, *out.shape[1:]), last, inner)
+
+
+def in_pictures(
+    function: Callable[..., jax.Array], image: jax.Array, axes: tuple[int, int]
+) -> jax.Array:
+    """A function of pictures (n, h, w, c) that treats channels alike, over any layout."""
+    if axes == (-3, -2) and image.shape[-1] in (1, 3, 4):
+        return in_planes(function, image, axes, channel=-1)
+
+    def of_planes(planes: jax.Array) -> jax.Array:
+        return function(planes[..., None])[..., 0]
+
+    return in_planes(of_planes, image, axes)
+
+
+def without_single_channel(pictures: np.ndarray) -> np.ndarray:
+    """OpenCV takes pictures of one channel without an axis for it."""
+    return pictures[..., 0] if pictures.shape[-1] == 1 else pictures

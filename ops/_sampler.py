@@ -5,16 +5,26 @@ pixels; `border` says which pixel stands beyond the edge, `"constant"` has `fill
 weight zero are not read, so that a NaN reaches only positions whose filter covers it.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsr.ops._border import Border, traced_border_index
-from jaxsr.ops._images import in_dtype_of, real_dtype
+from jaxsr.ops._border import BORDERS, Border, traced_border_index
+from jaxsr.ops._images import INTEGER_DTYPES, in_dtype_of, real_dtype
+from jaxsr.ops._opencv_remap import (
+    CHANNELS,
+    FARTHEST,
+    LARGEST_EXTENT,
+    reading_primitive,
+    remap_kernel,
+    warp_affine_kernel,
+)
 from jaxsr.ops._typed_jax import (
     arange,
     asarray,
@@ -28,8 +38,6 @@ from jaxsr.ops._typed_jax import (
     zeros_like,
 )
 
-FARTHEST = float(1 << 22)
-"""Positions beyond are as far away: float32 numbers quarters of a pixel up to here."""
 Weights = Callable[[jax.Array], tuple[jax.Array, list[jax.Array]]]
 """Of positions: the first tap, and the weight of every tap from there."""
 Place = Callable[..., tuple[jax.Array, jax.Array]]
@@ -123,27 +131,12 @@ def _sampled_basis(order: int) -> np.ndarray:
 METHODS: dict[str, Weights] = {"nearest": nearest, "bilinear": bilinear, "bicubic": bicubic}
 
 
-def sample(
-    image: jax.Array,
-    rows: jax.Array,
-    columns: jax.Array,
-    axes: tuple[int, int],
-    weigh: Weights,
-    border: Border,
-    fill: jax.Array | float,
-) -> jax.Array:
-    """The image at (rows, columns), whose axes stand in the place of height and width.
-
-    Args:
-      image: one picture, or several that are read alike.
-      rows, columns: positions in pixels, of two axes each.
-      axes: height and width, counted from the end.
-      weigh: the filter.
-      border: what lies beyond the edge.
-      fill: of the constant border.
-    """
+def at_fields(
+    rows: jax.Array, columns: jax.Array
+) -> tuple[Place, tuple[jax.Array, ...], tuple[int, int]]:
+    """What `sample` takes for positions that are known, of two axes each."""
     fields = jnp.broadcast_arrays(rows, columns)
-    height = fields[0].shape[0]
+    height, width = fields[0].shape
 
     def place(
         numbers: jax.Array, rows: jax.Array, columns: jax.Array
@@ -153,32 +146,43 @@ def sample(
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=numbers[0, 0])
         return cut(rows, slice_size=len(numbers)), cut(columns, slice_size=len(numbers))
 
-    return sample_at(image, place, tuple(fields), height, axes, weigh, border, fill)
+    return place, tuple(fields), (height, width)
 
 
-def sample_at(
+def sample(
     image: jax.Array,
     place: Place,
     parameters: tuple[jax.Array, ...],
-    size: int,
+    size: tuple[int, int],
+    *,
     axes: tuple[int, int],
     weigh: Weights,
     border: Border,
     fill: jax.Array | float,
+    is_affine: bool = False,
 ) -> jax.Array:
-    """`sample` at `place(rows of the result, *parameters)`, of which a block stands in memory.
+    """The image at `place(rows of the result, *parameters)`.
+
+    The axes of positions stand in the place of height and width. Of positions, a block stands in
+    a TPU's memory. On CPUs bilinear reading is left to OpenCV, where it is installed.
 
     Args:
       image: one picture, or several that are read alike.
-      place: makes positions.
+      place: makes positions, in pixels.
       parameters: arrays that it makes them of.
-      size: rows of the result.
-      axes, weigh, border, fill: see `sample`.
+      size: rows and columns of the result.
+      axes: height and width, counted from the end.
+      weigh: the filter.
+      border: what lies beyond the edge.
+      fill: of the constant border.
+      is_affine: whether positions are made by one matrix of 3 x 3, from (x, y, 1) in the result.
     """
     height, width = (axis + image.ndim for axis in axes)
     if width != height + 1:
         moved = jnp.moveaxis(image, (height, width), (-2, -1))
-        out = sample_at(moved, place, parameters, size, (-2, -1), weigh, border, fill)
+        out = sample(
+            moved, place, parameters, size, axes=(-2, -1), weigh=weigh, border=border, fill=fill
+        )
         return jnp.moveaxis(out, (-2, -1), (height, width))
 
     def read(
@@ -196,21 +200,107 @@ def sample_at(
     operands = image, asarray(fill, real_dtype(image)), *parameters
 
     def at_once(*operands: jax.Array, is_differentiated: bool = True) -> jax.Array:
-        numbers = arange(size, dtype=np.int32)[:, None]
+        numbers = arange(size[0], dtype=np.int32)[:, None]
         return read(numbers, *operands, is_differentiated=is_differentiated)
 
     taps = len(weigh(zeros(()))[1])
     if taps == 1:
         return at_once(*operands)
-    platforms = {"default": partial(at_once, is_differentiated=False)}
-    block = _block_rows(size * image.dtype.itemsize, taps)
-    if block < size:
+    platforms: dict[str, Callable[..., jax.Array]] = {
+        "default": partial(at_once, is_differentiated=False)
+    }
+    if weigh is bilinear and _suits_opencv(image, height, size, operands[1]):
+        platforms["cpu"] = partial(_by_opencv, None if is_affine else place, size, height, border)
+    block = _block_rows(size[0] * image.dtype.itemsize, taps)
+    if block < size[0]:
         part = partial(read, flat=False, is_differentiated=False)
-        platforms["tpu"] = partial(_by_blocks, part, height, size, block)
+        platforms["tpu"] = partial(_by_blocks, part, height, size[0], block)
     # Derivatives of the loop would keep more.
     forms = custom_jvp(partial(platform_dependent, **platforms))
     forms.defjvp(partial(jvp, at_once))
     return forms(*operands)
+
+
+def _suits_opencv(image: jax.Array, height: int, size: tuple[int, int], fill: jax.Array) -> bool:
+    return (
+        real_dtype(image) == np.float32
+        and fill.ndim == 0
+        and math.prod(image.shape[height + 2 :]) in CHANNELS
+        and min(image.size, *size) > 0
+        and max(*size, *image.shape[height : height + 2]) <= LARGEST_EXTENT
+    )
+
+
+def _by_opencv(
+    place: Place | None,
+    size: tuple[int, int],
+    height: int,
+    border: Border,
+    image: jax.Array,
+    fill: jax.Array,
+    *parameters: jax.Array,
+) -> jax.Array:
+    """`sample` in a program for CPUs; without `place`, positions are those of a matrix."""
+    lead, extents, tail = np.split(np.array(image.shape, int), [height, height + 2])
+    x = image if image.dtype in INTEGER_DTYPES else image.astype(np.float32)
+    pictures = x.reshape(1, lead.prod(), *extents, tail.prod())
+    options: dict[str, Any] = {"size": size, "border": BORDERS.index(border)}
+    if place is None:
+        matrix = parameters[0][:2].astype(np.float32)
+        out = _warp_affine_p.bind(pictures, matrix[None], fill[None], **options)
+    else:
+        numbers = arange(size[0], dtype=np.int32)[:, None]
+        fields = (
+            jnp.clip(field.astype(np.float32), -FARTHEST, FARTHEST)
+            for field in place(numbers, *parameters)
+        )
+        fields = (jnp.broadcast_to(field, size)[None] for field in fields)
+        out = _remap_p.bind(pictures, *fields, fill[None], **options)
+    return out.reshape(*lead, *size, *tail).astype(image.dtype)
+
+
+def _taps_of_pictures(
+    pictures: jax.Array,
+    rows: jax.Array,
+    columns: jax.Array,
+    fills: jax.Array,
+    *,
+    border: int,
+    **_: Any,
+) -> jax.Array:
+    read = partial(_weighted_taps, height=1, weigh=bilinear, border=BORDERS[border])
+    return jax.vmap(partial(read, is_differentiated=False))(pictures, rows, columns, fills)
+
+
+def affine_place(
+    numbers: jax.Array, inverse: jax.Array, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rows, columns and scales of a matrix of 3 x 3, from (x, y, 1) in the result."""
+    rows, columns = numbers.astype(inverse.dtype), arange(width, dtype=inverse.dtype)
+    u, v, scale = (a * columns + b * rows + c for a, b, c in inverse)
+    return v, u, scale
+
+
+def _warp_affine_in_jax(
+    pictures: jax.Array,
+    matrices: jax.Array,
+    fills: jax.Array,
+    *,
+    size: tuple[int, int],
+    border: int,
+) -> jax.Array:
+    numbers = arange(size[0], dtype=np.int32)[:, None]
+    last = jnp.broadcast_to(asarray([0, 0, 1], np.float32), (len(matrices), 1, 3))
+
+    def place(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return affine_place(numbers, matrix, size[1])[:2]
+
+    rows, columns = jax.vmap(place)(jnp.concatenate([matrices, last], 1))
+    return _taps_of_pictures(pictures, rows, columns, fills, border=border)
+
+
+_remap_p = reading_primitive("remap", remap_kernel, _taps_of_pictures)
+_warp_affine_p = reading_primitive("warp_affine", warp_affine_kernel, _warp_affine_in_jax)
 
 
 def _by_blocks(

@@ -7,6 +7,7 @@ differ by one level. Floats are counted in 256 levels and not rounded afterwards
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,7 +20,7 @@ from jaxsr.ops._border import pad_axis
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, in_dtype_of, picture, spread
 from jaxsr.ops._levels import histogram, in_256_levels, look_up
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Array, Shaped
@@ -107,18 +108,23 @@ def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
     # OpenCV's limit, of which it makes the count that we have: halfway to the next one.
     scale = (np.iinfo(planes.dtype).max + 1) / (height * width)
 
+    kept = threading.local()  # its tables serve all planes of a thread
+
     def equalise(row: int) -> None:
         limit = (int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0
-        opencv().createCLAHE(limit, grid[::-1]).apply(planes[row], results[row])
+        if not hasattr(kept, "algorithm"):
+            kept.algorithm = opencv().createCLAHE(limit, grid[::-1])
+        kept.algorithm.setClipLimit(limit)
+        kept.algorithm.apply(planes[row], results[row])
 
-    for_each_row(equalise, len(planes), nbytes=planes.nbytes, large=False)
+    for_each_row(equalise, len(planes))
 
 
 def _clahe_of_levels(planes: jax.Array, limits: jax.Array, *, rows: int, columns: int) -> jax.Array:
     return _clahe_in_jax(planes, limits[:, None, None], (rows, columns), (-2, -1))
 
 
-_clahe_p = row_primitive("clahe", _clahe_of_levels, _clahe_by_opencv, version=opencv_version)
+_clahe_p = row_primitive("clahe", _clahe_of_levels, {"OpenCV": _clahe_by_opencv})
 
 
 def _clahe_in_jax(

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
-from jaxsr.ops._opencv import for_each_row
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._regions import greatest_in_region
 from jaxsr.ops._row_primitives import in_planes, row_primitive
-from jaxsr.ops._scipy import ndimage, scipy_version
+from jaxsr.ops._scipy import ndimage
 from jaxsr.ops._typed_jax import arange, jit, zeros_like
 from jaxsr.ops._types import Array, Int, Shaped
 
@@ -69,8 +69,22 @@ def _components(mask: jax.Array, diagonal: bool, axes: tuple[int, int]) -> Compo
         labels = zeros_like(mask, jnp.int32)
         return Components(labels, labels.sum(axes))
     planes = partial(_components_p.bind, diagonal=diagonal)
-    labels = in_planes(planes, mask.astype(jnp.int32), axes)
+    labels = in_planes(planes, mask.astype(jnp.uint8), axes)
     return Components(labels, labels.max(axes))
+
+
+@kernel("jaxsr_opencv_label")
+def _label_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    cv2, (planes,), (labels,) = opencv(), inputs, outputs
+    # By pixels, in the order of rows. For 8 neighbours the default numbers blocks of 2 x 2.
+    connectivity, algorithm = (8, cv2.CCL_WU) if attributes["diagonal"][0] else (4, cv2.CCL_DEFAULT)
+
+    def label(row: int) -> None:
+        cv2.connectedComponentsWithAlgorithm(
+            planes[row], connectivity, cv2.CV_32S, algorithm, labels=labels[row]
+        )
+
+    for_each_row(label, len(planes))
 
 
 @kernel("jaxsr_scipy_label")
@@ -81,7 +95,7 @@ def _label_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
     def label(row: int) -> None:
         ndimage().label(planes[row], window, output=labels[row])
 
-    for_each_row(label, len(planes), nbytes=planes.nbytes, large=False)
+    for_each_row(label, len(planes))
 
 
 def _label_in_jax(mask: jax.Array, *, diagonal: int) -> jax.Array:
@@ -102,4 +116,9 @@ def _label_in_jax(mask: jax.Array, *, diagonal: int) -> jax.Array:
     return jnp.where(x, labels.reshape(x.shape), 0)
 
 
-_components_p = row_primitive("components", _label_in_jax, _label_by_scipy, version=scipy_version)
+_components_p = row_primitive(
+    "components",
+    _label_in_jax,
+    {"OpenCV": _label_by_opencv, "SciPy": _label_by_scipy},
+    dtype="int32",
+)

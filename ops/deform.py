@@ -14,7 +14,7 @@ from jaxsr.ops._arguments import ImageLike, number, one_of, positive_pair
 from jaxsr.ops._border import Border, checked_border
 from jaxsr.ops._images import Parameter, parameter, per_picture, picture
 from jaxsr.ops._linear import solve
-from jaxsr.ops._sampler import METHODS, bilinear, sample
+from jaxsr.ops._sampler import METHODS, at_fields, bilinear, sample
 from jaxsr.ops._typed_jax import arange, asarray, eye, fori_loop, jit, ones_like, zeros
 from jaxsr.ops._types import Array, Shaped
 from jaxsr.ops.blur import gaussian_blur
@@ -94,7 +94,14 @@ def unbent(points: jax.Array, field: jax.Array) -> jax.Array:
     def one(points: jax.Array, field: jax.Array) -> jax.Array:
         def step(_: jax.Array, place: jax.Array) -> jax.Array:
             rows, columns = place[:, 1:] - 0.5, place[:, :1] - 0.5
-            moves = sample(field, rows, columns, (-2, -1), bilinear, "edge", 0.0)
+            moves = sample(
+                field,
+                *at_fields(rows, columns),
+                axes=(-2, -1),
+                weigh=bilinear,
+                border="edge",
+                fill=0.0,
+            )
             return points - moves[::-1, :, 0].T
 
         return fori_loop(0, _STEPS, step, points)
@@ -190,7 +197,14 @@ def _thin_plate(
         flat = weights[count:, :, None, None]
         start = flat[0] + flat[1] * (columns / unit) + flat[2] * (rows / unit)
         across, down = fori_loop(0, count, add, (start[0], start[1]))
-        return sample(x, rows + down, columns + across, axes, METHODS[method], border, fill)
+        return sample(
+            x,
+            *at_fields(rows + down, columns + across),
+            axes=axes,
+            weigh=METHODS[method],
+            border=border,
+            fill=fill,
+        )
 
     parameters = {"source": (source, 2), "target": (target, 2), "smoothing": (smoothing, 0)}
     return per_picture(warp, image, axes, parameters)

@@ -10,7 +10,7 @@ from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._opencv import for_each_row
 from jaxsr.ops._row_primitives import in_planes, row_primitive
-from jaxsr.ops._scipy import ndimage, scipy_version
+from jaxsr.ops._scipy import ndimage
 from jaxsr.ops._typed_jax import arange, jit, platform_dependent, zeros
 from jaxsr.ops._types import Array, Float, Shaped
 
@@ -78,7 +78,7 @@ def _squares_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -
         across *= across
         squares[row] += across
 
-    for_each_row(measure, len(planes), nbytes=squares.nbytes, large=False)
+    for_each_row(measure, len(planes))
 
 
 def _squares_in_jax(planes: jax.Array) -> jax.Array:
@@ -87,9 +87,7 @@ def _squares_in_jax(planes: jax.Array) -> jax.Array:
     return platform_dependent(squares, cpu=_row_by_row, default=_in_one_reduction)
 
 
-_squares_p = row_primitive(
-    "distance", _squares_in_jax, _squares_by_scipy, version=scipy_version, dtype="int32"
-)
+_squares_p = row_primitive("distance", _squares_in_jax, {"SciPy": _squares_by_scipy}, dtype="int32")
 
 
 def _in_one_reduction(squares: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from jaxsr.ops._arguments import ImageLike, is_integer
 from jaxsr.ops._border import Border, checked_border, pad_axis
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, picture, real_dtype, spread
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._regions import greatest_in_region
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._separable import filter_bordered
@@ -199,7 +199,7 @@ def _canny_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
             planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean)
         )
 
-    for_each_row(find, len(planes), nbytes=planes.nbytes, large=False)
+    for_each_row(find, len(planes))
 
 
 def _canny_of_levels(
@@ -210,7 +210,7 @@ def _canny_of_levels(
     return edges.astype(planes.dtype) * 255
 
 
-_canny_p = row_primitive("canny", _canny_of_levels, _canny_by_opencv, version=opencv_version)
+_canny_p = row_primitive("canny", _canny_of_levels, {"OpenCV": _canny_by_opencv})
 
 
 def _canny_in_jax(

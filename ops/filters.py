@@ -16,8 +16,8 @@ from jaxsr.ops._arguments import ImageLike, positive_pair
 from jaxsr.ops._border import Border, checked_border, pad_axis
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import in_dtype_of, picture, real_dtype
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
-from jaxsr.ops._row_primitives import in_planes, row_primitive
+from jaxsr.ops._opencv import for_each_row, opencv
+from jaxsr.ops._row_primitives import in_pictures, row_primitive, without_single_channel
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
@@ -220,30 +220,21 @@ def _of_levels(
 ) -> jax.Array:
     """A window of uint8, by OpenCV in programs for CPUs."""
     function = partial(_window_p.bind, kind=_KINDS.index(kind), height=size[0], width=size[1])
-    if axes == (-3, -2) and image.shape[-1] in (1, 3, 4):
-        return in_planes(function, image, axes, channel=-1)
-
-    def of_planes(planes: jax.Array) -> jax.Array:
-        return function(planes[..., None])[..., 0]
-
-    return in_planes(of_planes, image, axes)
+    return in_pictures(function, image, axes)
 
 
 @kernel("jaxsr_opencv_window")
 def _window_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    # OpenCV takes pictures of one channel without an axis for it.
-    pictures, results = (x[..., 0] if x.shape[-1] == 1 else x for x in (inputs[0], outputs[0]))
+    pictures, results = map(without_single_channel, (inputs[0], outputs[0]))
     kind = _KINDS[attributes["kind"][0]]
     size = attributes["height"][0], attributes["width"][0]
+    window = size[0] if kind == "median" else np.ones(size, np.uint8)
+    function = getattr(opencv(), "medianBlur" if kind == "median" else kind)
 
     def filter_one(row: int) -> None:
-        cv2, result = opencv(), results[row]
-        if kind == "median":
-            cv2.medianBlur(pictures[row], size[0], result)
-        else:
-            getattr(cv2, kind)(pictures[row], np.ones(size, np.uint8), result)
+        function(pictures[row], window, results[row])
 
-    for_each_row(filter_one, len(pictures), nbytes=pictures.nbytes, large=False)
+    for_each_row(filter_one, len(pictures))
 
 
 def _window_in_jax(pictures: jax.Array, *, kind: int, height: int, width: int) -> jax.Array:
@@ -253,7 +244,7 @@ def _window_in_jax(pictures: jax.Array, *, kind: int, height: int, width: int) -
     return _extreme_in_jax(pictures, size, "symmetric", axes, _KINDS[kind] == "dilate")
 
 
-_window_p = row_primitive("window", _window_in_jax, _window_by_opencv, version=opencv_version)
+_window_p = row_primitive("window", _window_in_jax, {"OpenCV": _window_by_opencv})
 
 
 def _extreme_in_jax(

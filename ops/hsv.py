@@ -29,7 +29,7 @@ from jaxsr.ops._images import (
     pixels,
     unit_planes,
 )
-from jaxsr.ops._opencv import opencv, opencv_version
+from jaxsr.ops._opencv import opencv
 from jaxsr.ops._row_primitives import row_primitive
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
@@ -233,7 +233,7 @@ def _convert_in_jax(pictures: jax.Array, *, conversion: int) -> jax.Array:
     return convert(pictures, "opencv", -1, name.replace("RGB", "").replace("2", "").lower())
 
 
-_conversion_p = row_primitive("hue", _convert_in_jax, _convert_by_opencv, version=opencv_version)
+_conversion_p = row_primitive("hue", _convert_in_jax, {"OpenCV": _convert_by_opencv})
 
 
 def _hsv_of_levels(image: jax.Array, channel: int = -1) -> jax.Array:

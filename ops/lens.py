@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxsr.ops._arguments import ImageLike, number, one_of, positive_pair
 from jaxsr.ops._border import Border, checked_border
 from jaxsr.ops._images import Parameter, parameter, per_picture, picture
-from jaxsr.ops._sampler import METHODS, sample
+from jaxsr.ops._sampler import METHODS, at_fields, sample
 from jaxsr.ops._typed_jax import arange, fori_loop, jit, pad
 from jaxsr.ops._types import Array, Shaped
 
@@ -150,7 +150,9 @@ def _read(
         across, down = place((across, down), coefficients)
         columns = across * camera[0, 0] + camera[0, 2]
         rows = down * camera[1, 1] + camera[1, 2]
-        return sample(x, rows, columns, axes, METHODS[method], border, fill)
+        return sample(
+            x, *at_fields(rows, columns), axes=axes, weigh=METHODS[method], border=border, fill=fill
+        )
 
     parameters = {"camera": (camera, 2), "new_camera": (new_camera, 2)}
     return per_picture(read, image, axes, {**parameters, "distortion": (distortion, 1)})

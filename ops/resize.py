@@ -3,8 +3,9 @@
 Images are channels last unless `axes` says otherwise, with any number of leading axes and any
 intensity range. Sums run in float32 (float64 for float64 images); uint8 images are resized in the
 integer arithmetic of the convention's own library, uint16 images in float32 and rounded once. On
-CPUs OpenCV's convention calls OpenCV itself. Every convention is tested against the library it is
-named for; where their rules differ is written in `_resize/conventions/`.
+CPUs OpenCV's convention calls OpenCV itself, and torch's of uint8 torch where that is faster. Every
+convention is tested against the library it is named for; where their rules differ is written in
+`_resize/conventions/`.
 """
 
 from collections.abc import Sequence
@@ -204,6 +205,6 @@ def _resize(
         extents = dict(zip(axes, size, strict=True))
         return zeros_like(image, shape=[extents.get(k, n) for k, n in enumerate(image.shape)])
     static: Any = {"axes": axes, "size": size, "convention": convention, "options": options}
-    if CONVENTIONS[convention].library:
+    if image.dtype.name in CONVENTIONS[convention].library_dtypes:
         return resize_p.bind(image, **static)
     return resize_in_jax(image, **static)

@@ -24,7 +24,7 @@ from jaxsr.ops._images import (
     real_dtype,
     spread,
 )
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_version
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import asarray, jit, zeros_like
@@ -214,7 +214,7 @@ def _bilateral_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes
         opencv().bilateralFilter(pictures[row], size, *sigmas, results[row])
 
     is_large = pictures.shape[1] * pictures.shape[2] >= _SHARED
-    for_each_row(smooth, len(pictures), nbytes=pictures.nbytes, large=is_large)
+    for_each_row(smooth, len(pictures), large=is_large)
 
 
 def _bilateral_of_levels(
@@ -224,9 +224,7 @@ def _bilateral_of_levels(
     return _bilateral_in_jax(pictures, color, space, size, "reflect101", (-3, -2), -1)
 
 
-_bilateral_p = row_primitive(
-    "bilateral", _bilateral_of_levels, _bilateral_by_opencv, version=opencv_version
-)
+_bilateral_p = row_primitive("bilateral", _bilateral_of_levels, {"OpenCV": _bilateral_by_opencv})
 
 
 def _bilateral_in_jax(

@@ -32,9 +32,17 @@ from jaxsr.ops._images import (
     picture,
     real_dtype,
 )
-from jaxsr.ops._sampler import METHODS, nearest_up, sample, sample_at, spline, spline_window
+from jaxsr.ops._sampler import (
+    METHODS,
+    affine_place,
+    at_fields,
+    nearest_up,
+    sample,
+    spline,
+    spline_window,
+)
 from jaxsr.ops._separable import filter_bordered
-from jaxsr.ops._typed_jax import arange, asarray, jit
+from jaxsr.ops._typed_jax import asarray, jit
 from jaxsr.ops._types import Array, Shaped
 from jaxsr.ops.homography import adjugate
 
@@ -156,13 +164,21 @@ def _warp(
     is_affine: bool,
 ) -> jax.Array:
     def place(numbers: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows, columns = numbers.astype(inverse.dtype), arange(size[1], dtype=inverse.dtype)
-        u, v, scale = (a * columns + b * rows + c for a, b, c in inverse)
+        v, u, scale = affine_place(numbers, inverse, size[1])
         return (v, u) if is_affine else (v / scale, u / scale)
 
     def warp(x: jax.Array, forward: jax.Array) -> jax.Array:
-        parameters = (_inverse(forward),)
-        return sample_at(x, place, parameters, size[0], axes, METHODS[method], border, fill)
+        return sample(
+            x,
+            place,
+            (_inverse(forward),),
+            size,
+            axes=axes,
+            weigh=METHODS[method],
+            border=border,
+            fill=fill,
+            is_affine=is_affine,
+        )
 
     return per_picture(warp, image, axes, {"matrix": (matrix, 2)})
 
@@ -267,7 +283,9 @@ def _remap(
     axes: tuple[int, int],
 ) -> jax.Array:
     def read(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return sample(x, rows, columns, axes, METHODS[method], border, fill)
+        return sample(
+            x, *at_fields(rows, columns), axes=axes, weigh=METHODS[method], border=border, fill=fill
+        )
 
     return per_picture(read, image, axes, {"rows": (rows, 2), "columns": (columns, 2)})
 
@@ -403,7 +421,7 @@ def _map_coordinates(
             inside &= (position >= 0) & (position <= extent - 1)
             # Beyond its padding SciPy repeats the spline's value at the edge.
             fields.append(jnp.clip(position, 0, extent - 1) if mode == "nearest" else position)
-        values = sample(x, fields[0], fields[1], axes, weigh, border, cval)
+        values = sample(x, *at_fields(*fields), axes=axes, weigh=weigh, border=border, fill=cval)
         if mode != "constant":
             return values
         shape = [1] * x.ndim

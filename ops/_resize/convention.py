@@ -33,3 +33,5 @@ class Convention:
 
     None where it is not called for this image.
     """
+    library_dtypes: tuple[str, ...] = ()
+    """Dtypes of images that it may be called for."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, enabled, kernel
 from jaxsr.ops._opencv import for_each_row, opencv, version_of
+from jaxsr.ops._resize.library_rows import resized_rows
 
 _METHODS = {
     "uint8": ("nearest", "bilinear", "bicubic", "area"),
@@ -40,22 +40,12 @@ def resize_by_opencv(
         out = resize_by_opencv(moved, (image.ndim - 2, image.ndim - 1), size, method=method)
         return None if out is None else jnp.moveaxis(out, (-2, -1), (height, width))
 
-    channels = math.prod(image.shape[width + 1 :])
-    if channels > _MOST_CHANNELS:
+    if math.prod(image.shape[width + 1 :]) > _MOST_CHANNELS:
         return None
-    rows = math.prod(image.shape[:height])
-    extents = image.shape[height], image.shape[width]
     flags = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR,
              "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}  # fmt: skip
-    call = RowsCall(
-        kernel=_resize,
-        shape=(rows, *size, channels),
-        has_rows=(True, True),
-        channels_last=(False, False),
-        options=(("flag", (flags[method],)), ("opencv", version_of(cv2.__version__))),
-    )
-    out = call(image.reshape(rows, *extents, channels))
-    return out.reshape(*image.shape[:height], *size, *image.shape[width + 1 :])
+    options = {"flag": (flags[method],), "opencv": version_of(cv2.__version__)}
+    return resized_rows(image, axes, size, _resize, options)
 
 
 @kernel("jaxsr_opencv_resize")
@@ -72,4 +62,4 @@ def _resize(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
             result[...] = out
 
     is_large = height * width > _LARGE_IMAGE
-    for_each_row(resize, len(images), nbytes=results.nbytes, large=is_large)
+    for_each_row(resize, len(images), large=is_large)

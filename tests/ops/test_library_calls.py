@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from PIL import Image, ImageOps
@@ -17,8 +19,9 @@ from scipy import ndimage
 from jaxsr import ops
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.aot.traffic import main_memory_bytes
-from jaxsr.ops import _opencv
+from jaxsr.ops import _opencv, _torch
 from jaxsr.ops._cpu_calls import SWITCH
+from jaxsr.ops._row_primitives import CALLS
 
 LOW, HIGH = np.linspace(20, 60, 8, dtype=np.float32), np.linspace(150, 90, 8, dtype=np.float32)
 EIGHT = ndimage.generate_binary_structure(2, 2)
@@ -55,6 +58,22 @@ def by_opencv(name: str, size: int, plane: np.ndarray) -> np.ndarray:
     if name == "median_filter":
         return cv2.medianBlur(plane, size)
     return getattr(cv2, name)(plane, np.ones((size, size), np.uint8))
+
+
+FIELDS = np.random.default_rng(1).uniform(-9, 60, (2, 8, 20, 30)).astype(np.float32)
+MATRICES = np.array([[[0.5, 0, shift], [0, 2, -1.25]] for shift in range(8)], np.float32)
+"""Powers of two, whose inverses are exact."""
+
+
+def warp_by_opencv(images: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    size = images.shape[2], images.shape[1]
+    warped = [cv2.warpAffine(x, m, size) for x, m in zip(images, matrices, strict=True)]
+    return np.stack(warped).reshape(images.shape)
+
+
+def remap_by_opencv(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    fields = zip(images, columns, rows, strict=True)
+    return np.stack([cv2.remap(*each, cv2.INTER_LINEAR, None, cv2.BORDER_WRAP) for each in fields])
 
 
 class Case(NamedTuple):
@@ -109,7 +128,7 @@ CASES = {
     "connected_components": Case(
         lambda x: ops.connected_components(x > 128, connectivity=8).labels,
         by_plane(lambda plane: label(plane > 128, EIGHT)[0]),
-        "jaxsr_scipy_label",
+        "jaxsr_opencv_label",
     ),
     "equalize": Case(
         ops.equalize,
@@ -120,6 +139,47 @@ CASES = {
         partial(ops.autocontrast, cutoff=(2, 5)),
         by_plane(lambda plane: np.asarray(ImageOps.autocontrast(Image.fromarray(plane), (2, 5)))),
         "jaxsr_opencv_look_up",
+    ),
+    "resize of torch": Case(
+        partial(ops.resize, size=(71, 90), method="bicubic", antialias=True),
+        lambda images: (
+            F.interpolate(
+                torch.from_numpy(images).permute(0, 3, 1, 2),
+                (71, 90),
+                mode="bicubic",
+                antialias=True,
+            )
+            .permute(0, 2, 3, 1)
+            .numpy()
+        ),
+        "jaxsr_torch_resize",
+    ),
+    "warp_affine": Case(ops.warp_affine, warp_by_opencv, "jaxsr_opencv_warp_affine", (MATRICES,)),
+    "remap": Case(
+        partial(ops.remap, border="wrap"), remap_by_opencv, "jaxsr_opencv_remap", tuple(FIELDS)
+    ),
+    "remap of floats": Case(
+        lambda x, *fields: ops.remap(x * np.float32(1 / 256), *fields, border="wrap"),
+        lambda x, *fields: remap_by_opencv(x * np.float32(1 / 256), *fields),
+        "jaxsr_opencv_remap",
+        tuple(FIELDS),
+    ),
+    "gaussian_blur": Case(
+        partial(ops.gaussian_blur, sigma=(0.7, 1.3), convention="opencv", border="constant"),
+        lambda images: np.stack(
+            [
+                cv2.GaussianBlur(image, (0, 0), 1.3, sigmaY=0.7, borderType=cv2.BORDER_CONSTANT)
+                for image in images
+            ]
+        ),
+        "jaxsr_opencv_gaussian",
+    ),
+    "gaussian_blur of uint16": Case(
+        lambda x: ops.gaussian_blur(
+            x.astype(jnp.uint16) * 251, kernel_size=(3, 7), convention="opencv"
+        ),
+        by_plane(lambda plane: cv2.GaussianBlur(plane * np.uint16(251), (7, 3), 0)),
+        "jaxsr_opencv_gaussian",
     ),
     **{
         f"{name} {size}": Case(
@@ -152,6 +212,12 @@ def pictures(name: str, size: tuple[int, int] = (37, 52)) -> np.ndarray:
     if name in ("hsv_to_rgb", "hls_to_rgb"):
         images[..., 0] %= 180
     return images
+
+
+def test_every_call_has_a_case():
+    kernels = {kernel for of_library in CALLS.values() for kernel in of_library.values()}
+    otherwise = {"jaxsr_opencv_histogram", "jaxsr_scipy_label"}  # within `equalize`; without OpenCV
+    assert kernels - otherwise <= {case.target for case in CASES.values()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -193,6 +259,10 @@ def test_where_the_library_is_not_called(name, monkeypatch):
     assert not calls("tpu")
     if "opencv" in case.target:
         monkeypatch.setattr(_opencv, "opencv", lambda: None)
+        assert not calls()
+        monkeypatch.undo()
+    if "torch" in case.target:
+        monkeypatch.setattr(_torch, "torch_of_avx2", lambda: None)
         assert not calls()
         monkeypatch.undo()
     monkeypatch.setenv(SWITCH, "xla")

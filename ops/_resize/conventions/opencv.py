@@ -197,4 +197,5 @@ CONVENTION = Convention(
     antialias_is_fixed=True,
     most_axes=2,
     library=resize_by_opencv,
+    library_dtypes=("uint8", "float32"),
 )

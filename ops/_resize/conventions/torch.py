@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsr.ops._resize.convention import Convention
 from jaxsr.ops._resize.filters import KEYS_CUBIC, LANCZOS3, SHARP_CUBIC, TRIANGLE, Filter
+from jaxsr.ops._resize.torch_calls import resize_by_torch
 from jaxsr.ops._resize.weights import (
     Pass,
     Taps,
@@ -165,4 +166,6 @@ CONVENTION = Convention(
     antialias=False,
     options=("scale", "align_corners"),
     check=_check,
+    library=resize_by_torch,
+    library_dtypes=("uint8",),
 )

@@ -1,0 +1,199 @@
+# pyright: basic
+# JAX gives primitives no types.
+"""`cv2.remap` and `cv2.warpAffine` in programs for CPUs: bilinear reading at any position.
+
+OpenCV 5 weighs in float32; OpenCV 4 rounds positions to 1/32 of a pixel, so it is not called.
+It multiplies pixels by weights of zero, too, which we do not read: pictures that are not finite are
+taken apart.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxsr.ops._border import BORDERS, border_period
+from jaxsr.ops._by_rows import RowsCall
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
+from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border
+from jaxsr.ops._row_primitives import CALLS, first_installed, map_by_rows, without_single_channel
+
+CHANNELS = (1, 3, 4)
+"""Those of which OpenCV computes the weights in float32."""
+FARTHEST = float(1 << 22)
+"""Positions beyond are as far away: float32 numbers quarters of a pixel up to here."""
+LARGEST_EXTENT = (1 << 15) - 2
+"""Pixels along an axis that `cv2.remap` numbers."""
+_LARGE_PICTURE = 1 << 16
+"""Pixels of a result that OpenCV shares out among its threads by itself."""
+_MOST_PERIODS = 64
+"""OpenCV mirrors positions once for every period that they are away."""
+
+_Read = Callable[..., np.ndarray]
+"""Of a picture, the fill of its border and an array for the result."""
+_Reader = tuple[_Read, np.ndarray | None]
+"""And where the result is NaN, if anywhere."""
+
+
+def reading_primitive(name: str, kernel: str, plain: Callable[..., jax.Array]) -> Any:
+    """A primitive of pictures (n, m, h, w, c), arrays (n, ...) that make positions, and fills (n,).
+
+    Args:
+      name: for jaxprs.
+      kernel: one of this module.
+      plain: computes it with JAX's own operations. Options are `border`, a place in
+        `_border.BORDERS`, and the `size` of the result.
+    """
+    kernels = {"OpenCV 5": kernel}
+
+    def shape_of(pictures: Any, *_: Any, size: tuple[int, int], **__: int) -> tuple[int, ...]:
+        return (*pictures.shape[:2], *size, pictures.shape[-1])
+
+    def on_cpu(pictures: jax.Array, *others: jax.Array, **options: Any) -> jax.Array:
+        installed = first_installed(kernels)
+        if installed is None:
+            return plain(pictures, *others, **options)
+        target, version = installed
+        shape = shape_of(pictures, **options)
+        # Pictures that are read alike are rows of the batch, too.
+        has_rows = len(pictures) > 1
+        x = pictures if has_rows else pictures.swapaxes(0, 1)
+        call = RowsCall(
+            kernel=target,
+            shape=(*x.shape[:2], *shape[2:]),
+            has_rows=(True, *(has_rows,) * len(others), True),
+            channels_last=(False,) * (len(others) + 2),
+            options=(("border", (options["border"],)), ("version", version)),
+        )
+        return call(x, *others).reshape(shape)
+
+    CALLS[name] = kernels
+    primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of)
+    map_by_rows(primitive)
+    return primitive
+
+
+@kernel("jaxsr_opencv_remap")
+def remap_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    """Rows and columns (n, height, width)."""
+    _, rows, columns, _ = inputs
+
+    def reader(place: int, border: str, extents: tuple[int, int]) -> _Reader:
+        return _by_fields(rows[place], columns[place], border, extents)
+
+    _read_all(reader, inputs, outputs, attributes)
+
+
+@kernel("jaxsr_opencv_warp_affine")
+def warp_affine_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    """Matrices (n, 2, 3), from (x, y, 1) in the result to (x, y) in the picture."""
+    _, matrices, _ = inputs
+    size = outputs[0].shape[2:4]
+
+    def reader(place: int, border: str, extents: tuple[int, int]) -> _Reader:
+        return _by_matrix(matrices[place], size, border, extents)
+
+    _read_all(reader, inputs, outputs, attributes)
+
+
+def _read_all(
+    reader: Callable[[int, str, tuple[int, int]], _Reader],
+    inputs: Arrays,
+    outputs: Arrays,
+    attributes: Attributes,
+) -> None:
+    pictures, fills, (results,) = inputs[0], inputs[-1], outputs
+    border = BORDERS[attributes["border"][0]]
+    extents = pictures.shape[2], pictures.shape[3]
+    is_real = pictures.dtype == np.float32
+    most = 1.0 if is_real else np.iinfo(pictures.dtype).max
+
+    def read_row(row: int) -> None:
+        place = row if len(fills) == len(pictures) else 0
+        read, is_lost = reader(place, border, extents)
+        fill = float(fills[place])
+        pairs = map(without_single_channel, (pictures[row], results[row]))
+        for picture, result in zip(*pairs, strict=True):
+            if not (is_real or (fill.is_integer() and 0 <= fill <= most)):  # which OpenCV rounds
+                real = np.rint(read(picture.astype(np.float32), fill)).clip(0, most)
+                result[...] = np.nan_to_num(real)
+            else:
+                read(picture, fill, result)
+            if is_real and not (np.isfinite(result).all() and math.isfinite(fill)):
+                result[...] = _of_parts(read, picture, fill)
+            if is_lost is not None:
+                result[is_lost] = np.nan if is_real else 0
+
+    is_large = math.prod(results.shape[2:4]) > _LARGE_PICTURE
+    for_each_row(read_row, len(pictures), large=is_large)
+
+
+def _by_fields(
+    rows: np.ndarray, columns: np.ndarray, border: str, extents: tuple[int, int]
+) -> _Reader:
+    cv2, flag, is_lost = opencv(), opencv_border(border), None
+    fields: tuple[np.ndarray, ...] = (rows, columns)
+    if not all(
+        _is_near(field, extent, border) for field, extent in zip(fields, extents, strict=True)
+    ):
+        is_lost = np.isnan(rows + columns)
+        fields = tuple(
+            _within_periods(np.nan_to_num(field), extent, border)
+            for field, extent in zip(fields, extents, strict=True)
+        )
+
+    def read(picture: np.ndarray, fill: float, result: np.ndarray | None = None) -> np.ndarray:
+        value = (fill,) * 4
+        return cv2.remap(picture, *fields[::-1], cv2.INTER_LINEAR, result, flag, value)
+
+    return read, is_lost
+
+
+def _by_matrix(
+    matrix: np.ndarray, size: tuple[int, int], border: str, extents: tuple[int, int]
+) -> _Reader:
+    cv2, flag = opencv(), opencv_border(border)
+    (height, width), (across, down) = size, matrix
+    corners = np.array([(x, y, 1) for x in (0, width - 1) for y in (0, height - 1)], np.float32)
+    if not all(
+        _is_near(corners @ line, extent, border)
+        for line, extent in zip((down, across), extents, strict=True)
+    ):
+        y, x = np.indices(size, np.float32, sparse=True)
+        fields = (
+            np.clip(line[0] * x + line[1] * y + line[2], -FARTHEST, FARTHEST)
+            for line in (down, across)
+        )
+        rows, columns = fields
+        return _by_fields(rows, columns, border, extents)
+    method = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+
+    def read(picture: np.ndarray, fill: float, result: np.ndarray | None = None) -> np.ndarray:
+        value = (fill,) * 4
+        return cv2.warpAffine(picture, matrix, (width, height), result, method, flag, value)
+
+    return read, None
+
+
+def _is_near(field: np.ndarray, extent: int, border: str) -> bool:
+    """Whether OpenCV takes these positions as they are; NaN is none."""
+    farthest = _MOST_PERIODS * extent if border in ("reflect101", "symmetric") else FARTHEST
+    return bool(-farthest <= field.min() and field.max() <= farthest)
+
+
+def _within_periods(field: np.ndarray, extent: int, border: str) -> np.ndarray:
+    if border not in ("reflect101", "symmetric"):
+        return field
+    return field % np.float32(border_period(extent, border))
+
+
+def _of_parts(read: _Read, picture: np.ndarray, fill: float) -> np.ndarray:
+    """Finite pixels, and beside them those of each other value that have a weight."""
+    out = read(np.nan_to_num(picture, posinf=0, neginf=0), fill if math.isfinite(fill) else 0.0)
+    tests = {np.inf: np.isposinf, -np.inf: np.isneginf, np.nan: np.isnan}
+    for value, test in tests.items():
+        out[read(test(picture).astype(np.float32), float(test(fill))) > 0] += np.float32(value)
+    return out
