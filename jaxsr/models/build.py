@@ -9,7 +9,6 @@
 | a folder with transformers' `config.json`, or that file | its architecture |
 """
 
-import importlib
 import inspect
 import pkgutil
 import sys
@@ -22,7 +21,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
-from jaxsr.models.libraries import import_library, import_transformers
+from jaxsr.models.libraries import import_beside_torch, import_library, import_transformers
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
@@ -72,12 +71,9 @@ def build_network(
     except UserError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        # The line that called torch says more than the one in torch.
-        frame = ([f for f in frames if not f.filename.startswith(_TORCH)] or frames)[-1]
         raise InputError(
-            f"{option} {name} cannot be built: {type(error).__name__}: {one_line(error)} "
-            f"({Path(frame.filename).name}:{frame.lineno})"
+            f"{option} {name} cannot be built: {type(error).__name__}: {one_line(error)}"
+            f"{_place(error)}"
         ) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"{option} {name} made a {type(network).__name__}, not a torch module")
@@ -108,24 +104,37 @@ def import_attribute(name: str, *, option: str) -> Any:
     if not {"", str(Path.cwd())} & {*sys.path}:  # the console script leaves it out
         sys.path.insert(0, "")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        way_out = "run where it can be imported, or set PYTHONPATH"
-        if module_name.endswith(".py"):
-            way_out = f"write {Path(module_name).stem}:{attribute or 'Class'}, in the file's folder"
-        raise InputError(
-            f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
-        ) from error
+        module = import_beside_torch(module_name)
     except Exception as error:
+        # A module that this one needs may be missing as well.
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            way_out = "run where it can be imported, or set PYTHONPATH"
+            if module_name.endswith(".py"):
+                stem = Path(module_name).stem
+                way_out = f"write {stem}:{attribute or 'Class'}, in the file's folder"
+            raise InputError(
+                f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
+            ) from error
         raise InputError(
             f"{option} {name}: importing {module_name} failed: {type(error).__name__}: "
-            f"{one_line(error)}"
+            f"{one_line(error)}{_place(error)}"
         ) from error
     if not attribute:
         raise InputError(f"{option} {name} names no class; write {name.rstrip(':')}:Class")
     if not hasattr(module, attribute):
         raise InputError(f"{option} {name}: {module_name} has no class or function {attribute!r}")
     return getattr(module, attribute)
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, SyntaxError):  # its text has the place
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    # The line that called torch says more than the one in torch.
+    ours = [f for f in frames if not f.filename.startswith((_TORCH, "<"))]
+    frame = (ours or frames)[-1]
+    return f" ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def _user_class(name: str, options: Mapping[str, Any], option: str) -> Any:

@@ -64,10 +64,11 @@ def test_jax_equals_torch(family, config):
         np.testing.assert_allclose(our_weights[name], weight, atol=3e-4, err_msg=name)
 
 
-def test_a_dictionary_of_one_tensor_is_that_tensor():
+def test_a_dictionary_or_dataclass_of_one_tensor_is_that_tensor():
     plain, _ = losses(custom_super_resolution, dataclasses.replace(ENLARGE, steps=2))
-    config = dataclasses.replace(ENLARGE, steps=2, network=f"{HERE}:Wrapped")
-    assert losses(custom_super_resolution, config)[0] == plain
+    for name in ("Wrapped", "WrappedInDataclass"):
+        config = dataclasses.replace(ENLARGE, steps=2, network=f"{HERE}:{name}")
+        assert losses(custom_super_resolution, config)[0] == plain
 
 
 @pytest.mark.slow
