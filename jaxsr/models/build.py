@@ -12,20 +12,19 @@
 import inspect
 import pkgutil
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
-from jaxsr.errors import InputError, UserError, first_of, one_line
+from jaxsr.errors import InputError, UserError, first_of, one_line, place_of
 from jaxsr.models.libraries import import_beside_torch, import_library, import_transformers
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
 
-_TORCH = f"{Path(torch.__file__).parent}/"
 _SEED = 20261121
 BUILDS_FROM_OPTIONS = "untrained_network"
 """Method of `jaxsr.Task` that builds what a run trained."""
@@ -72,12 +71,37 @@ def build_network(
         raise
     except Exception as error:
         raise InputError(
-            f"{option} {name} cannot be built: {type(error).__name__}: {one_line(error)}"
-            f"{_place(error)}"
+            f"{option} {name} cannot be built: {type(error).__name__}: {one_line(error)} "
+            f"({place_of(error)})"
         ) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"{option} {name} made a {type(network).__name__}, not a torch module")
+    check_parameters(network, f"{option} {name}")
     return network
+
+
+def check_parameters(network: nn.Module, what: str) -> None:
+    """Refuses networks whose parameters have no values yet, or names that torch.compile gave.
+
+    Args:
+      network: as its own code made it.
+      what: how the user named it, for errors.
+
+    Raises:
+      InputError: it has a lazy module that was never called, or one that is compiled.
+    """
+    for path, module in network.named_modules():
+        place = f"{what}: {path or 'it'} is a {type(module).__name__}"
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise InputError(
+                f"{place}, whose sizes are known after a first call; call the network once on "
+                "zeros where it is made"
+            )
+        if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
+            raise InputError(
+                f"{place}, which torch.compile made; leave torch.compile out (the jax engine "
+                "compiles all, and --compile does so with the torch engine)"
+            )
 
 
 def build_untrained(name: str, options: Mapping[str, Any] | None = None) -> nn.Module:
@@ -116,9 +140,10 @@ def import_attribute(name: str, *, option: str) -> Any:
             raise InputError(
                 f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
             ) from error
+        place = "" if isinstance(error, SyntaxError) else f" ({place_of(error)})"  # has its own
         raise InputError(
             f"{option} {name}: importing {module_name} failed: {type(error).__name__}: "
-            f"{one_line(error)}{_place(error)}"
+            f"{one_line(error)}{place}"
         ) from error
     if not attribute:
         raise InputError(f"{option} {name} names no class; write {name.rstrip(':')}:Class")
@@ -127,20 +152,13 @@ def import_attribute(name: str, *, option: str) -> Any:
     return getattr(module, attribute)
 
 
-def _place(error: Exception) -> str:
-    if isinstance(error, SyntaxError):  # its text has the place
-        return ""
-    frames = traceback.extract_tb(error.__traceback__)
-    # The line that called torch says more than the one in torch.
-    ours = [f for f in frames if not f.filename.startswith((_TORCH, "<"))]
-    frame = (ours or frames)[-1]
-    return f" ({Path(frame.filename).name}:{frame.lineno})"
-
-
 def _user_class(name: str, options: Mapping[str, Any], option: str) -> Any:
     make = import_attribute(name, option=option)
-    if not callable(make):
-        raise InputError(f"{option} {name} is a {type(make).__name__}, not a class or function")
+    if isinstance(make, nn.Module) or not callable(make):
+        raise InputError(
+            f"{option} {name} is a {type(make).__name__}, not a class or function; name the class, "
+            "or a function that makes one"
+        )
     return _call(make, name, options, option)
 
 

@@ -35,23 +35,25 @@ def tensors_of(output: Any) -> list[Any]:
         names = ", ".join(map(str, parts))
         raise InputError(
             f"the network returned a {type(output).__name__} of {names}; wrap it in a module that "
-            "returns the one tensor to train"
+            "returns the one that is its answer"
         )
     if isinstance(output, (list, tuple)) and output and all(map(_is_tensor, output)):
         return [*output]
     raise InputError(
         f"the network returned a {type(output).__name__}, not a tensor; wrap it in a module that "
-        "returns the one tensor to train"
+        "returns the one that is its answer"
     )
 
 
 def answer_of(output: Any) -> Any:
     """The tensor that a network answers with: the first of the largest, where it gives several.
 
+    Pictures and maps, (n, c, h, w), come before features of fewer axes, whose sides may be larger.
+
     Raises:
       InputError: see `tensors_of`.
     """
-    return max(tensors_of(output), key=lambda one: one.shape[-2:])  # the first of equals
+    return max(tensors_of(output), key=lambda one: (len(one.shape), one.shape[-2:]))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.models.build import import_attribute
+from jaxsr.models.libraries import import_library
 
 # The check that `import torchvision` fails at where its operators were not compiled for this torch.
 BESIDE_ANOTHER_TORCH = """
@@ -48,6 +49,11 @@ def test_a_module_that_imports_torchvision_beside_another_torch(module):
             "importing users_module failed: ImportError: cannot import name 'no_such_name'",
         ),
         ("a = [\n", "importing users_module failed: SyntaxError: '[' was never closed"),
+        (
+            "import dataclasses\nFields = dataclasses.make_dataclass('F', [('a', list, [])])\n",
+            "ValueError: mutable default <class 'list'> for field a is not allowed: use "
+            "default_factory (users_module.py:2)",
+        ),
         ("\n\nundefined\n", "NameError: name 'undefined' is not defined (users_module.py:3)"),
     ],
 )
@@ -56,3 +62,11 @@ def test_an_import_that_fails_says_where(module, text, message):
     with pytest.raises(InputError) as error:
         import_attribute("users_module:Net", option="--network")
     assert message in str(error.value) and "PYTHONPATH" not in str(error.value)
+
+
+def test_a_library_that_is_missing_or_lacks_another_says_what_to_install(module):
+    with pytest.raises(InputError, match=r"pip install --no-deps no_such_library$"):
+        import_library("no_such_library")
+    module("import no_such_library.part\n")
+    with pytest.raises(InputError, match=r"install the package that has no_such_library$"):
+        import_library("users_module")

@@ -48,6 +48,15 @@ class Pair(Enlarger):
         return {"picture": super().forward(x), "other": x}
 
 
+ENLARGER = Enlarger()
+
+
+def compiled():
+    network = Enlarger()
+    network.body = torch.compile(network.body)
+    return network
+
+
 class Wrapped(Enlarger):
     """Returns its picture as libraries do, in a dictionary."""
 

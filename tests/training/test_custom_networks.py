@@ -166,6 +166,20 @@ WRONG = {
     "no such module": (["--network", "no_such:Net"], "--network no_such:Net: cannot import"),
     "a file": (["--network", "my_nets.py:Net"], "write my_nets:Net, in the file's folder"),
     "no such class": (["--network", f"{HERE}:Missing"], "has no class or function 'Missing'"),
+    "an object": (["--network", f"{HERE}:ENLARGER"], "is a Enlarger, not a class or function"),
+    "lazy": (
+        [
+            "--network",
+            "torch.nn:LazyConv2d",
+            "--network-args",
+            '{"out_channels": 3, "kernel_size": 1}',
+        ],
+        "it is a LazyConv2d, .* call the network once",
+    ),
+    "compiled": (
+        ["--network", f"{HERE}:compiled"],
+        "body is a OptimizedModule, .* leave torch.com",
+    ),
     "no class": (["--network", HERE], f"{HERE} names no class; write {HERE}:Class"),
     "no parameters": (
         ["--network", "torch.nn:Upsample", "--network-args", '{"scale_factor": 4}'],
@@ -277,4 +291,5 @@ def test_remat_without_blocks_is_refused(capsys, tmp_path):
 def test_the_answer_is_the_first_of_the_largest():
     maps = [torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)]
     assert answer_of(maps) is maps[1]
+    assert answer_of([torch.zeros(16, 9), *maps]) is maps[1]  # features beside them
     assert answer_of({"logits": maps[0], "loss": None}) is maps[0]
