@@ -20,10 +20,11 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from jaxsr.errors import InputError, UserError, first_of, one_line, place_of
+from jaxsr.errors import InputError, UserError, first_of, one_line
 from jaxsr.models.libraries import import_beside_torch, import_library, import_transformers
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
+from jaxsr.models.user_files import place_of
 
 _SEED = 20261121
 BUILDS_FROM_OPTIONS = "untrained_network"

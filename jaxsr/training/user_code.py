@@ -5,7 +5,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import TracebackType
 
-from jaxsr.errors import InputError, UserError, is_users_file, one_line, place_of
+from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.models.user_files import is_users_file, place_of
 
 
 @contextmanager
