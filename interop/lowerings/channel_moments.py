@@ -68,7 +68,7 @@ def _dots(g: jax.Array, x: jax.Array, mean: jax.Array, *, axis: int) -> jax.Arra
     return dots_p.bind(*alike(g, x, mean), axis=axis)
 
 
-def _rows(both: jax.Array) -> list[jax.Array]:
+def _rows(both: jax.Array) -> Sequence[jax.Array]:
     """The two values of each channel, (1, C) or (N, 1, C) each.
 
     A slice's gradient is a padding, and that of two slices the sum of two paddings, which XLA

@@ -13,6 +13,7 @@ from jaxtyping import Float32, UInt8
 
 from jaxsr.data.batch_plan import Size, Together, plan
 from jaxsr.data.input_form import InputForm
+from jaxsr.errors import InputError
 
 Collect = Callable[[], np.ndarray]
 """Waits for a batch's logits."""
@@ -75,6 +76,9 @@ class BatchedNetwork:
         Args:
           together: the batch.
           images: the pictures that it names.
+
+        Raises:
+          InputError: from the function that it returns: the network gives no such logits.
         """
         prepared = [self.form.prepare(image) for image in images]
         # Rows without a picture repeat the first.
@@ -88,7 +92,14 @@ class BatchedNetwork:
         collect = self._submit(planes, **named)
 
         def logits() -> list[np.ndarray]:
-            batch = np.asarray(collect())[:, 0]
+            maps, expected = np.asarray(collect()), (together.rows, 1, *together.canvas)
+            if maps.shape != expected:
+                raise InputError(
+                    f"the network gives {maps.shape} for pictures {planes.shape}, not logits "
+                    f"{expected}; give a detector (networks that return pictures are for "
+                    "python -m jaxsr.restore)"
+                )
+            batch = maps[:, 0]
             if self.form.evaluate == "base":
                 return list(batch[: len(images)])
             return [

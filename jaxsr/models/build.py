@@ -9,24 +9,23 @@
 | a folder with transformers' `config.json`, or that file | its architecture |
 """
 
-import importlib
 import inspect
 import pkgutil
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
-from jaxsr.models.libraries import import_library, import_transformers
+from jaxsr.models.libraries import import_beside_torch, import_library, import_transformers
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
+from jaxsr.models.user_files import place_of
 
-_TORCH = f"{Path(torch.__file__).parent}/"
 _SEED = 20261121
 BUILDS_FROM_OPTIONS = "untrained_network"
 """Method of `jaxsr.Task` that builds what a run trained."""
@@ -72,16 +71,38 @@ def build_network(
     except UserError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        # The line that called torch says more than the one in torch.
-        frame = ([f for f in frames if not f.filename.startswith(_TORCH)] or frames)[-1]
         raise InputError(
             f"{option} {name} cannot be built: {type(error).__name__}: {one_line(error)} "
-            f"({Path(frame.filename).name}:{frame.lineno})"
+            f"({place_of(error)})"
         ) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"{option} {name} made a {type(network).__name__}, not a torch module")
+    check_parameters(network, f"{option} {name}")
     return network
+
+
+def check_parameters(network: nn.Module, what: str) -> None:
+    """Refuses networks whose parameters have no values yet, or names that torch.compile gave.
+
+    Args:
+      network: as its own code made it.
+      what: how the user named it, for errors.
+
+    Raises:
+      InputError: it has a lazy module that was never called, or one that is compiled.
+    """
+    for path, module in network.named_modules():
+        place = f"{what}: {path or 'it'} is a {type(module).__name__}"
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise InputError(
+                f"{place}, whose sizes are known after a first call; call the network once on "
+                "zeros where it is made"
+            )
+        if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
+            raise InputError(
+                f"{place}, which torch.compile made; leave torch.compile out (the jax engine "
+                "compiles all, and --compile does so with the torch engine)"
+            )
 
 
 def build_untrained(name: str, options: Mapping[str, Any] | None = None) -> nn.Module:
@@ -108,18 +129,22 @@ def import_attribute(name: str, *, option: str) -> Any:
     if not {"", str(Path.cwd())} & {*sys.path}:  # the console script leaves it out
         sys.path.insert(0, "")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        way_out = "run where it can be imported, or set PYTHONPATH"
-        if module_name.endswith(".py"):
-            way_out = f"write {Path(module_name).stem}:{attribute or 'Class'}, in the file's folder"
-        raise InputError(
-            f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
-        ) from error
+        module = import_beside_torch(module_name)
     except Exception as error:
+        # A module that this one needs may be missing as well.
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            way_out = "run where it can be imported, or set PYTHONPATH"
+            if module_name.endswith(".py"):
+                stem = Path(module_name).stem
+                way_out = f"write {stem}:{attribute or 'Class'}, in the file's folder"
+            raise InputError(
+                f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
+            ) from error
+        place = "" if isinstance(error, SyntaxError) else f" ({place_of(error)})"  # has its own
         raise InputError(
             f"{option} {name}: importing {module_name} failed: {type(error).__name__}: "
-            f"{one_line(error)}"
+            f"{one_line(error)}{place}"
         ) from error
     if not attribute:
         raise InputError(f"{option} {name} names no class; write {name.rstrip(':')}:Class")
@@ -130,8 +155,11 @@ def import_attribute(name: str, *, option: str) -> Any:
 
 def _user_class(name: str, options: Mapping[str, Any], option: str) -> Any:
     make = import_attribute(name, option=option)
-    if not callable(make):
-        raise InputError(f"{option} {name} is a {type(make).__name__}, not a class or function")
+    if isinstance(make, nn.Module) or not callable(make):
+        raise InputError(
+            f"{option} {name} is a {type(make).__name__}, not a class or function; name the class, "
+            "or a function that makes one"
+        )
     return _call(make, name, options, option)
 
 

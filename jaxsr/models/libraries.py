@@ -13,32 +13,41 @@ _FRAGMENTS: list[torch.library.Library] = []
 """torch forgets what a freed fragment declared."""
 
 
+def import_beside_torch(name: str) -> Any:
+    """A module that may import torchvision, which may be of another build of torch.
+
+    torchvision beside another build lacks its compiled operators, and fails to import for that.
+    Networks do without them, so they are declared and the import is tried again.
+    """
+    try:
+        return importlib.import_module(name)
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+        _FRAGMENTS.append(torch.library.Library("torchvision", "FRAGMENT"))
+        for operator in ("nms", "qnms"):
+            _FRAGMENTS[-1].define(
+                f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
+        return importlib.import_module(name)
+
+
 def import_library(name: str) -> Any:
     """A module of another library, which may be missing or broken.
-
-    torchvision beside another build of torch lacks its compiled operators, and fails to import for
-    that. Networks do without them, so they are declared and the import is tried again.
 
     Raises:
       InputError: it cannot be imported.
     """
     try:
-        try:
-            return importlib.import_module(name)
-        except RuntimeError as error:
-            if "torchvision::nms does not exist" not in str(error):
-                raise
-            _FRAGMENTS.append(torch.library.Library("torchvision", "FRAGMENT"))
-            for operator in ("nms", "qnms"):
-                _FRAGMENTS[-1].define(
-                    f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-                )
-            return importlib.import_module(name)
+        return import_beside_torch(name)
     except Exception as error:  # torchvision fails in many ways beside another torch
         library = name.partition(".")[0]
+        way_out = f"install it beside this torch: pip install --no-deps {library}"
+        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+        if lacking is not None and lacking.partition(".")[0] != library:
+            way_out = f"install the package that has {lacking.partition('.')[0]}"
         raise InputError(
-            f"{library} cannot be imported ({type(error).__name__}: {one_line(error)}); install it "
-            f"beside this torch: pip install --no-deps {library}"
+            f"{library} cannot be imported ({type(error).__name__}: {one_line(error)}); {way_out}"
         ) from error
 
 

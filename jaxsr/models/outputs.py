@@ -1,8 +1,11 @@
-"""What a network of the user's may return: a tensor, a list of them, or a dictionary of one.
+"""What a network of the user's may return: a tensor, a list of them, or one in a container.
+
+The container is a dictionary or a dataclass, whose other values are None.
 
 Works for torch tensors and JAX arrays alike.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,37 +16,44 @@ def tensors_of(output: Any) -> list[Any]:
     """The tensors of a network's output, in its order.
 
     Args:
-      output: a tensor, a list or tuple of tensors, or a mapping (`ModelOutput`) of one tensor.
+      output: a tensor, a list or tuple of tensors, or a mapping (`ModelOutput`) or dataclass of
+        one tensor.
 
     Raises:
       InputError: it is something else.
     """
     if _is_tensor(output):
         return [output]
-    if isinstance(output, Mapping):
-        values = [value for value in output.values() if value is not None]
+    if dataclasses.is_dataclass(output) and not isinstance(output, (Mapping, type)):
+        parts = {part.name: getattr(output, part.name) for part in dataclasses.fields(output)}
+    else:
+        parts = output
+    if isinstance(parts, Mapping):
+        values = [value for value in parts.values() if value is not None]
         if len(values) == 1 and _is_tensor(values[0]):
             return values
-        names = ", ".join(map(str, output))
+        names = ", ".join(map(str, parts))
         raise InputError(
             f"the network returned a {type(output).__name__} of {names}; wrap it in a module that "
-            "returns the one tensor to train"
+            "returns the one that is its answer"
         )
     if isinstance(output, (list, tuple)) and output and all(map(_is_tensor, output)):
         return [*output]
     raise InputError(
         f"the network returned a {type(output).__name__}, not a tensor; wrap it in a module that "
-        "returns the one tensor to train"
+        "returns the one that is its answer"
     )
 
 
 def answer_of(output: Any) -> Any:
     """The tensor that a network answers with: the first of the largest, where it gives several.
 
+    Pictures and maps, (n, c, h, w), come before features of fewer axes, whose sides may be larger.
+
     Raises:
       InputError: see `tensors_of`.
     """
-    return max(tensors_of(output), key=lambda one: one.shape[-2:])  # the first of equals
+    return max(tensors_of(output), key=lambda one: (len(one.shape), one.shape[-2:]))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -58,6 +58,8 @@ def load_own_network(
     if builder.partition(":")[0] not in LIBRARIES:
         _check_builder(path, builder, arguments)
     network = build_network(builder, arguments)
+    if "task" in metadata:  # by --network, which trains float64 parameters and buffers in float32
+        network.float()
     load_weights(network, weights, source=str(path))
     return LoadedModel(
         network=network.cpu().eval(), name=name, family=type(network).__name__, **uses

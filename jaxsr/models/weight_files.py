@@ -143,19 +143,33 @@ def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, T
     return dict(zip(names, weights.values(), strict=True))
 
 
+def names_of_tensors(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """For each name in a state dict, every name of the same tensor: shared weights have several."""
+    tensors = module.state_dict(keep_vars=True)
+    names: dict[int, tuple[str, ...]] = {}
+    for name, tensor in tensors.items():
+        names[id(tensor)] = (*names.get(id(tensor), ()), name)
+    return {name: names[id(tensor)] for name, tensor in tensors.items()}
+
+
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: str) -> None:
     """Copies `weights` into `module`, all of them or, on an error, none.
 
     Args:
       module: takes the values in its dtype and on its device.
-      weights: tensors by the module's names; only `num_batches_tracked` may be absent.
+      weights: tensors by the module's names; only `num_batches_tracked` may be absent, and all but
+        one of the names that share a tensor.
       source: where the weights are from, for errors.
 
     Raises:
       ValueError: a name missing or left over, another shape, or a value that is not finite.
     """
     expected = module.state_dict()
-    missing = [n for n in expected if n not in weights and not n.endswith("num_batches_tracked")]
+    missing = [
+        name
+        for name, names in names_of_tensors(module).items()
+        if not (any(n in weights for n in names) or name.endswith("num_batches_tracked"))
+    ]
     unexpected = [name for name in weights if name not in expected]
     shapes = [
         f"{name} is {tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
@@ -176,4 +190,5 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
         raise InputError(
             f"{source} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
         )
+    # What is absent is the module's own memory: copied onto itself, or onto what it shares.
     module.load_state_dict({**expected, **weights})

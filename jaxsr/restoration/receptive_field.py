@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.models.outputs import answer_of
 from jaxsr.restoration.coverage import cover
 from jaxsr.restoration.covered_tensor import CoveredTensor, NotAnalysedError
 from jaxsr.restoration.live_values import most_live_values
@@ -76,7 +77,8 @@ def measure_reach(
     """Reads a network's reach from its operations, or probes it.
 
     Args:
-      network: takes (batch, `channels`, height, width), in [0, 1] or any range near it.
+      network: takes (batch, `channels`, height, width), in [0, 1] or any range near it; answers as
+        `jaxsr.models.outputs.answer_of` says.
       channels: of its input.
       least_side: the smallest sides that it takes.
       side_multiple: sides are multiples of this.
@@ -84,7 +86,13 @@ def measure_reach(
     Raises:
       ValueError: it does not turn pictures into pictures `scale` times as large.
     """
-    with torch.no_grad(), _evaluating(network), torch.backends.nnpack.flags(enabled=False):
+    answering = network.register_forward_hook(lambda _module, _inputs, output: answer_of(output))
+    with (
+        answering,
+        torch.no_grad(),
+        _evaluating(network),
+        torch.backends.nnpack.flags(enabled=False),
+    ):
         return _Measurement(network, channels, least_side, side_multiple).reach()
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from jaxsr.errors import InputError, first_of
 from jaxsr.models.load import exported_weights
-from jaxsr.models.weight_files import read_weights
+from jaxsr.models.weight_files import names_of_tensors, read_weights
 from jaxsr.training.task import Trainable
 
 
@@ -82,9 +82,14 @@ def initialise(network: nn.Module, source: Path) -> list[str]:
             f"{path} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
         )
     network.load_state_dict(fitting, strict=False)
-    lines = [f"initialised {len(fitting)} of {len(state)} tensors from {path}"]
+    tensors = names_of_tensors(network)
+    initialised = {tensors[name] for name in fitting}
+    total = len({*tensors.values()})
+    lines = [f"initialised {len(initialised)} of {total} tensors from {path}"]
     groups = {
-        "kept their initial values": [n for n in state if n not in weights],
+        "kept their initial values": [
+            names[0] for names in dict.fromkeys(tensors.values()) if not {*names} & {*weights}
+        ],
         "have another shape in the file": misshapen,
         "of the file are not the network's": [n for n in weights if n not in state],
     }

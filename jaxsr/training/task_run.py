@@ -13,7 +13,7 @@ from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.interop.sharding_rules import planned_rules
-from jaxsr.models.build import import_attribute
+from jaxsr.models.build import check_parameters, import_attribute
 from jaxsr.training.engines import traced_result
 from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
 from jaxsr.training.task_data import (
@@ -145,11 +145,14 @@ class TaskRun:
             return self._user.objective()
 
         with located(f"{label}.network"), torch.random.fork_rng(devices=[]):
+            objective = None
             if self.config.aot is not None:
                 # Without values, as for a network that this machine could not hold.
                 with contextlib.suppress(Exception), torch.device("meta"):
-                    return build()
-            return build()
+                    objective = build()
+            objective = build() if objective is None else objective
+        check_parameters(objective, label)
+        return objective
 
     def _blocks(self) -> list[str]:
         """Submodules that `remat` recomputes.

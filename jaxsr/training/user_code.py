@@ -1,24 +1,12 @@
 """Errors of users' code as one line with its place; `JAXSR_TRACEBACK=1` shows the traceback."""
 
-import sysconfig
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 
-import jaxsr
 from jaxsr.errors import InputError, UserError, one_line
-
-_PACKAGE = Path(jaxsr.__file__).parent
-_LIBRARIES = tuple(
-    f"{folder}/"
-    for folder in {
-        _PACKAGE,
-        *(path.resolve() for path in (_PACKAGE / "interop", _PACKAGE / "ops")),  # may be links
-        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
-    }
-)
+from jaxsr.models.user_files import is_users_file, place_of
 
 
 @contextmanager
@@ -60,15 +48,8 @@ def located_in_users_files() -> Generator[None]:
 
 
 def _described(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    candidates = [f for f in frames if _is_users(f.filename)] or frames
-    place = f"{Path(candidates[-1].filename).name}:{candidates[-1].lineno}"
-    return f"{type(error).__name__}: {one_line(error)} ({place})"
+    return f"{type(error).__name__}: {one_line(error)} ({place_of(error)})"
 
 
 def _passes_users_file(trace: TracebackType | None) -> bool:
-    return any(_is_users(frame.filename) for frame in traceback.extract_tb(trace))
-
-
-def _is_users(file: str) -> bool:
-    return not file.startswith((*_LIBRARIES, "<"))
+    return any(is_users_file(frame.filename) for frame in traceback.extract_tb(trace))

@@ -33,7 +33,9 @@ class Detector(nn.Module):
         return self.conv(x)
 
 def make(**options):
-    return Net(**options)
+    network = Net(**options)
+    network.register_buffer("window", torch.ones(2, dtype=torch.float64), persistent=False)
+    return network
 """
 SR = {"task": "super-resolution", "builder": "door_nets:Net", "builder_args": {"scale": 2},
       "scale": 2, "channels": 3, "value_range": [-1.0, 1.0]}  # fmt: skip
@@ -92,7 +94,9 @@ def test_a_run_folder_builds_its_network(run):
 
 def test_a_function_below_the_current_folder_may_build(run):
     folder, _ = run({**SR, "builder": "door_nets:make"})
-    assert load_model(folder).family == "Net"
+    loaded = load_model(folder)
+    assert loaded.family == "Net"
+    assert loaded.network.window.dtype == torch.float32  # as in training
 
 
 def test_a_file_elsewhere_runs_nothing(run, tmp_path):

@@ -177,6 +177,22 @@ def test_weights_that_do_not_fit_name_the_first_few(net):
     assert_same(before, net)  # nothing was loaded in part
 
 
+@pytest.mark.parametrize("kept", ["first", "second"])
+def test_one_name_of_a_shared_tensor_suffices(kept):
+    def tied():
+        module = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("first", "second")})
+        module["second"].weight = module["first"].weight
+        return module
+
+    source, module = tied(), tied()
+    weights = source.state_dict()
+    weights = {n: v for n, v in weights.items() if n.endswith("bias") or n.startswith(kept)}
+    load_weights(module, weights, source="test")
+    assert_same(module.state_dict(), source)
+    with pytest.raises(ValueError, match=r"2 missing: first\.weight, second\.weight;"):
+        load_weights(module, {n: weights[n] for n in weights if "bias" in n}, source="test")
+
+
 def test_values_that_are_not_numbers_are_refused(net):
     weights = net.state_dict()
     weights["0.weight"] = torch.full_like(weights["0.weight"], float("nan"))

@@ -36,6 +36,8 @@ def made(network: nn.Module, seed: int = 0) -> nn.Module:
         (lambda: nn.Conv2d(3, 3, 1), 3, 1, 0, 1),
         (lambda: networks.Small(scale=2), 3, 2, 4, 1),
         (lambda: networks.Small(scale=1, channels=1), 1, 1, 4, 1),
+        (networks.Named, 3, 2, 4, 1),
+        (lambda: networks.Named(listed=True), 3, 2, 4, 1),
         (networks.Gated, 3, 1, 3, 1),
         (networks.Dilated, 3, 1, 112, 1),
     ],

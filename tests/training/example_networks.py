@@ -1,5 +1,7 @@
 """Networks, a discriminator and losses as a user might write them, right and wrong."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -46,11 +48,33 @@ class Pair(Enlarger):
         return {"picture": super().forward(x), "other": x}
 
 
+ENLARGER = Enlarger()
+
+
+def compiled():
+    network = Enlarger()
+    network.body = torch.compile(network.body)
+    return network
+
+
 class Wrapped(Enlarger):
     """Returns its picture as libraries do, in a dictionary."""
 
     def forward(self, x):
         return {"picture": super().forward(x), "loss": None}
+
+
+@dataclass
+class Answer:
+    picture: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class WrappedInDataclass(Enlarger):
+    """Returns its picture as an attribute."""
+
+    def forward(self, x):
+        return Answer(super().forward(x))
 
 
 class Text(Enlarger):

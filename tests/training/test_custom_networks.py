@@ -64,9 +64,12 @@ def test_jax_equals_torch(family, config):
         np.testing.assert_allclose(our_weights[name], weight, atol=3e-4, err_msg=name)
 
 
-def test_a_dictionary_of_one_tensor_is_that_tensor():
+@pytest.mark.parametrize(
+    "name", ["Wrapped", pytest.param("WrappedInDataclass", marks=pytest.mark.slow)]
+)
+def test_a_container_of_one_tensor_is_that_tensor(name):
     plain, _ = losses(custom_super_resolution, dataclasses.replace(ENLARGE, steps=2))
-    config = dataclasses.replace(ENLARGE, steps=2, network=f"{HERE}:Wrapped")
+    config = dataclasses.replace(ENLARGE, steps=2, network=f"{HERE}:{name}")
     assert losses(custom_super_resolution, config)[0] == plain
 
 
@@ -165,6 +168,20 @@ WRONG = {
     "no such module": (["--network", "no_such:Net"], "--network no_such:Net: cannot import"),
     "a file": (["--network", "my_nets.py:Net"], "write my_nets:Net, in the file's folder"),
     "no such class": (["--network", f"{HERE}:Missing"], "has no class or function 'Missing'"),
+    "an object": (["--network", f"{HERE}:ENLARGER"], "is a Enlarger, not a class or function"),
+    "lazy": (
+        [
+            "--network",
+            "torch.nn:LazyConv2d",
+            "--network-args",
+            '{"out_channels": 3, "kernel_size": 1}',
+        ],
+        "it is a LazyConv2d, .* call the network once",
+    ),
+    "compiled": (
+        ["--network", f"{HERE}:compiled"],
+        "body is a OptimizedModule, .* leave torch.com",
+    ),
     "no class": (["--network", HERE], f"{HERE} names no class; write {HERE}:Class"),
     "no parameters": (
         ["--network", "torch.nn:Upsample", "--network-args", '{"scale_factor": 4}'],
@@ -276,4 +293,6 @@ def test_remat_without_blocks_is_refused(capsys, tmp_path):
 def test_the_answer_is_the_first_of_the_largest():
     maps = [torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)]
     assert answer_of(maps) is maps[1]
+    assert answer_of([torch.zeros(16, 9), *maps]) is maps[1]  # features beside them
     assert answer_of({"logits": maps[0], "loss": None}) is maps[0]
+    assert answer_of(example_networks.Answer(maps[0])) is maps[0]

@@ -105,6 +105,18 @@ def test_detect_takes_the_run_folder():
         assert network.state_dict()[name].equal(value)
 
 
+@pytest.mark.usefixtures("folder")
+def test_detect_refuses_a_network_of_pictures(capsys):
+    _train("Sharpening")
+    words = ["picture.png", "--model", "runs/own", "--out", "marked", "--engine", "torch"]
+    assert detect.main(words) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    # The network doubles the 256² that detectors see by default.
+    assert (
+        "gives (1, 3, 512, 512) for pictures (1, 3, 256, 256), not logits (1, 1, 256, 256)" in line
+    )
+
+
 def test_a_copy_elsewhere_names_the_command(folder, tmp_path, monkeypatch):
     file = _train("Marking")
     file.rename(folder / "copy.safetensors")
