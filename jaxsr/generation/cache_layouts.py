@@ -30,6 +30,8 @@ class CacheLayout(ABC):
 
     shares_slots: bool
     """Whether all running rows are filled up to the same slot."""
+    packs_prompts = False
+    """Whether it has `empty`, `prefill_packed`, `with_packed` and `resized`."""
 
     def __init__(self, network: Any, mesh: Mesh) -> None:
         self.config, self.mesh = network.config, mesh
@@ -90,6 +92,32 @@ class CacheLayout(ABC):
         """Moves the running rows to the lowest slots; where rows share slots."""
         raise NotImplementedError
 
+    def empty(self, rows: int, *, slots: int, dtype: Any) -> Any:
+        """A cache without tokens."""
+        raise NotImplementedError
+
+    def prefill_packed(self, run: Run, prompts: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
+        """Feeds several prompts that lie one after another in one row, each by itself.
+
+        Args:
+          run: the network.
+          prompts: `jaxsr.generation.padding.packed`.
+
+        Returns:
+          Logits (P, V) after each prompt's last token, and all tokens' entries.
+        """
+        raise NotImplementedError
+
+    def with_packed(
+        self, cache: Any, entries: Any, prompts: Mapping[str, jax.Array], row_P: jax.Array
+    ) -> Any:
+        """Puts each prompt's entries into its row of the cache, from slot 0."""
+        raise NotImplementedError
+
+    def resized(self, cache: Any, keep: jax.Array, *, slots: int) -> Any:
+        """Some rows of a cache, with more or fewer slots."""
+        raise NotImplementedError
+
     @abstractmethod
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
@@ -115,6 +143,7 @@ class OwnLayout(CacheLayout):
     """
 
     shares_slots = False
+    packs_prompts = True
 
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
@@ -193,6 +222,62 @@ class OwnLayout(CacheLayout):
         cache = jax.tree.map(partial(_with_row, row=row), state["cache"], new["cache"])
         filled_B, first_B = (state[n].at[row].set(new[n][0]) for n in ("filled", "first"))
         return cache, filled_B, first_B
+
+    def empty(self, rows: int, *, slots: int, dtype: Any) -> Any:
+        heads, size = self.config.num_key_value_heads, self.config.head_dim
+        hold = partial(jax.lax.with_sharding_constraint, shardings=self._where)
+        return [
+            tuple(
+                hold(jnp.zeros((rows, heads, *shape), dtype))
+                for shape in ((size, slots), (slots, size))
+            )
+            for _ in range(self.config.num_hidden_layers)
+        ]
+
+    def prefill_packed(self, run: Run, prompts: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
+        last_P = prompts["begin"] + prompts["length"] - 1
+        logits_1PV, entries = run(
+            prompts["tokens"][None], first_B=prompts["first"][None], read_B=last_P[None]
+        )
+        return logits_1PV[0], entries
+
+    def with_packed(
+        self, cache: Any, entries: Any, prompts: Mapping[str, jax.Array], row_P: jax.Array
+    ) -> Any:
+        tokens, slots = len(prompts["tokens"]), cache[0][0].shape[3]
+        width = min(tokens, slots)
+        # The last prompt's slice goes past the tokens.
+        entries = jax.tree.map(
+            lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, width), (0, 0)]), list(entries)
+        )
+
+        def put(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            index, cache = carry
+            begin, row, zero = prompts["begin"][index], row_P[index], jnp.int32(0)
+            out = []
+            for (keys, values), new in zip(cache, entries, strict=True):
+                k, v = (jax.lax.dynamic_slice_in_dim(x, begin, width, 2) for x in new)
+                k, at = jnp.swapaxes(k, 2, 3), (row, zero, zero, zero)
+                out.append(
+                    (
+                        jax.lax.dynamic_update_slice(keys, k, at),
+                        jax.lax.dynamic_update_slice(values, v, at),
+                    )
+                )
+            return index + 1, out
+
+        count = (row_P < cache[0][0].shape[0]).sum()
+        return jax.lax.while_loop(lambda carry: carry[0] < count, put, (jnp.int32(0), cache))[1]
+
+    def resized(self, cache: Any, keep: jax.Array, *, slots: int) -> Any:
+        hold = partial(jax.lax.with_sharding_constraint, shardings=self._where)
+
+        def moved(array: jax.Array, axis: int) -> jax.Array:
+            grow = [(0, 0, 0)] * 4
+            grow[axis] = (0, slots - array.shape[axis], 0)  # negative: cut
+            return hold(jax.lax.pad(array, jnp.zeros((), array.dtype), grow)[keep])
+
+        return [(moved(k, 3), moved(v, 2)) for k, v in cache]
 
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray

@@ -21,6 +21,9 @@ UNFILLED = -1
 LOGPROBS = ("logprobs", "top_logprobs", "top_tokens")
 """Of the chosen tokens (B, N), of the likeliest ones (B, N, K), and their ids."""
 
+MOST_PACKED = 16
+"""Prompts that `Engine.admit_packed` takes at most."""
+
 ENDED = ("filled", "token", "done", "outputs", "count")
 """Arrays of a batch that `end_rows` changes."""
 
@@ -89,6 +92,8 @@ class Engine(ABC):
     """Seconds spent on tracing and compiling so far."""
     starts_alone: bool = False
     """Whether it has `start_alone`."""
+    packs_prompts: bool = False
+    """Whether it has `start_empty`, `admit_packed` and `resize`."""
     tile: int = 1
     """Rows that decode together in deterministic mode. A row of so many computes the same bits in
     any place and beside any others, for its sums have the order that follows from their number."""
@@ -150,6 +155,38 @@ class Engine(ABC):
         rows: int,
     ) -> Any:
         """`start` of one prompt, fed alone, in a batch of `rows`; `admit` brings the others."""
+        raise NotImplementedError
+
+    def start_empty(
+        self,
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        rows: int,
+        slots: int,
+        prompt_slots: int,
+    ) -> Any:
+        """A batch whose rows have all ended; `admit_packed` brings prompts."""
+        raise NotImplementedError
+
+    def admit_packed(
+        self,
+        batch: Any,
+        rows: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[int],
+        seeds: Sequence[int],
+    ) -> None:
+        """`admit` of several prompts, at most `MOST_PACKED`, which are fed one after another as one
+        text, without padding between them.
+        """
+        raise NotImplementedError
+
+    def resize(self, batch: Any, keep: Sequence[int], *, rows: int, slots: int) -> None:
+        """Keeps some rows of a batch, in this order, among so many, with caches of so many slots.
+
+        The other rows have ended. Slots beyond the rows' filled ones alone may be cut off.
+        """
         raise NotImplementedError
 
     @abstractmethod

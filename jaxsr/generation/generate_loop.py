@@ -14,7 +14,7 @@ whatever the batch, the row's place in it, the padding, the mesh, and the other 
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ import numpy as np
 from jaxsr.errors import InputError
 from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding, bucket, cache_slots
+from jaxsr.generation.padding import Padding, bucket, cache_slots, rounded_slots
+from jaxsr.generation.prompt_pool import PromptPool, Request
 from jaxsr.generation.stop_text import StopText
 
 OnTokens = Callable[[int, list[int]], None]
@@ -55,6 +56,15 @@ class Completion:
     logprobs: tuple[np.ndarray, ...] | None = None
     """The arrays `jaxsr.generation.decoder.LOGPROBS` of its tokens, if asked for."""
 
+
+# Prompts that wait in order of length, for each row.
+_POOLED = 16
+# The share of rows that may stand idle until several prompts can be fed together.
+_IDLE_SHARE = 8
+# Fewer rows than these take as long.
+_LEAST_ROWS = 8
+# A cache is cut to this share of its slots or less: each size is a program to compile.
+_SHRUNK = 0.75
 
 OnDone = Callable[[Completion], None]
 """Called as soon as an output has ended."""
@@ -121,7 +131,7 @@ def complete(
     deterministic: bool = False,
     padding: Padding = "right",
     seeds: Sequence[int | None] = (),
-    skip: int = 0,
+    skip: Collection[int] = (),
     chunk: int | None = None,
     on_tokens: OnTokens | None = None,
     on_done: OnDone | None = None,
@@ -141,7 +151,7 @@ def complete(
       padding: side on which the shorter prompts of a batch are padded; in deterministic mode there
         is no batch, and nothing is padded on the left.
       seeds: of the prompts; one that has none draws by the options' and its number.
-      skip: so many of the first prompts have their outputs already.
+      skip: numbers of prompts that have their outputs already.
       chunk: tokens between two calls of `on_tokens`. Default: 8 with `on_tokens` or `stop_text`,
         else all at once.
       on_tokens: receives tokens while the batch runs.
@@ -177,11 +187,13 @@ def complete(
     slots = cache_slots(longest, options.most_slots, context=context)
     requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
     rounds = _Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
-    waiting = deque(requests[skip:])
+    waiting = deque(request for request in requests if request.index not in skip)
     if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.prompt_lookup:
         rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
         waiting.clear()
     alone = deterministic or keep_snapshots or options.num_beams > 1
+    if engine.packs_prompts and not alone and len(waiting) > together:
+        rounds.packed(waiting, together, context=context)
     if engine.starts_alone and not alone and len(waiting) > together:
         # Together, the first prompts would all be padded to the longest one's bucket.
         rounds.one_by_one(
@@ -215,16 +227,6 @@ def complete(
     return rounds.run
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """A prompt, and what its random key is made of."""
-
-    index: int
-    prompt: Sequence[int]
-    number: int
-    seed: int
-
-
 def _check_lookup(engine: Engine, options: SamplingOptions) -> None:
     if options.prompt_lookup is not None and not engine.looks_up:
         raise InputError(
@@ -239,7 +241,7 @@ def _requests_of(
     seeds: Sequence[int | None],
     *,
     deterministic: bool,
-) -> list[_Request]:
+) -> list[Request]:
     """Requests in the prompts' order.
 
     In deterministic mode their numbers follow from each prompt's tokens alone. Of equal prompts the
@@ -257,7 +259,7 @@ def _requests_of(
         elif seed is not None:
             number = 0
         seed = options.seed if seed is None else seed
-        requests.append(_Request(index=index, prompt=prompt, number=number, seed=seed))
+        requests.append(Request(index=index, prompt=prompt, number=number, seed=seed))
     return requests
 
 
@@ -297,7 +299,7 @@ def continue_from(
     rounds = _Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
     batch, prefill_s = rounds.timed(engine.resume, snapshot, options, stop_ids=stop_ids)
     rows = [
-        _Request(index=i, prompt=(), number=int(n), seed=0) for i, n in enumerate(snapshot.requests)
+        Request(index=i, prompt=(), number=int(n), seed=0) for i, n in enumerate(snapshot.requests)
     ]
     rounds.follow(batch, rows, prefill_s, deque(), len(rows))
     if keep_snapshots:
@@ -310,7 +312,7 @@ def continue_from(
 class _Row:
     """A request in its place of the batch."""
 
-    request: _Request
+    request: Request
     prefill_s: float
     tokens_before: int
     """Tokens that all rows had when it began."""
@@ -345,9 +347,9 @@ class _Rounds:
     def follow(
         self,
         batch: Any,
-        first: Sequence[_Request],
+        first: Sequence[Request],
         prefill_s: float,
-        waiting: deque[_Request],
+        waiting: deque[Request],
         rows: int,
         free: Sequence[int] = (),
     ) -> None:
@@ -361,7 +363,6 @@ class _Rounds:
           rows: of the batch.
           free: places that were never taken.
         """
-        step = self.chunk or (8 if self.on_tokens or self.stop_text else None)
         live = {row: self._row(request, prefill_s) for row, request in enumerate(first)}
         free = [*free, *self._settle(batch, live, rows, decoded=False)]
         live = {row: state for row, state in live.items() if row not in free}
@@ -375,19 +376,137 @@ class _Rounds:
                     del live[row]
             if not live:
                 return
-            begin, compiled = time.perf_counter(), self.engine.compile_s
-            self.engine.advance(
-                batch,
-                step or self.options.max_new_tokens,
-                least_running=len(live) if waiting else 1,
-            )
-            self.engine.running(batch)  # waits
-            self.decode_s += time.perf_counter() - begin - (self.engine.compile_s - compiled)
-            free += self._settle(batch, live, rows, decoded=True)
-            for row in free:
-                live.pop(row, None)
+            free += self._advanced(batch, live, rows, least_running=len(live) if waiting else 1)
 
-    def tiles(self, requests: Sequence[_Request], together: int, *, keep_snapshots: bool) -> None:
+    def _advanced(
+        self, batch: Any, live: dict[int, _Row], rows: int, *, least_running: int
+    ) -> list[int]:
+        """Generates until fewer rows are running, or for a chunk of tokens.
+
+        Returns:
+          The rows that ended, which are no longer `live`.
+        """
+        step = self.chunk or (8 if self.on_tokens or self.stop_text else None)
+        begin, compiled = time.perf_counter(), self.engine.compile_s
+        self.engine.advance(batch, step or self.options.max_new_tokens, least_running=least_running)
+        self.engine.running(batch)  # waits
+        self.decode_s += time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        ended = self._settle(batch, live, rows, decoded=True)
+        for row in ended:
+            del live[row]
+        return ended
+
+    def packed(self, waiting: deque[Request], rows: int, *, context: int) -> None:
+        """Generates from all that wait, with several prompts fed together.
+
+        Long prompts go first, of so many at a time that outputs come about in order. Rows that
+        ended are given away together, for what is fed together costs less. At the end rows that
+        ended are left out of the batch.
+
+        Args:
+          waiting: requests, which are taken from here.
+          rows: of the batch.
+          context: of the network.
+        """
+        longest = max(len(request.prompt) for request in waiting)
+        pool, live, size = PromptPool(()), dict[int, _Row](), rows
+        batch, slots, free = None, 0, [*range(rows)]
+        while True:
+            if waiting and not pool:
+                some = min(len(waiting), _POOLED * rows)
+                pool = PromptPool(waiting.popleft() for _ in range(some))
+            if not pool and not live:
+                return
+            size, slots, batch = self._fitting(
+                batch,
+                live,
+                pool,
+                rows=rows,
+                size=size,
+                slots=slots,
+                longest=longest,
+                context=context,
+            )
+            if not pool:
+                free = []
+            together = min(len(pool.next(rows)), max(1, rows // _IDLE_SHARE))
+            while pool and (len(free) >= together or not live):
+                free += self._admit_packed(batch, live, free, pool, rows)
+            if not live or (waiting and not pool):
+                continue
+            if pool:
+                least = len(live) - together + len(free) + 1
+            else:
+                least = size // 2 + 1 if size > _LEAST_ROWS else 1
+            free += self._advanced(batch, live, rows, least_running=max(least, 1))
+
+    def _fitting(
+        self,
+        batch: Any,
+        live: dict[int, _Row],
+        pool: PromptPool,
+        *,
+        rows: int,
+        size: int,
+        slots: int,
+        longest: int,
+        context: int,
+    ) -> tuple[int, int, Any]:
+        """A batch with the slots, and at the end the rows, that live and waiting prompts need."""
+        lengths = [len(state.request.prompt) for state in live.values()]
+        need = max([*lengths, pool.longest]) + self.options.most_slots
+        need = rounded_slots(need, context=context)
+        if batch is None:
+            batch = self.engine.start_empty(
+                self.options,
+                stop_ids=self.stop_ids,
+                rows=rows,
+                slots=need,
+                prompt_slots=bucket(longest),
+            )
+            return rows, need, batch
+        fewer = size
+        while not pool and fewer // 2 >= max(len(live), _LEAST_ROWS):
+            fewer //= 2
+        if fewer == size and _SHRUNK * slots < need <= slots:
+            return size, slots, batch
+        keep = [*range(size)] if fewer == size else sorted(live)
+        need = need if not _SHRUNK * slots < need <= slots else slots
+        self.engine.resize(batch, keep, rows=fewer, slots=need)
+        states = {place: live[row] for place, row in enumerate(keep) if row in live}
+        live.clear()
+        live.update(states)
+        return fewer, need, batch
+
+    def _admit_packed(
+        self,
+        batch: Any,
+        live: dict[int, _Row],
+        free: list[int],
+        pool: PromptPool,
+        rows: int,
+    ) -> list[int]:
+        """Takes places in `free`; returns those that ended at once."""
+        members = pool.take(len(free))
+        places = [free.pop(0) for _ in members]
+        _, seconds = self.timed(
+            self._packed_in,
+            batch,
+            places,
+            [member.prompt for member in members],
+            [member.number for member in members],
+            [member.seed for member in members],
+        )
+        new = {row: self._row(member, seconds) for row, member in zip(places, members, strict=True)}
+        ended = self._settle(batch, new, rows, decoded=False)
+        live.update({row: state for row, state in new.items() if row not in ended})
+        return ended
+
+    def _packed_in(self, batch: Any, *args: Any) -> Any:
+        self.engine.admit_packed(batch, *args)
+        return batch
+
+    def tiles(self, requests: Sequence[Request], together: int, *, keep_snapshots: bool) -> None:
         """Generates in tiles of rows with caches of one size.
 
         Args:
@@ -395,7 +514,7 @@ class _Rounds:
           together: so many rows of a tile are used.
           keep_snapshots: no row's place is taken by another.
         """
-        groups: dict[int, deque[_Request]] = {}
+        groups: dict[int, deque[Request]] = {}
         context, snapshots = self.engine.config.max_position_embeddings, {}
         for request in requests:
             slots = cache_slots(len(request.prompt), self.options.most_slots, context=context)
@@ -414,7 +533,7 @@ class _Rounds:
 
     def one_by_one(
         self,
-        waiting: deque[_Request],
+        waiting: deque[Request],
         rows: int,
         together: int,
         *,
@@ -452,7 +571,7 @@ class _Rounds:
         return batch
 
     def search(
-        self, first: Sequence[_Request], fill: Sequence[_Request], slots: int, padding: Padding
+        self, first: Sequence[Request], fill: Sequence[Request], slots: int, padding: Padding
     ) -> None:
         """Beam search of a batch; the requests after the first ones only fill it up."""
         begin, compiled = time.perf_counter(), self.engine.compile_s
@@ -487,11 +606,11 @@ class _Rounds:
         if self.on_done is not None:
             self.on_done(completion)
 
-    def _admit(self, batch: Any, row: int, request: _Request) -> Any:
+    def _admit(self, batch: Any, row: int, request: Request) -> Any:
         self.engine.admit(batch, row, request.prompt, request.number, request.seed)
         return batch
 
-    def _row(self, request: _Request, prefill_s: float) -> _Row:
+    def _row(self, request: Request, prefill_s: float) -> _Row:
         return _Row(request, prefill_s, self.tokens, self.decode_s)
 
     def _settle(self, batch: Any, live: dict[int, _Row], rows: int, *, decoded: bool) -> list[int]:

@@ -22,6 +22,7 @@ from jaxsr.generation.cache_layouts import OwnLayout, layout_of
 from jaxsr.generation.decoder import (
     ENDED,
     LOGPROBS,
+    MOST_PACKED,
     UNFILLED,
     Engine,
     Snapshot,
@@ -33,7 +34,7 @@ from jaxsr.generation.jax_steps import State, Steps
 from jaxsr.generation.logits_processors import Settings, settings_of
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
-from jaxsr.generation.padding import Padding, cache_slots, padded
+from jaxsr.generation.padding import Padding, cache_slots, packed, padded
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.interop.mesh import place
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 # Rows that decode together in deterministic mode. A matrix product of four reads each weight once
 # and gives each row the same bits; with more a single prompt would pay for rows that are not there.
 TILE = 4
+
+# Rows of a product from which on XLA's YNN kernels are faster with weights stored (I, O), on a CPU.
+_FUSED_ROWS = 48
 
 # Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
 _OUTPUT_STEP = 64
@@ -121,12 +125,14 @@ class JaxEngine(Engine):
         self._steps = Steps(self._layout, self._run)
         self.looks_up = isinstance(self._layout, OwnLayout)
         self.starts_alone = True
+        self.packs_prompts = self._layout.packs_prompts and self.devices == 1
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
         # The program turns the latter back, and XLA drops both turns.
         self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
         self._panels = frozenset[str]()
         self._copied: dict[str, str] = {}
+        self._fuses = on_cpu and isinstance(network, CausalLM) and self.mesh.size == 1
         if on_cpu and isinstance(network, CausalLM):
             few = rows if rows > 1 and self.mesh.size == 1 and product_fusion() else 1
             self._turned, self._panels = transpose(self._skeleton, rows=few)
@@ -168,18 +174,24 @@ class JaxEngine(Engine):
     # ---- programs
 
     def _program(
-        self, key: tuple[Any, ...], function: Callable[..., Any], *args: Any, donate: Any = ()
+        self,
+        key: tuple[Any, ...],
+        function: Callable[..., Any],
+        *args: Any,
+        donate: Any = (),
+        fused: bool = False,
     ) -> Callable[..., Any]:
-        """The compiled program for this key, compiled ahead so that its time is known."""
+        """The compiled program for this key, compiled ahead so that its time is known.
+
+        `fused`: its matrix products are YNN's.
+        """
         if key not in self._programs:
             begin = time.perf_counter()
             long_key = (*key, self.platform, structure(self._skeleton))
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            # XLA's other kernels copy panels at every call.
-            few = key[0] == "decode" and self._panels
-            self._programs[key] = lowered.compile(product_fusion() if few else None)
+            self._programs[key] = lowered.compile(product_fusion() if fused else None)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 
@@ -222,17 +234,89 @@ class JaxEngine(Engine):
             ("prefill", *static, tokens.shape), partial(self._steps.prefill, *static), *args
         )
         logits, state = prefill(*args)
-        args = (logits, state["prompt"], *inputs[2:], settings)
-        static = self._first_token_options(options)
-        first_token = self._program(
-            ("first_token", *static, _tables(settings), *state["prompt"].shape),
-            partial(self._steps.first_token, *static),
-            *args,
-        )
-        state |= first_token(*args)
+        state |= self._first_tokens(options, logits, state["prompt"], *inputs[2:], settings)
         return JaxBatch(
             state, options, stop_ids, padding, requests, seeds, settings=settings, slots=slots
         )
+
+    def _first_tokens(
+        self, options: SamplingOptions, logits: jax.Array, prompt: jax.Array, *others: Any
+    ) -> State:
+        static, args = self._first_token_options(options), (logits, prompt, *others)
+        first_token = self._program(
+            ("first_token", *static, _tables(others[-1]), *prompt.shape),
+            partial(self._steps.first_token, *static),
+            *args,
+        )
+        return first_token(*args)
+
+    def start_empty(
+        self,
+        options: SamplingOptions,
+        *,
+        stop_ids: Sequence[int] = (),
+        rows: int,
+        slots: int,
+        prompt_slots: int,
+    ) -> JaxBatch:
+        none = np.zeros(rows, np.int32)
+        zeros, settings = self._replicated(none, settings_of(options, tuple(stop_ids)))
+        static = (slots, prompt_slots, room_for(options), self._top(options), self._dtype)
+        empty = self._program(("empty", rows, *static), partial(self._steps.empty, *static), zeros)
+        batch = JaxBatch(
+            empty(zeros),
+            options,
+            stop_ids,
+            "right",
+            none,
+            none.copy(),
+            settings=settings,
+            slots=slots,
+        )
+        batch.admits = True
+        return batch
+
+    def admit_packed(
+        self,
+        batch: JaxBatch,
+        rows: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[int],
+        seeds: Sequence[int],
+    ) -> None:
+        count, prompt_slots = len(batch.requests), batch.state["prompt"].shape[1]
+        places = min(count, MOST_PACKED)
+        batch.requests[list(rows)], batch.seeds[list(rows)] = requests, seeds
+        fill = [(0, places - len(rows))]
+        row_P = np.pad(np.asarray(rows, np.int32), fill, constant_values=count)
+        numbers = (np.pad(np.asarray(each, np.int32), fill) for each in (requests, seeds))
+        table, row_P, *numbers = self._replicated(packed(prompts, places=places), row_P, *numbers)
+        tokens = len(table["tokens"])
+        prefill = self._program(
+            ("prefill_packed", prompt_slots, places, tokens),
+            partial(self._steps.prefill_packed, prompt_slots),
+            self._weights,
+            table,
+            fused=self._fuses and tokens >= _FUSED_ROWS,
+        )
+        logits, entries, prompt = prefill(self._weights, table)
+        chosen = self._first_tokens(batch.options, logits, prompt, *numbers, batch.settings)
+        args = (batch.state, entries, table, chosen, row_P)
+        shapes = tuple(x.shape for x in jax.tree.leaves(args))
+        admit = self._program(
+            ("admit_packed", shapes), self._steps.admitted_packed, *args, donate=0
+        )
+        batch.state = admit(*args)
+
+    def resize(self, batch: JaxBatch, keep: Sequence[int], *, rows: int, slots: int) -> None:
+        index = np.zeros(rows, np.int32)
+        index[: len(keep)] = keep
+        args = (batch.state, *self._replicated(index, np.int32(len(keep))))
+        shapes = tuple(x.shape for x in jax.tree.leaves(args))
+        function = partial(self._steps.resized, slots)
+        batch.state = self._program(("resize", slots, shapes), function, *args)(*args)
+        batch.requests, batch.seeds = batch.requests[index], batch.seeds[index]
+        batch.slots = slots
 
     def start_alone(
         self,
@@ -303,7 +387,9 @@ class JaxEngine(Engine):
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _tables(batch.settings), static, shapes)
         loop = partial(self._steps.loop, *static)
-        return self._program(key, loop, self._weights, batch.state, *args, donate=1)
+        # XLA's other kernels copy panels at every call.
+        fused = bool(self._panels) or (self._fuses and len(batch.requests) >= _FUSED_ROWS)
+        return self._program(key, loop, self._weights, batch.state, *args, donate=1, fused=fused)
 
     def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
         if batch.admits and self._layout.shares_slots:

@@ -64,17 +64,23 @@ class Steps:
         A program of its own: choosing takes longer to compile than a small network does, and this
         one serves prompts of every length.
         """
-        rows = len(prompt_BT)
         state: State = {
             "prompt": prompt_BT,
+            **self._unchosen(len(prompt_BT), room, top),
+            "keys": sampling.request_keys(seed_B, request_B),
+        }
+        return state | self._chosen(state, logits_BV, settings, plain)
+
+    @staticmethod
+    def _unchosen(rows: int, room: int, top: int | None) -> State:
+        """What `_chosen` changes, before any token."""
+        return {
             "token": jnp.zeros(rows, jnp.int32),
             "done": jnp.zeros(rows, bool),
             "outputs": jnp.full((rows, room), UNFILLED, jnp.int32),
             "count": jnp.zeros(rows, jnp.int32),
-            "keys": sampling.request_keys(seed_B, request_B),
             **jax.tree.map(jnp.asarray, empty_logprobs(rows, room, top)),
         }
-        return state | self._chosen(state, logits_BV, settings, plain)
 
     def _chosen(self, state: State, logits_BV: jax.Array, settings: Settings, plain: bool) -> State:
         """What choosing the next tokens changes."""
@@ -184,6 +190,62 @@ class Steps:
             return step + 1, self._step(left, plain, weights, settings, state)
 
         return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
+
+    def empty(
+        self,
+        slots: int,
+        prompt_slots: int,
+        room: int,
+        top: int | None,
+        dtype: Any,
+        none_B: jax.Array,
+    ) -> State:
+        """A batch whose rows have all ended, from zeros."""
+        rows = len(none_B)
+        return {
+            "cache": self.layout.empty(rows, slots=slots, dtype=dtype),
+            "filled": none_B,
+            "first": none_B,
+            "prompt": jnp.full((rows, prompt_slots), UNFILLED, jnp.int32),
+            **self._unchosen(rows, room, top),
+            "done": jnp.ones(rows, bool),
+            "keys": sampling.request_keys(none_B, none_B),
+        }
+
+    def prefill_packed(
+        self, prompt_slots: int, weights: dict[str, jax.Array], prompts: dict[str, jax.Array]
+    ) -> tuple[jax.Array, Any, jax.Array]:
+        """Logits (P, V), entries of the cache, and prompts (P, `prompt_slots`) that end in the last
+        column.
+        """
+        logits_PV, entries = self.layout.prefill_packed(partial(self.run, weights), prompts)
+        begin_P1 = prompts["begin"][:, None]
+        at = begin_P1 + prompts["length"][:, None] - prompt_slots + jnp.arange(prompt_slots)
+        prompt_PT = jnp.where(at >= begin_P1, prompts["tokens"][jnp.maximum(at, 0)], UNFILLED)
+        return logits_PV, entries, prompt_PT
+
+    def admitted_packed(
+        self,
+        state: State,
+        entries: Any,
+        prompts: dict[str, jax.Array],
+        chosen: State,
+        row_P: jax.Array,
+    ) -> State:
+        """Puts prompts into their rows; `row_P` is the number of rows where there is no prompt."""
+        new = {
+            **chosen,
+            "filled": prompts["length"],
+            "first": jnp.zeros_like(row_P),
+        }
+        rows = {n: v.at[row_P].set(new[n], mode="drop") for n, v in state.items() if n != "cache"}
+        return {**rows, "cache": self.layout.with_packed(state["cache"], entries, prompts, row_P)}
+
+    def resized(self, slots: int, state: State, keep: jax.Array, count: jax.Array) -> State:
+        """The rows `keep`, of which those from `count` on have ended, with so many slots."""
+        rows = {n: v[keep] for n, v in state.items() if n != "cache"}
+        rows["done"] = rows["done"] | (jnp.arange(len(keep)) >= count)
+        return {**rows, "cache": self.layout.resized(state["cache"], keep, slots=slots)}
 
     def widened(self, rows: int, state: State) -> State:
         """A batch of one as a batch of many, whose other rows have ended."""

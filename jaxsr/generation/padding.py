@@ -33,9 +33,35 @@ def cache_slots(prompt_length: int, max_new_tokens: int, *, context: int) -> int
     every step, so a coarse rounding would cost time. Rounding does not pass the `context`, for
     some networks have tables of its size.
     """
-    need = bucket(prompt_length) + max_new_tokens
+    return rounded_slots(bucket(prompt_length) + max_new_tokens, context=context)
+
+
+def rounded_slots(need: int, *, context: int) -> int:
+    """`cache_slots` of so many tokens."""
     rounded = -(-need // 128) * 128 if need <= 1024 else bucket(need)
     return max(need, min(rounded, context))
+
+
+LEAST_PACKED = 64
+"""Tokens that prompts are packed into at least."""
+
+
+def packed(prompts: Sequence[Sequence[int]], *, places: int) -> dict[str, np.ndarray]:
+    """Prompts one after another, int32: `tokens` (T,), T the bucket of their sum; for each token
+    the place of its prompt's `first` one (T,), padding being prompts of one token; and for each
+    prompt its `begin` and `length`, (places,). Places without a prompt have the last token alone.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    total = sum(lengths)
+    tokens = np.zeros(max(bucket(total), LEAST_PACKED), np.int32)
+    tokens[:total] = np.concatenate(prompts)
+    begins = np.cumsum([0, *lengths[:-1]])
+    first = np.arange(len(tokens), dtype=np.int32)
+    first[:total] = np.repeat(begins, lengths)
+    begin = np.full(places, len(tokens) - 1, np.int32)
+    length = np.ones(places, np.int32)
+    begin[: len(begins)], length[: len(begins)] = begins, lengths
+    return {"tokens": tokens, "first": first, "begin": begin, "length": length}
 
 
 def padded(prompts: Sequence[Sequence[int]], *, padding: Padding) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,9 @@
 One JSON object a line, in the order of the prompts. A run that was killed leaves complete lines and
 perhaps the beginning of one, which is dropped. Every row states what it was made with, so that rows
 of different runs never meet in one file.
+
+Rows that come before their turn lie in a second file beside it, with `.early` after its name, until
+the run is complete: after a kill they count, too.
 """
 
 import json
@@ -26,28 +29,43 @@ class RowFile:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self._path, self.settings = path, settings
+        self.settings = settings
+        self._path, self._early_path = path, path.with_name(f"{path.name}.early")
+        self.rows, length = self._read(path)
+        """Those that were there."""
+        if not path.is_file():  # removed, to begin anew
+            self._early_path.unlink(missing_ok=True)
+        self.early, early_length = self._read(self._early_path)
+        """Those that were there before their turn, in any order."""
+        self._file = path.open("ab")
+        self._file.truncate(length)
+        if self.early:
+            with self._early_path.open("ab") as file:
+                file.truncate(early_length)
+        else:
+            self._early_path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> tuple[list[dict[str, Any]], int]:
+        """Complete rows of a file, if there is one, and how many bytes they take."""
         content = path.read_bytes() if path.is_file() else b""
         complete = content[: content.rfind(b"\n") + 1]
-        self.rows = [self._row(n, line) for n, line in enumerate(complete.splitlines(), 1)]
-        """Those that were there."""
-        self._file = path.open("ab")
-        self._file.truncate(len(complete))
+        rows = [self._row(path, n, line) for n, line in enumerate(complete.splitlines(), 1)]
+        return rows, len(complete)
 
-    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+    def _row(self, path: Path, number: int, line: bytes) -> dict[str, Any]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise InputError(
-                f"{self._path} line {number} is no row of this command; give another --out, or "
+                f"{path} line {number} is no row of this command; give another --out, or "
                 "remove the file"
             )
         for name, value in self.settings.items():
             if row.get(name) != value:
                 raise InputError(
-                    f"{self._path} line {number} was made with {name}={_short(row.get(name))}, "
+                    f"{path} line {number} was made with {name}={_short(row.get(name))}, "
                     f"this run has {_short(value)}; give another --out, or remove the file"
                 )
         return row
@@ -73,13 +91,23 @@ class RowFile:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes a row, for good."""
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        self._file.write(_line(row))
         self._file.flush()
 
+    def keep(self, row: Mapping[str, Any]) -> None:
+        """Writes a row whose turn has not come; `append` brings it in its turn."""
+        with self._early_path.open("ab") as file:
+            file.write(_line(row))
+
     def close(self) -> None:
-        """Waits until the rows are on the disk."""
+        """Ends a complete run: waits until the rows are on the disk."""
         os.fsync(self._file.fileno())
         self._file.close()
+        self._early_path.unlink(missing_ok=True)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 def _short(value: Any) -> str:

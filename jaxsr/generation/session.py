@@ -158,19 +158,27 @@ class Session:
                 ]
             )
         rows = self._row_file.rows if self._row_file is not None else []
-        if rows:
-            print(f"{config.out} has {len(rows)} rows already", file=sys.stderr)
+        early = self._row_file.early if self._row_file is not None else []
+        if known := {(row["batch_size"], row["index"]) for row in (*rows, *early)}:
+            print(f"{config.out} has {len(known)} rows already", file=sys.stderr)
         for number, batch_size in enumerate(sizes):
             skip = min(max(len(rows) - number * len(ids), 0), len(ids))
             if skip < len(ids):
+                kept = {r["index"]: r for r in early if r["batch_size"] == batch_size}
+                kept = {index: row for index, row in kept.items() if index >= skip}
                 with naming_out_of_memory(rows=batch_size, option="--batch-size", advice=_LESS):
-                    self._run(prompts, ids, batch_size, skip)
+                    self._run(prompts, ids, batch_size, skip, kept)
 
     def _run(
-        self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], batch_size: int, skip: int
+        self,
+        prompts: Sequence[Prompt],
+        ids: Sequence[Sequence[int]],
+        batch_size: int,
+        skip: int,
+        early: dict[int, dict[str, Any]],
     ) -> None:
         texts = [prompt.text for prompt in prompts]
-        report = _InOrder(self, texts, [len(i) for i in ids], batch_size, skip)
+        report = _InOrder(self, texts, [len(i) for i in ids], batch_size, skip, early)
         run = complete(
             self.engine,
             ids,
@@ -181,7 +189,7 @@ class Session:
             deterministic=self.config.deterministic,
             padding=self.config.padding,
             seeds=[prompt.seed for prompt in prompts],
-            skip=skip,
+            skip={*range(skip), *early},
             on_tokens=report.printer,
             on_done=report,
             keep_snapshots=self.config.save_cache is not None,
@@ -220,7 +228,7 @@ class Session:
         )
         fed = snapshot.counts - 1
         counts = [int(c) for c in snapshot.filled - fed]
-        report = _InOrder(self, texts, counts, len(texts), 0)
+        report = _InOrder(self, texts, counts, len(texts), 0, {})
         run = continue_from(
             self.engine,
             snapshot,
@@ -239,16 +247,21 @@ class Session:
             return None
         return StreamPrinter(self.texts, stop_ids=self.stop_ids)
 
-    def add(self, done: Completion, text: str, prompt_tokens: int, batch_size: int) -> None:
+    def add(self, row: dict[str, Any], batch_size: int) -> None:
         """Notes an output that has ended; prints it unless it was streamed."""
-        row = self._row(done, text, prompt_tokens, batch_size)
         self.rows.append(row)
         if self._row_file is not None:
             self._row_file.append(row)
         if not self.config.streams(batch_size):
             print(row["output"] + "\n", flush=True)
 
-    def _row(self, done: Completion, text: str, count: int, batch_size: int) -> dict[str, Any]:
+    def keep(self, row: dict[str, Any]) -> None:
+        """Notes an output that has ended before earlier ones, in case that these are never made."""
+        if self._row_file is not None:
+            self._row_file.keep(row)
+
+    def row(self, done: Completion, text: str, count: int, batch_size: int) -> dict[str, Any]:
+        """What a file of rows has of an output."""
         settings = self._settings()
         if self._row_file is not None:
             settings = self._row_file.settings
@@ -338,25 +351,39 @@ class _InOrder:
       texts: of the prompts.
       counts: tokens of the prompts.
       batch_size: of the run.
-      skip: prompts that are left out.
+      skip: the first prompts, which are left out.
+      early: rows by number of later prompts that are left out, too.
     """
 
     def __init__(
-        self, session: Session, texts: list[str], counts: list[int], batch_size: int, skip: int
+        self,
+        session: Session,
+        texts: list[str],
+        counts: list[int],
+        batch_size: int,
+        skip: int,
+        early: dict[int, dict[str, Any]],
     ) -> None:
         self._session, self._texts, self._counts = session, texts, counts
         self._batch_size, self._next = batch_size, skip
-        self._early: dict[int, Completion] = {}
+        self._early = early
         self.printer = session.printer(batch_size)
+        self._hand_on()
 
     def __call__(self, done: Completion) -> None:
         if self.printer is not None:
             self.printer.end()
-        self._early[done.index] = done
-        while (done_next := self._early.pop(self._next, None)) is not None:
+        place = done.index
+        row = self._session.row(done, self._texts[place], self._counts[place], self._batch_size)
+        self._early[place] = row
+        if place != self._next:
+            self._session.keep(row)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        while (row := self._early.pop(self._next, None)) is not None:
             self._show_prompt()
-            place = self._next
-            self._session.add(done_next, self._texts[place], self._counts[place], self._batch_size)
+            self._session.add(row, self._batch_size)
             self._next += 1
 
     def _show_prompt(self) -> None:

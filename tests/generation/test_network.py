@@ -55,6 +55,19 @@ def test_left_padding_matches_transformers_with_a_mask(family, hf_model, network
 
 
 @torch.no_grad()
+def test_texts_in_one_row_do_not_see_each_other(hf_model, network, tokens):
+    texts = [tokens[0, :41], tokens[1, :7], tokens[1, 7:60]]
+    begin = torch.tensor([0, 41, 48])
+    first = torch.cat([torch.full((len(t),), b) for t, b in zip(texts, begin, strict=True)])
+    last = torch.tensor([[40, 47, 100]])
+    got, cache = network("llama")(torch.cat(texts)[None], first_B=first[None], read_B=last)
+    want = torch.stack([hf_model("llama")(text[None]).logits[0, -1] for text in texts])
+    torch.testing.assert_close(got[0], want, **CLOSE)
+    keys = network("llama")(texts[2][None])[1][1][0]
+    torch.testing.assert_close(cache[1][0][:, :, 48:], keys, **CLOSE)
+
+
+@torch.no_grad()
 def test_rows_stand_at_their_own_slots(network, tokens):
     alone, _ = network("llama")(tokens[:1, :31])
     _, cache = network("llama")(tokens[:, :30])

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jaxsr.errors import InputError
-from jaxsr.generation.padding import bucket, cache_slots, padded
+from jaxsr.generation.padding import bucket, cache_slots, packed, padded
 from jaxsr.generation.prompts import Prompt, read_prompts, write_rows
 
 
@@ -27,6 +27,18 @@ def test_rows_are_padded_on_the_side_asked_for(padding):
     parts = (slice(3), slice(1)) if padding == "right" else (slice(13, None), slice(15, None))
     assert tokens[0, parts[0]].tolist() == [5, 6, 7]
     assert tokens[1, parts[1]].tolist() == [8]
+
+
+def test_packed_prompts_lie_one_after_another():
+    table = packed([[5, 6, 7], [8]], places=3)
+    assert {name: array.dtype.name for name, array in table.items()} == dict.fromkeys(
+        ("tokens", "first", "begin", "length"), "int32"
+    )
+    assert table["tokens"].tolist() == [5, 6, 7, 8] + [0] * 60
+    assert table["first"].tolist() == [0, 0, 0, 3, *range(4, 64)]
+    assert table["begin"].tolist() == [0, 3, 63]
+    assert table["length"].tolist() == [3, 1, 1]
+    assert len(packed([[1] * 100, [2] * 150], places=2)["tokens"]) == 256
 
 
 def test_text_file_has_a_prompt_per_line(tmp_path):

@@ -28,6 +28,27 @@ def test_rows_are_there_as_soon_as_they_are_written(tmp_path):
     assert [r["index"] for r in again.rows] == [0, 1]
 
 
+def test_rows_before_their_turn_count_after_a_kill(tmp_path):
+    path, early = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.early"
+    file = RowFile(path, SETTINGS)
+    file.keep(row(1))
+    assert path.read_bytes() == b""
+    with early.open("ab") as broken:
+        broken.write(b'{"index": 0')
+    again = RowFile(path, SETTINGS)
+    assert (again.rows, again.early) == ([], [row(1)])
+    assert early.read_bytes().count(b"\n") == 1
+    with pytest.raises(InputError, match=r"early line 1 was made with temperature=0\.5"):
+        RowFile(path, SETTINGS | {"temperature": 0.6})
+    again.append(row(0))
+    again.append(row(1))
+    again.close()
+    assert not early.exists()
+    file.keep(row(1))
+    path.unlink()
+    assert RowFile(path, SETTINGS).early == []
+
+
 @pytest.mark.parametrize("cut", [1, 5, 30])
 def test_the_beginning_of_a_line_is_dropped(cut, tmp_path):
     path = tmp_path / "rows.jsonl"

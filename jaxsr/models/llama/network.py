@@ -234,11 +234,14 @@ class CausalLM(nn.Module):
           cache: of the tokens before, one (keys, values) per layer; None where there are none.
           filled_B: slots of each row's cache that are filled. Needed with `cache`.
           first_B: slot of each row's first true token, above 0 where a row is padded on the left.
-            That token's position is 0. None means slot 0 everywhere.
-          read_B: index along T of the one token per row to return logits of; None: all.
+            That token's position is 0. None means slot 0 everywhere. (B, T), each token's own:
+            a row without a cache may hold several texts, which do not see each other.
+          read_B: index along T of the one token per row to return logits of, or (B, N) of several;
+            None: all.
 
         Returns:
-          Float32 logits, (B, T, V) or (B, V), and each layer's new (keys, values), (B, K, T, D).
+          Float32 logits, (B, T, V), (B, V) or (B, N, V), and each layer's new (keys, values),
+          (B, K, T, D).
         """
         batch, count = tokens_BT.shape
         places = self._places(tokens_BT, cache, filled_B, first_B)
@@ -247,7 +250,9 @@ class CausalLM(nn.Module):
         for index, layer in enumerate(self.model.layers):
             x_BTE, k, v = layer(x_BTE, places, None if cache is None else cache[index])
             new.append((k, v))
-        if read_B is not None and count > 1:
+        if read_B is not None and read_B.ndim == 2:
+            x_BTE = x_BTE[torch.arange(batch, device=read_B.device)[:, None], read_B]
+        elif read_B is not None and count > 1:
             x_BTE = x_BTE[torch.arange(batch, device=read_B.device), read_B]
         elif read_B is not None:
             x_BTE = x_BTE[:, 0]
@@ -273,11 +278,12 @@ class CausalLM(nn.Module):
         visible = (new_T <= new_T[:, None])[None]
         positions_BT = slots_BT
         if first_B is not None:
+            first_BT = first_B[:, None] if first_B.ndim == 1 else first_B
             # A query of the padding sees itself: a softmax over nothing is not a number.
             visible = visible & (
-                (slots_BT >= first_B[:, None])[:, None] | torch.eye(count, device=device).bool()
+                (slots_BT[:, None] >= first_BT[..., None]) | (new_T == new_T[:, None])
             )
-            positions_BT = (slots_BT - first_B[:, None]).clamp(min=0)
+            positions_BT = (slots_BT - first_BT).clamp(min=0)
         if cache is not None:
             slots_S = torch.arange(cache[0][0].shape[2], device=device)
             old_BS = slots_S < start_B1
