@@ -64,7 +64,9 @@ _IDLE_SHARE = 8
 # Fewer rows than these take as long.
 _LEAST_ROWS = 8
 # A cache is cut to this share of its slots or less: each size is a program to compile.
-_SHRUNK = 0.75
+_SHRUNK = 0.5
+# Prompts for each row from which on those programs are worth their compiling.
+_LEAST_TURNS = 4
 
 OnDone = Callable[[Completion], None]
 """Called as soon as an output has ended."""
@@ -192,7 +194,7 @@ def complete(
         rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
         waiting.clear()
     alone = deterministic or keep_snapshots or options.num_beams > 1
-    if engine.packs_prompts and not alone and len(waiting) > together:
+    if engine.packs_prompts and not alone and len(waiting) >= _LEAST_TURNS * together:
         rounds.packed(waiting, together, context=context)
     if engine.starts_alone and not alone and len(waiting) > together:
         # Together, the first prompts would all be padded to the longest one's bucket.

@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 # and gives each row the same bits; with more a single prompt would pay for rows that are not there.
 TILE = 4
 
-# Rows of a product from which on XLA's YNN kernels are faster with weights stored (I, O), on a CPU.
-_FUSED_ROWS = 48
-
 # Outputs are held in a buffer of a multiple of this, so that few loops are compiled.
 _OUTPUT_STEP = 64
 
@@ -132,7 +129,6 @@ class JaxEngine(Engine):
         self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
         self._panels = frozenset[str]()
         self._copied: dict[str, str] = {}
-        self._fuses = on_cpu and isinstance(network, CausalLM) and self.mesh.size == 1
         if on_cpu and isinstance(network, CausalLM):
             few = rows if rows > 1 and self.mesh.size == 1 and product_fusion() else 1
             self._turned, self._panels = transpose(self._skeleton, rows=few)
@@ -174,24 +170,18 @@ class JaxEngine(Engine):
     # ---- programs
 
     def _program(
-        self,
-        key: tuple[Any, ...],
-        function: Callable[..., Any],
-        *args: Any,
-        donate: Any = (),
-        fused: bool = False,
+        self, key: tuple[Any, ...], function: Callable[..., Any], *args: Any, donate: Any = ()
     ) -> Callable[..., Any]:
-        """The compiled program for this key, compiled ahead so that its time is known.
-
-        `fused`: its matrix products are YNN's.
-        """
+        """The compiled program for this key, compiled ahead so that its time is known."""
         if key not in self._programs:
             begin = time.perf_counter()
             long_key = (*key, self.platform, structure(self._skeleton))
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            self._programs[key] = lowered.compile(product_fusion() if fused else None)
+            # XLA's other kernels copy panels at every call.
+            few = key[0] == "decode" and self._panels
+            self._programs[key] = lowered.compile(product_fusion() if few else None)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 
@@ -297,7 +287,6 @@ class JaxEngine(Engine):
             partial(self._steps.prefill_packed, prompt_slots),
             self._weights,
             table,
-            fused=self._fuses and tokens >= _FUSED_ROWS,
         )
         logits, entries, prompt = prefill(self._weights, table)
         chosen = self._first_tokens(batch.options, logits, prompt, *numbers, batch.settings)
@@ -387,9 +376,7 @@ class JaxEngine(Engine):
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _tables(batch.settings), static, shapes)
         loop = partial(self._steps.loop, *static)
-        # XLA's other kernels copy panels at every call.
-        fused = bool(self._panels) or (self._fuses and len(batch.requests) >= _FUSED_ROWS)
-        return self._program(key, loop, self._weights, batch.state, *args, donate=1, fused=fused)
+        return self._program(key, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
         if batch.admits and self._layout.shares_slots:

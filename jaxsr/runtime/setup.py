@@ -95,7 +95,7 @@ def configure_jax(compile_cache: Path | None, *, least_compile_s: float = _LEAST
       least_compile_s: programs that compile faster are not kept.
 
     Raises:
-      InputError: the folder's path is not UTF-8, or the switch of the CPU kernels has no such value.
+      InputError: the folder's path is not UTF-8, or JAXSR_CPU_KERNELS has no such value.
     """
     import jax
 

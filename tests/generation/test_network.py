@@ -57,8 +57,7 @@ def test_left_padding_matches_transformers_with_a_mask(family, hf_model, network
 @torch.no_grad()
 def test_texts_in_one_row_do_not_see_each_other(hf_model, network, tokens):
     texts = [tokens[0, :41], tokens[1, :7], tokens[1, 7:60]]
-    begin = torch.tensor([0, 41, 48])
-    first = torch.cat([torch.full((len(t),), b) for t, b in zip(texts, begin, strict=True)])
+    first = torch.cat([torch.full((len(t),), b) for t, b in zip(texts, (0, 41, 48), strict=True)])
     last = torch.tensor([[40, 47, 100]])
     got, cache = network("llama")(torch.cat(texts)[None], first_B=first[None], read_B=last)
     want = torch.stack([hf_model("llama")(text[None]).logits[0, -1] for text in texts])
