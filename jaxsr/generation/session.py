@@ -15,9 +15,10 @@ from jaxsr.errors import InputError
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.decoder import UNFILLED
-from jaxsr.generation.generate_loop import Completion, Run, complete, continue_from
+from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.options import SamplingOptions, recommended_options
 from jaxsr.generation.prompts import Prompt, write_rows
+from jaxsr.generation.rounds import Completion, Run
 from jaxsr.generation.row_file import RowFile
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.streaming import StreamPrinter

@@ -1,0 +1,412 @@
+"""Batches advanced until their rows have ended: rows' places, streaming, timing."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.padding import Padding, bucket, cache_slots, rounded_slots
+from jaxsr.generation.prompt_pool import PromptPool, Request
+from jaxsr.generation.stop_text import StopText
+
+# Prompts that wait in order of length, for each row.
+_POOLED = 16
+# The share of rows that may stand idle until several prompts can be fed together.
+_IDLE_SHARE = 8
+# Fewer rows than these take as long.
+_LEAST_ROWS = 8
+# A cache is cut to this share of its slots or less: each size is a program to compile.
+_SHRUNK = 0.5
+
+OnTokens = Callable[[int, list[int]], None]
+"""Called with the prompt's index and the tokens that are new since the last call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One prompt's output. Times are in seconds, compiling left out."""
+
+    index: int
+    """Number of the prompt."""
+    tokens: list[int]
+    """Generated tokens, the stop token included, or the token that completes a stop text."""
+    finish: str
+    """`stop` after a stop token or a stop text, `length` after the last token asked for."""
+    row: int
+    """Its place in the batch."""
+    rows: int
+    """Rows that ran together."""
+    prefill_s: float
+    """From the prompt to the first token."""
+    decode_s: float
+    """From the first token to the last, prompts of other rows left out."""
+    decode_tokens_per_s: float
+    """Tokens of all the batch's rows in that time, per second; 0 where there are none."""
+    beams: tuple[tuple[list[int], float], ...] = ()
+    """With beam search the best outputs and their scores; `tokens` is the first."""
+    logprobs: tuple[np.ndarray, ...] | None = None
+    """The arrays `jaxsr.generation.decoder.LOGPROBS` of its tokens, if asked for."""
+
+
+OnDone = Callable[[Completion], None]
+"""Called as soon as an output has ended."""
+
+
+@dataclass
+class Run:
+    """Completions of a run in the prompts' order, and its batches as snapshots if asked for."""
+
+    completions: list[Completion] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+
+@dataclass
+class Row:
+    """A request in its place of the batch."""
+
+    request: Request
+    prefill_s: float
+    tokens_before: int
+    """Tokens that all rows had when it began."""
+    decode_s_before: float
+    length: int = 0
+    """Tokens that were looked at."""
+
+
+@dataclass
+class Rounds:
+    """Advances batches until their rows have ended, and fills the places of those that did."""
+
+    engine: Engine
+    options: SamplingOptions
+    stop_ids: Sequence[int]
+    stop_text: StopText | None
+    chunk: int | None
+    on_tokens: OnTokens | None
+    on_done: OnDone | None
+    run: Run = field(default_factory=Run)
+    tokens: int = 0
+    """Tokens that were decoded so far, in all rows."""
+    decode_s: float = 0.0
+
+    def timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
+        """A batch from the engine, and the seconds until its first tokens, without compiling."""
+        begin, compiled = time.perf_counter(), self.engine.compile_s
+        batch = function(*args, **kwargs)
+        self.engine.running(batch)  # waits
+        return batch, time.perf_counter() - begin - (self.engine.compile_s - compiled)
+
+    def follow(
+        self,
+        batch: Any,
+        first: Sequence[Request],
+        prefill_s: float,
+        waiting: deque[Request],
+        rows: int,
+        free: Sequence[int] = (),
+    ) -> None:
+        """Advances a batch until its rows have ended and nothing waits.
+
+        Args:
+          batch: of the engine, just started.
+          first: requests of its first rows; further rows only fill it up.
+          prefill_s: seconds of the start.
+          waiting: requests that take the places of rows that end.
+          rows: of the batch.
+          free: places that were never taken.
+        """
+        live = {row: self._row(request, prefill_s) for row, request in enumerate(first)}
+        free = [*free, *self._settle(batch, live, rows, decoded=False)]
+        live = {row: state for row, state in live.items() if row not in free}
+        while True:
+            while free and waiting:
+                row, request = free.pop(0), waiting.popleft()
+                _, seconds = self.timed(self._admit, batch, row, request)
+                live[row] = self._row(request, seconds)
+                free += self._settle(batch, {row: live[row]}, rows, decoded=False)
+                if row in free:
+                    del live[row]
+            if not live:
+                return
+            free += self._advanced(batch, live, rows, least_running=len(live) if waiting else 1)
+
+    def _advanced(
+        self, batch: Any, live: dict[int, Row], rows: int, *, least_running: int
+    ) -> list[int]:
+        """Generates until fewer rows are running, or for a chunk of tokens.
+
+        Returns:
+          The rows that ended, which are no longer `live`.
+        """
+        step = self.chunk or (8 if self.on_tokens or self.stop_text else None)
+        begin, compiled = time.perf_counter(), self.engine.compile_s
+        self.engine.advance(batch, step or self.options.max_new_tokens, least_running=least_running)
+        self.engine.running(batch)  # waits
+        self.decode_s += time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        ended = self._settle(batch, live, rows, decoded=True)
+        for row in ended:
+            del live[row]
+        return ended
+
+    def packed(self, waiting: deque[Request], rows: int, *, context: int) -> None:
+        """Generates from all that wait, with several prompts fed together.
+
+        Long prompts go first, of so many at a time that outputs come about in order. Rows that
+        ended are given away together, for what is fed together costs less. At the end rows that
+        ended are left out of the batch.
+
+        Args:
+          waiting: requests, which are taken from here.
+          rows: of the batch.
+          context: of the network.
+        """
+        longest = max(len(request.prompt) for request in waiting)
+        pool, live, size = PromptPool(()), dict[int, Row](), rows
+        batch, slots, free = None, 0, [*range(rows)]
+        while True:
+            if waiting and not pool:
+                some = min(len(waiting), _POOLED * rows)
+                pool = PromptPool(waiting.popleft() for _ in range(some))
+            if not pool and not live:
+                return
+            size, slots, batch = self._fitting(
+                batch,
+                live,
+                pool,
+                rows=rows,
+                size=size,
+                slots=slots,
+                longest=longest,
+                context=context,
+            )
+            if not pool:
+                free = []
+            together = min(len(pool.next(rows)), max(1, rows // _IDLE_SHARE))
+            while pool and (len(free) >= together or not live):
+                free += self._admit_packed(batch, live, free, pool, rows)
+            if not live or (waiting and not pool):
+                continue
+            if pool:
+                least = len(live) - together + len(free) + 1
+            else:
+                least = size // 2 + 1 if size > _LEAST_ROWS else 1
+            free += self._advanced(batch, live, rows, least_running=max(least, 1))
+
+    def _fitting(
+        self,
+        batch: Any,
+        live: dict[int, Row],
+        pool: PromptPool,
+        *,
+        rows: int,
+        size: int,
+        slots: int,
+        longest: int,
+        context: int,
+    ) -> tuple[int, int, Any]:
+        """A batch with the slots, and at the end the rows, that live and waiting prompts need."""
+        lengths = [len(state.request.prompt) for state in live.values()]
+        need = max([*lengths, pool.longest]) + self.options.most_slots
+        need = rounded_slots(need, context=context)
+        if batch is None:
+            batch = self.engine.start_empty(
+                self.options,
+                stop_ids=self.stop_ids,
+                rows=rows,
+                slots=need,
+                prompt_slots=bucket(longest),
+            )
+            return rows, need, batch
+        fewer = size
+        while not pool and fewer // 2 >= max(len(live), _LEAST_ROWS):
+            fewer //= 2
+        if fewer == size and _SHRUNK * slots < need <= slots:
+            return size, slots, batch
+        keep = [*range(size)] if fewer == size else sorted(live)
+        need = need if not _SHRUNK * slots < need <= slots else slots
+        self.engine.resize(batch, keep, rows=fewer, slots=need)
+        states = {place: live[row] for place, row in enumerate(keep) if row in live}
+        live.clear()
+        live.update(states)
+        return fewer, need, batch
+
+    def _admit_packed(
+        self,
+        batch: Any,
+        live: dict[int, Row],
+        free: list[int],
+        pool: PromptPool,
+        rows: int,
+    ) -> list[int]:
+        """Takes places in `free`; returns those that ended at once."""
+        members = pool.take(len(free))
+        places = [free.pop(0) for _ in members]
+        _, seconds = self.timed(
+            self._packed_in,
+            batch,
+            places,
+            [member.prompt for member in members],
+            [member.number for member in members],
+            [member.seed for member in members],
+        )
+        new = {row: self._row(member, seconds) for row, member in zip(places, members, strict=True)}
+        ended = self._settle(batch, new, rows, decoded=False)
+        live.update({row: state for row, state in new.items() if row not in ended})
+        return ended
+
+    def _packed_in(self, batch: Any, *args: Any) -> Any:
+        self.engine.admit_packed(batch, *args)
+        return batch
+
+    def tiles(self, requests: Sequence[Request], together: int, *, keep_snapshots: bool) -> None:
+        """Generates in tiles of rows with caches of one size.
+
+        Args:
+          requests: in any order.
+          together: so many rows of a tile are used.
+          keep_snapshots: no row's place is taken by another.
+        """
+        groups: dict[int, deque[Request]] = {}
+        context, snapshots = self.engine.config.max_position_embeddings, {}
+        for request in requests:
+            slots = cache_slots(len(request.prompt), self.options.most_slots, context=context)
+            groups.setdefault(slots, deque()).append(request)
+        for slots, group in groups.items():
+            while group:
+                count = min(together, len(group)) if keep_snapshots else len(group)
+                members = [group.popleft() for _ in range(count)]
+                batch = self.one_by_one(
+                    deque(members), self.engine.tile, together, slots=slots, prompt_slots=slots
+                )
+                if keep_snapshots:
+                    saved = self.engine.snapshot(batch)
+                    snapshots |= {m.index: saved.rows([row]) for row, m in enumerate(members)}
+        self.run.snapshots += [snapshots[index] for index in sorted(snapshots)]
+
+    def one_by_one(
+        self,
+        waiting: deque[Request],
+        rows: int,
+        together: int,
+        *,
+        slots: int,
+        prompt_slots: int,
+        padding: Padding = "right",
+    ) -> Any:
+        """Generates from all that wait, each fed alone in its length's bucket.
+
+        Args:
+          waiting: requests.
+          rows: of the batch.
+          together: so many of them are used.
+          slots: of the cache.
+          prompt_slots: tokens of the longest prompt.
+          padding: side of it.
+
+        Returns:
+          The batch, after all.
+        """
+        first = waiting.popleft()
+        batch, prefill_s = self.timed(
+            self.engine.start_alone,
+            first.prompt,
+            first.number,
+            self.options,
+            stop_ids=self.stop_ids,
+            slots=slots,
+            prompt_slots=prompt_slots,
+            padding=padding,
+            seed=first.seed,
+            rows=rows,
+        )
+        self.follow(batch, [first], prefill_s, waiting, together, range(1, together))
+        return batch
+
+    def search(
+        self, first: Sequence[Request], fill: Sequence[Request], slots: int, padding: Padding
+    ) -> None:
+        """Beam search of a batch; the requests after the first ones only fill it up."""
+        begin, compiled = time.perf_counter(), self.engine.compile_s
+        outputs, scores = self.engine.search(
+            [request.prompt for request in fill],
+            self.options,
+            stop_ids=self.stop_ids,
+            slots=slots,
+            padding=padding,
+        )
+        seconds = time.perf_counter() - begin - (self.engine.compile_s - compiled)
+        length = int((outputs[: len(first), 0] != UNFILLED).sum())
+        for row, request in enumerate(first):
+            best = range(self.options.num_return_sequences)
+            tokens = [[int(t) for t in outputs[row, k] if t != UNFILLED] for k in best]
+            self._report(
+                Completion(
+                    index=request.index,
+                    tokens=tokens[0],
+                    finish="stop" if tokens[0][-1] in self.stop_ids else "length",
+                    row=row,
+                    rows=len(fill),
+                    prefill_s=seconds,
+                    decode_s=seconds,
+                    decode_tokens_per_s=length / seconds,
+                    beams=tuple((tokens[k], float(scores[row, k])) for k in best),
+                )
+            )
+
+    def _report(self, completion: Completion) -> None:
+        self.run.completions.append(completion)
+        if self.on_done is not None:
+            self.on_done(completion)
+
+    def _admit(self, batch: Any, row: int, request: Request) -> Any:
+        self.engine.admit(batch, row, request.prompt, request.number, request.seed)
+        return batch
+
+    def _row(self, request: Request, prefill_s: float) -> Row:
+        return Row(request, prefill_s, self.tokens, self.decode_s)
+
+    def _settle(self, batch: Any, live: dict[int, Row], rows: int, *, decoded: bool) -> list[int]:
+        """Reports new tokens and outputs that ended; returns the rows of these."""
+        outputs, running = self.engine.outputs(batch), self.engine.running(batch)
+        tokens = {row: [int(t) for t in outputs[row] if t != UNFILLED] for row in live}
+        ends = {}
+        if self.stop_text is not None:
+            lengths = {r: self.stop_text.length(tokens[r], live[r].length) for r in live}
+            ends = {row: length for row, length in lengths.items() if length is not None}
+        if ends:
+            self.engine.end(batch, ends)
+        for row, state in live.items():
+            tokens[row] = tokens[row][: ends.get(row)]
+            new, state.length = tokens[row][state.length :], len(tokens[row])
+            self.tokens += len(new) if decoded else 0
+            if new and self.on_tokens is not None:
+                self.on_tokens(state.request.index, new)
+        ended = [row for row in live if row in ends or not running[row]]
+        for row in ended:
+            self._note(batch, row, rows, live[row], tokens[row], stopped=row in ends)
+        return ended
+
+    def _note(
+        self, batch: Any, row: int, rows: int, state: Row, tokens: list[int], *, stopped: bool
+    ) -> None:
+        decode_s = self.decode_s - state.decode_s_before
+        later = self.tokens - state.tokens_before
+        arrays = self.engine.logprobs(batch, row)
+        self._report(
+            Completion(
+                index=state.request.index,
+                tokens=tokens,
+                finish="stop" if stopped or tokens[-1] in self.stop_ids else "length",
+                row=row,
+                rows=rows,
+                prefill_s=state.prefill_s,
+                decode_s=decode_s,
+                decode_tokens_per_s=later / decode_s if later else 0.0,
+                logprobs=arrays and tuple(array[: len(tokens)] for array in arrays),
+            )
+        )
