@@ -5,6 +5,7 @@ own. A round times a few steps of each, after one that is not timed, waiting for
 the timed region.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -153,6 +154,8 @@ def _contender(
     name: str, options: OptionsT, workload: Callable[[OptionsT], Workload], cache: str
 ) -> Steps:
     start = time.perf_counter()
+    # Of this race alone: torch.compile would find what an earlier one compiled.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}/inductor"
     if name == "jaxsr":
         run, loss = _jax_contender(options, workload, cache)
     else:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+LARGE_PICTURE = 1 << 16
+"""Pixels from which on most functions of OpenCV share a picture out among its threads."""
 _LEAST_SHARED_S = 2e-3
 """Work that is worth waking another thread for."""
 _LEAST_CALL_S = 4e-4

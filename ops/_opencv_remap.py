@@ -18,7 +18,7 @@ from jaxsr.ops._border import BORDERS, border_period
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_border
+from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, opencv_border
 from jaxsr.ops._row_primitives import CALLS, first_installed, map_by_rows, without_single_channel
 
 CHANNELS = (1, 3, 4)
@@ -27,8 +27,6 @@ FARTHEST = float(1 << 22)
 """Positions beyond are as far away: float32 numbers quarters of a pixel up to here."""
 LARGEST_EXTENT = (1 << 15) - 2
 """Pixels along an axis that `cv2.remap` numbers."""
-_LARGE_PICTURE = 1 << 16
-"""Pixels of a result that OpenCV shares out among its threads by itself."""
 _MOST_PERIODS = 64
 """OpenCV mirrors positions once for every period that they are away."""
 
@@ -127,7 +125,7 @@ def _read_all(
             if is_lost is not None:
                 result[is_lost] = np.nan if is_real else 0
 
-    is_large = math.prod(results.shape[2:4]) > _LARGE_PICTURE
+    is_large = math.prod(results.shape[2:4]) > LARGE_PICTURE
     for_each_row(read_row, len(pictures), large=is_large)
 
 

@@ -181,7 +181,15 @@ def sample(
     if width != height + 1:
         moved = jnp.moveaxis(image, (height, width), (-2, -1))
         out = sample(
-            moved, place, parameters, size, axes=(-2, -1), weigh=weigh, border=border, fill=fill
+            moved,
+            place,
+            parameters,
+            size,
+            axes=(-2, -1),
+            weigh=weigh,
+            border=border,
+            fill=fill,
+            is_affine=is_affine,
         )
         return jnp.moveaxis(out, (-2, -1), (height, width))
 

@@ -38,7 +38,7 @@ from jaxsr.ops._arguments import (
 from jaxsr.ops._border import Border, border_name
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import Parameter, in_dtype_of
-from jaxsr.ops._opencv import for_each_row, opencv, opencv_border
+from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, opencv_border
 from jaxsr.ops._row_primitives import in_pictures, row_primitive, without_single_channel
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._traced_blur import is_array, traced_blur
@@ -202,8 +202,6 @@ _BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant")
 _LONGEST_CALL = 15
 """Pixels of a window up to which OpenCV is faster. 1080 × 1920 × 3 uint8, processor ms by XLA and
 by OpenCV: 5.1 and 3.7 for 7 pixels, 9.9 and 10.8 for 21 (`python -m benchmarks.ops`)."""
-_LARGE_PICTURE = 1 << 16
-"""Pixels that OpenCV shares out among its threads by itself."""
 
 
 @jit("sizes", "sigmas", "border", "axes")
@@ -215,6 +213,7 @@ def _blur_levels(
     axes: tuple[int, int],
 ) -> jax.Array:
     """uint8 and uint16 by OpenCV's rule; sigmas of 0 are left out, axes count from the end."""
+    # A call's options are integers of 32 bits: the two float64 numbers are four of them.
     halves = struct.unpack("4i", struct.pack("2d", *sigmas))
     function = partial(_gaussian_p.bind, sizes=sizes, sigmas=halves, border=_BORDERS.index(border))
     return in_pictures(function, image, axes)
@@ -236,7 +235,7 @@ def _blur_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
     def blur(row: int) -> None:
         cv2.GaussianBlur(pictures[row], size, horizontal, results[row], vertical, border)
 
-    is_large = math.prod(pictures.shape[1:3]) > _LARGE_PICTURE
+    is_large = math.prod(pictures.shape[1:3]) > LARGE_PICTURE
     for_each_row(blur, len(pictures), large=is_large)
 
 

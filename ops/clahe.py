@@ -108,14 +108,14 @@ def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
     # OpenCV's limit, of which it makes the count that we have: halfway to the next one.
     scale = (np.iinfo(planes.dtype).max + 1) / (height * width)
 
-    kept = threading.local()  # its tables serve all planes of a thread
+    of_thread = threading.local()  # tables that serve all of its planes
 
     def equalise(row: int) -> None:
         limit = (int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0
-        if not hasattr(kept, "algorithm"):
-            kept.algorithm = opencv().createCLAHE(limit, grid[::-1])
-        kept.algorithm.setClipLimit(limit)
-        kept.algorithm.apply(planes[row], results[row])
+        if not hasattr(of_thread, "algorithm"):
+            of_thread.algorithm = opencv().createCLAHE(limit, grid[::-1])
+        of_thread.algorithm.setClipLimit(limit)
+        of_thread.algorithm.apply(planes[row], results[row])
 
     for_each_row(equalise, len(planes))
 

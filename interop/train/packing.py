@@ -123,8 +123,8 @@ def _norm(
     with np.errstate(all="ignore"):
         for array in inputs:
             values = array.ravel().astype(np.float32, copy=False)
-            whole = values.size - values.size % _RUN
-            for rows in (values[:whole].reshape(-1, _RUN), values[whole:].reshape(1, -1)):
+            tail = values.size - values.size % _RUN
+            for rows in (values[:tail].reshape(-1, _RUN), values[tail:].reshape(1, -1)):
                 squares += np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
         outputs[0][...] = np.sqrt(squares)
 

@@ -165,10 +165,13 @@ class Session:
         for number, batch_size in enumerate(sizes):
             skip = min(max(len(rows) - number * len(ids), 0), len(ids))
             if skip < len(ids):
-                kept = {r["index"]: r for r in early if r["batch_size"] == batch_size}
-                kept = {index: row for index, row in kept.items() if index >= skip}
+                early_rows = {
+                    row["index"]: row
+                    for row in early
+                    if row["batch_size"] == batch_size and row["index"] >= skip
+                }
                 with naming_out_of_memory(rows=batch_size, option="--batch-size", advice=_LESS):
-                    self._run(prompts, ids, batch_size, skip, kept)
+                    self._run(prompts, ids, batch_size, skip, early_rows)
 
     def _run(
         self,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._cpu_calls import Arrays, Attributes, enabled, kernel
-from jaxsr.ops._opencv import for_each_row, opencv, version_of
+from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, version_of
 from jaxsr.ops._resize.library_rows import resized_rows
 
 _METHODS = {
@@ -23,8 +23,6 @@ _METHODS = {
 float32 bicubic takes the same time, and OpenCV's roundings differ with the number of channels."""
 _MOST_CHANNELS = 4
 """OpenCV's functions are made for these; of more channels some of them refuse."""
-_LARGE_IMAGE = 1 << 16
-"""Pixels of a result that OpenCV shares out among its threads by itself."""
 
 
 def resize_by_opencv(
@@ -61,5 +59,5 @@ def _resize(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
         if out is not result:
             result[...] = out
 
-    is_large = height * width > _LARGE_IMAGE
+    is_large = height * width > LARGE_PICTURE
     for_each_row(resize, len(images), large=is_large)

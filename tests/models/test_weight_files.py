@@ -177,8 +177,8 @@ def test_weights_that_do_not_fit_name_the_first_few(net):
     assert_same(before, net)  # nothing was loaded in part
 
 
-@pytest.mark.parametrize("kept", ["first", "second"])
-def test_one_name_of_a_shared_tensor_suffices(kept):
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_one_name_of_a_shared_tensor_suffices(name):
     def tied():
         module = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("first", "second")})
         module["second"].weight = module["first"].weight
@@ -186,7 +186,7 @@ def test_one_name_of_a_shared_tensor_suffices(kept):
 
     source, module = tied(), tied()
     weights = source.state_dict()
-    weights = {n: v for n, v in weights.items() if n.endswith("bias") or n.startswith(kept)}
+    weights = {n: v for n, v in weights.items() if n.endswith("bias") or n.startswith(name)}
     load_weights(module, weights, source="test")
     assert_same(module.state_dict(), source)
     with pytest.raises(ValueError, match=r"2 missing: first\.weight, second\.weight;"):

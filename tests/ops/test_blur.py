@@ -350,7 +350,7 @@ IMAGES = st.tuples(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(IMAGES)
 def test_draws_against_opencv(drawn):
     check_against_opencv(drawn)

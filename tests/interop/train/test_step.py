@@ -89,13 +89,13 @@ def test_bfloat16_takes_statistics_of_the_whole_batch_and_sums_in_float32():
     global_statistics = StepConfig(dtype="bfloat16")
     alone = StepConfig(dtype="bfloat16", batch_norm="local")
     one, single = one_step(objective, images, 1, global_statistics)
-    eight, found = one_step(objective, images, 8, global_statistics)
+    eight, metrics = one_step(objective, images, 8, global_statistics)
     _, local = one_step(objective, images, 8, alone)
     assert {v.dtype for v in eight.params.values()} == {jnp.dtype("float32")}
     # The same bfloat16 products; only the order of float32 sums differs.
     for name in ("student.1.running_mean", "student.1.running_var"):
         np.testing.assert_allclose(eight.buffers[name], one.buffers[name], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["student/loss"], single["student/loss"], rtol=1e-3)
+    np.testing.assert_allclose(metrics["student/loss"], single["student/loss"], rtol=1e-3)
     assert float(local["student/loss"]) > 1.5 * float(single["student/loss"])
 
 
