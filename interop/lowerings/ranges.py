@@ -24,9 +24,26 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Arra
     if steps == 1:
         return start.reshape(1).astype(result)
     index = jnp.arange(steps)
-    # The barriers keep XLA from multiplying by an inverse, and from one rounding of a product and
-    # a sum: either can cross a whole number.
+    # The barrier keeps XLA from multiplying by an inverse, which can cross a whole number.
     step = (end - start) / lax.optimization_barrier(jnp.asarray(max(steps - 1, 1), wide))
-    ways = lax.optimization_barrier((step * index, step * (steps - 1 - index)))
-    ahead, back = start + ways[0], end - ways[1]
-    return jnp.where(index < steps // 2, ahead, back).astype(result)
+    is_ahead = index < steps // 2
+    origin = jnp.where(is_ahead, start, end)
+    steps_away = jnp.where(is_ahead, index, index - (steps - 1)).astype(wide)
+    if not is_integer:
+        return (origin + step * steps_away).astype(result)
+    return _multiply_add(step, steps_away, origin).astype(result)
+
+
+def _multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """a · b + c rounded once, as torch's kernels compute it on CPUs with FMA.
+
+    XLA joins a product and a sum as its compiler likes; the halves of `a` make products without
+    rounding, where both ways are equal.
+    """
+    bits = 22 if a.dtype == jnp.float64 else 11
+    high = lax.reduce_precision(a.astype(jnp.float32), 8, bits).astype(a.dtype)
+    product, rest = high * b, (a - high) * b
+    total = product + c
+    added = total - product
+    lost = (product - (total - added)) + (c - added)
+    return total + (lost + rest)

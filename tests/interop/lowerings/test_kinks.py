@@ -93,19 +93,20 @@ def test_slopes_are_torch_s(name):
     np.testing.assert_allclose(actual, gradient, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("ends", [(-39, 37, 7), (20, -60, 7), (-57, 41, 13)])
-def test_whole_numbers_between_tensors_are_rounded_as_torch_rounds(ends):
-    *ends, steps = ends
-
+@pytest.mark.parametrize("steps", [1, 7, 13, 29, 997])
+def test_whole_numbers_between_tensors_are_rounded_as_torch_rounds(steps):
     def spaced(start, end):
         return torch.linspace(start, end, steps, dtype=torch.int64)
 
+    rng = np.random.default_rng(steps)
+    ends = [(-39, 37), (20, -60), (-57, 41), *rng.integers(-10_000_000, 10_000_000, (100, 2))]
     with jax.enable_x64(True):
         module = to_jax(Function(spaced))
         apply = jax.jit(lambda a, b: module.apply({}, {}, a, b)[0][0])
-        np.testing.assert_array_equal(
-            apply(*map(np.asarray, ends)), spaced(*map(torch.tensor, ends))
-        )
+        for pair in ends:
+            np.testing.assert_array_equal(
+                apply(*map(np.asarray, pair)), spaced(*map(torch.tensor, pair))
+            )
 
 
 @pytest.mark.parametrize("bins", [7, 10, 100])
