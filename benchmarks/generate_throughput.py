@@ -12,24 +12,36 @@ end after one to `new_tokens` tokens, as those of real models do. Contenders:
 Contenders that are slow run a sample, evenly spread over the sorted batches, whose rate is that of
 the whole: `share` of the batches. `prompts` and `tokens` are those that ran. Tokens count up to and
 with the one that ends an output. `equal` is the share of outputs that are those of jaxsr: float32
-sums differ in their order, and logits may tie within it. Compiling is left out; `processor_s` is
-the time of all threads. `times_fastest` is jaxsr's rate over that of the fastest other.
+sums differ in their order, and logits may tie within it. `seconds` leave out `compile_s`.
+`times_jaxsr` is a rate over jaxsr's. Each contender runs once, and its row is printed as it ends.
 """
 
-import resource
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks._race import take_turns
-from benchmarks._results import Report, ReportOptions, Row, run_benchmark
+from benchmarks._results import Report, ReportOptions, run_benchmark
 
-Outputs = dict[int, list[int]]
-"""By the number of the prompt."""
+
+@dataclass(frozen=True)
+class _Done:
+    """What a contender did."""
+
+    outputs: dict[int, list[int]]
+    """By the number of the prompt."""
+    seconds: float
+    compile_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs.values()))
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +62,6 @@ class Options(ReportOptions):
     """Blocks; 30 are SmolLM2-135M's."""
     vocabulary: int = 49152
     """Tokens that the model knows."""
-    rounds: int = 1
-    """Turns of each contender."""
     threads: int | None = None
     """Of torch. Default: its own choice."""
 
@@ -67,53 +77,30 @@ def measure(options: Options) -> None:
     lengths = np.exp(rng.uniform(np.log(8), np.log(400), options.prompts)).astype(int)
     prompts = [rng.integers(3, options.vocabulary, n).tolist() for n in lengths]
     stops = list(range(7, options.vocabulary, 60))
-    ours = "jaxsr, JAX"
-    contenders = {ours: _jaxsr(model, prompts, stops, options)}
-    shares = zip(options.transformers_batches, options.transformers_shares, strict=True)
-    contenders |= {
-        f"transformers, torch, sorted, batches of {batch}": partial(
-            _batches, model, prompts, stops, options, batch, share
-        )
-        for batch, share in shares
-    }
-    timed = {name: _timed(run) for name, run in contenders.items()}
     report = Report("generate_throughput", options)
-    results = take_turns(timed, rounds=options.rounds, warmup=0)
-    rows = {name: _row(name, turns, results[ours][0][2]) for name, turns in results.items()}
-    fastest = max(row["tokens_per_s"] for name, row in rows.items() if name != ours)
-    rows[ours]["times_fastest"] = round(rows[ours]["tokens_per_s"] / fastest, 2)
-    for row in rows.values():
-        print(row, flush=True)
-        report.add(row)
+
+    ours = _jaxsr(model, prompts, stops, options)
+    _add(report, "jaxsr, JAX", ours, ours)
+    shares = zip(options.transformers_batches, options.transformers_shares, strict=True)
+    for batch, share in shares:
+        done = _batches(model, prompts, stops, options, batch, share)
+        _add(report, f"transformers, torch, sorted, batches of {batch}", done, ours)
 
 
-def _row(name: str, turns: list[tuple[float, float, Outputs]], reference: Outputs) -> Row:
-    seconds, outputs = min(turn[0] for turn in turns), turns[0][2]
-    tokens = sum(map(len, outputs.values()))
-    equal = sum(reference[index] == tokens for index, tokens in outputs.items())
-    return {
+def _add(report: Report, name: str, done: _Done, ours: _Done) -> None:
+    equal = sum(ours.outputs[index] == tokens for index, tokens in done.outputs.items())
+    row = {
         "contender": name,
-        "prompts": len(outputs),
-        "tokens": tokens,
-        "seconds": round(seconds, 2),
-        "processor_s": round(min(turn[1] for turn in turns), 2),
-        "tokens_per_s": round(tokens / seconds, 1),
-        "equal": round(equal / len(outputs), 3),
+        "prompts": len(done.outputs),
+        "tokens": done.tokens,
+        "seconds": round(done.seconds, 2),
+        "compile_s": round(done.compile_s, 2),
+        "tokens_per_s": round(done.rate, 1),
+        "times_jaxsr": round(done.rate / ours.rate, 3),
+        "equal": round(equal / len(done.outputs), 3),
     }
-
-
-def _timed(run: Callable[[], Outputs]) -> Callable[[], tuple[float, float, Outputs]]:
-    def call() -> tuple[float, float, Outputs]:
-        begin, processor = time.perf_counter(), _processor_s()
-        outputs = run()
-        return time.perf_counter() - begin, _processor_s() - processor, outputs
-
-    return call
-
-
-def _processor_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    print(row, flush=True)
+    report.add(row)
 
 
 def _model(options: Options) -> Any:
@@ -135,9 +122,7 @@ def _model(options: Options) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def _jaxsr(
-    model: Any, prompts: list[list[int]], stops: list[int], options: Options
-) -> Callable[[], Outputs]:
+def _jaxsr(model: Any, prompts: list[list[int]], stops: list[int], options: Options) -> _Done:
     import json
 
     import torch
@@ -154,13 +139,11 @@ def _jaxsr(
     engine = JaxEngine(network, rows=options.batch)  # as the command has it
     sampling = SamplingOptions(max_new_tokens=options.new_tokens)
 
-    def run() -> Outputs:
-        done = complete(engine, prompts, sampling, batch_size=options.batch, stop_ids=stops)
-        return {completion.index: completion.tokens for completion in done.completions}
-
-    # Every program that the prompts need is compiled before the race.
-    run()
-    return run
+    begin = time.perf_counter()
+    done = complete(engine, prompts, sampling, batch_size=options.batch, stop_ids=stops)
+    seconds = time.perf_counter() - begin - engine.compile_s
+    outputs = {completion.index: completion.tokens for completion in done.completions}
+    return _Done(outputs, seconds, engine.compile_s)
 
 
 def _batches(
@@ -170,7 +153,7 @@ def _batches(
     options: Options,
     batch: int,
     share: float,
-) -> Outputs:
+) -> _Done:
     import torch
 
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -179,6 +162,7 @@ def _batches(
     count = max(1, round(share * len(batches)))
     batches = [batches[(2 * part + 1) * len(batches) // (2 * count)] for part in range(count)]
     outputs, ends = {}, {*stops}
+    start = time.perf_counter()
     for numbers in batches:
         longest = max(len(prompts[index]) for index in numbers)
         tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
@@ -197,7 +181,7 @@ def _batches(
         for index, row in zip(numbers, out[:, longest:].tolist(), strict=True):
             end = next((n for n, token in enumerate(row) if token in ends), len(row))
             outputs[index] = row[: end + 1]
-    return outputs
+    return _Done(outputs, time.perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import numpy as np
 from jaxsr.errors import InputError
 from jaxsr.generation.decoder import Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.packed_rounds import PackedRounds
 from jaxsr.generation.padding import Padding, bucket, cache_slots
 from jaxsr.generation.prompt_pool import Request
 from jaxsr.generation.rounds import OnDone, OnTokens, Rounds, Run
@@ -144,7 +145,7 @@ def complete(
         waiting.clear()
     alone = deterministic or keep_snapshots or options.num_beams > 1
     if engine.packs_prompts and not alone and len(waiting) >= _LEAST_TURNS * together:
-        rounds.packed(waiting, together, context=context)
+        PackedRounds(rounds, together, context=context).run(waiting)
     if engine.starts_alone and not alone and len(waiting) > together:
         # Together, the first prompts would all be padded to the longest one's bucket.
         rounds.one_by_one(

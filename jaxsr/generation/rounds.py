@@ -10,18 +10,9 @@ import numpy as np
 
 from jaxsr.generation.decoder import UNFILLED, Engine, Snapshot
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import Padding, bucket, cache_slots, rounded_slots
-from jaxsr.generation.prompt_pool import PromptPool, Request
+from jaxsr.generation.padding import Padding, cache_slots
+from jaxsr.generation.prompt_pool import Request
 from jaxsr.generation.stop_text import StopText
-
-# Prompts that wait in order of length, for each row.
-_POOLED = 16
-# The share of rows that may stand idle until several prompts can be fed together.
-_IDLE_SHARE = 8
-# Fewer rows than these take as long.
-_LEAST_ROWS = 8
-# A cache is cut to this share of its slots or less: each size is a program to compile.
-_SHRUNK = 0.5
 
 OnTokens = Callable[[int, list[int]], None]
 """Called with the prompt's index and the tokens that are new since the last call."""
@@ -120,22 +111,22 @@ class Rounds:
           rows: of the batch.
           free: places that were never taken.
         """
-        live = {row: self._row(request, prefill_s) for row, request in enumerate(first)}
-        free = [*free, *self._settle(batch, live, rows, decoded=False)]
+        live = {row: self.row_of(request, prefill_s) for row, request in enumerate(first)}
+        free = [*free, *self.settle(batch, live, rows, decoded=False)]
         live = {row: state for row, state in live.items() if row not in free}
         while True:
             while free and waiting:
                 row, request = free.pop(0), waiting.popleft()
                 _, seconds = self.timed(self._admit, batch, row, request)
-                live[row] = self._row(request, seconds)
-                free += self._settle(batch, {row: live[row]}, rows, decoded=False)
+                live[row] = self.row_of(request, seconds)
+                free += self.settle(batch, {row: live[row]}, rows, decoded=False)
                 if row in free:
                     del live[row]
             if not live:
                 return
-            free += self._advanced(batch, live, rows, least_running=len(live) if waiting else 1)
+            free += self.advance(batch, live, rows, least_running=len(live) if waiting else 1)
 
-    def _advanced(
+    def advance(
         self, batch: Any, live: dict[int, Row], rows: int, *, least_running: int
     ) -> list[int]:
         """Generates until fewer rows are running, or for a chunk of tokens.
@@ -148,120 +139,10 @@ class Rounds:
         self.engine.advance(batch, step or self.options.max_new_tokens, least_running=least_running)
         self.engine.running(batch)  # waits
         self.decode_s += time.perf_counter() - begin - (self.engine.compile_s - compiled)
-        ended = self._settle(batch, live, rows, decoded=True)
+        ended = self.settle(batch, live, rows, decoded=True)
         for row in ended:
             del live[row]
         return ended
-
-    def packed(self, waiting: deque[Request], rows: int, *, context: int) -> None:
-        """Generates from all that wait, with several prompts fed together.
-
-        Long prompts go first, of so many at a time that outputs come about in order. Rows that
-        ended are given away together, for what is fed together costs less. At the end rows that
-        ended are left out of the batch.
-
-        Args:
-          waiting: requests, which are taken from here.
-          rows: of the batch.
-          context: of the network.
-        """
-        longest = max(len(request.prompt) for request in waiting)
-        pool, live, size = PromptPool(()), dict[int, Row](), rows
-        batch, slots, free = None, 0, [*range(rows)]
-        while True:
-            if waiting and not pool:
-                some = min(len(waiting), _POOLED * rows)
-                pool = PromptPool(waiting.popleft() for _ in range(some))
-            if not pool and not live:
-                return
-            size, slots, batch = self._fitting(
-                batch,
-                live,
-                pool,
-                rows=rows,
-                size=size,
-                slots=slots,
-                longest=longest,
-                context=context,
-            )
-            if not pool:
-                free = []
-            together = min(len(pool.next(rows)), max(1, rows // _IDLE_SHARE))
-            while pool and (len(free) >= together or not live):
-                free += self._admit_packed(batch, live, free, pool, rows)
-            if not live or (waiting and not pool):
-                continue
-            if pool:
-                least = len(live) - together + len(free) + 1
-            else:
-                least = size // 2 + 1 if size > _LEAST_ROWS else 1
-            free += self._advanced(batch, live, rows, least_running=max(least, 1))
-
-    def _fitting(
-        self,
-        batch: Any,
-        live: dict[int, Row],
-        pool: PromptPool,
-        *,
-        rows: int,
-        size: int,
-        slots: int,
-        longest: int,
-        context: int,
-    ) -> tuple[int, int, Any]:
-        """A batch with the slots, and at the end the rows, that live and waiting prompts need."""
-        lengths = [len(state.request.prompt) for state in live.values()]
-        need = max([*lengths, pool.longest]) + self.options.most_slots
-        need = rounded_slots(need, context=context)
-        if batch is None:
-            batch = self.engine.start_empty(
-                self.options,
-                stop_ids=self.stop_ids,
-                rows=rows,
-                slots=need,
-                prompt_slots=bucket(longest),
-            )
-            return rows, need, batch
-        fewer = size
-        while not pool and fewer // 2 >= max(len(live), _LEAST_ROWS):
-            fewer //= 2
-        if fewer == size and _SHRUNK * slots < need <= slots:
-            return size, slots, batch
-        keep = [*range(size)] if fewer == size else sorted(live)
-        need = need if not _SHRUNK * slots < need <= slots else slots
-        self.engine.resize(batch, keep, rows=fewer, slots=need)
-        states = {place: live[row] for place, row in enumerate(keep) if row in live}
-        live.clear()
-        live.update(states)
-        return fewer, need, batch
-
-    def _admit_packed(
-        self,
-        batch: Any,
-        live: dict[int, Row],
-        free: list[int],
-        pool: PromptPool,
-        rows: int,
-    ) -> list[int]:
-        """Takes places in `free`; returns those that ended at once."""
-        members = pool.take(len(free))
-        places = [free.pop(0) for _ in members]
-        _, seconds = self.timed(
-            self._packed_in,
-            batch,
-            places,
-            [member.prompt for member in members],
-            [member.number for member in members],
-            [member.seed for member in members],
-        )
-        new = {row: self._row(member, seconds) for row, member in zip(places, members, strict=True)}
-        ended = self._settle(batch, new, rows, decoded=False)
-        live.update({row: state for row, state in new.items() if row not in ended})
-        return ended
-
-    def _packed_in(self, batch: Any, *args: Any) -> Any:
-        self.engine.admit_packed(batch, *args)
-        return batch
 
     def tiles(self, requests: Sequence[Request], together: int, *, keep_snapshots: bool) -> None:
         """Generates in tiles of rows with caches of one size.
@@ -367,10 +248,11 @@ class Rounds:
         self.engine.admit(batch, row, request.prompt, request.number, request.seed)
         return batch
 
-    def _row(self, request: Request, prefill_s: float) -> Row:
+    def row_of(self, request: Request, prefill_s: float) -> Row:
+        """The state of a request that begins now."""
         return Row(request, prefill_s, self.tokens, self.decode_s)
 
-    def _settle(self, batch: Any, live: dict[int, Row], rows: int, *, decoded: bool) -> list[int]:
+    def settle(self, batch: Any, live: dict[int, Row], rows: int, *, decoded: bool) -> list[int]:
         """Reports new tokens and outputs that ended; returns the rows of these."""
         outputs, running = self.engine.outputs(batch), self.engine.running(batch)
         tokens = {row: [int(t) for t in outputs[row] if t != UNFILLED] for row in live}
