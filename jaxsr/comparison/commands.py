@@ -170,11 +170,17 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
     """Sets up JAX for the process."""
     import jax
 
+    from jaxsr.interop.aot.gpus import skip_library_check
+    from jaxsr.interop.mesh import select_platform
+
     if any(side.engine == "torch" for side in sides):
         share_gpu_memory()
     configure_jax(cache_folder() / "compiled")
     platforms = [side.platform for side in sides if side.engine == "jax"]
-    if "auto" not in platforms:
+    if "auto" in platforms:
+        select_platform("auto")
+    else:
+        skip_library_check()
         # The CPU as well: host arrays live there, and two sides may be two platforms.
         jax.config.update("jax_platforms", ",".join(dict.fromkeys((*platforms, "cpu"))))
 
