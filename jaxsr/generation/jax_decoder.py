@@ -36,13 +36,12 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
 from jaxsr.generation.padding import Padding, cache_slots, packed, padded
 from jaxsr.generation.stored_programs import stored, structure
+from jaxsr.generation.stored_weights import StoredWeights
 from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.interop.mesh import place
-from jaxsr.models.llama.host_weights import host_weights, without_values
+from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
-from jaxsr.models.llama.network import CausalLM
-from jaxsr.models.llama.packed import arranged_copy, has_blocks, level_arrays
-from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
+from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.xla_flags import product_fusion
 
@@ -125,28 +124,18 @@ class JaxEngine(Engine):
         self.packs_prompts = self._layout.packs_prompts and self.devices == 1
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
-        # The program turns the latter back, and XLA drops both turns.
-        self._turned, self._turned_back = frozenset[str](), level_arrays(self._skeleton)
-        self._panels = frozenset[str]()
-        self._copied: dict[str, str] = {}
-        if on_cpu and isinstance(network, CausalLM):
-            few = rows if rows > 1 and self.mesh.size == 1 and product_fusion() else 1
-            self._turned, self._panels = transpose(self._skeleton, rows=few)
-        elif on_cpu:
-            self._copied = untie_head(self._skeleton)
-            self._turned_back |= linear_weights(self._skeleton)
-        self._turned |= self._turned_back
+        few = self.mesh.size == 1 and bool(product_fusion())
+        self._stored = StoredWeights.chosen(
+            network, self._skeleton, on_cpu=on_cpu, rows=rows if few else 1
+        )
         self._folder = programs
         self._weights = self._placed(network)
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def _placed(self, network: Any) -> dict[str, jax.Array]:
-        host = host_weights(network)
-        host |= {name: host[source] for name, source in self._copied.items()}
-        for name in self._turned:
-            host[name] = arranged(host[name], panels=name in self._panels)
-        return place(host, self._layout.weight_shardings(host, self._turned))
+        host = self._stored.of(network)
+        return place(host, self._layout.weight_shardings(host, self._stored.turned))
 
     @cached_property
     def _model(self) -> "JaxModule":
@@ -159,7 +148,7 @@ class JaxEngine(Engine):
         return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        weights = {n: w.T if n in self._turned_back else w for n, w in weights.items()}
+        weights = self._stored.for_network(weights)
         params = {name: weights[name] for name in self._model.params}
         buffers = {name: weights[name] for name in self._model.buffers}
         with warnings.catch_warnings():
@@ -180,7 +169,7 @@ class JaxEngine(Engine):
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
             # XLA's other kernels copy panels at every call.
-            few = key[0] == "decode" and self._panels
+            few = key[0] == "decode" and self._stored.panels
             self._programs[key] = lowered.compile(product_fusion() if few else None)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]

@@ -14,6 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -149,8 +150,21 @@ def import_attribute(name: str, *, option: str) -> Any:
     if not attribute:
         raise InputError(f"{option} {name} names no class; write {name.rstrip(':')}:Class")
     if not hasattr(module, attribute):
-        raise InputError(f"{option} {name}: {module_name} has no class or function {attribute!r}")
+        raise InputError(
+            f"{option} {name}: {module_name} has no class or function {attribute!r}"
+            + _classes_of(module)
+        )
     return getattr(module, attribute)
+
+
+def _classes_of(module: ModuleType) -> str:
+    """The end of a sentence that names the first classes written there."""
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    return f"; it has {', '.join(names[:8])}" if names else ""
 
 
 def _user_class(name: str, options: Mapping[str, Any], option: str) -> Any:

@@ -167,7 +167,10 @@ WRONG = {
     "no network": (["--network", "None"], "needs a network: --network package.module:Class"),
     "no such module": (["--network", "no_such:Net"], "--network no_such:Net: cannot import"),
     "a file": (["--network", "my_nets.py:Net"], "write my_nets:Net, in the file's folder"),
-    "no such class": (["--network", f"{HERE}:Missing"], "has no class or function 'Missing'"),
+    "no such class": (
+        ["--network", f"{HERE}:Missing"],
+        "has no class or function 'Missing'; it has Block, Enlarger, ",
+    ),
     "an object": (["--network", f"{HERE}:ENLARGER"], "is a Enlarger, not a class or function"),
     "lazy": (
         [

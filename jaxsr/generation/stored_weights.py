@@ -1,0 +1,60 @@
+"""How an engine stores a network's weights on its devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxsr.models.llama.host_weights import host_weights
+from jaxsr.models.llama.network import CausalLM
+from jaxsr.models.llama.packed import level_arrays
+from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredWeights:
+    """Which weights are stored otherwise than the network has them, by torch name."""
+
+    turned: frozenset[str]
+    """Transposed."""
+    panels: frozenset[str] = frozenset()
+    """Those among them that are in panels, see `jaxsr.models.llama.transposed`."""
+    turned_back: frozenset[str]
+    """Those among them that the network takes as it had them. A program turns them back, and XLA
+    drops both turns."""
+    copied: Mapping[str, str] = field(default_factory=dict)
+    """A weight of its own -> the weight whose values it has."""
+
+    @classmethod
+    def chosen(cls, network: Any, skeleton: Any, *, on_cpu: bool, rows: int) -> "StoredWeights":
+        """What the devices read fastest.
+
+        Args:
+          network: with its weights.
+          skeleton: of it, on the meta device; layers that take other weights replace its own.
+          on_cpu: whether programs run on CPUs.
+          rows: that decode together; 1 where weights may not be in panels.
+        """
+        levels = level_arrays(skeleton)
+        if not on_cpu:
+            return cls(turned=levels, turned_back=levels)
+        if isinstance(network, CausalLM):
+            turned, panels = transpose(skeleton, rows=rows)
+            return cls(turned=turned | levels, panels=panels, turned_back=levels)
+        copied = untie_head(skeleton)
+        back = levels | linear_weights(skeleton)
+        return cls(turned=back, turned_back=back, copied=copied)
+
+    def of(self, network: Any) -> dict[str, np.ndarray]:
+        """The weights of a network as they are stored."""
+        host = host_weights(network)
+        host |= {name: host[source] for name, source in self.copied.items()}
+        for name in self.turned:
+            host[name] = arranged(host[name], panels=name in self.panels)
+        return host
+
+    def for_network(self, weights: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Stored weights as the network takes them."""
+        return {n: w.T if n in self.turned_back else w for n, w in weights.items()}
