@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks._tiny_language_models import tiny_model
-from jaxsr.generation import generate_loop, rounds
+from jaxsr.generation import generate_loop, packed_rounds
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.jax_decoder import JaxEngine
@@ -167,7 +167,7 @@ def test_prompts_are_fed_together_and_ended_rows_leave_the_batch(
     engines, models, prompts, monkeypatch
 ):
     """Long prompts first, without padding; the cache then shrinks in slots, at the end in rows."""
-    monkeypatch.setattr(rounds, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(packed_rounds, "_LEAST_ROWS", 1)
     monkeypatch.setattr(generate_loop, "_LEAST_TURNS", 2)
     engine, fed, sizes = engines("jax", "llama"), [], []
     admit, resize = engine.admit_packed, engine.resize
