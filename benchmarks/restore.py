@@ -157,7 +157,6 @@ def timed(call: Callable[[], None]) -> list[float]:
 def race(options: Options, size: tuple[int, int], source: Path) -> dict[str, list[Row]]:
     """Figures of every contender's turns at a size."""
     workers: dict[Contender, Worker] = {}
-    figures: dict[str, list[Row]] = {}
     for name in options.contenders:
         keeps_memory = name in JAX or options.allocator == "kept"
         arguments = (name, options.model, source, size, options.dtype)
@@ -169,7 +168,7 @@ def race(options: Options, size: tuple[int, int], source: Path) -> dict[str, lis
             print(f"{name}: {error}", file=sys.stderr)
     try:
         turns = {name: worker.turn for name, worker in workers.items()}
-        figures = {name: [] for name in workers}
+        figures: dict[str, list[Row]] = {name: [] for name in workers}
         start = time.perf_counter()
         for _ in range(options.rounds):
             for name, rows in take_turns(turns, rounds=1).items():

@@ -280,10 +280,7 @@ class Trace:
             metas = self.meta_result(func, args, kwargs)
             consts = func(*cargs, **ckwargs)
             return True, self._view(func, entry.function, args, kwargs, metas, consts)
-        try:
-            return True, self._evaluated(func, args, kwargs, tensors)
-        except NotImplementedError:  # torch's CPU kernel lacks the dtype, as arange in uint16
-            return False, None
+        return True, self._evaluated(func, args, kwargs, tensors)
 
     def _evaluated(self, func: Any, args: tuple, kwargs: dict, tensors: list[JaxTensor]) -> Any:
         """What torch computes of tensors whose values are known."""

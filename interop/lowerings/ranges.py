@@ -1,4 +1,4 @@
-"""Evenly spaced numbers between tensors, by the arithmetic of torch's kernel."""
+"""Evenly spaced numbers between tensors, by the arithmetic of torch's kernel; identity matrices."""
 
 from typing import Any
 
@@ -32,6 +32,12 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Arra
     if not is_integer:
         return (origin + step * steps_away).astype(result)
     return _multiply_add(step, steps_away, origin).astype(result)
+
+
+@lowers(aten.eye.default, aten.eye.m)
+def eye(n: int, m: int | None = None, *, dtype: Any = None) -> jax.Array:
+    """(n, m). torch's decomposition counts in uint16, which its own `arange` on CPUs refuses."""
+    return jnp.eye(n, m, dtype=to_jax_dtype(dtype or torch.get_default_dtype()))
 
 
 def _multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:

@@ -54,7 +54,9 @@ class PackedRounds:
         Args:
           waiting: requests, at least one, which are taken from here.
         """
-        batch = self._start(waiting)
+        longest = max(len(request.prompt) for request in waiting)
+        self._pool = self._next_pool(waiting)
+        batch = self._start(longest)
         while True:
             if waiting and not self._pool:
                 self._pool = self._next_pool(waiting)
@@ -80,9 +82,8 @@ class PackedRounds:
         some = min(len(waiting), _POOLED * self._rows)
         return PromptPool(waiting.popleft() for _ in range(some))
 
-    def _start(self, waiting: deque[Request]) -> _Batch:
-        longest = max(len(request.prompt) for request in waiting)
-        self._pool = self._next_pool(waiting)
+    def _start(self, longest: int) -> _Batch:
+        """An empty batch for the pool, and for prompts of up to `longest` tokens after it."""
         rounds, slots = self._rounds, self._slots_needed()
         state = rounds.engine.start_empty(
             rounds.options,
