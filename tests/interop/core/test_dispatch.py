@@ -14,12 +14,7 @@ from jaxsr.interop._core.registry import Kind, resolve
 aten = torch.ops.aten
 
 
-@pytest.fixture(autouse=True)
-def entries(monkeypatch):
-    """Registrations of a test end with it."""
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    yield
-    registry.resolve.cache_clear()
+pytestmark = pytest.mark.usefixtures("registry_copy")
 
 
 class Erf(nn.Module):
