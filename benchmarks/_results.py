@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from jaxsr.errors import InputError
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.runtime.cli import parse_options, run_command
@@ -119,10 +121,17 @@ def _environment(commit: str | None) -> dict[str, Any]:
     return {
         "commit": commit,
         "versions": versions,
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors",
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {_vectors()}",
         "load_average_before": list(os.getloadavg()),
         "load_average_after": None,
     }
+
+
+def _vectors() -> str:
+    """The instruction set: X86_V3 has AVX2, X86_V4 also AVX-512; kernels differ."""
+    configuration: Any = np.show_config(mode="dicts")
+    found = configuration["SIMD Extensions"]["found"]
+    return found[-1] if found else "baseline"
 
 
 def _commit() -> tuple[str | None, bool]:

@@ -1,4 +1,4 @@
-"""Convolutions in programs for CPUs: by oneDNN directly, by torch's calls of it, and by XLA.
+"""Convolutions in programs for CPUs: as jaxsr has them, by torch's calls of oneDNN, and by XLA.
 
 The result and both gradients, float32, channels last, of shapes from the training steps and from
 restoring. The three take turns in one process, each over four sets of arrays, so that no result of
@@ -17,11 +17,11 @@ from benchmarks._results import RESULTS, Report, ReportOptions, Row, run_benchma
 
 SHAPES = (
     (8, 96, 3, 64, 1), (8, 24, 64, 64, 1), (8, 48, 64, 256, 1), (8, 96, 64, 64, 2),
-    (8, 6, 512, 512, 1), (4, 256, 16, 16, 1), (4, 128, 32, 32, 1), (4, 32, 128, 128, 1),
-    (1, 256, 48, 48, 1),
+    (8, 96, 64, 3, 1), (8, 6, 512, 512, 1), (4, 256, 16, 16, 1), (4, 128, 96, 32, 1),
+    (4, 128, 32, 32, 1), (4, 32, 128, 128, 1), (1, 256, 48, 48, 1),
 )  # fmt: skip
 """Images, side, channels in and out, stride; kernels are 3 × 3."""
-KERNELS = {"oneDNN": "native", "torch": "torch", "XLA": "xla"}
+KERNELS = {"jaxsr": "native", "torch": "torch", "XLA": "xla"}
 """Contenders, and their values of `JAXSR_CPU_KERNELS`."""
 
 
@@ -87,7 +87,7 @@ def measure(options: Options) -> None:
             report.add(row)
             print(
                 shape, f"{wrt:<7}", *(f"{n} {t.median_ms:8.2f} ms" for n, t in times.items()),
-                f"oneDNN {times['torch'].median_ms / times['oneDNN'].median_ms:.2f} x torch",
+                f"jaxsr {times['torch'].median_ms / times['jaxsr'].median_ms:.2f} x torch",
                 flush=True,
             )  # fmt: skip
 

@@ -72,8 +72,8 @@ def enabled() -> bool:
     return _switch() != "xla" and not _xla_only.get()
 
 
-def by_onednn() -> bool:
-    """Whether kernels call oneDNN by themselves, where it is installed."""
+def is_native() -> bool:
+    """Whether kernels may do without torch's: call oneDNN itself, or multiply patches."""
     return _switch() == "native"
 
 

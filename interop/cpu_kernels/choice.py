@@ -1,11 +1,14 @@
 """Which operations of a CPU program torch computes: measured, in one place."""
 
+import functools
 import math
 from collections.abc import Sequence
 
 import jax
+import torch
 
-from jaxsr.ops._cpu_calls import enabled
+from jaxsr.interop.cpu_kernels.onednn import Geometry
+from jaxsr.ops._cpu_calls import enabled, is_native
 
 _DTYPES = ("float32", "float64", "bfloat16")
 
@@ -14,6 +17,45 @@ def convolves_by_torch(a: jax.Array, b: jax.Array, shape: Sequence[int]) -> bool
     """Whether torch's kernel is called for a convolution or one of its gradients."""
     sizes = [math.prod(each) for each in (a.shape, b.shape, shape)]
     return enabled() and a.dtype.name in _DTYPES and 3 <= len(shape) <= 5 and all(sizes)
+
+
+def weight_by_patches(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, geometry: Geometry
+) -> bool:
+    """Whether the gradient of a convolution's weight is a product of patches, not oneDNN's.
+
+    With AVX2 oneDNN reads images once for every few channels. Where they leave the cache, a product
+    takes a fifth to three quarters of the time, copies of the patches included, and rounds less
+    (`benchmarks.cpu_convolutions`). Decided in the call: another machine may run the program.
+
+    Args:
+      x: (N, C, *sides), the images.
+      g: (N, O, *sides of the result), the gradient of the result.
+      weight: (O, C / groups, *kernel), the result.
+      geometry: of the convolution.
+    """
+    outputs, channels, *kernel = weight.shape
+    return (
+        is_native()
+        and _has_avx2_alone()
+        and weight.dtype == torch.float32
+        and geometry.groups == 1
+        and math.prod(kernel) > 1
+        and channels >= _LEAST_CHANNELS
+        and (outputs >= _LEAST_CHANNELS or geometry.is_dense)
+        and x.numel() + g.numel() >= _LEAST_IMAGES
+    )
+
+
+_LEAST_CHANNELS = 24
+"""Of images: with fewer, copies of patches take longer."""
+_LEAST_IMAGES = 1 << 20
+"""Elements of both: smaller ones stay in the cache."""
+
+
+@functools.cache
+def _has_avx2_alone() -> bool:
+    return torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 _LEAST_SUMMED = 1 << 15

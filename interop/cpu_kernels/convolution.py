@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import torch
 
-from jaxsr.interop.cpu_kernels import onednn
+from jaxsr.interop.cpu_kernels import onednn, patches
+from jaxsr.interop.cpu_kernels.choice import weight_by_patches
 from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
@@ -71,7 +72,10 @@ def _input(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
 def _weight(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
     (x, g), out = inputs, outputs[0]
     x, g = _images(x, options), _images(g, options)
-    if not onednn.convolve("weight", x, g, out, _geometry(options)):
+    geometry = _geometry(options)
+    if weight_by_patches(x, g, out, geometry):
+        patches.weight_gradient(x, g, out, geometry)
+    elif not onednn.convolve("weight", x, g, out, geometry):
         out.copy_(_backward(g, x, out, options, which=1))
 
 

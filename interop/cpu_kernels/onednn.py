@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from jaxsr.ops._cpu_calls import by_onednn
+from jaxsr.ops._cpu_calls import is_native
 
 Role = Literal["out", "input", "weight"]
 
@@ -97,6 +97,11 @@ class Geometry:
     dilation: tuple[int, ...]
     groups: int
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the kernel moves by one pixel at a time."""
+        return all(stride == 1 for stride in self.stride)
+
 
 def convolve(
     role: Role,
@@ -126,7 +131,7 @@ def convolve(
       MemoryError: oneDNN has no memory for it.
       RuntimeError: its kernel failed.
     """
-    library = _library() if by_onednn() else None
+    library = _library() if is_native() else None
     if library is None:
         return False
     x, w, y = {

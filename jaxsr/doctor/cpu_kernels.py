@@ -20,7 +20,7 @@ def check_cpu_kernels() -> Iterator[Finding]:
     from jaxsr.interop.cpu_kernels import onednn
     from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
     from jaxsr.interop.lowerings.convolution import convolution_p
-    from jaxsr.ops._cpu_calls import SWITCH, by_onednn, enabled
+    from jaxsr.ops._cpu_calls import SWITCH, enabled, is_native
 
     if not enabled():
         advice = f"unset {SWITCH} for torch's kernels"
@@ -49,7 +49,7 @@ def check_cpu_kernels() -> Iterator[Finding]:
         f"{1e3 * torch_s:.1f} ms, XLA's in {1e3 * xla_s:.1f} ms; they differ by {error:.0e}"
     )
     yield judged("torch's kernels", error < 1e-5, detail, f"{SWITCH}=xla computes without them")
-    if not by_onednn():
+    if not is_native():
         yield Finding("oneDNN", "note", f"called by torch: {SWITCH}=torch", f"unset {SWITCH}")
     elif (version := onednn.version()) is not None:
         yield Finding("oneDNN", "ok", f"{version}, called directly")

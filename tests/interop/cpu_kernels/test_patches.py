@@ -1,0 +1,115 @@
+"""Gradients of convolution weights as products of patches, against torch's in float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop import to_jax
+from jaxsr.interop.cpu_kernels import choice, convolution, patches
+from jaxsr.interop.cpu_kernels.onednn import Geometry
+from jaxsr.interop.folding.policy import CHANNELS_LAST
+
+aten = torch.ops.aten
+CONVOLUTIONS = {
+    "plain": (nn.Conv2d(5, 7, 3, padding=1), (3, 5, 9, 11)),
+    "fewer outputs": (nn.Conv2d(7, 3, (3, 5), padding=(1, 2)), (3, 7, 9, 11)),
+    "fewer outputs, dilated": (nn.Conv2d(6, 2, 3, padding=1, dilation=2), (2, 6, 9, 11)),
+    "wider padding than the kernel": (nn.Conv2d(6, 2, 3, padding=4), (2, 6, 5, 4)),
+    "fewer outputs, strided": (nn.Conv2d(6, 2, 3, stride=2, padding=1), (2, 6, 9, 10)),
+    "strided, dilated": (nn.Conv2d(3, 8, (3, 2), (2, 3), (2, 1), (2, 1)), (2, 3, 12, 14)),
+    "one axis": (nn.Conv1d(4, 6, 5, stride=2, padding=2), (3, 4, 23)),
+    "three axes": (nn.Conv3d(3, 4, (1, 3, 2), padding=(0, 1, 1)), (2, 3, 4, 6, 7)),
+    "one pixel": (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 1, 1)),
+}
+
+
+def _channels_last(x):
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4000, 3 << 20], ids=["rows", "parts", "whole"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_gradient_is_torchs(name, block_bytes, monkeypatch):
+    monkeypatch.setattr(patches, "_BLOCK_BYTES", block_bytes)
+    torch.manual_seed(0)
+    module, shape = CONVOLUTIONS[name]
+    x, weight = torch.randn(shape), module.weight.detach()
+    geometry = Geometry(module.stride, module.padding, module.dilation, 1)
+    spatial = len(shape) - 2
+    options: Any = (*_numbers(geometry), False, [0] * spatial, 1)
+    arguments: Any = (x.double(), weight.double(), None, *options)
+    g = torch.randn(aten.convolution(*arguments).shape)
+    arguments = g.double(), x.double(), weight.double(), None, *options, [False, True, False]
+    reference = aten.convolution_backward(*arguments)[1]
+
+    for layout in (_channels_last, torch.Tensor.contiguous):
+        result = torch.full_like(weight, torch.nan)
+        patches.weight_gradient(layout(x), layout(g), result, geometry)
+        error = (result.double() - reference).abs().max()
+        assert error <= 2e-6 * max(1, reference.abs().max()), error
+
+
+def _numbers(geometry):
+    return geometry.stride, geometry.padding, geometry.dilation
+
+
+@pytest.fixture
+def avx2(monkeypatch):
+    monkeypatch.setattr(choice, "_has_avx2_alone", lambda: True)
+    monkeypatch.setattr(choice, "_LEAST_IMAGES", 1)
+
+
+def _gradient_in_jax():
+    """Of a weight, in a JAX program, and by torch in float64."""
+    torch.manual_seed(0)
+    module, x = nn.Conv2d(32, 24, 3, padding=1), torch.randn(2, 32, 8, 8)
+    model = to_jax(module, lane_folding=CHANNELS_LAST)
+
+    def loss(params):
+        return jnp.sin(model.apply(params, {}, jnp.asarray(x.numpy()))[0]).sum()
+
+    gradients = jax.jit(jax.grad(loss))(model.params)
+    torch.sin(module.double()(x.double())).sum().backward()
+    reference: Any = module.weight.grad
+    return np.asarray(gradients["weight"]), reference.numpy()
+
+
+def test_programs_use_it_with_avx2_alone(avx2, monkeypatch):
+    shapes = []
+    weight_gradient = patches.weight_gradient
+
+    def noted(x, g, weight, geometry):
+        shapes.append(tuple(weight.shape))
+        weight_gradient(x, g, weight, geometry)
+
+    monkeypatch.setattr(convolution.patches, "weight_gradient", noted)
+    result, reference = _gradient_in_jax()
+    assert shapes == [(24, 32, 3, 3)]
+    np.testing.assert_allclose(result, reference, rtol=0, atol=2e-6 * abs(reference).max())
+
+    monkeypatch.setattr(choice, "_has_avx2_alone", lambda: False)
+    result, reference = _gradient_in_jax()
+    assert len(shapes) == 1
+    np.testing.assert_allclose(result, reference, rtol=0, atol=2e-6 * abs(reference).max())
+
+
+@pytest.mark.parametrize(
+    "case", ["pointwise", "grouped", "few channels", "few outputs, strided", "float64", "torch"]
+)
+def test_where_onednn_is_as_fast(case, avx2, monkeypatch):
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 2 if case == "grouped" else 1)
+    shape = {"few channels": (32, 16, 3, 3), "pointwise": (32, 32, 1, 1)}.get(case, (32, 32, 3, 3))
+    weight = torch.empty(shape, dtype=torch.float64 if case == "float64" else torch.float32)
+    if case == "few outputs, strided":
+        geometry, weight = Geometry((2, 2), (1, 1), (1, 1), 1), torch.empty(8, 32, 3, 3)
+    if case == "torch":
+        monkeypatch.setenv("JAXSR_CPU_KERNELS", "torch")
+    x = g = torch.empty(1, 32, 8, 8)
+    assert not choice.weight_by_patches(x, g, weight, geometry)
+    usual = Geometry((1, 1), (1, 1), (1, 1), 1), torch.empty(32, 32, 3, 3)
+    assert choice.weight_by_patches(x, g, usual[1], usual[0]) == (case != "torch")
