@@ -24,8 +24,8 @@ OF_COMMAND = {
     "restore": {"glibc.malloc.mmap_threshold": 1 << 26, "glibc.malloc.trim_threshold": 1 << 28},
     # A step's intermediate results are one array, and the place of the last one is a few bytes too
     # small for it as soon as anything lies beside it: MSHNet's 0.8 GB took four places after ten
-    # steps. XLA's thread gets them from the system and returns them, for 2 % of the time.
-    "train": {"glibc.malloc.arena_max": 8},
+    # steps.
+    "train": {"glibc.malloc.mmap_threshold": 1 << 26},
 }
 """Settings of single commands."""
 SWITCH = "JAXSR_ALLOCATOR"

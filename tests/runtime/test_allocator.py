@@ -43,7 +43,8 @@ def test_what_the_user_set_stays():
     assert show(**{SWITCH: "system"}) == " ['a b', '--c']"
     complete = with_tunables({})
     assert with_tunables(complete) == complete
-    assert "mmap_threshold=67108864:" in with_tunables({}, command="restore")["GLIBC_TUNABLES"]
+    for command in ("restore", "train"):
+        assert "mmap_threshold=67108864:" in with_tunables({}, command=command)["GLIBC_TUNABLES"]
 
 
 def test_importing_a_command_changes_nothing():
