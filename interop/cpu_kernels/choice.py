@@ -19,6 +19,39 @@ def convolves_by_torch(a: jax.Array, b: jax.Array, shape: Sequence[int]) -> bool
     return enabled() and a.dtype.name in _DTYPES and 3 <= len(shape) <= 5 and all(sizes)
 
 
+def weight_by_xla(
+    x: jax.Array, shape: Sequence[int], *, wrt: str, groups: int, channels_last: bool
+) -> bool:
+    """Whether XLA computes the gradient of a convolution's weight, where torch's kernels are on.
+
+    With AVX2 its product of all patches at once takes a half to four fifths of oneDNN's time where
+    images are small, and rounds as little (`benchmarks.cpu_convolutions`).
+
+    Args:
+      x: the images.
+      shape: of the result.
+      wrt: which array of the convolution it is.
+      groups: of channels.
+      channels_last: whether the last axis of images holds the channels.
+    """
+    return (
+        wrt == "weight"
+        and channels_last
+        and is_native()
+        and _has_avx2_alone()
+        and x.dtype.name == "float32"
+        and groups == 1
+        and min(shape[:2]) >= _LEAST_CHANNELS_OF_XLA
+        and math.prod(shape[2:]) > 1
+        and math.prod(x.shape[1:-1]) <= _MOST_PIXELS_OF_XLA
+    )
+
+
+_LEAST_CHANNELS_OF_XLA = 64
+_MOST_PIXELS_OF_XLA = 600
+"""Of an image."""
+
+
 def weight_by_patches(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> bool:

@@ -21,7 +21,7 @@ from jax import lax
 from jax.interpreters import ad, batching
 
 from jaxsr.interop._core.registry import lowers
-from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
+from jaxsr.interop.cpu_kernels.choice import convolves_by_torch, weight_by_xla
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike, varying_axes
 from jaxsr.interop.lowerings.channel_moments import shape_option, spread
@@ -265,7 +265,11 @@ def _plain(
 
 
 def _on_cpu(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
-    if not convolves_by_torch(a, b, options["shape"]):
+    by_xla = weight_by_xla(
+        a, options["shape"], wrt=options["wrt"], groups=options["groups"],
+        channels_last=options["channels_last"],
+    )  # fmt: skip
+    if by_xla or not convolves_by_torch(a, b, options["shape"]):
         return _by_xla(a, b, **options)
     del options["precision"]  # a TPU's matter
     return convolution_by_torch(a, b, **options)

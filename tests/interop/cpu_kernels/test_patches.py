@@ -1,5 +1,6 @@
-"""Gradients of convolution weights as products of patches, against torch's in float64."""
+"""Gradients of convolution weights with AVX2 alone, against torch's in float64."""
 
+import re
 from typing import Any
 
 import jax
@@ -7,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import NamedSharding, PartitionSpec
 from torch import nn
 
 from jaxsr.interop import to_jax
 from jaxsr.interop.cpu_kernels import choice, convolution, patches
 from jaxsr.interop.cpu_kernels.onednn import Geometry
 from jaxsr.interop.folding.policy import CHANNELS_LAST
+from jaxsr.interop.mesh import make_mesh
 
 aten = torch.ops.aten
 CONVOLUTIONS = {
@@ -113,3 +116,52 @@ def test_where_onednn_is_as_fast(case, avx2, monkeypatch):
     assert not choice.weight_by_patches(x, g, weight, geometry)
     usual = Geometry((1, 1), (1, 1), (1, 1), 1), torch.empty(32, 32, 3, 3)
     assert choice.weight_by_patches(x, g, usual[1], usual[0]) == (case != "torch")
+
+
+# ---- by XLA
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("avx2_alone", [True, False])
+def test_of_small_images_xla_computes_it(avx2_alone, devices, monkeypatch):
+    monkeypatch.setattr(choice, "_has_avx2_alone", lambda: avx2_alone)
+    torch.manual_seed(0)
+    module, x = nn.Conv2d(64, 72, 3, stride=2, padding=1), torch.randn(4, 64, 9, 9)
+    model = to_jax(module, lane_folding=CHANNELS_LAST)
+    mesh = make_mesh(devices)
+    images = jax.device_put(x.numpy(), NamedSharding(mesh, PartitionSpec("data")))
+    params = jax.device_put(model.params, NamedSharding(mesh, PartitionSpec()))
+
+    def loss(params, images):
+        return jnp.sin(model.apply(params, {}, images)[0]).sum()
+
+    program = jax.jit(jax.grad(loss)).lower(params, images).compile()
+    text = str(program.as_text())
+    assert ('"jaxsr_convolution_weight"' in text) != avx2_alone
+    assert set(re.findall(COLLECTIVE, text)) == ({"all-reduce"} if devices > 1 else set())
+    torch.sin(module.double()(x.double())).sum().backward()
+    reference: Any = module.weight.grad
+    result = np.asarray(program(params, images)["weight"])
+    scale = abs(reference).max().item()
+    np.testing.assert_allclose(result, reference.numpy(), rtol=0, atol=2e-6 * scale)
+
+
+COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+
+
+@pytest.mark.parametrize(
+    "case", [{}, {"wrt": "input"}, {"groups": 2}, {"channels_last": False}, {"side": 32},
+             {"dtype": "bfloat16"}, {"channels": 32}, {"kernel": 1}, {"torch": True}],
+    ids=str,
+)  # fmt: skip
+def test_where_torchs_kernels_are_as_fast(case, avx2, monkeypatch):
+    if case.get("torch"):
+        monkeypatch.setenv("JAXSR_CPU_KERNELS", "torch")
+    side, channels, kernel = (
+        case.get(k, d) for k, d in (("side", 8), ("channels", 64), ("kernel", 3))
+    )
+    x = jnp.zeros((2, side, side, channels), case.get("dtype", "float32"))
+    options = {"wrt": "weight", "groups": 1, "channels_last": True}
+    options |= {name: value for name, value in case.items() if name in options}
+    by_xla = choice.weight_by_xla(x, (64, channels, kernel, kernel), **options)
+    assert by_xla == (not case)
