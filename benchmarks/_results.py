@@ -121,14 +121,14 @@ def _environment(commit: str | None) -> dict[str, Any]:
     return {
         "commit": commit,
         "versions": versions,
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {_vectors()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, {_instruction_set()}",
         "load_average_before": list(os.getloadavg()),
         "load_average_after": None,
     }
 
 
-def _vectors() -> str:
-    """The instruction set: X86_V3 has AVX2, X86_V4 also AVX-512; kernels differ."""
+def _instruction_set() -> str:
+    """Of the processor, as NumPy names it: X86_V3 has AVX2, X86_V4 also AVX-512; kernels differ."""
     configuration: Any = np.show_config(mode="dicts")
     found = configuration["SIMD Extensions"]["found"]
     return found[-1] if found else "baseline"

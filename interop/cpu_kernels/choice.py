@@ -24,8 +24,8 @@ def weight_by_xla(
 ) -> bool:
     """Whether XLA computes the gradient of a convolution's weight, where torch's kernels are on.
 
-    With AVX2 its product of all patches at once takes a half to four fifths of oneDNN's time where
-    images are small, and rounds as little (`benchmarks.cpu_convolutions`).
+    With AVX2 it takes about half of oneDNN's time where images are small
+    (`benchmarks.cpu_convolutions`).
 
     Args:
       x: the images.
@@ -48,8 +48,9 @@ def weight_by_xla(
 
 
 _LEAST_CHANNELS_OF_XLA = 64
+"""Of images and of results: with fewer, XLA's products are small."""
 _MOST_PIXELS_OF_XLA = 600
-"""Of an image."""
+"""Of an image: from some 800 on XLA is slower than oneDNN."""
 
 
 def weight_by_patches(
@@ -58,7 +59,7 @@ def weight_by_patches(
     """Whether the gradient of a convolution's weight is a product of patches, not oneDNN's.
 
     With AVX2 oneDNN reads images once for every few channels. Where they leave the cache, a product
-    takes a fifth to three quarters of the time, copies of the patches included, and rounds less
+    takes a third to four fifths of the time, copies of the patches included
     (`benchmarks.cpu_convolutions`). Decided in the call: another machine may run the program.
 
     Args:
@@ -75,7 +76,7 @@ def weight_by_patches(
         and geometry.groups == 1
         and math.prod(kernel) > 1
         and channels >= _LEAST_CHANNELS
-        and (outputs >= _LEAST_CHANNELS or geometry.is_dense)
+        and (outputs >= _LEAST_CHANNELS or geometry.has_unit_stride)
         and x.numel() + g.numel() >= _LEAST_IMAGES
     )
 

@@ -98,7 +98,7 @@ class Geometry:
     groups: int
 
     @property
-    def is_dense(self) -> bool:
+    def has_unit_stride(self) -> bool:
         """Whether the kernel moves by one pixel at a time."""
         return all(stride == 1 for stride in self.stride)
 

@@ -27,14 +27,13 @@ def weight_gradient(
     """
     outputs, channels, *kernel = weight.shape
     x, g = x.movedim(1, -1), g.movedim(1, -1)
-    if outputs < channels and geometry.is_dense:
+    if outputs < channels and geometry.has_unit_stride:
         # Patches of the array with fewer channels. Where an image is moved over its gradient, the
         # gradient moves the other way over the image.
-        axes = range(2, weight.ndim)
         reach = [d * (k - 1) for d, k in zip(geometry.dilation, kernel, strict=True)]
         padding = [r - p for r, p in zip(reach, geometry.padding, strict=True)]
         product = _product(g, x, kernel, geometry, padding)
-        weight.copy_(product.movedim(-2, 0).movedim(-1, 1).flip(*axes))
+        weight.copy_(product.movedim(-2, 0).movedim(-1, 1).flip(*range(2, weight.ndim)))
     else:
         product = _product(x, g, kernel, geometry, geometry.padding)
         weight.copy_(product.movedim(-1, 0).movedim(-1, 1))
@@ -50,11 +49,11 @@ def _product(
     """Of the patches of `x` (N, *, C) and `g` (N, *, O), summed over pixels: (*kernel, C, O)."""
     channels, outputs = x.shape[-1], g.shape[-1]
     rows = channels * math.prod(kernel)
-    product, memory = x.new_zeros(rows, outputs), x.new_empty(0)
+    product, buffer = x.new_zeros(rows, outputs), x.new_empty(0)
     for windows, gradients in _blocks(x, g, kernel, geometry, padding):
-        if memory.numel() < windows.numel():
-            memory = x.new_empty(windows.numel())
-        patches = memory[: windows.numel()].view(windows.shape).copy_(windows)
+        if buffer.numel() < windows.numel():
+            buffer = x.new_empty(windows.numel())
+        patches = buffer[: windows.numel()].view(windows.shape).copy_(windows)
         product.addmm_(patches.view(-1, rows).T, gradients.reshape(-1, outputs))
     return product.view(*kernel, channels, outputs)
 
@@ -77,12 +76,13 @@ def _blocks(
     pads = [p for each in reversed(padding) for p in (each, each)]
     for i in range(0, len(x), images):
         padded = torch.nn.functional.pad(x[i : i + images], (0, 0, *pads))
-        n, *strides, step = padded.stride()
+        of_image, *of_sides, of_channel = padded.stride()
         windows = padded.as_strided(
             (len(padded), *sides, *kernel, channels),
             (
-                n, *(s * each for s, each in zip(geometry.stride, strides, strict=True)),
-                *(d * each for d, each in zip(geometry.dilation, strides, strict=True)), step,
+                of_image, *(s * each for s, each in zip(geometry.stride, of_sides, strict=True)),
+                *(d * each for d, each in zip(geometry.dilation, of_sides, strict=True)),
+                of_channel,
             ),
         )  # fmt: skip
         for j in range(0, sides[0], length):
