@@ -6,8 +6,10 @@ fast anything is.
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
+from benchmarks._gpu_kernels import kernel_times
 from benchmarks._gpu_parts import WITHOUT_DEVICE, Setting, start_jax
 from benchmarks._race import time_calls
 from benchmarks._results import Row
@@ -92,7 +94,7 @@ Network = Literal["fast-srgan", "mshnet"]
 def race_of(network: Network, setting: Setting) -> tuple[Any, Any]:
     """Options and workload of a race of training steps."""
     from benchmarks import mshnet_step, train_step
-    from benchmarks._step_race import MAX_AUTOTUNE
+    from benchmarks._step_race import COMPILED_LAST, MAX_AUTOTUNE
 
     common: dict[str, Any] = {
         "platform": setting.device,
@@ -100,11 +102,11 @@ def race_of(network: Network, setting: Setting) -> tuple[Any, Any]:
         "cold_start": False,
         "longest_start_s": 120.0,
         "rounds": 2 if setting.quick else 5,
-        "steps": 1 if setting.quick else 5,
+        "steps": 1 if setting.quick else 20,
         "contenders": (
             ("jaxsr", "torch eager")
             if setting.quick
-            else ("jaxsr", "torch eager", "torch channels_last", MAX_AUTOTUNE)
+            else ("jaxsr", "torch channels_last", COMPILED_LAST, MAX_AUTOTUNE)
         ),
     }
     if network == "fast-srgan":
@@ -213,10 +215,12 @@ def decoding(setting: Setting) -> Iterator[Row]:
                 "share_of_copy_bandwidth": round(read / peak, 3),
                 **row,
             }
+    run = partial(contenders["jaxsr"], [prompts[0]], options.new_tokens)
     yield {
-        "name": "jaxsr, peak memory",
+        "name": "jaxsr, one prompt",
         "peak_device_mib": _peak_mib(),
         "compile_s": engine.compile_s,
+        **kernel_times("jax", run, options.new_tokens),
     }
 
 
@@ -240,7 +244,8 @@ def restoring(setting: Setting) -> Iterator[Row]:
     for contender, rows in restore.race(options, size, source).items():
         name = f"{size[1]}x{size[0]}, {contender}"
         if rows:
-            yield {"name": name, **restore.summary(rows, size)}
+            kernels = {n: rows[0][n] for n in ("device_ms", "kernels") if n in rows[0]}
+            yield {"name": name, **restore.summary(rows, size), **kernels}
         else:
             yield {"name": name, "ok": False, "reason": "its process failed; see the log"}
 
@@ -255,8 +260,8 @@ def kernels(setting: Setting) -> Iterator[Row]:
 
     torch.set_grad_enabled(False)
     bandwidth = copy_bandwidth(1 << (22 if setting.quick else 28))
-    rows = [row for row in (*_ops_resize.ROWS, *_ops_filters.ROWS) if row.moved_bytes]
-    for row in rows[3:4] if setting.quick else rows:
+    rows = (*_ops_resize.GPU_ROWS, *_ops_filters.GPU_ROWS)
+    for row in _ops_resize.ROWS[3:4] if setting.quick else rows:
         if row.name in setting.done:
             continue
         try:

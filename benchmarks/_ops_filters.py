@@ -253,3 +253,9 @@ ROWS = (
     quality_row("psnr"),
     quality_row("ssim"),
 )
+GPU_ROWS = tuple(
+    blur_row(count, 1080, 1920, size, sigma, dtype)
+    for dtype, count in (("float32", 8), ("uint8", 32))
+    for size, sigma in ((21, 3.5), (7, 1.5))
+)
+"""Rows of large batches, for GPUs."""

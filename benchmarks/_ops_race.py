@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._race import time_calls
+from benchmarks._race import Timing, time_calls
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,31 @@ class Row:
     """Input and output once, where the work is a matter of bandwidth."""
 
 
+QUEUED = 20
+"""Calls on a GPU that wait for their results together: one alone is as short as its launch."""
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A call whose work goes on beside the host's, until it is waited for."""
+
+    start: Callable[[], Any]
+    wait: Callable[[Any], Any]
+
+    def __call__(self) -> Any:
+        """One call, waited for."""
+        out = self.start()
+        self.wait(out)
+        return out
+
+    def queued(self) -> None:
+        """`QUEUED` calls, waited for together."""
+        out = None
+        for _ in range(QUEUED):
+            out = self.start()
+        self.wait(out)
+
+
 def jit_entry(
     name: str, call: Callable[..., Any], *arrays: Any, values: Callable[[Any], np.ndarray]
 ) -> Entry:
@@ -52,7 +77,8 @@ def jit_entry(
     memory = program.memory_analysis()
     assert memory is not None
     facts = {"compile_s": round(seconds, 3), "temporary_mb": memory.temp_size_in_bytes / 1e6}
-    return Entry(name, lambda: jax.block_until_ready(program(*arrays)), values, compiled=facts)
+    work = OnDevice(lambda: program(*arrays), jax.block_until_ready)
+    return Entry(name, work, values, compiled=facts)
 
 
 def torch_device() -> str:
@@ -63,17 +89,15 @@ def torch_device() -> str:
     return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
 
 
-def finished(call: Callable[[], Any]) -> Callable[[], Any]:
+def finished(call: Callable[[], Any]) -> OnDevice:
     """A torch contender that waits for its result."""
     import torch
 
-    def run() -> Any:
-        out = call()
+    def wait(out: Any) -> None:
         if torch_device() == "cuda":
             torch.cuda.synchronize()
-        return out
 
-    return run
+    return OnDevice(call, wait)
 
 
 def importable(name: str) -> Any:
@@ -85,16 +109,24 @@ def importable(name: str) -> Any:
         return None
 
 
+def _timings(entries: list[Entry], rounds: int) -> dict[str, Timing]:
+    if torch_device() == "cpu":
+        return time_calls({entry.name: entry.call for entry in entries}, rounds=rounds)
+    calls = {e.name: e.call.queued for e in entries if isinstance(e.call, OnDevice)}
+    timings = time_calls(calls, rounds=rounds)
+    return {name: timing.of_one(QUEUED) for name, timing in timings.items()}
+
+
 def measure(row: Row, rounds: int, bandwidth: float | None) -> dict[str, Any]:
     """The figures of one row; `bandwidth` is a plain copy's in GB/s, if known."""
     entries = row.entries()
     reference = entries[0].values(entries[0].call()).astype(np.float64)
-    timings = time_calls({entry.name: entry.call for entry in entries}, rounds=rounds)
+    timings = _timings(entries, rounds)
     of_jaxsr = [timing for name, timing in timings.items() if name.startswith("jaxsr")]
     best = min(timing.median_ms for timing in of_jaxsr)
     best_cpu = min(timing.least_cpu_ms for timing in of_jaxsr)
     figures = []
-    for entry in entries:
+    for entry in (entry for entry in entries if entry.name in timings):
         timing = timings[entry.name]
         difference = float(np.abs(entry.values(entry.call()).astype(np.float64) - reference).max())
         figures.append(

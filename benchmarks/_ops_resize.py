@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -232,16 +232,24 @@ def _gradient_entries(row: Resize) -> list[Entry]:
     return entries
 
 
+def _row(work: Resize) -> Row:
+    return Row(
+        name=work.name,
+        entries=partial(_entries, work),
+        tolerance=SAME_UINT8 if work.dtype == "uint8" else SAME_FLOAT,
+        moved_bytes=work.moved_bytes,
+    )
+
+
+def _many(work: Resize) -> Resize:
+    """The work with so many images that no cache of a GPU has them."""
+    n, *rest = work.shape
+    return replace(work, shape=(n * max(MANY_BYTES // work.moved_bytes, 1), *rest))
+
+
+MANY_BYTES = 1 << 28
 ROWS = (
-    *(
-        Row(
-            name=work.name,
-            entries=partial(_entries, work),
-            tolerance=SAME_UINT8 if work.dtype == "uint8" else SAME_FLOAT,
-            moved_bytes=work.moved_bytes,
-        )
-        for work in _WORK
-    ),
+    *map(_row, _WORK),
     *(
         Row(
             name=f"gradient of {work.name}",
@@ -251,3 +259,5 @@ ROWS = (
         for work in _GRADIENTS
     ),
 )
+GPU_ROWS = tuple(map(_row, map(_many, _WORK)))
+"""Rows of large batches, for GPUs."""

@@ -61,6 +61,15 @@ class Timing:
     least_cpu_ms: float
     """Least processor time of all threads, which other work disturbs less."""
 
+    def of_one(self, calls: int) -> "Timing":
+        """For one of so many calls that were timed together."""
+        return Timing(
+            median_ms=round(self.median_ms / calls, 5),
+            quartiles_ms=(self.quartiles_ms[0] / calls, self.quartiles_ms[1] / calls),
+            least_ms=round(self.least_ms / calls, 5),
+            least_cpu_ms=round(self.least_cpu_ms / calls, 5),
+        )
+
 
 def time_calls(
     contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 3

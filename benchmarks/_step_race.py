@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from benchmarks._gpu_kernels import kernel_times
 from benchmarks._race import Steps, Worker, take_turns
 from benchmarks._results import Report, ReportOptions, Row
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from jaxsr.interop.train.objective import Objective
 
 CONTENDERS = ("jaxsr", "torch eager", "torch channels_last", "torch.compile")
+COMPILED_LAST = "torch.compile, channels_last"
 MAX_AUTOTUNE = "torch.compile max-autotune, channels_last"
 OptionsT = TypeVar("OptionsT", bound="RaceOptions")
 
@@ -49,7 +51,8 @@ class RaceOptions(ReportOptions):
     steps: int = 3
     """Steps timed in one turn."""
     contenders: tuple[str, ...] = CONTENDERS
-    """Who takes part; also "torch.compile max-autotune, channels_last"."""
+    """Who takes part; also "torch.compile, channels_last" and "torch.compile max-autotune,
+    channels_last"."""
     cold_start: bool = True
     """Start jaxsr twice, to time its first step without and with its programs in the cache."""
     longest_start_s: float | None = None
@@ -169,7 +172,9 @@ def _contender(
         start = time.perf_counter()
         run(options.steps)
         goes_on = yield {"step_s": (time.perf_counter() - start) / options.steps}
-    yield {"loss_after": loss(), "peak_device_mib": _device_peak(name, options)}
+    end = {"loss_after": loss(), "peak_device_mib": _device_peak(name, options)}
+    framework = "jax" if name == "jaxsr" else "torch"
+    yield end | kernel_times(framework, lambda: run(options.steps), options.steps)
 
 
 def _jax_contender(
@@ -259,8 +264,8 @@ def _torch_contender(
         exported=work.exported,
         config=StepConfig(dtype=options.dtype),
         device=options.platform,
-        compiled="max-autotune" if name == MAX_AUTOTUNE else name == "torch.compile",
-        channels_last=name in ("torch channels_last", MAX_AUTOTUNE),
+        compiled="max-autotune" if name == MAX_AUTOTUNE else name.startswith("torch.compile"),
+        channels_last="channels_last" in name,
         check_finite=False,  # it would wait for the device at every step
         norms=False,
     )

@@ -175,7 +175,6 @@ def _rrelu_of(
     return input.copy_(out) if inplace else out
 
 
-@overrides(F.linear_cross_entropy)
 def _linear_cross_entropy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Without `options`: by chunks torch computes gradients in forward, of what requires them."""
     if kwargs.get("options") is None:
@@ -190,6 +189,10 @@ def _linear_cross_entropy(trace: Trace, func: Any, args: tuple, kwargs: dict) ->
     args = tuple(widened(a) for a in args)
     kwargs = {name: widened(a) for name, a in kwargs.items()}
     return func(*args, **{**kwargs, "options": None}).to(dtype)
+
+
+if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and newer
+    overrides(F.linear_cross_entropy)(_linear_cross_entropy)
 
 
 @overrides(torch.pinverse, torch.Tensor.pinverse)
