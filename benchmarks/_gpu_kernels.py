@@ -1,5 +1,6 @@
 """Where a GPU's time goes: the kernels of some calls, as JAX's or torch's profiler has them."""
 
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -24,7 +25,8 @@ def kernel_times(framework: Literal["jax", "torch"], run: Callable[[], Any], cal
 
     Returns:
       `device_ms`: time of all kernels and copies; `launches` of them; `kernels`: name, launches and
-      ms of those that take the most. Nothing where it does not run on a GPU.
+      ms of those that take the most; `kinds`: the same of kernels whose names differ in numbers.
+      Nothing where it does not run on a GPU.
     """
     if framework == "torch":
         import torch
@@ -70,21 +72,36 @@ def _torch_kernels(run: Callable[[], Any]) -> list[tuple[str, float]]:
 
 
 def _table(events: Iterable[tuple[str, float]], calls: int) -> Row:
-    launches: dict[str, int] = defaultdict(int)
-    total_ms: dict[str, float] = defaultdict(float)
+    kernels, kinds = _Times(), _Times()
     for name, ms in events:
-        launches[name[:_NAME]] += 1
-        total_ms[name[:_NAME]] += ms
-    longest = sorted(total_ms, key=lambda name: -total_ms[name])[:_LISTED]
+        kernels.add(name, ms)
+        kinds.add(re.sub(r"[._]?\d+\b", "", name), ms)
     return {
-        "device_ms": round(sum(total_ms.values()) / calls, 4),
-        "launches": sum(launches.values()) // calls,
-        "kernels": [
+        "device_ms": round(sum(kernels.ms.values()) / calls, 4),
+        "launches": sum(kernels.launches.values()) // calls,
+        "kinds": kinds.longest(calls),
+        "kernels": kernels.longest(calls),
+    }
+
+
+class _Times:
+    """Launches and time by name."""
+
+    def __init__(self) -> None:
+        self.launches: dict[str, int] = defaultdict(int)
+        self.ms: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, ms: float) -> None:
+        self.launches[name[:_NAME]] += 1
+        self.ms[name[:_NAME]] += ms
+
+    def longest(self, calls: int) -> list[Row]:
+        """Those that take the most, for one of so many calls."""
+        return [
             {
                 "name": name,
-                "launches": round(launches[name] / calls, 2),
-                "ms": round(total_ms[name] / calls, 4),
+                "launches": round(self.launches[name] / calls, 2),
+                "ms": round(self.ms[name] / calls, 4),
             }
-            for name in longest
-        ],
-    }
+            for name in sorted(self.ms, key=lambda name: -self.ms[name])[:_LISTED]
+        ]

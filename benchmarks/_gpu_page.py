@@ -126,7 +126,7 @@ def _programs(rows: Sequence[Row]) -> Iterator[list[str]]:
         ]
 
 
-_HIDDEN = ("part", "name", "environment", "contenders", "contender", "kernels")
+_HIDDEN = ("part", "name", "environment", "contenders", "contender", "kernels", "kinds")
 
 
 def _figures(rows: Sequence[Row]) -> list[str]:

@@ -100,7 +100,7 @@ def race_of(network: Network, setting: Setting) -> tuple[Any, Any]:
         "platform": setting.device,
         "dtype": "bfloat16",
         "cold_start": False,
-        "longest_start_s": 120.0,
+        "longest_start_s": 300.0,
         "rounds": 2 if setting.quick else 5,
         "steps": 1 if setting.quick else 20,
         "contenders": (
@@ -244,7 +244,7 @@ def restoring(setting: Setting) -> Iterator[Row]:
     for contender, rows in restore.race(options, size, source).items():
         name = f"{size[1]}x{size[0]}, {contender}"
         if rows:
-            kernels = {n: rows[0][n] for n in ("device_ms", "kernels") if n in rows[0]}
+            kernels = {n: rows[0][n] for n in ("device_ms", "launches", "kinds") if n in rows[0]}
             yield {"name": name, **restore.summary(rows, size), **kernels}
         else:
             yield {"name": name, "ok": False, "reason": "its process failed; see the log"}

@@ -8,12 +8,15 @@ import functools
 import hashlib
 import logging
 from pathlib import Path
+from typing import Any
 
-from jax._src import compilation_cache
+from jax._src import cache_key, compilation_cache
 from jax._src.lru_cache import LRUCache
 
 from jaxsr.interop.atomic_write import atomic_write
 
+_jax_hash_platform = cache_key._hash_platform
+_jax_hash_accelerators = cache_key._hash_accelerator_config
 _DIGEST_BYTES = 32
 _SUFFIX = "-sealed"
 
@@ -55,8 +58,27 @@ class SealedCache(LRUCache):
 
 
 def use_sealed_cache() -> None:
-    """Makes JAX keep its compiled programs in a `SealedCache`; called before any is compiled."""
+    """Makes JAX keep its compiled programs in a `SealedCache`; called before any is compiled.
+
+    A GPU's programs have the same key whether they were compiled on it or without it: JAX's own key
+    has the driver and the host's processor, which a program without a device cannot know.
+    """
     compilation_cache.get_file_cache = _open_cache
+    cache_key._hash_platform = _hash_platform
+    cache_key._hash_accelerator_config = _hash_accelerators
+
+
+def _hash_platform(digest: Any, backend: Any) -> None:
+    if backend.platform != "gpu":
+        _jax_hash_platform(digest, backend)
+
+
+def _hash_accelerators(digest: Any, devices: Any) -> None:
+    if devices.flat[0].platform != "gpu":
+        _jax_hash_accelerators(digest, devices)
+        return
+    for device in devices.flat:
+        digest.update(f"{device.device_kind};".encode())
 
 
 @functools.cache
