@@ -38,7 +38,7 @@ def page(rows: Sequence[Row], device: str) -> str:
             (
                 "program",
                 "forecast, MiB",
-                "peak, MiB",
+                "program's, MiB",
                 "ratio",
                 "at peak rates, ms",
                 "measured, ms",
@@ -112,7 +112,7 @@ def _programs(rows: Sequence[Row]) -> Iterator[list[str]]:
         step = next((row for row in rows if row["name"] == f"{network}, jaxsr"), {})
         if "memory_mib" not in ahead or "step_ms_median" not in step:
             continue
-        memory, peak = ahead["memory_mib"], step.get("peak_device_mib")
+        memory, peak = ahead["memory_mib"], step.get("program_mib")
         tflops = ahead["gflop"] / step["step_ms_median"]
         yield [
             f"{network} step",

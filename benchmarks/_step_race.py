@@ -159,8 +159,9 @@ def _contender(
     start = time.perf_counter()
     # Of this race alone: torch.compile would find what an earlier one compiled.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}/inductor"
+    program_mib: Callable[[], Row] = dict
     if name == "jaxsr":
-        run, loss = _jax_contender(options, workload, cache)
+        run, loss, program_mib = _jax_contender(options, workload, cache)
     else:
         run, loss = _torch_contender(name, options, workload)
     run(1)
@@ -174,12 +175,12 @@ def _contender(
         goes_on = yield {"step_s": (time.perf_counter() - start) / options.steps}
     end = {"loss_after": loss(), "peak_device_mib": _device_peak(name, options)}
     framework = "jax" if name == "jaxsr" else "torch"
-    yield end | kernel_times(framework, lambda: run(options.steps), options.steps)
+    yield end | program_mib() | kernel_times(framework, lambda: run(options.steps), options.steps)
 
 
 def _jax_contender(
     options: OptionsT, workload: Callable[[OptionsT], Workload], cache: str
-) -> tuple[Callable[[int], None], Callable[[], float]]:
+) -> tuple[Callable[[int], None], Callable[[], float], Callable[[], Row]]:
     import jax
 
     from jaxsr.interop import mesh as meshes
@@ -203,7 +204,14 @@ def _jax_contender(
             state, metrics = step(state, batch)
         jax.block_until_ready((state, metrics))
 
-    return run, lambda: float(metrics[f"{work.exported}/loss"])
+    def program_mib() -> Row:
+        """Without what XLA takes to try kernels, which is in the device's peak."""
+        sizes = step.lower(state, batch).compile().memory_analysis()
+        results = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+        needed = sizes.argument_size_in_bytes + results + sizes.temp_size_in_bytes
+        return {"program_mib": round(needed / 2**20)}
+
+    return run, lambda: float(metrics[f"{work.exported}/loss"]), program_mib
 
 
 def _jax_step(options: RaceOptions, work: Workload, mesh: Any) -> tuple[Any, Any]:

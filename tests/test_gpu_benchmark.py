@@ -161,7 +161,7 @@ def test_the_page_holds_goals_against_figures():
         row("rates", "product 8192³ bfloat16 default, JAX", tflops=700.0),
         row("forecasts", "fast-srgan step", memory_mib=900.0, gflop=1400.0, roofline_ms=2.0),
         row("steps", "fast-srgan, jaxsr", contender="jaxsr", images_per_s=110.0,
-            step_ms_median=4.0, peak_device_mib=1000),
+            step_ms_median=4.0, program_mib=1000),
         row("steps", "fast-srgan, compiled", contender="torch.compile max", images_per_s=100.0),
         row("kernels", "blur", fraction_of_copy_bandwidth=0.9),
         row("decoding", "jaxsr, batch 1", share_of_copy_bandwidth=0.75),
