@@ -2,7 +2,8 @@
 
 The caller owns the key-value cache: it goes in as one tensor (B, K, S, D) per layer, is read and
 never written, and the entries of the tokens fed now come out beside the logits, for the caller to
-put into the slots that follow. So a compiled loop can update its cache in place. Follows
+put into the slots that follow. So a compiled loop can update its cache in place. Or, with `write`,
+a cache with these entries comes out, and attention reads that: fewer operations. Follows
 `transformers.models.llama` and `.qwen3`, which the tests compare against. Norms and softmax run in
 float32 at least, whatever the dtype of the weights, as there (a float64 network stays float64).
 """
@@ -82,7 +83,10 @@ class Places(NamedTuple):
     sin: Tensor
     """Sines of the rotary angles."""
     mask: Tensor
-    """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where visible, very low elsewhere."""
+    """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where visible, very low elsewhere; (…, S)
+    where entries are written first."""
+    slots: Tensor | None = None
+    """Where entries are written before attention reads the cache, (B, 1, T, 1); None: nowhere."""
 
 
 Cache = tuple[Tensor, Tensor]
@@ -120,18 +124,25 @@ class Attention(nn.Module):
         k = rotate(k, places.cos, places.sin)
         # One product per key-value head for all of its query heads: nothing is repeated in memory.
         q = q.reshape(batch, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
+        if cache is not None and places.slots is not None:
+            k, v = (_written(old, t, places.slots) for old, t in zip(cache, (k, v), strict=True))
+            cache = None
         scores = q @ k.transpose(2, 3)
         if cache is not None:
             scores = torch.cat((q @ cache[0].transpose(2, 3), scores), -1)
-        span = scores.shape[-1]
+        span, stored = scores.shape[-1], scores.shape[-1] - k.shape[2]
         scores = scores.view(batch, self.kv_heads, -1, count, span) + places.mask
         weights = scores.softmax(-1, dtype=wide(x_BTE.dtype)).to(x_BTE.dtype)
         weights = weights.view(batch, self.kv_heads, -1, span)
-        mixed = weights[..., span - count :] @ v
+        mixed = weights[..., stored:] @ v
         if cache is not None:
-            mixed = weights[..., : span - count] @ cache[1] + mixed
+            mixed = weights[..., :stored] @ cache[1] + mixed
         mixed = mixed.view(batch, self.heads, count, self.head_dim).transpose(1, 2)
         return self.o_proj(mixed.reshape(batch, count, -1)), k, v
+
+
+def _written(cache_BKSD: Tensor, new_BKTD: Tensor, slots_B1T1: Tensor) -> Tensor:
+    return cache_BKSD.scatter(2, slots_B1T1.expand_as(new_BKTD), new_BKTD)
 
 
 class MLP(nn.Module):
@@ -226,6 +237,7 @@ class CausalLM(nn.Module):
         filled_B: Tensor | None = None,
         first_B: Tensor | None = None,
         read_B: Tensor | None = None,
+        write: bool = False,
     ) -> tuple[Tensor, list[Cache]]:
         """Feeds tokens and gives the logits after them.
 
@@ -238,13 +250,14 @@ class CausalLM(nn.Module):
             a row without a cache may hold several texts, which do not see each other.
           read_B: index along T of the one token per row to return logits of, or (B, N) of several;
             None: all.
+          write: give each layer's cache with the new entries in their slots.
 
         Returns:
           Float32 logits, (B, T, V), (B, V) or (B, N, V), and each layer's new (keys, values),
-          (B, K, T, D).
+          (B, K, T, D), or (B, K, S, D) with `write`.
         """
         batch, count = tokens_BT.shape
-        places = self._places(tokens_BT, cache, filled_B, first_B)
+        places = self._places(tokens_BT, cache, filled_B, first_B, write=write)
         x_BTE = self.model.embed_tokens(tokens_BT)
         new = []
         for index, layer in enumerate(self.model.layers):
@@ -269,6 +282,8 @@ class CausalLM(nn.Module):
         cache: Sequence[Cache] | None,
         filled_B: Tensor | None,
         first_B: Tensor | None,
+        *,
+        write: bool,
     ) -> Places:
         count, device = tokens_BT.shape[1], tokens_BT.device
         dtype = self.model.norm.weight.dtype
@@ -286,13 +301,18 @@ class CausalLM(nn.Module):
             positions_BT = (slots_BT - first_BT).clamp(min=0)
         if cache is not None:
             slots_S = torch.arange(cache[0][0].shape[2], device=device)
-            old_BS = slots_S < start_B1
-            if first_B is not None:
-                old_BS = old_BS & (slots_S >= first_B[:, None])
-            rows = max(old_BS.shape[0], visible.shape[0])
-            old = old_BS[:, None].expand(rows, count, -1)
-            visible = torch.cat((old, visible.expand(rows, -1, -1)), -1)
+            if write:
+                visible = slots_S <= slots_BT[..., None]
+                if first_B is not None:
+                    visible = visible & (slots_S >= first_B[:, None, None])
+            else:
+                old_BS = slots_S < start_B1
+                if first_B is not None:
+                    old_BS = old_BS & (slots_S >= first_B[:, None])
+                rows = max(old_BS.shape[0], visible.shape[0])
+                old = old_BS[:, None].expand(rows, count, -1)
+                visible = torch.cat((old, visible.expand(rows, -1, -1)), -1)
         mask = torch.zeros(visible.shape, dtype=dtype, device=device)
         mask = mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None, None]
         cos, sin = (t.to(dtype) for t in self.model.rotary_emb(positions_BT))
-        return Places(cos, sin, mask)
+        return Places(cos, sin, mask, slots_BT[:, None, :, None].long() if write else None)
