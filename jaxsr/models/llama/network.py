@@ -30,6 +30,9 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class RMSNorm(nn.Module):
     """Divides by the root of the mean square over the last axis, then scales."""
 
+    sums_last = False
+    """Divides before the sum and not after it; see `take_fewer_kernels`."""
+
     def __init__(self, features: int, *, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(features))
@@ -37,8 +40,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.to(wide(x.dtype))
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * y.to(x.dtype)
+        if self.sums_last:
+            count = x.shape[-1]
+            size = (y.square() / count + self.eps / count).sum(-1, keepdim=True)
+        else:
+            size = y.square().mean(-1, keepdim=True) + self.eps
+        return self.weight * (y * torch.rsqrt(size)).to(x.dtype)
 
 
 class RotaryEmbedding(nn.Module):
@@ -96,6 +103,9 @@ Cache = tuple[Tensor, Tensor]
 class Attention(nn.Module):
     """Grouped-query attention over the cache; Qwen3 normalises queries and keys per head."""
 
+    joins_projections = False
+    """One product for queries, keys and values of one token; see `take_fewer_kernels`."""
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -116,7 +126,14 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, count, _ = x_BTE.shape
         shape = (batch, count, -1, self.head_dim)
-        q, k, v = (proj(x_BTE).view(shape) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        if self.joins_projections and batch * count == 1:
+            weight = torch.cat([proj.weight for proj in projections])
+            bias = None if self.q_proj.bias is None else torch.cat([p.bias for p in projections])
+            sizes = (self.heads, self.kv_heads, self.kv_heads)
+            q, k, v = F.linear(x_BTE, weight, bias).view(shape).split(sizes, 2)
+        else:
+            q, k, v = (proj(x_BTE).view(shape) for proj in projections)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -316,3 +333,21 @@ class CausalLM(nn.Module):
         mask = mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None, None]
         cos, sin = (t.to(dtype) for t in self.model.rotary_emb(positions_BT))
         return Places(cos, sin, mask, slots_BT[:, None, :, None].long() if write else None)
+
+
+def take_fewer_kernels(network: nn.Module, *, join: bool) -> None:
+    """Gives the modules forms for which XLA's GPU compiler makes fewer kernels of one token.
+
+    A norm: a sum that meets constants before it meets its row again takes a kernel of its own.
+    Projections: XLA itself joins those of several rows only.
+
+    Args:
+      network: changed in place.
+      join: the projections, too; not where their weights are split over devices.
+    """
+    for module in network.modules():
+        if isinstance(module, RMSNorm):
+            module.sums_last = True
+        elif isinstance(module, Attention):
+            projections = (module.q_proj, module.k_proj, module.v_proj)
+            module.joins_projections = join and all(type(p) is nn.Linear for p in projections)
