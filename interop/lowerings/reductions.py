@@ -87,11 +87,12 @@ def softmax(x: jax.Array, axis: int) -> jax.Array:
     """The softmax of float numbers, also of rows filled with a mask's largest negative number.
 
     Compilers for CPUs round `a * b - peak` once. Where `a * b` is -1e38 that leaves not 0 but
-    1e31, and the row is NaN: the peak's own weight is therefore written down as 1.
+    1e31, and the row is NaN: at the peak the difference is therefore written down as 0.
     """
     peak = x.max(axis, keepdims=True)
-    at_peak = (x == peak) & jnp.isfinite(peak)
-    weights = jnp.where(at_peak, 1, jnp.exp(x - peak))
+    # `x * 0` is NaN for a peak that is not finite. A test of the peak itself would be a reduction
+    # of its own on GPUs, before the kernel that computes the rest.
+    weights = jnp.exp(jnp.where(x == peak, x * 0, x - peak))
     return weights / weights.sum(axis, keepdims=True)
 
 

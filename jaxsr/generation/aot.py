@@ -94,6 +94,7 @@ class AheadEngine(JaxEngine):
             (self._weights, {**others, "cache": cache}, integers(), integers(), settings),
             self._topology,
             name=f"decode {batch}x{slots}",
+            options=self._decode_compiler_options,
         )
         return prefill, decode
 

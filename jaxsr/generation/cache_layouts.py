@@ -145,6 +145,12 @@ class OwnLayout(CacheLayout):
     shares_slots = False
     packs_prompts = True
 
+    def __init__(self, network: Any, mesh: Mesh) -> None:
+        super().__init__(network, mesh)
+        # A GPU's kernels are short: attention over one array takes fewer than over the cache and
+        # the new entries. A TPU's compiler: see LibraryLayout.
+        self.writes_first = mesh.devices.flat[0].platform == "gpu"
+
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
     ) -> dict[str, NamedSharding]:
@@ -203,7 +209,11 @@ class OwnLayout(CacheLayout):
             filled_B=filled_B,
             first_B=state["first"] if left else None,
             read_B=read_B,
+            write=self.writes_first,
         )
+        if self.writes_first:
+            cache = [(jnp.swapaxes(k, 2, 3), v) for k, v in new]
+            return logits, lambda chosen_B: cache
 
         def written(chosen_B: jax.Array) -> Any:
             # Depends on the logits, and so on every read of the cache: without such a dependency

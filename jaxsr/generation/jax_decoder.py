@@ -41,9 +41,10 @@ from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
+from jaxsr.models.llama.network import take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
-from jaxsr.runtime.xla_flags import product_fusion
+from jaxsr.runtime.xla_flags import graph_of_loop, product_fusion
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
@@ -117,6 +118,8 @@ class JaxEngine(Engine):
                 use_kernels(network, exact=packed == "exact")
         self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
+        if self.platform == "gpu":
+            take_fewer_kernels(self._skeleton, join=self.devices == 1)
         self._layout = layout_of(network, self.mesh)
         self._steps = Steps(self._layout, self._run)
         self.looks_up = isinstance(self._layout, OwnLayout)
@@ -168,11 +171,17 @@ class JaxEngine(Engine):
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            # XLA's other kernels copy panels at every call.
-            few = key[0] == "decode" and self._stored.panels
-            self._programs[key] = lowered.compile(product_fusion() if few else None)
+            options = self._decode_compiler_options if key[0] == "decode" else None
+            self._programs[key] = lowered.compile(options)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
+
+    @property
+    def _decode_compiler_options(self) -> dict[str, str | bool] | None:
+        if self.platform == "gpu":
+            return graph_of_loop()
+        # XLA's other kernels copy panels at every call.
+        return product_fusion() if self._stored.panels else None
 
     def _first_token_options(self, options: SamplingOptions) -> tuple[int, int | None, bool]:
         """Static arguments of `Steps.first_token`."""

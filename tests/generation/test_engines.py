@@ -16,6 +16,7 @@ from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.loading import build, fingerprint
+from jaxsr.models.llama.network import take_fewer_kernels
 from jaxsr.models.llama.quantized import quantize
 
 LENGTHS = (3, 17, 30, 16)
@@ -81,6 +82,17 @@ def test_padding_side_and_batch_size_make_no_difference(kind, engines, hf_model,
     assert tokens(complete(engine, prompts, GREEDY, batch_size=4, padding="left")) == want
     assert tokens(complete(engine, prompts, GREEDY, batch_size=3)) == want  # the last is filled up
     assert tokens(complete(engine, prompts, GREEDY, batch_size=1)) == want
+
+
+@pytest.mark.parametrize(("padding", "rows"), [("left", 3), ("right", 1)])
+def test_forms_for_gpus_give_the_same_tokens(padding, rows, network, hf_model, prompts):
+    engine = JaxEngine(network("llama"))
+    engine._layout.writes_first = True
+    take_fewer_kernels(engine._skeleton, join=True)
+    want = expected(hf_model("llama"), prompts, 24)
+    assert tokens(complete(engine, prompts, GREEDY, batch_size=rows, padding=padding)) == want
+    lookup = dataclasses.replace(GREEDY, prompt_lookup=3)
+    assert tokens(complete(engine, prompts, lookup, batch_size=rows, padding=padding)) == want
 
 
 @pytest.mark.parametrize("kind", ["jax", "torch"])

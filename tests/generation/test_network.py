@@ -1,10 +1,13 @@
 """The network against `transformers`: whole prompts, cached steps, left padding, and under JAX."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+
+from jaxsr.models.llama.network import take_fewer_kernels
 
 FAMILIES = ("llama", "llama-plain", "qwen3")
 # Logits reach about 20; float32 sums of at most 96 terms in another order.
@@ -77,6 +80,39 @@ def test_rows_stand_at_their_own_slots(network, tokens):
     torch.testing.assert_close(both[1, 0], short[0, 12], **CLOSE)
 
 
+@pytest.mark.parametrize("first", [None, (4, 0)])
+@pytest.mark.parametrize("count", [1, 3])
+@torch.no_grad()
+def test_entries_written_first_give_what_entries_beside_the_cache_give(
+    first, count, network, tokens
+):
+    first = None if first is None else torch.tensor(first)
+    _, entries = network("qwen3")(tokens[:, :30], first_B=first)
+    cache, filled, new = grown(entries, 64), torch.tensor([30, 12]), tokens[:, 30 : 30 + count]
+    options = {"filled_B": filled, "first_B": first}
+    beside, entries = network("qwen3")(new, cache, **options)
+    logits, written = network("qwen3")(new, cache, write=True, **options)
+    torch.testing.assert_close(logits, beside, **CLOSE)
+    for old, pair, out in zip(cache, entries, written, strict=True):
+        for before, entry, after in zip(old, pair, out, strict=True):
+            want = before.clone()
+            for row, slot in enumerate(filled):
+                want[row, :, slot : slot + count] = entry[row]
+            torch.testing.assert_close(after, want, **CLOSE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_forms_for_gpus_compute_the_same(family, network, tokens):
+    ours = copy.deepcopy(network(family))
+    take_fewer_kernels(ours, join=True)
+    for fed in (tokens, tokens[:1, :1]):
+        want, kept = network(family)(fed)
+        got, cache = ours(fed)
+        torch.testing.assert_close(got, want, **CLOSE)
+        torch.testing.assert_close(cache[1], kept[1], **CLOSE)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_jax_computes_what_torch_computes(family, network, tokens):
@@ -99,8 +135,6 @@ def test_jax_computes_what_torch_computes(family, network, tokens):
 
 @torch.no_grad()
 def test_bfloat16_stays_near_float32(network, hf_model, tokens):
-    import copy
-
     ours = copy.deepcopy(network("qwen3"))
     inverse = ours.model.rotary_emb.inv_freq
     ours = ours.bfloat16()

@@ -2,7 +2,8 @@
 
 The caller owns the key-value cache: it goes in as one tensor (B, K, S, D) per layer, is read and
 never written, and the entries of the tokens fed now come out beside the logits, for the caller to
-put into the slots that follow. So a compiled loop can update its cache in place. Follows
+put into the slots that follow. So a compiled loop can update its cache in place. Or, with `write`,
+a cache with these entries comes out, and attention reads that: fewer operations. Follows
 `transformers.models.llama` and `.qwen3`, which the tests compare against. Norms and softmax run in
 float32 at least, whatever the dtype of the weights, as there (a float64 network stays float64).
 """
@@ -29,6 +30,9 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class RMSNorm(nn.Module):
     """Divides by the root of the mean square over the last axis, then scales."""
 
+    sums_last = False
+    """Divides before the sum and not after it; see `take_fewer_kernels`."""
+
     def __init__(self, features: int, *, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(features))
@@ -36,8 +40,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.to(wide(x.dtype))
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * y.to(x.dtype)
+        if self.sums_last:
+            count = x.shape[-1]
+            size = (y.square() / count + self.eps / count).sum(-1, keepdim=True)
+        else:
+            size = y.square().mean(-1, keepdim=True) + self.eps
+        return self.weight * (y * torch.rsqrt(size)).to(x.dtype)
 
 
 class RotaryEmbedding(nn.Module):
@@ -82,7 +90,10 @@ class Places(NamedTuple):
     sin: Tensor
     """Sines of the rotary angles."""
     mask: Tensor
-    """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where visible, very low elsewhere."""
+    """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where visible, very low elsewhere; (…, S)
+    where entries are written first."""
+    slots: Tensor | None = None
+    """Where entries are written before attention reads the cache, (B, 1, T, 1); None: nowhere."""
 
 
 Cache = tuple[Tensor, Tensor]
@@ -91,6 +102,9 @@ Cache = tuple[Tensor, Tensor]
 
 class Attention(nn.Module):
     """Grouped-query attention over the cache; Qwen3 normalises queries and keys per head."""
+
+    joins_projections = False
+    """One product for queries, keys and values of one token; see `take_fewer_kernels`."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -112,7 +126,14 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, count, _ = x_BTE.shape
         shape = (batch, count, -1, self.head_dim)
-        q, k, v = (proj(x_BTE).view(shape) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        if self.joins_projections and batch * count == 1:
+            weight = torch.cat([proj.weight for proj in projections])
+            bias = None if self.q_proj.bias is None else torch.cat([p.bias for p in projections])
+            sizes = (self.heads, self.kv_heads, self.kv_heads)
+            q, k, v = F.linear(x_BTE, weight, bias).view(shape).split(sizes, 2)
+        else:
+            q, k, v = (proj(x_BTE).view(shape) for proj in projections)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -120,18 +141,25 @@ class Attention(nn.Module):
         k = rotate(k, places.cos, places.sin)
         # One product per key-value head for all of its query heads: nothing is repeated in memory.
         q = q.reshape(batch, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
+        if cache is not None and places.slots is not None:
+            k, v = (_written(old, t, places.slots) for old, t in zip(cache, (k, v), strict=True))
+            cache = None
         scores = q @ k.transpose(2, 3)
         if cache is not None:
             scores = torch.cat((q @ cache[0].transpose(2, 3), scores), -1)
-        span = scores.shape[-1]
+        span, stored = scores.shape[-1], scores.shape[-1] - k.shape[2]
         scores = scores.view(batch, self.kv_heads, -1, count, span) + places.mask
         weights = scores.softmax(-1, dtype=wide(x_BTE.dtype)).to(x_BTE.dtype)
         weights = weights.view(batch, self.kv_heads, -1, span)
-        mixed = weights[..., span - count :] @ v
+        mixed = weights[..., stored:] @ v
         if cache is not None:
-            mixed = weights[..., : span - count] @ cache[1] + mixed
+            mixed = weights[..., :stored] @ cache[1] + mixed
         mixed = mixed.view(batch, self.heads, count, self.head_dim).transpose(1, 2)
         return self.o_proj(mixed.reshape(batch, count, -1)), k, v
+
+
+def _written(cache_BKSD: Tensor, new_BKTD: Tensor, slots_B1T1: Tensor) -> Tensor:
+    return cache_BKSD.scatter(2, slots_B1T1.expand_as(new_BKTD), new_BKTD)
 
 
 class MLP(nn.Module):
@@ -226,6 +254,7 @@ class CausalLM(nn.Module):
         filled_B: Tensor | None = None,
         first_B: Tensor | None = None,
         read_B: Tensor | None = None,
+        write: bool = False,
     ) -> tuple[Tensor, list[Cache]]:
         """Feeds tokens and gives the logits after them.
 
@@ -238,13 +267,14 @@ class CausalLM(nn.Module):
             a row without a cache may hold several texts, which do not see each other.
           read_B: index along T of the one token per row to return logits of, or (B, N) of several;
             None: all.
+          write: give each layer's cache with the new entries in their slots.
 
         Returns:
           Float32 logits, (B, T, V), (B, V) or (B, N, V), and each layer's new (keys, values),
-          (B, K, T, D).
+          (B, K, T, D), or (B, K, S, D) with `write`.
         """
         batch, count = tokens_BT.shape
-        places = self._places(tokens_BT, cache, filled_B, first_B)
+        places = self._places(tokens_BT, cache, filled_B, first_B, write=write)
         x_BTE = self.model.embed_tokens(tokens_BT)
         new = []
         for index, layer in enumerate(self.model.layers):
@@ -269,6 +299,8 @@ class CausalLM(nn.Module):
         cache: Sequence[Cache] | None,
         filled_B: Tensor | None,
         first_B: Tensor | None,
+        *,
+        write: bool,
     ) -> Places:
         count, device = tokens_BT.shape[1], tokens_BT.device
         dtype = self.model.norm.weight.dtype
@@ -286,13 +318,36 @@ class CausalLM(nn.Module):
             positions_BT = (slots_BT - first_BT).clamp(min=0)
         if cache is not None:
             slots_S = torch.arange(cache[0][0].shape[2], device=device)
-            old_BS = slots_S < start_B1
-            if first_B is not None:
-                old_BS = old_BS & (slots_S >= first_B[:, None])
-            rows = max(old_BS.shape[0], visible.shape[0])
-            old = old_BS[:, None].expand(rows, count, -1)
-            visible = torch.cat((old, visible.expand(rows, -1, -1)), -1)
+            if write:
+                visible = slots_S <= slots_BT[..., None]
+                if first_B is not None:
+                    visible = visible & (slots_S >= first_B[:, None, None])
+            else:
+                old_BS = slots_S < start_B1
+                if first_B is not None:
+                    old_BS = old_BS & (slots_S >= first_B[:, None])
+                rows = max(old_BS.shape[0], visible.shape[0])
+                old = old_BS[:, None].expand(rows, count, -1)
+                visible = torch.cat((old, visible.expand(rows, -1, -1)), -1)
         mask = torch.zeros(visible.shape, dtype=dtype, device=device)
         mask = mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None, None]
         cos, sin = (t.to(dtype) for t in self.model.rotary_emb(positions_BT))
-        return Places(cos, sin, mask)
+        return Places(cos, sin, mask, slots_BT[:, None, :, None].long() if write else None)
+
+
+def take_fewer_kernels(network: nn.Module, *, join: bool) -> None:
+    """Gives the modules forms for which XLA's GPU compiler makes fewer kernels of one token.
+
+    A norm: a sum that meets constants before it meets its row again takes a kernel of its own.
+    Projections: XLA itself joins those of several rows only.
+
+    Args:
+      network: changed in place.
+      join: the projections, too; not where their weights are split over devices.
+    """
+    for module in network.modules():
+        if isinstance(module, RMSNorm):
+            module.sums_last = True
+        elif isinstance(module, Attention):
+            projections = (module.q_proj, module.k_proj, module.v_proj)
+            module.joins_projections = join and all(type(p) is nn.Linear for p in projections)
