@@ -42,6 +42,13 @@ class Case:
     tolerance: float = 1.0
     """Factor on the usual tolerance, with the reason beside the case."""
     method: str = "forward"
+    derivative_since: tuple[int, int] = (2, 11)
+    """First torch that has its derivative; with an older one only values are compared."""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether this torch can tell what the gradients must be."""
+        return torch.__version__ >= self.derivative_since
 
     def arrays(self) -> list[np.ndarray]:
         rng = np.random.default_rng(0)
@@ -163,6 +170,8 @@ def run_torch(c: Case, bf16: bool = False) -> Result:
     for _ in range(calls):
         module.zero_grad()
         inputs = [_to_torch(a, bf16) for a in c.arrays()]
+        if not c.differentiable:
+            inputs = [x.detach() for x in inputs]
         leaves = pytree.tree_leaves(
             (module if c.method == "forward" else getattr(module, c.method))(*inputs)
         )
@@ -240,7 +249,8 @@ def run_jaxsr(c: Case, bf16: bool = False, jit: bool = True) -> Result:
         return jm.apply(params, buffers, *inputs, train=c.train, method=c.method)
 
     calls = TRAINING_CALLS if c.train and jm.buffers else 1
-    return _run_pure(apply, jm.params, jm.buffers, arrays, calls, jit)
+    result = _run_pure(apply, jm.params, jm.buffers, arrays, calls, jit)
+    return result if c.differentiable else dataclasses.replace(result, gradients={})
 
 
 def run_torchax(c: Case) -> Result:
@@ -263,7 +273,8 @@ def run_torchax(c: Case) -> Result:
         return env.t2j_iso((out, wrapped))
 
     calls = TRAINING_CALLS if c.train and held else 1
-    return _run_pure(apply, params, held, arrays, calls, jit=True)
+    result = _run_pure(apply, params, held, arrays, calls, jit=True)
+    return result if c.differentiable else dataclasses.replace(result, gradients={})
 
 
 def _call(module: nn.Module, tensors: dict, inputs: tuple, method: str) -> Any:
