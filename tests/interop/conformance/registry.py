@@ -196,7 +196,13 @@ def run_torch(c: Case, bf16: bool = False) -> Result:
 
 
 def _run_pure(
-    apply: Callable[..., Any], params: Any, buffers: Any, arrays: list, calls: int, jit: bool
+    apply: Callable[..., Any],
+    params: Any,
+    buffers: Any,
+    arrays: list,
+    calls: int,
+    jit: bool,
+    differentiable: bool,
 ) -> Result:
     """Outputs and gradients of `apply(params, buffers, *inputs) -> (outputs, buffers)`."""
     floats = [i for i, a in enumerate(arrays) if _differentiable(a)]
@@ -231,7 +237,7 @@ def _run_pure(
     named |= {f"input {i}": _numpy(g) for i, g in zip(floats, chosen, strict=True)}
     return Result(
         [_numpy(o) for o in outputs],
-        named,
+        named if differentiable else {},
         {n: _numpy(b) for n, b in buffers.items()},
         kernels,
     )
@@ -249,8 +255,7 @@ def run_jaxsr(c: Case, bf16: bool = False, jit: bool = True) -> Result:
         return jm.apply(params, buffers, *inputs, train=c.train, method=c.method)
 
     calls = TRAINING_CALLS if c.train and jm.buffers else 1
-    result = _run_pure(apply, jm.params, jm.buffers, arrays, calls, jit)
-    return result if c.differentiable else dataclasses.replace(result, gradients={})
+    return _run_pure(apply, jm.params, jm.buffers, arrays, calls, jit, c.differentiable)
 
 
 def run_torchax(c: Case) -> Result:
@@ -273,8 +278,7 @@ def run_torchax(c: Case) -> Result:
         return env.t2j_iso((out, wrapped))
 
     calls = TRAINING_CALLS if c.train and held else 1
-    result = _run_pure(apply, params, held, arrays, calls, jit=True)
-    return result if c.differentiable else dataclasses.replace(result, gradients={})
+    return _run_pure(apply, params, held, arrays, calls, True, c.differentiable)
 
 
 def _call(module: nn.Module, tensors: dict, inputs: tuple, method: str) -> Any:
