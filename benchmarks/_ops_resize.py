@@ -1,6 +1,7 @@
 """Rows of resize, in every library that has it."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,12 +115,15 @@ def _torch(row: Resize, first: np.ndarray) -> list[Entry]:
     device = torch_device()
     tensor = torch.from_numpy(first).to(device)
     resize = torch_resize(row.method, row.size, row.antialias)
+    name, compiled_name = ("torch CUDA" if device == "cuda" else "torch"), "torch.compile"
+    if device == "cuda" and row.dtype == "uint8":  # torch has no such kernel there
+        resize = partial(_rounded, resize)
+        name, compiled_name = (f"{n}, float32 and rounded" for n in (name, compiled_name))
 
     def values(out: torch.Tensor) -> np.ndarray:
         return out.cpu().numpy()
 
     channels_last = tensor.to(memory_format=torch.channels_last)
-    name = "torch CUDA" if device == "cuda" else "torch"
     entries = [
         Entry(name, finished(lambda: resize(tensor)), values),
         Entry(f"{name}, channels last", finished(lambda: resize(channels_last)), values),
@@ -127,8 +131,13 @@ def _torch(row: Resize, first: np.ndarray) -> list[Entry]:
     ]
     if device == "cuda":
         compiled = torch.compile(resize, mode="max-autotune-no-cudagraphs")
-        entries.append(Entry("torch.compile", finished(lambda: compiled(tensor)), values))
+        entries.append(Entry(compiled_name, finished(lambda: compiled(tensor)), values))
     return entries
+
+
+def _rounded(resize: Callable[[Any], Any], image: Any) -> Any:
+    """A uint8 tensor resized as float32."""
+    return resize(image.float()).round().clamp(0, 255).byte()
 
 
 def _kornia(row: Resize, tensor: Any) -> list[Entry]:

@@ -59,9 +59,9 @@ def run(config: CheckConfig) -> int:
 
         return compile_at
 
-    programs = [program("forward", forward)]
-    if module.params and not config.forward_only:
-        programs.append(program("gradient", jax.grad(loss)))
     devices = len(topology.devices)
     batch = -(-rows // devices) * devices
-    return compile_batches(programs, config, batch=batch, step=devices)
+    programs = [(program("forward", forward), batch)]
+    if module.params and not config.forward_only:
+        programs.append((program("gradient", jax.grad(loss)), batch))
+    return compile_batches(programs, config, step=devices)

@@ -1,25 +1,85 @@
-"""`python -m jaxsr.detect … --aot v5e:2x4`: a detector's batch compiled ahead of time."""
+"""`python -m jaxsr.detect … --aot v5e:2x4`: a detector's batches compiled ahead of time.
 
-from jaxsr.data.input_form import InputForm
+With inputs these are the programs that the same command runs on such devices; without, a full batch
+of the side that the network was trained at.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from jaxsr.data.batch_plan import Size, Together
+from jaxsr.data.sources import Source
+from jaxsr.data.video import UnreadableVideo, open_video
 from jaxsr.detection.config import DetectConfig
+from jaxsr.detection.detect_files import complain, find_inputs, measure
+from jaxsr.detection.detector import Detector, form_of
+from jaxsr.errors import InputError
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.models.load import load_model
-from jaxsr.runtime.aot import compile_batches, prepare
+from jaxsr.runtime.aot import Compile, compile_batches, prepare
 from jaxsr.runtime.jax_runner import open_ahead
 
 
 def run(config: DetectConfig) -> int:
-    """What the command does with `--aot`; returns its exit status."""
+    """What the command does with `--aot`; returns its exit status.
+
+    Raises:
+      InputError: no input can be read.
+    """
     topology = prepare(config)
+    devices = len(topology.devices)
+    batch = -(-config.batch // devices) * devices
+    config = dataclasses.replace(config, mesh=str(devices), batch=batch)
     loaded = load_model(
         config.model, kind="detector", weights=config.weights, options=config.class_options()
     )
     runner = open_ahead(loaded.network, topology, config, lane_folding=config.lane_folding)
-    side = config.base or InputForm.from_description(loaded.metadata or {}).base
-    devices = len(topology.devices)
+    form = form_of(loaded, evaluate=config.size, base=config.base)
+    detector = Detector(loaded.network, form, options=config, batch=batch, runner=runner)
 
-    def compile_at(rows: int) -> Ahead:
-        return runner.lower((rows, 3, side, side), topology, name=f"detect {side}x{side}")
+    def program(together: Together) -> Compile:
+        height, width = together.canvas
 
-    batch = -(-config.batch // devices) * devices
-    return compile_batches([compile_at], config, batch=batch, step=devices)
+        def compile_at(rows: int) -> Ahead:
+            sizes = jax.ShapeDtypeStruct((rows, 2), np.int32)
+            named = {"size_B2": sizes} if together.mixed else {}
+            shape = (rows, form.channels, height, width)
+            return runner.lower(shape, topology, name=f"detect {width}x{height}", **named)
+
+        return compile_at
+
+    lists = _size_lists(config) if config.inputs else [[(form.base, form.base)] * batch]
+    batches = {
+        (together.canvas, together.rows, together.mixed): together
+        for sizes in lists
+        for together in detector.plan(sizes)
+    }
+    if not batches:
+        raise InputError("the inputs need no program; name pictures or videos that can be read")
+    programs = [(program(batches[key]), batches[key].rows) for key in sorted(batches)]
+    return compile_batches(programs, config, step=devices)
+
+
+def _size_lists(config: DetectConfig) -> list[list[Size]]:
+    """Sizes that the command plans together: those of all pictures, those of a video's batches."""
+    sources = find_inputs(config).sources
+    lists = [measure(source for source in sources if not source.is_video)[1]]
+    for source in sources:
+        if source.is_video:
+            lists += _batches_of_frames(source, config.batch)
+    return lists
+
+
+def _batches_of_frames(source: Source, batch: int) -> list[list[Size]]:
+    """A full batch of frames, and the last one where the file tells how many frames it has."""
+    try:
+        with open_video(source.path) as container:
+            stream = container.streams.video[0]
+            size, frames = (stream.codec_context.height, stream.codec_context.width), stream.frames
+    except (UnreadableVideo, OSError) as error:
+        complain(str(source.path), str(error))
+        return []
+    counts = {min(frames or batch, batch), frames % batch or batch}
+    return [[size] * count for count in sorted(counts)]

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxsr.data.decode import decode_rgb, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
-from jaxsr.data.sources import Source, check_folder, find_sources
+from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
 from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
@@ -40,15 +40,7 @@ def run(config: DetectConfig) -> int:
     """
     if not config.inputs:
         raise InputError("no input; name pictures, folders or videos")
-    inputs = find_sources(config.inputs, out=config.out, result_folders=("masks", "overlays"))
-    for name, reason in inputs.problems:
-        _complain(name, reason)
-    for line in inputs.notes():
-        print(line)
-    if not inputs.sources:
-        raise InputError(
-            f"nothing to look at in {', '.join(config.inputs)}; name pictures, folders or videos"
-        )
+    inputs = find_inputs(config)
     _refuse_double_names(inputs.sources)
     setup_compute(config)
     session = _Session(config.detector(), config)
@@ -64,6 +56,37 @@ def run(config: DetectConfig) -> int:
     return ExitStatus.FAILED if failed else ExitStatus.OK
 
 
+def find_inputs(config: DetectConfig) -> Inputs:
+    """The files that the configuration names; says what it leaves out.
+
+    Raises:
+      InputError: there are none.
+    """
+    inputs = find_sources(config.inputs, out=config.out, result_folders=("masks", "overlays"))
+    for name, reason in inputs.problems:
+        complain(name, reason)
+    for line in inputs.notes():
+        print(line)
+    if not inputs.sources:
+        raise InputError(
+            f"nothing to look at in {', '.join(config.inputs)}; name pictures, folders or videos"
+        )
+    return inputs
+
+
+def measure(sources: Iterable[Source]) -> tuple[list[Source], list[tuple[int, int]]]:
+    """The pictures that can be read, and their heights and widths; names the others."""
+    readable: list[Source] = []
+    sizes: list[tuple[int, int]] = []
+    for source in sources:
+        try:
+            sizes.append(picture_size(source.path))
+            readable.append(source)
+        except (OSError, UnreadablePicture) as error:
+            complain(str(source.path), str(error))
+    return readable, sizes
+
+
 class _Session:
     def __init__(self, detector: Detector, config: DetectConfig) -> None:
         self.detector, self.config = detector, config
@@ -71,14 +94,7 @@ class _Session:
 
     def pictures(self, sources: list[Source]) -> int:
         """All pictures, those of like sizes together; returns how many could not be read."""
-        readable: list[Source] = []
-        sizes: list[tuple[int, int]] = []
-        for source in sources:
-            try:
-                sizes.append(picture_size(source.path))
-                readable.append(source)
-            except (OSError, UnreadablePicture) as error:
-                _complain(str(source.path), str(error))
+        readable, sizes = measure(sources)
         broken: set[int] = set()
 
         def read(number: int) -> np.ndarray:
@@ -89,7 +105,7 @@ class _Session:
                 return image
             except (OSError, UnreadablePicture) as error:
                 # The header was whole. Its place in the batch goes to a black picture.
-                _complain(str(readable[number].path), str(error))
+                complain(str(readable[number].path), str(error))
                 broken.add(number)
                 return np.zeros((*sizes[number], 3), np.uint8)
 
@@ -127,7 +143,7 @@ class _Session:
                     raise frames.damage
         except (UnreadableVideo, OSError) as error:
             after = f" (after {decoded} frames)" if decoded else ""
-            _complain(str(source.path), f"{error}{after}")
+            complain(str(source.path), f"{error}{after}")
             return 1
         return 0
 
@@ -217,5 +233,5 @@ def _refuse_double_names(sources: list[Source]) -> None:
             )
 
 
-def _complain(name: str, reason: str) -> None:
+def complain(name: str, reason: str) -> None:
     print(f"jaxsr: {name}: {' '.join(reason.split())}", file=sys.stderr)

@@ -14,8 +14,9 @@ from jaxsr.data.batched_network import PROGRAM_PX, PROGRAM_PX_ELSEWHERE, Batched
 from jaxsr.data.input_form import Form, InputForm
 from jaxsr.errors import InputError
 from jaxsr.models.load import load_model
+from jaxsr.models.registry import LoadedModel
 from jaxsr.runtime.options import ComputeOptions
-from jaxsr.runtime.runner import open_runner
+from jaxsr.runtime.runner import Runner, open_runner
 
 _DEFAULTS = ComputeOptions()
 
@@ -31,6 +32,7 @@ class Detector(BatchedNetwork):
         options: ComputeOptions = _DEFAULTS,
         batch: int = 8,
         lane_folding: Literal["auto", "on", "off"] = "auto",
+        runner: Runner | None = None,
     ) -> None:
         """Args:
           network: the torch module.
@@ -38,13 +40,14 @@ class Detector(BatchedNetwork):
           options: who computes, and where.
           batch: pictures at once, a multiple of the mesh's devices.
           lane_folding: see `jaxsr.interop.folding.policy.choose_folding`.
+          runner: of the network. Default: the one that `options` name.
 
         Raises:
           InputError: the batch cannot be split over the mesh.
           DeviceError: the machine does not have the devices.
         """
         check_batch(batch, options)
-        runner = open_runner(network, options, lane_folding=lane_folding)
+        runner = runner or open_runner(network, options, lane_folding=lane_folding)
         # torch is eager: a new size costs nothing, a larger canvas would.
         takes_sizes = "size_B2" in inspect.signature(network.forward).parameters
         super().__init__(
@@ -77,11 +80,15 @@ def load_detector(
       FileNotFoundError, ValueError: see `load_model`.
     """
     loaded = load_model(model, kind="detector", weights=weights, options=model_options)
+    return Detector(loaded.network, form_of(loaded, evaluate=evaluate, base=base), **options)
+
+
+def form_of(loaded: LoadedModel, *, evaluate: Form | None, base: int | None) -> InputForm:
+    """What a network was trained to see; see `load_detector`."""
     form = InputForm.from_description(loaded.metadata or {})
-    form = replace(
+    return replace(
         form, evaluate=evaluate or form.evaluate, base=form.base if base is None else base
     )
-    return Detector(loaded.network, form, **options)
 
 
 def check_batch(batch: int, options: ComputeOptions) -> None:

@@ -1,33 +1,117 @@
-"""`python -m jaxsr.restore … --aot v5e:2x4`: tiles of a network compiled ahead of time."""
+"""`python -m jaxsr.restore … --aot v5e:2x4`: tiles of a network compiled ahead of time.
 
+With pictures or `--benchmark` these are the programs that the same command runs on such devices,
+as if nothing was restored yet; without, one of the largest tile.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from jaxsr.data.sources import Source
+from jaxsr.data.video import UnreadableVideo, open_video
+from jaxsr.errors import InputError, one_line
 from jaxsr.interop.aot.compile import Ahead
+from jaxsr.interop.aot.topology import Topology
 from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.restoration.config import RestoreConfig
-from jaxsr.restoration.restorer import BATCH_ELSEWHERE, configured_model, make_tiler
+from jaxsr.restoration.models import RestorationModel
+from jaxsr.restoration.pictures import picture_size
+from jaxsr.restoration.restore_files import find_inputs, group_sources
+from jaxsr.restoration.restorer import configured_model, make_tiler, tiles_at_once
+from jaxsr.restoration.tiling import Size, WholePictureTooLarge
 from jaxsr.runtime.aot import Compile, compile_batches, prepare
-from jaxsr.runtime.jax_runner import open_ahead
+from jaxsr.runtime.jax_runner import JaxRunner, open_ahead
+
+Batch = tuple[int, Size]
+"""Tiles on one device, and the shape of each."""
 
 
 def run(config: RestoreConfig) -> int:
-    """What the command does with `--aot`; returns its exit status."""
+    """What the command does with `--aot`; returns its exit status.
+
+    Raises:
+      InputError: no picture among the inputs can be restored.
+    """
     topology = prepare(config)
-    model = configured_model(config)
-    sizes = config.sizes()
-    tiler = make_tiler(model, config, sizes)
-    shapes = {tiler.plan(size).shape for size in sizes} if sizes else {(tiler.side, tiler.side)}
+    devices, platform = len(topology.devices), topology.device.platform
+    inputs = find_inputs(config)
+    groups = {word: _sizes(files, config) for word, files in group_sources(config, inputs).items()}
+    # The tiles of any picture are chosen by the sizes of all.
+    all_stills = [size for stills, _ in groups.values() for size in stills]
+    programs: list[tuple[Compile, int]] = []
+    for word, (stills, videos) in groups.items():
+        model = configured_model(config, word)
+        runs = [(stills, all_stills), *(([size], [size]) for size in videos)]
+        if config.benchmark:
+            runs = [([size], [size]) for size in config.sizes()]
+        batches = {batch for run in runs for batch in _batches(model, config, platform, *run)}
+        if not config.inputs and not config.benchmark:
+            tiler = make_tiler(model, config, ())
+            batches = {(tiles_at_once(config, tiler, platform), (tiler.side, tiler.side))}
+        if batches:
+            suffix = f", {model.name}" if len(groups) > 1 else ""
+            runner = _open(model, config, topology)
+            programs += [
+                (_program(runner, model, shape, topology, suffix), rows * devices)
+                for rows, shape in sorted(batches)
+            ]
+    if not programs:
+        raise InputError("the inputs need no program; name pictures or videos that can be restored")
+    return compile_batches(programs, config, step=devices)
+
+
+def _sizes(sources: Iterable[Source], config: RestoreConfig) -> tuple[list[Size], list[Size]]:
+    """Of the pictures, and of each video's frames; what cannot be read is named in a line."""
+    stills: list[Size] = []
+    videos: list[Size] = []
+    for source in sources:
+        if source.is_video:
+            try:
+                with open_video(source.path, max_pixels=config.max_pixels) as container:
+                    coded = container.streams.video[0].codec_context
+                    videos.append((coded.height, coded.width))
+            except (UnreadableVideo, OSError) as error:
+                print(f"left out: {source.path}: {one_line(error)}", flush=True)
+        elif size := picture_size(source.path, max_pixels=config.max_pixels):
+            stills.append(size)
+        else:
+            print(f"left out: {source.path}: not readable, or above --max-pixels", flush=True)
+    return stills, videos
+
+
+def _batches(
+    model: RestorationModel,
+    config: RestoreConfig,
+    platform: str,
+    sizes: Iterable[Size],
+    known: Iterable[Size],
+) -> Iterator[Batch]:
+    """What restoring pictures of these sizes computes, by a tiler that knows `known`."""
+    tiler = make_tiler(model, config, set(known))
+    rows = tiles_at_once(config, tiler, platform)
+    for size in sizes:
+        try:
+            plan = tiler.insist(size) if config.tiling == "off" else tiler.plan(size)
+        except WholePictureTooLarge as error:
+            print(f"left out: {one_line(error)}", flush=True)
+            continue
+        if plan.compiled:  # torch computes the others, on the host
+            yield rows, plan.shape
+
+
+def _open(model: RestorationModel, config: RestoreConfig, topology: Topology) -> JaxRunner:
     around = around_tiles(model.value_range, ensemble=config.ensemble)
-    runner = open_ahead(
+    return open_ahead(
         model.network, topology, config, around=around, lane_folding=config.lane_folding
     )
 
-    def program(height: int, width: int) -> Compile:
-        def compile_at(rows: int) -> Ahead:
-            shape = (rows, model.channels, height, width)
-            return runner.lower(shape, topology, name=f"restore {width}x{height}")
 
-        return compile_at
+def _program(
+    runner: JaxRunner, model: RestorationModel, shape: Size, topology: Topology, suffix: str
+) -> Compile:
+    height, width = shape
 
-    devices = len(topology.devices)
-    batch = (config.batch or tiler.at_once(BATCH_ELSEWHERE)) * devices
-    programs = [program(*shape) for shape in sorted(shapes)]
-    return compile_batches(programs, config, batch=batch, step=devices)
+    def compile_at(rows: int) -> Ahead:
+        name = f"restore {width}x{height}{suffix}"
+        return runner.lower((rows, model.channels, height, width), topology, name=name)
+
+    return compile_at

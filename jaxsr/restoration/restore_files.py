@@ -37,26 +37,14 @@ def run(config: RestoreConfig) -> int:
     began = time.perf_counter()
     if not config.inputs and not config.benchmark:
         raise InputError("nothing to restore: name pictures, videos, folders or globs")
-    inputs = find_sources(
-        config.inputs, out=config.out, suffix=config.suffix, result_folders=("report",)
-    )
-    if config.inputs and not inputs.sources:
-        problems = [f"{name}: {reason}" for name, reason in inputs.problems]
-        reasons = "; ".join(problems + inputs.notes()) or "the folders are empty"
-        raise InputError(f"no pictures found ({reasons}); name pictures, videos, folders or globs")
+    inputs = find_inputs(config)
     if config.inputs and config.truth is None and not config.benchmark:
         # Before the network is loaded: a rerun of a large folder has nothing to do.
         todo = [source for source in inputs.sources if finished_result(source, config) is None]
         if not todo:
             print(_SKIPPED.format(len(inputs.sources)))
             return _print_failures(inputs.notes(), inputs.problems)
-    # The size limit is --max-pixels, checked from the header; Pillow's would stop at its own.
-    Image.MAX_IMAGE_PIXELS = None
-    limit_opencv(config.max_pixels)
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
-    groups = {"clean": inputs.sources}
-    if config.chooses and not config.benchmark:
-        groups = choose_for_files(inputs.sources, max_pixels=config.max_pixels)
+    groups = group_sources(config, inputs)
     works = [(configured_model(config, word), sources) for word, sources in groups.items()]
     for model, sources in works:
         colours = "RGB" if model.channels == 3 else "luma"
@@ -82,6 +70,36 @@ def run(config: RestoreConfig) -> int:
 
         write_report(config, inputs.sources, model)
     return status
+
+
+def find_inputs(config: RestoreConfig) -> Inputs:
+    """The files that the configuration names.
+
+    Raises:
+      InputError: there are none.
+    """
+    inputs = find_sources(
+        config.inputs, out=config.out, suffix=config.suffix, result_folders=("report",)
+    )
+    if config.inputs and not inputs.sources:
+        problems = [f"{name}: {reason}" for name, reason in inputs.problems]
+        reasons = "; ".join(problems + inputs.notes()) or "the folders are empty"
+        raise InputError(f"no pictures found ({reasons}); name pictures, videos, folders or globs")
+    return inputs
+
+
+def group_sources(config: RestoreConfig, inputs: Inputs) -> dict[str, list[Source]]:
+    """The files by the word for the model that restores them, see `configured_model`.
+
+    From now on `--max-pixels` alone limits pictures, for every reader in this process.
+    """
+    # The size limit is --max-pixels, checked from the header; Pillow's would stop at its own.
+    Image.MAX_IMAGE_PIXELS = None
+    limit_opencv(config.max_pixels)
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its reasons are reported anyway
+    if config.chooses and inputs.sources and not config.benchmark:
+        return choose_for_files(inputs.sources, max_pixels=config.max_pixels)
+    return {"clean": inputs.sources}
 
 
 def _restore(

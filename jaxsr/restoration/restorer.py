@@ -49,8 +49,12 @@ def tile_runner(model: RestorationModel, config: RestoreConfig, tiler: Tiler) ->
     """
     around = around_tiles(model.value_range, ensemble=config.ensemble)
     runner = open_runner(model.network, config, around=around, lane_folding=config.lane_folding)
-    batch = config.batch or (1 if runner.platform == "cpu" else tiler.at_once(BATCH_ELSEWHERE))
-    return runner, batch * config.devices
+    return runner, tiles_at_once(config, tiler, runner.platform) * config.devices
+
+
+def tiles_at_once(config: RestoreConfig, tiler: Tiler, platform: str) -> int:
+    """Tiles that a device of the platform computes at once."""
+    return config.batch or (1 if platform == "cpu" else tiler.at_once(BATCH_ELSEWHERE))
 
 
 def make_restorer(

@@ -12,22 +12,28 @@ from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import AotOptions
-from jaxsr.runtime.setup import compiled_folder, configure_jax
+from jaxsr.runtime.setup import choose_deterministic_kernels, compiled_folder, configure_jax
 
 Compile = Callable[[int], Ahead]
 """Compiles a program for a batch of so many rows over all devices."""
 
 
-def prepare(config: AotOptions) -> Topology:
+def prepare(config: AotOptions, *, deterministic: bool = False) -> Topology:
     """Everything global that compiling ahead changes in JAX; gives the topology.
 
     JAX itself computes on the CPU: no accelerator is touched even where there is one.
+
+    Args:
+      config: of the command.
+      deterministic: see `jaxsr.runtime.setup.setup_compute`.
 
     Raises:
       InputError: there is no such device, or its compiler is not installed.
     """
     import jax
 
+    if deterministic:
+        choose_deterministic_kernels(config)
     configure_jax(config.aot_save or compiled_folder(config), least_compile_s=0)
     # JAX writes programs for a device that is absent, but cannot read them back.
     jax.config.update("jax_enable_compilation_cache", config.aot_save is not None)
@@ -41,14 +47,13 @@ def prepare(config: AotOptions) -> Topology:
 
 
 def compile_batches(
-    programs: Iterable[Compile], config: AotOptions, *, batch: int, step: int
+    programs: Iterable[tuple[Compile, int]], config: AotOptions, *, step: int
 ) -> int:
     """Compiles programs, searches their largest batches where asked, and reports.
 
     Args:
-      programs: each compiles one.
+      programs: what compiles one, and the rows to compile it for.
       config: of the command.
-      batch: rows to compile for.
       step: what rows must divide by.
 
     Returns:
@@ -56,7 +61,7 @@ def compile_batches(
     """
     reports: list[Ahead] = []
     largest: dict[str, Any] = {}
-    for compile_at in programs:
+    for compile_at, batch in programs:
         reports.append(compile_at(batch))
         print(f"{reports[-1].name}: {reports[-1].error or 'compiles'}", flush=True)
         if config.aot_largest:

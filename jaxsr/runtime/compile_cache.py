@@ -4,6 +4,7 @@ JAX trusts its files: a damaged entry would be run as machine code. Here an entr
 with its digest is removed, named in a line, and the program is compiled again.
 """
 
+import copy
 import functools
 import hashlib
 import logging
@@ -17,6 +18,7 @@ from jaxsr.interop.atomic_write import atomic_write
 
 _jax_hash_platform = cache_key._hash_platform
 _jax_hash_accelerators = cache_key._hash_accelerator_config
+_jax_hash_options = cache_key._hash_serialized_compile_options
 _DIGEST_BYTES = 32
 _SUFFIX = "-sealed"
 
@@ -61,11 +63,13 @@ def use_sealed_cache() -> None:
     """Makes JAX keep its compiled programs in a `SealedCache`; called before any is compiled.
 
     A GPU's programs have the same key whether they were compiled on it or without it: JAX's own key
-    has the driver and the host's processor, which a program without a device cannot know.
+    has the driver and the host's processor, which a program without a device cannot know. Nor does
+    any key depend on where the folder is, as it does in JAX 0.10.
     """
     compilation_cache.get_file_cache = _open_cache
     cache_key._hash_platform = _hash_platform
     cache_key._hash_accelerator_config = _hash_accelerators
+    cache_key._hash_serialized_compile_options = _hash_options
 
 
 def _hash_platform(digest: Any, backend: Any) -> None:
@@ -79,6 +83,13 @@ def _hash_accelerators(digest: Any, devices: Any) -> None:
         return
     for device in devices.flat:
         digest.update(f"{device.device_kind};".encode())
+
+
+def _hash_options(digest: Any, options: Any, **how: Any) -> None:
+    options = copy.deepcopy(options)
+    # JAX puts it into its cache's folder.
+    options.executable_build_options.debug_options.xla_gpu_per_fusion_autotune_cache_dir = ""
+    _jax_hash_options(digest, options, **how)
 
 
 @functools.cache

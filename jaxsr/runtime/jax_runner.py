@@ -71,17 +71,21 @@ class JaxRunner:
         result = self._run(self._state, *jax.device_put((batch, named), self._rows))
         return lambda: np.asarray(result)
 
-    def lower(self, shape: tuple[int, ...], topology: Topology, *, name: str) -> Ahead:
+    def lower(
+        self, shape: tuple[int, ...], topology: Topology, *, name: str, **named: Any
+    ) -> Ahead:
         """Compiles a batch of this shape ahead of time, on a mesh over the topology's devices.
 
         Args:
           shape: of the batch, (n, …).
           topology: whose devices the mesh has.
           name: what the report calls the program.
+          **named: see `Runner.submit`; shapes and dtypes are enough.
         """
         state = (self._model.params, self._model.buffers)
         batch = jax.ShapeDtypeStruct(shape, jnp.float32)
-        arguments = (abstract(state, replicated(self._mesh)), abstract(batch, self._rows), {})
+        inputs = abstract((batch, named), self._rows)
+        arguments = (abstract(state, replicated(self._mesh)), *inputs)
         return compile_ahead(self._run, arguments, topology, name=name)
 
 

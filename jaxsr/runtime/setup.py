@@ -44,10 +44,7 @@ def setup_compute(
       InputError: the environment describes a job only in part, or its processes differ.
     """
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        if options.platform in ("auto", "cuda"):
-            flags = os.environ.get("XLA_FLAGS", "")
-            os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+        choose_deterministic_kernels(options)
     by_torch = options.engine == "torch"
     platform = torch_device(options.platform) if by_torch else options.platform
     if by_torch and deterministic:
@@ -76,6 +73,14 @@ def setup_compute(
         return platform
     make_mesh(options.mesh_shape)  # reports too few devices before any data is read
     return jax_platform
+
+
+def choose_deterministic_kernels(options: ComputeOptions) -> None:
+    """Lets libraries and XLA take such kernels on CUDA; called before they start."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if options.platform in ("auto", "cuda"):
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
 
 
 def share_gpu_memory() -> None:

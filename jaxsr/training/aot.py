@@ -81,7 +81,7 @@ def run(family: Any, config: Any) -> int:
     Raises:
       UserError: the topology or the data cannot be used.
     """
-    topology = prepare(config)
+    topology = prepare(config, deterministic=config.deterministic)
     config = fitted(config, topology)
     task = family.build(config)
     prepare_network(task)
@@ -91,11 +91,10 @@ def run(family: Any, config: Any) -> int:
     with located_in_users_files():
         return compile_batches(
             [
-                lambda rows, phase=phase: steps.compile(phase, batch=rows)
+                (lambda rows, phase=phase: steps.compile(phase, batch=rows), config.batch)
                 for phase, _ in task.phases
             ],
             config,
-            batch=config.batch,
             step=config.mesh_shape.row_devices * config.accumulate,
         )
 

@@ -32,12 +32,14 @@ def operators():
     return recorded
 
 
-def _trace_only(apply, params, buffers, arrays, calls, jit):
+def _trace_only(apply, params, buffers, arrays, *_):
     jax.make_jaxpr(lambda *inputs: apply(params, buffers, *inputs)[1])(*arrays)
 
 
 def test_every_operator_of_the_conformance_cases(operators):
     assert len(operators) > 250
+    if torch.__version__ < (2, 13):  # no decomposition yet; a constant, which torch evaluates
+        operators = operators - {torch.ops.aten.hann_window.default}
     for func in operators:
         (operator,) = explain(func).operators
         assert operator.name == str(func)

@@ -1,14 +1,16 @@
 """Compiled programs come back from the cache; damaged ones are compiled again."""
 
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import compilation_cache
+from jax._src import cache_key, compilation_cache, compiler
 
-from jaxsr.runtime.compile_cache import SealedCache
+from jaxsr.runtime import compile_cache
+from jaxsr.runtime.compile_cache import SealedCache, use_sealed_cache
 from jaxsr.runtime.setup import configure_jax
 
 
@@ -79,3 +81,49 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, caplog):
     assert caplog.messages == [
         f"compiled programs are not kept in {tmp_path}/cache: No such file or directory"
     ]
+
+
+@pytest.fixture
+def jaxs_own(monkeypatch):
+    """The key is JAX's until a test changes it."""
+    own = {
+        "_hash_platform": compile_cache._jax_hash_platform,
+        "_hash_accelerator_config": compile_cache._jax_hash_accelerators,
+        "_hash_serialized_compile_options": compile_cache._jax_hash_options,
+    }
+    for name, function in own.items():
+        monkeypatch.setattr(cache_key, name, function)
+    monkeypatch.setattr(compilation_cache, "get_file_cache", compilation_cache.get_file_cache)
+
+
+def key_of(devices, backend, *, folder=""):
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=len(devices))
+    debug_options = options.executable_build_options.debug_options
+    debug_options.xla_gpu_per_fusion_autotune_cache_dir = folder
+    program = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir()
+    return cache_key.get(program, np.array(devices), options, backend)
+
+
+def gpu_key(kinds, version, **options):
+    devices = [SimpleNamespace(platform="gpu", device_kind=kind) for kind in kinds]
+    return key_of(devices, SimpleNamespace(platform="gpu", platform_version=version), **options)
+
+
+def test_a_gpus_key_has_its_kind_alone(jaxs_own):
+    use_sealed_cache()
+    h100, h200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+    key = gpu_key([h100], "PJRT C API\ncuda 13000", folder="/host/cache/xla")
+    assert key == gpu_key([h100], f"PJRT C API\n{h100}", folder="/elsewhere/xla")
+    others = [gpu_key([h200], "cuda 13000"), gpu_key([h100, h100], "cuda 13000")]
+    assert len({key, *others}) == 3
+
+
+def test_keys_of_cpus_and_tpus_are_jaxs(jaxs_own):
+    devices = jax.devices()[:2]
+    tpu = SimpleNamespace(platform="tpu", platform_version="built on some day")
+    backends = devices[0].client, tpu, SimpleNamespace(platform="tpu", platform_version="another")
+    # The devices are those of CPUs each time, for JAX must know them.
+    by_jax = [key_of(devices, backend) for backend in backends]
+    use_sealed_cache()
+    assert [key_of(devices, backend) for backend in backends] == by_jax
+    assert len(set(by_jax)) == 3

@@ -290,6 +290,7 @@ fn(
     ),
     K,
     bfloat16=True,
+    derivative_since=(2, 13),
 )
 fn("reduction", "cummax, ties", lambda x: x.cummax(1), K)
 fn("reduction", "median of everything, ties", lambda x: x.median(), K)
@@ -615,7 +616,7 @@ fn("database", "polygamma below zero", lambda x: tuple(
     torch.polygamma(n, x + 0.3) for n in (1, 2, 3)
 ), kinks(4, 6), tolerance=5)  # fmt: skip
 fn("database", "zeta below zero", lambda x: torch.special.zeta(3.0, x.detach() + 0.3), K)
-fn("database", "nextafter", torch.nextafter, normal(5), normal(5))
+fn("database", "nextafter", torch.nextafter, normal(5), normal(5), derivative_since=(2, 13))
 fn("database", "an aten overload by its name",
    lambda x: torch.ops.aten._safe_softmax.default(x, 1), X)  # fmt: skip
 fn("database", "softmax of a number", lambda x: x.sum().softmax(0), X)

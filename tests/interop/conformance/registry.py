@@ -42,6 +42,13 @@ class Case:
     tolerance: float = 1.0
     """Factor on the usual tolerance, with the reason beside the case."""
     method: str = "forward"
+    derivative_since: tuple[int, int] = (2, 11)
+    """First torch that has its derivative; with an older one only values are compared."""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether this torch can tell what the gradients must be."""
+        return torch.__version__ >= self.derivative_since
 
     def arrays(self) -> list[np.ndarray]:
         rng = np.random.default_rng(0)
@@ -163,6 +170,8 @@ def run_torch(c: Case, bf16: bool = False) -> Result:
     for _ in range(calls):
         module.zero_grad()
         inputs = [_to_torch(a, bf16) for a in c.arrays()]
+        if not c.differentiable:
+            inputs = [x.detach() for x in inputs]
         leaves = pytree.tree_leaves(
             (module if c.method == "forward" else getattr(module, c.method))(*inputs)
         )
@@ -187,7 +196,13 @@ def run_torch(c: Case, bf16: bool = False) -> Result:
 
 
 def _run_pure(
-    apply: Callable[..., Any], params: Any, buffers: Any, arrays: list, calls: int, jit: bool
+    apply: Callable[..., Any],
+    params: Any,
+    buffers: Any,
+    arrays: list,
+    calls: int,
+    jit: bool,
+    differentiable: bool,
 ) -> Result:
     """Outputs and gradients of `apply(params, buffers, *inputs) -> (outputs, buffers)`."""
     floats = [i for i, a in enumerate(arrays) if _differentiable(a)]
@@ -222,7 +237,7 @@ def _run_pure(
     named |= {f"input {i}": _numpy(g) for i, g in zip(floats, chosen, strict=True)}
     return Result(
         [_numpy(o) for o in outputs],
-        named,
+        named if differentiable else {},
         {n: _numpy(b) for n, b in buffers.items()},
         kernels,
     )
@@ -240,7 +255,7 @@ def run_jaxsr(c: Case, bf16: bool = False, jit: bool = True) -> Result:
         return jm.apply(params, buffers, *inputs, train=c.train, method=c.method)
 
     calls = TRAINING_CALLS if c.train and jm.buffers else 1
-    return _run_pure(apply, jm.params, jm.buffers, arrays, calls, jit)
+    return _run_pure(apply, jm.params, jm.buffers, arrays, calls, jit, c.differentiable)
 
 
 def run_torchax(c: Case) -> Result:
@@ -263,7 +278,7 @@ def run_torchax(c: Case) -> Result:
         return env.t2j_iso((out, wrapped))
 
     calls = TRAINING_CALLS if c.train and held else 1
-    return _run_pure(apply, params, held, arrays, calls, jit=True)
+    return _run_pure(apply, params, held, arrays, calls, True, c.differentiable)
 
 
 def _call(module: nn.Module, tensors: dict, inputs: tuple, method: str) -> Any:

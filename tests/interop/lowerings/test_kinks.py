@@ -74,8 +74,9 @@ CASES = {
     "polar": (
         lambda x: torch.view_as_real(torch.polar(x, x.detach() + 1)), [0.0, 1.0, -2.0],
     ),
-    "nextafter": (lambda x: torch.nextafter(x, torch.zeros(3)), [0.0, 1.0, -2.0]),
 }  # fmt: skip
+if torch.__version__ >= (2, 13):  # before, torch has no such derivative
+    CASES["nextafter"] = (lambda x: torch.nextafter(x, torch.zeros(3)), [0.0, 1.0, -2.0])
 
 
 @pytest.mark.parametrize("name", CASES)
