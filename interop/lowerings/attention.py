@@ -56,9 +56,9 @@ def attention(
         scores = scores + attn_mask
     if allowed is not None:
         scores = jnp.where(allowed, scores, -jnp.inf)
-    # Subtracting a finite peak keeps a row of -inf from becoming NaN, forward and backward.
+    # Subtracting a peak above -inf keeps a row of -inf from becoming NaN, forward and backward.
     peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-    weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0))
+    weights = jnp.exp(scores - jnp.maximum(peak, jnp.finfo(scores.dtype).min))
     total = weights.sum(-1, keepdims=True)
     weights = weights / jnp.where(total == 0, 1, total)
     if drop is not None:

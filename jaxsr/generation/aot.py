@@ -94,7 +94,7 @@ class AheadEngine(JaxEngine):
             (self._weights, {**others, "cache": cache}, integers(), integers(), settings),
             self._topology,
             name=f"decode {batch}x{slots}",
-            options=self._decode_compiler_options,
+            options=self._options_of_decode,
         )
         return prefill, decode
 

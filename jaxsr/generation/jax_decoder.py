@@ -44,7 +44,8 @@ from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
-from jaxsr.runtime.xla_flags import graph_of_loop, product_fusion
+from jaxsr.runtime.cuda_graphs import LOOP_IN_ONE_GRAPH
+from jaxsr.runtime.xla_flags import product_fusion
 
 if TYPE_CHECKING:
     from jaxsr.interop import JaxModule
@@ -171,17 +172,15 @@ class JaxEngine(Engine):
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            options = self._decode_compiler_options if key[0] == "decode" else None
+            options = self._options_of_decode if key[0] == "decode" else None
             self._programs[key] = lowered.compile(options)
             self.compile_s += time.perf_counter() - begin
         return self._programs[key]
 
     @property
-    def _decode_compiler_options(self) -> dict[str, str | bool] | None:
-        if self.platform == "gpu":
-            return graph_of_loop()
-        # XLA's other kernels copy panels at every call.
-        return product_fusion() if self._stored.panels else None
+    def _options_of_decode(self) -> dict[str, str | bool] | None:
+        on_cpu = product_fusion() if self._stored.panels else None  # others copy panels each time
+        return LOOP_IN_ONE_GRAPH if self.platform == "gpu" else on_cpu
 
     def _first_token_options(self, options: SamplingOptions) -> tuple[int, int | None, bool]:
         """Static arguments of `Steps.first_token`."""

@@ -69,15 +69,6 @@ def product_fusion() -> dict[str, str | bool]:
     return {YNN_FUSION: PRODUCTS} if _jaxlib_knows(YNN_FUSION) and _jaxlib_knows(PRODUCTS) else {}
 
 
-def graph_of_loop() -> dict[str, str | bool]:
-    """Compiler options with which a loop on a GPU is one CUDA graph, its conditions included.
-
-    XLA's default starts a graph for each step, with gaps between its kernels.
-    """
-    commands = "FUSION CUBLAS CUBLASLT CUSTOM_CALL CUDNN DYNAMIC_SLICE_FUSION WHILE CONDITIONAL"
-    return {"xla_gpu_enable_command_buffer": commands.replace(" ", ",")}
-
-
 def ynn_setting(flags: str) -> str | None:
     """What a value of `XLA_FLAGS` says about the fusion; None where it does not mention it.
 
