@@ -221,3 +221,15 @@ def test_train(name, keys, tmp_path, monkeypatch):
         assert "--xla_gpu_deterministic_ops=true" in os.environ["XLA_FLAGS"]
         engines.JaxEngine(task).train_step(task.phases[0][0], next(iter(batches)))
     assert keys() == ahead and len(ahead) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_arrays_give_the_program_of_their_shapes(devices, own):
+    """What `devices_of` takes for granted: the command places arrays, `--aot` has only shapes."""
+    own("Net")
+    network = importlib.import_module("own_networks").Net()
+    runner = jax_runner.JaxRunner(network, mesh=meshes.make_mesh(devices))
+    arrays = runner._state, jax.device_put(np.zeros((4, 3, 8, 8), np.float32), runner._rows), {}
+    shapes = jax.tree.map(lambda x: abstract(x, x.sharding), arrays)
+    texts = [runner._run.lower(*arguments).as_text() for arguments in (arrays, shapes)]
+    assert texts[0] == texts[1]
