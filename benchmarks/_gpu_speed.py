@@ -170,10 +170,14 @@ def _language_model(setting: Setting) -> Any:
     return LlamaConfig(**(LLAMA_TINY if setting.quick else LLAMA_1B))
 
 
-def decoding(setting: Setting) -> Iterator[Row]:
+def decoding(setting: Setting, *, peers: bool = False) -> Iterator[Row]:
     """Tokens a second in bfloat16, and the share of a copy's bandwidth that a decode step reaches.
 
     A step reads every weight once; the cache adds less than a hundredth here.
+
+    Args:
+      setting: where it runs.
+      peers: jaxsr and transformers take turns. Otherwise jaxsr runs alone, with its kernels.
     """
     start_jax(setting)
     import numpy as np
@@ -191,7 +195,8 @@ def decoding(setting: Setting) -> Iterator[Row]:
     peak = copy_bandwidth(1 << (22 if setting.quick else 28))
     engine = JaxEngine(network)
     contenders = {"jaxsr": generate.engine_contender(engine)}
-    for name, compiled in {"transformers": False, "transformers, compiled": True}.items():
+    named = {"transformers": False, "transformers, compiled": True} if peers else {}
+    for name, compiled in named.items():
         if compiled and setting.device == "cpu":
             continue
         try:
@@ -215,6 +220,8 @@ def decoding(setting: Setting) -> Iterator[Row]:
                 "share_of_copy_bandwidth": round(read / peak, 3),
                 **row,
             }
+    if peers:
+        return
     run = partial(contenders["jaxsr"], [prompts[0]], options.new_tokens)
     yield {
         "name": "jaxsr, one prompt",
@@ -251,7 +258,10 @@ def restoring(setting: Setting) -> Iterator[Row]:
 
 
 def kernels(setting: Setting) -> Iterator[Row]:
-    """Resize and blur, against torch eager and torch.compile, and a plain copy's bandwidth."""
+    """Resize and blur, against torch's own kernels, and a plain copy's bandwidth.
+
+    Without torch.compile, which takes seconds for each row; `python -m benchmarks.ops` has it.
+    """
     start_jax(setting)
     import torch
 
@@ -265,7 +275,9 @@ def kernels(setting: Setting) -> Iterator[Row]:
         if row.name in setting.done:
             continue
         try:
-            yield _ops_race.measure(row, 3 if setting.quick else 15, bandwidth)
+            yield _ops_race.measure(
+                row, 3 if setting.quick else 9, bandwidth, leave_out=["torch.compile"]
+            )
         except Exception as error:
             yield _failed(row.name, error)
 

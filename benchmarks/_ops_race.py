@@ -3,7 +3,7 @@
 import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -117,9 +117,18 @@ def _timings(entries: list[Entry], rounds: int) -> dict[str, Timing]:
     return {name: timing.of_one(QUEUED) for name, timing in timings.items()}
 
 
-def measure(row: Row, rounds: int, bandwidth: float | None) -> dict[str, Any]:
-    """The figures of one row; `bandwidth` is a plain copy's in GB/s, if known."""
-    entries = row.entries()
+def measure(
+    row: Row, rounds: int, bandwidth: float | None, *, leave_out: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The figures of one row.
+
+    Args:
+      row: the work.
+      rounds: turns of each contender.
+      bandwidth: a plain copy's in GB/s, if known.
+      leave_out: contenders whose names begin so.
+    """
+    entries = [e for e in row.entries() if not e.name.startswith(tuple(leave_out))]
     reference = entries[0].values(entries[0].call()).astype(np.float64)
     timings = _timings(entries, rounds)
     of_jaxsr = [timing for name, timing in timings.items() if name.startswith("jaxsr")]

@@ -116,6 +116,7 @@ class Worker:
       keeps_memory: give it the allocator settings of jaxsr's commands.
       command: of jaxsr, whose settings these are.
       longest_start_s: until its first result; None waits without end.
+      waits: for the first result; without, several start side by side, and `wait` follows.
 
     Raises:
       RuntimeError: it failed, or its start took longer.
@@ -129,7 +130,10 @@ class Worker:
         keeps_memory: bool = True,
         command: str = "",
         longest_start_s: float | None = None,
+        waits: bool = True,
     ) -> None:
+        self.ready: dict[str, Any] = {}
+        """What it yielded first."""
         context = multiprocessing.get_context("spawn")
         self._connection, childs_end = context.Pipe()
         self._process = context.Process(
@@ -145,11 +149,21 @@ class Worker:
                 os.environ.pop("GLIBC_TUNABLES", None)
             os.environ |= environment
         childs_end.close()
-        if not self._connection.poll(longest_start_s):
+        self._latest = None if longest_start_s is None else time.monotonic() + longest_start_s
+        if waits:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until its first result, which is `ready` then.
+
+        Raises:
+          RuntimeError: it failed, or its start took too long.
+        """
+        left = None if self._latest is None else max(self._latest - time.monotonic(), 0.0)
+        if not self._connection.poll(left):
             self.kill()
-            raise RuntimeError(f"its start takes more than {longest_start_s:.0f} s")
+            raise RuntimeError("its start takes too long")
         self.ready = self._receive()
-        """What it yielded first."""
 
     @property
     def pid(self) -> int | None:

@@ -112,11 +112,19 @@ def race_rows(options: OptionsT, workload: Callable[[OptionsT], Workload]) -> li
             cold.kill()
         workers: dict[str, Worker] = {}
         try:
+            # A GPU's host has processors for all compilers at once.
+            waits = options.platform == "cpu"
             for name in options.contenders:
                 try:
-                    workers[name] = start(name)
+                    workers[name] = start(name, waits=waits)
                 except RuntimeError as error:
                     failures[name] = str(error)
+            for name, worker in [] if waits else list(workers.items()):
+                try:
+                    worker.wait()
+                except RuntimeError as error:
+                    failures[name] = str(error)
+                    del workers[name]
             turns = {name: worker.turn for name, worker in workers.items()}
             times = take_turns(turns, rounds=options.rounds)
             ends = {name: worker.finish() for name, worker in workers.items()}
@@ -142,7 +150,9 @@ def race_rows(options: OptionsT, workload: Callable[[OptionsT], Workload]) -> li
     return rows + [{"contender": name, "error": text} for name, text in failures.items()]
 
 
-def _start(name: str, *, options: RaceOptions, workload: Any, cache: str) -> Worker:
+def _start(
+    name: str, *, options: RaceOptions, workload: Any, cache: str, waits: bool = True
+) -> Worker:
     keeps_memory = name == "jaxsr" or options.allocator == "kept"
     return Worker(
         _contender,
@@ -150,6 +160,7 @@ def _start(name: str, *, options: RaceOptions, workload: Any, cache: str) -> Wor
         keeps_memory=keeps_memory,
         command="train" if name == "jaxsr" else "",
         longest_start_s=options.longest_start_s,
+        waits=waits,
     )
 
 

@@ -11,7 +11,7 @@ A long window is a matrix product: its program does not grow with the window.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -100,16 +100,23 @@ def filter_bordered(
         wide = optimization_barrier(pad_axis(x, axis, radius, radius, border, step))
         return optimization_barrier(finish(filter_valid(wide, weights, axis, step)))
 
-    def split(x: jax.Array) -> jax.Array:
-        # Most of the image needs no border: only two strips are ever copied. `finish` acts on the
-        # pieces, because XLA's CPU loops over a concatenation do not vectorise.
-        low, high = optimization_barrier(strips(x, axis, radius, border, step))
+    def split(x: jax.Array, *, copied: bool) -> jax.Array:
+        # Most of the image needs no border: only two strips are ever copied, on a GPU not even
+        # those. `finish` acts on the pieces, because XLA's CPU loops over a concatenation do not
+        # vectorise.
+        low, high = strips(x, axis, radius, border, step)
+        if copied:
+            low, high = optimization_barrier((low, high))
         pieces = [finish(filter_valid(piece, weights, axis, step)) for piece in (low, x, high)]
         return optimization_barrier(jnp.concatenate(pieces, axis))
 
     if x.shape[axis] <= 2 * radius * step:
         return padded(x)
-    forms = {"cpu": split, "default": padded}
+    forms = {
+        "cpu": partial(split, copied=True),
+        "cuda": partial(split, copied=False),
+        "default": padded,
+    }
     if len(weights) > _LONGEST_SUM_ON_TPU and jnp.issubdtype(x.dtype, jnp.floating):
         forms["tpu"] = lambda x: finish(_filter_by_products(x, weights, axis, border, step))
     return platform_dependent(x, **forms)

@@ -128,6 +128,12 @@ class Ahead:
         return self.error is None
 
     @property
+    def module(self) -> str:
+        """XLA's name of the program, with which its entry in a compile cache begins."""
+        named = re.match(r"HloModule ([\w.\-]+)", self.text)
+        return named[1] if named else ""
+
+    @property
     def by_kind(self) -> dict[str, tuple[int, int]]:
         """Number and bytes of each kind of communication."""
         totals: dict[str, tuple[int, int]] = {}

@@ -35,6 +35,12 @@ class GpuProgram:
     narrow_convolutions: int = 0
     """cuDNN convolutions of 16-bit types with channels that are no multiple of 8."""
 
+    @property
+    def runs(self) -> bool:
+        """Whether a device can run it: cuDNN refuses convolutions without an algorithm, and XLA
+        chooses that on the device."""
+        return "cuDNN" not in self.kernels
+
 
 def read_program(compiled: Any, text: str) -> GpuProgram:
     """Counts a program that XLA compiled for CUDA.

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxsr.interop.aot.compile import Ahead
@@ -10,6 +11,7 @@ from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.aot.topology import Topology, load_topology
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.mesh import select_platform
+from jaxsr.runtime import compile_cache
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.options import AotOptions
 from jaxsr.runtime.setup import choose_deterministic_kernels, compiled_folder, configure_jax
@@ -90,10 +92,24 @@ def conclude(
         content = {"programs": [as_json(one) for one in reports], "largest_batch": largest or {}}
         atomic_write(config.aot_json, (json.dumps(content, indent=2) + "\n").encode())
     if config.aot_save is not None:
-        print(f"compiled programs: {config.aot_save}; give it to the host as --compile-cache")
-        if reports[0].device.platform == "cuda":
-            print(
-                "products have XLA's default tiles: it chooses them by timing, on the device; "
-                "programs compiled there may be faster"
-            )
+        _show_saved(reports, config.aot_save)
     return ExitStatus.OK if all(one.compiles for one in reports) else ExitStatus.FAILED
+
+
+def _show_saved(reports: Sequence[Ahead], folder: Path) -> None:
+    """Says what was saved, and removes programs that would fail where they are loaded."""
+    unable = [one for one in reports if one.gpu is not None and not one.gpu.runs]
+    modules = {f"{one.module}-" for one in unable}
+    for path in compile_cache.written:
+        if any(path.name.startswith(module) for module in modules):
+            path.unlink(missing_ok=True)
+    for one in unable:
+        print(f"{one.name} is not kept: the device compiles it, for cuDNN's algorithms")
+    if len(unable) == len(reports):
+        return
+    print(f"compiled programs: {folder}; give it to the host as --compile-cache")
+    if reports[0].device.platform == "cuda":
+        print(
+            "products have XLA's default tiles: it chooses them by timing, on the device; "
+            "programs compiled there may be faster"
+        )

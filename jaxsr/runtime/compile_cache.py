@@ -24,6 +24,9 @@ _SUFFIX = "-sealed"
 
 log = logging.getLogger(__name__)
 
+written: list[Path] = []
+"""Entries of this process, the newest last."""
+
 
 class SealedCache(LRUCache):
     """Entries are files of their own name: those that JAX wrote by itself are not read."""
@@ -52,6 +55,7 @@ class SealedCache(LRUCache):
                 super().put(key + _SUFFIX, digest + value)
             else:
                 atomic_write(path, digest, value)
+            written.append(path)
         except OSError as error:
             _warn_once(f"compiled programs are not kept in {self._path}: {error.strerror or error}")
 
