@@ -137,17 +137,43 @@ def test_check_compiles_forward_and_gradient(four, tmp_path):
     assert [one["name"] for one in report(tmp_path / "report")] == ["forward", "gradient"]
 
 
-@pytest.mark.slow
-def test_programs_are_kept_as_a_compile_cache(tmp_path):
+@pytest.fixture
+def reset_cache():
+    """JAX looks for the folder once."""
     from jax.experimental.compilation_cache import compilation_cache
 
-    compilation_cache.reset_cache()  # JAX looks for the folder once
-    try:
-        assert train.main([*TRAIN, *TPU, "--aot-save", str(tmp_path / "cache")]) == 0
-        assert list((tmp_path / "cache").glob("jit_step*"))
-    finally:
-        jax.config.update("jax_compilation_cache_dir", None)
-        compilation_cache.reset_cache()
+    compilation_cache.reset_cache()
+    yield compilation_cache.reset_cache
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reset_cache")
+def test_programs_are_kept_as_a_compile_cache(tmp_path):
+    assert train.main([*TRAIN, *TPU, "--aot-save", str(tmp_path / "cache")]) == 0
+    assert list((tmp_path / "cache").glob("jit_step*"))
+
+
+@needs_cuda_plugin
+def test_programs_that_a_gpu_cannot_run_are_not_kept(reset_cache, tmp_path, capsys):
+    """cuDNN refuses a convolution without an algorithm, which XLA chooses on the device."""
+    save = tmp_path / "cache"
+    kept = ["--aot", "h100:1", "--aot-save", str(save)]
+    sizes = '{"in_channels": 8, "out_channels": 8, "kernel_size": 3}'
+    options = ["--model", "torch.nn:Conv2d", "--model-options", sizes, "--input", "1,8,16,16"]
+    assert check.main([*options, *kept]) == 0
+    assert not list(save.glob("jit_forward*"))
+    text = capsys.readouterr().out
+    assert "forward is not kept: the device compiles it, for cuDNN's algorithms" in text
+    assert "--compile-cache" not in text
+
+    reset_cache()
+    sizes = '{"in_features": 64, "out_features": 64}'
+    options = ["--model", "torch.nn:Linear", "--model-options", sizes, "--input", "1,64"]
+    assert check.main([*options, *kept]) == 0
+    assert list(save.glob("jit_forward*"))
+    assert "give it to the host as --compile-cache" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

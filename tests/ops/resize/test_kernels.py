@@ -16,9 +16,10 @@ from jaxsr.ops._resize.conventions import CONVENTIONS
 from jaxsr.ops._resize.conventions.opencv import opencv_passes
 from jaxsr.ops._resize.conventions.pillow import pillow_passes
 from jaxsr.ops._resize.conventions.torch import torch_passes
-from jaxsr.ops._resize.dispatch import by_products, by_sums, on_cpu
+from jaxsr.ops._resize.dispatch import by_products, by_sums, on_cpu, on_gpu
 from jaxsr.ops._resize.kernels import (
     by_definition,
+    by_fused_gathers,
     by_gather,
     by_loop,
     by_matmul,
@@ -73,6 +74,7 @@ WAYS = {
     "definition": by_definition,
     "phase": by_planned_phase,
     "gather": by_gather,
+    "fused gathers": by_fused_gathers,
     "loop": by_loop,
     "matmul": by_matmul,
 }
@@ -248,11 +250,40 @@ def test_a_cpu_multiplies_where_gathered_columns_would_evict_each_other(monkeypa
         np.testing.assert_allclose(run(image), want, rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradient_on_a_cpu_scatters_nothing():
+@pytest.mark.parametrize("run", [on_cpu, on_gpu])
+def test_a_gradient_scatters_nothing(run):
     passes = torch_passes(
         (1, 2, 8, 9), np.dtype(np.float32), (2, 3), (15, 18),
         method="bilinear", antialias=False, align_corners=True, scale=(None, None),
     )  # fmt: skip
     image = jnp.ones((1, 2, 8, 9))
-    gradient = jax.grad(lambda x: on_cpu(x, passes).sum())
+    gradient = jax.grad(lambda x: run(x, passes).sum())
     assert "scatter" not in str(jax.make_jaxpr(gradient)(image))
+
+
+@pytest.mark.parametrize("size", [(32, 36), (13, 11)], ids=["phases", "no period"])
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+def test_a_gpu_computes_what_torch_does(method, size):
+    image = np.random.default_rng(0).standard_normal((2, 3, 8, 9), np.float32)
+    passes = torch_passes(
+        image.shape, image.dtype, (2, 3), size,
+        method=method, antialias=False, align_corners=False, scale=(None, None),
+    )  # fmt: skip
+    tensor = torch.from_numpy(image).requires_grad_()
+    want = F.interpolate(tensor, size, mode=method)
+    (gradient,) = torch.autograd.grad(want.square().sum(), tensor)
+    np.testing.assert_allclose(on_gpu(jnp.asarray(image), passes), want.detach(), atol=1e-5)
+    got = jax.grad(lambda x: (on_gpu(x, passes) ** 2).sum())(jnp.asarray(image))
+    np.testing.assert_allclose(got, gradient, atol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "fused"), [((32, 36), "bilinear"), ((13, 11), "bicubic")])
+def test_few_taps_are_one_kernel_on_a_gpu(size, fused):
+    """A concatenation would keep the passes apart."""
+    for method in ("bilinear", "bicubic"):
+        passes = torch_passes(
+            (1, 2, 8, 9), np.dtype(np.float32), (2, 3), size,
+            method=method, antialias=False, align_corners=False, scale=(None, None),
+        )  # fmt: skip
+        program = str(jax.make_jaxpr(partial(on_gpu, passes=passes))(jnp.ones((1, 2, 8, 9))))
+        assert ("concatenate" in program) == (method == "bicubic" and fused == "bilinear")
