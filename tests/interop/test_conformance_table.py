@@ -1,17 +1,14 @@
 """docs/conformance.md is what `python -m benchmarks.conformance` made of the suite as it stands."""
 
 import pytest
-import torch
 
 from benchmarks._results import read_rows
 from benchmarks.conformance import RECORD, TABLE, render
 from tests.interop.conformance import functions, layers, modules, programs  # noqa: F401
-from tests.interop.conformance.registry import CASES
+from tests.interop.conformance.registry import CASES, TORCH
 
 
-@pytest.mark.skipif(
-    torch.__version__ < (2, 13), reason="needs torch 2.13, whose functions the table has"
-)
+@pytest.mark.skipif(TORCH < (2, 13), reason="needs torch 2.13, whose functions the table has")
 def test_the_committed_table_is_current():
     record = read_rows(RECORD)
     rows = {r["name"]: r["status"] for r in record}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxsr.interop import explain
 from jaxsr.interop._core import dispatch
 from tests.interop.conformance import functions, layers, modules, programs  # noqa: F401
-from tests.interop.conformance.registry import CASES, run_jaxsr
+from tests.interop.conformance.registry import CASES, TORCH, run_jaxsr
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def _trace_only(apply, params, buffers, arrays, *_):
 
 def test_every_operator_of_the_conformance_cases(operators):
     assert len(operators) > 250
-    if torch.__version__ < (2, 13):  # no decomposition yet; a constant, which torch evaluates
+    if TORCH < (2, 13):  # no decomposition yet; a constant, which torch evaluates
         operators = operators - {torch.ops.aten.hann_window.default}
     for func in operators:
         (operator,) = explain(func).operators

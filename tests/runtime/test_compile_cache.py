@@ -101,6 +101,7 @@ def key_of(devices, backend, *, folder=""):
     debug_options = options.executable_build_options.debug_options
     debug_options.xla_gpu_per_fusion_autotune_cache_dir = folder
     program = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir()
+    assert program is not None
     return cache_key.get(program, np.array(devices), options, backend)
 
 
