@@ -241,6 +241,10 @@ def _gradient_entries(row: Resize) -> list[Entry]:
     return entries
 
 
+BATCH_BYTES = 1 << 28
+"""Several times the caches of a GPU."""
+
+
 def _row(work: Resize) -> Row:
     return Row(
         name=work.name,
@@ -253,10 +257,9 @@ def _row(work: Resize) -> Row:
 def _many(work: Resize) -> Resize:
     """The work with so many images that no cache of a GPU has them."""
     n, *rest = work.shape
-    return replace(work, shape=(n * max(MANY_BYTES // work.moved_bytes, 1), *rest))
+    return replace(work, shape=(n * max(BATCH_BYTES // work.moved_bytes, 1), *rest))
 
 
-MANY_BYTES = 1 << 28
 ROWS = (
     *map(_row, _WORK),
     *(

@@ -149,7 +149,7 @@ class Worker:
                 os.environ.pop("GLIBC_TUNABLES", None)
             os.environ |= environment
         childs_end.close()
-        self._latest = None if longest_start_s is None else time.monotonic() + longest_start_s
+        self._began, self._longest_start_s = time.monotonic(), longest_start_s
         if waits:
             self.wait()
 
@@ -159,10 +159,11 @@ class Worker:
         Raises:
           RuntimeError: it failed, or its start took too long.
         """
-        left = None if self._latest is None else max(self._latest - time.monotonic(), 0.0)
-        if not self._connection.poll(left):
+        longest_s = self._longest_start_s
+        left_s = None if longest_s is None else self._began + longest_s - time.monotonic()
+        if not self._connection.poll(None if left_s is None else max(left_s, 0.0)):
             self.kill()
-            raise RuntimeError("its start takes too long")
+            raise RuntimeError(f"its start takes more than {longest_s:.0f} s")
         self.ready = self._receive()
 
     @property

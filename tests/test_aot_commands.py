@@ -159,10 +159,10 @@ def test_programs_are_kept_as_a_compile_cache(tmp_path):
 def test_programs_that_a_gpu_cannot_run_are_not_kept(reset_cache, tmp_path, capsys):
     """cuDNN refuses a convolution without an algorithm, which XLA chooses on the device."""
     save = tmp_path / "cache"
-    kept = ["--aot", "h100:1", "--aot-save", str(save)]
+    saved = ["--aot", "h100:1", "--aot-save", str(save)]
     sizes = '{"in_channels": 8, "out_channels": 8, "kernel_size": 3}'
     options = ["--model", "torch.nn:Conv2d", "--model-options", sizes, "--input", "1,8,16,16"]
-    assert check.main([*options, *kept]) == 0
+    assert check.main([*options, *saved]) == 0
     assert not list(save.glob("jit_forward*"))
     text = capsys.readouterr().out
     assert "forward is not kept: the device compiles it, for cuDNN's algorithms" in text
@@ -171,7 +171,7 @@ def test_programs_that_a_gpu_cannot_run_are_not_kept(reset_cache, tmp_path, caps
     reset_cache()
     sizes = '{"in_features": 64, "out_features": 64}'
     options = ["--model", "torch.nn:Linear", "--model-options", sizes, "--input", "1,64"]
-    assert check.main([*options, *kept]) == 0
+    assert check.main([*options, *saved]) == 0
     assert list(save.glob("jit_forward*"))
     assert "give it to the host as --compile-cache" in capsys.readouterr().out
 

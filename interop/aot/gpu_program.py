@@ -36,10 +36,10 @@ class GpuProgram:
     """cuDNN convolutions of 16-bit types with channels that are no multiple of 8."""
 
     @property
-    def runs(self) -> bool:
-        """Whether a device can run it: cuDNN refuses convolutions without an algorithm, and XLA
-        chooses that on the device."""
-        return "cuDNN" not in self.kernels
+    def needs_autotuning(self) -> bool:
+        """Whether it fails unless the device compiles it: XLA chooses the algorithms of cuDNN's
+        convolutions there, and cuDNN refuses those without one."""
+        return "cuDNN" in self.kernels
 
 
 def read_program(compiled: Any, text: str) -> GpuProgram:

@@ -44,7 +44,7 @@ from jaxsr.models.llama.int8_matmul import multiply_integers
 from jaxsr.models.llama.network import take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
-from jaxsr.runtime.cuda_graphs import LOOP_IN_ONE_GRAPH
+from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
 from jaxsr.runtime.xla_flags import product_fusion
 
 if TYPE_CHECKING:
@@ -179,8 +179,9 @@ class JaxEngine(Engine):
 
     @property
     def _options_of_decode(self) -> dict[str, str | bool] | None:
-        on_cpu = product_fusion() if self._stored.panels else None  # others copy panels each time
-        return LOOP_IN_ONE_GRAPH if self.platform == "gpu" else on_cpu
+        if self.platform == "gpu":
+            return LOOPS_IN_GRAPHS
+        return product_fusion() if self._stored.panels else None  # others copy panels each time
 
     def _first_token_options(self, options: SamplingOptions) -> tuple[int, int | None, bool]:
         """Static arguments of `Steps.first_token`."""
@@ -195,8 +196,8 @@ class JaxEngine(Engine):
     def _is_plain(self, options: SamplingOptions) -> bool:
         """Whether programs are compiled for plain greedy decoding alone.
 
-        On a mesh they are: the branches that sort would gather the logits of all devices. On one
-        GPU they are not: XLA leaves a loop without branches out of CUDA graphs.
+        On a mesh they are: the branches that sort would gather the logits of all devices. Not on
+        one GPU: XLA leaves a loop without branches out of CUDA graphs.
         """
         return options.plain and self.devices > 1
 

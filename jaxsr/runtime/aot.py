@@ -98,14 +98,13 @@ def conclude(
 
 def _show_saved(reports: Sequence[Ahead], folder: Path) -> None:
     """Says what was saved, and removes programs that would fail where they are loaded."""
-    unable = [one for one in reports if one.gpu is not None and not one.gpu.runs]
-    modules = {f"{one.module}-" for one in unable}
-    for path in compile_cache.written:
-        if any(path.name.startswith(module) for module in modules):
+    untuned = [one for one in reports if one.gpu is not None and one.gpu.needs_autotuning]
+    for path in compile_cache.written_entries:
+        if any(path.name.startswith(f"{one.module}-") for one in untuned):
             path.unlink(missing_ok=True)
-    for one in unable:
+    for one in untuned:
         print(f"{one.name} is not kept: the device compiles it, for cuDNN's algorithms")
-    if len(unable) == len(reports):
+    if len(untuned) == len(reports):
         return
     print(f"compiled programs: {folder}; give it to the host as --compile-cache")
     if reports[0].device.platform == "cuda":

@@ -24,8 +24,8 @@ _SUFFIX = "-sealed"
 
 log = logging.getLogger(__name__)
 
-written: list[Path] = []
-"""Entries of this process, the newest last."""
+written_entries: list[Path] = []
+"""Files that this process has written, the newest last."""
 
 
 class SealedCache(LRUCache):
@@ -55,7 +55,7 @@ class SealedCache(LRUCache):
                 super().put(key + _SUFFIX, digest + value)
             else:
                 atomic_write(path, digest, value)
-            written.append(path)
+            written_entries.append(path)
         except OSError as error:
             _warn_once(f"compiled programs are not kept in {self._path}: {error.strerror or error}")
 

@@ -5,5 +5,5 @@ _COMMANDS = (
     "WHILE", "CONDITIONAL",
 )  # fmt: skip
 
-LOOP_IN_ONE_GRAPH: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ",".join(_COMMANDS)}
-"""A loop is one graph, with what its steps decide on. By default XLA starts graphs in each step."""
+LOOPS_IN_GRAPHS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ",".join(_COMMANDS)}
+"""The kernels of a loop's step are in graphs, too; by XLA's default each is launched by itself."""

@@ -43,9 +43,9 @@ from jaxsr.ops._typed_jax import cond, platform_dependent
 MOST_PLANE_PHASES = 4
 """Phases of a ratio up to which float64 sums are faster in planes."""
 MOST_FUSED_TAPS = 4
-"""On an H100, shares of a copy's bandwidth with and without the gathers fused: bilinear to four
-times the size 0.71 and 0.26, to 0.59 of it 0.88 and 0.70 to 0.77; bicubic to 0.59 0.40 and 0.36, to
-four times the size 0.07 and 0.26."""
+"""Of one axis, with which a GPU gathers for both axes in one kernel. More take longer so than by an
+array between the axes, and four do where the phases of the ratio are slices
+(`python -m benchmarks.gpu --part kernels`)."""
 CACHE_BYTES = 1 << 24
 """Results from which on gathered pixels, which arrive in columns, no longer turn within a cache."""
 SAME_SET_BYTES = 4096
@@ -114,13 +114,13 @@ def _with_derivative(
     is_wider = any(step.dtype == np.float64 for step in passes) and image.dtype != np.float64
     if not is_linear or is_wider or not jnp.issubdtype(image.dtype, jnp.floating):
         return by_sums(image, passes)
-    run_p = jax.custom_jvp(run)
+    resized = jax.custom_jvp(run)
 
-    @run_p.defjvp
+    @resized.defjvp
     def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return run_p(*primals), _linear(*tangents, passes)
+        return resized(*primals), _linear(*tangents, passes)
 
-    return run_p(image)
+    return resized(image)
 
 
 def _linear(x: jax.Array, passes: Sequence[Pass]) -> jax.Array:

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import ndimage
 
+from jaxsr.ops import _separable
 from jaxsr.ops.blur import gaussian_blur
 from tests.covering import every_pair
 
@@ -361,3 +362,18 @@ def test_draws_against_opencv(drawn):
 @given(IMAGES)
 def test_many_draws_against_opencv(drawn):
     check_against_opencv(drawn)
+
+
+@pytest.mark.parametrize("border", list(SCIPY_BORDERS))
+def test_the_form_for_gpus_is_scipys(border, monkeypatch):
+    """It computes on a CPU here; no other form may take its place."""
+    monkeypatch.setattr(_separable, "platform_dependent", lambda x, **forms: forms["cuda"](x))
+    image = draw((2, 32, 17, 3))
+    weights = np.array([0.1, 0.2, 0.4, 0.25, 0.05])
+    x, steps = _separable.fold_channels(jnp.asarray(image), (1, 2))
+    for axis, step in steps.items():
+        x = _separable.filter_bordered(x, weights.tolist(), axis, border, step=step)
+    expected = image
+    for axis in (1, 2):
+        expected = ndimage.correlate1d(expected, weights, axis, mode=SCIPY_BORDERS[border])
+    np.testing.assert_allclose(x.reshape(image.shape), expected, atol=1e-6)

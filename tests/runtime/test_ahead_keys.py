@@ -65,20 +65,20 @@ def keys(monkeypatch):
     ):
         monkeypatch.setattr(cache_key, name, getattr(cache_key, name))
     monkeypatch.setattr(compilation_cache, "get_file_cache", compilation_cache.get_file_cache)
-    asked = []
+    requested = []
     get = cache_key.get
 
     def recorded(module, devices, options, backend, *args, **kwargs):
         key = get(module, devices, options, backend, *args, **kwargs)
-        asked.append((backend.platform, key))
+        requested.append((backend.platform, key))
         return key
 
     monkeypatch.setattr(cache_key, "get", recorded)
     compilation_cache.reset_cache()
 
     def taken():
-        taken = [key for platform, key in asked if platform != "cpu"]
-        asked.clear()
+        taken = [key for platform, key in requested if platform != "cpu"]
+        requested.clear()
         return sorted(taken)
 
     yield taken
@@ -133,7 +133,7 @@ def keys_of_both(keys, name, main, options, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own_network(tmp_path, monkeypatch):
     """A module with networks, and a function that saves the weights of one."""
     (tmp_path / "own_networks.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -167,8 +167,8 @@ def pictures(folder, *sizes, form="png"):
         ([(48, 64), (50, 41), (33, 65)], ["--tiling", "off"], 3),
     ],
 )
-def test_restore(name, sizes, options, programs, keys, own, tmp_path, monkeypatch):
-    options = [pictures(tmp_path / "in", *sizes), *own("Net"), *options]
+def test_restore(name, sizes, options, programs, keys, own_network, tmp_path, monkeypatch):
+    options = [pictures(tmp_path / "in", *sizes), *own_network("Net"), *options]
     options += ["--out", str(tmp_path / "out")]
     ahead, live = keys_of_both(keys, name, restore.main, options, tmp_path, monkeypatch)
     assert sorted(set(live)) == ahead and len(ahead) == programs
@@ -183,9 +183,9 @@ def test_restore(name, sizes, options, programs, keys, own, tmp_path, monkeypatc
         ("Plain", ["--size", "native"], 2),
     ],
 )
-def test_detect(name, network, options, programs, keys, own, tmp_path, monkeypatch):
+def test_detect(name, network, options, programs, keys, own_network, tmp_path, monkeypatch):
     sizes = [(64, 64), (33, 100), *[(64, 50)] * 7]
-    options = [pictures(tmp_path / "in", *sizes), *own(network), *options]
+    options = [pictures(tmp_path / "in", *sizes), *own_network(network), *options]
     options += ["--out", str(tmp_path / "out")]
     ahead, live = keys_of_both(keys, name, detect.main, options, tmp_path, monkeypatch)
     assert sorted(set(live)) == ahead and len(ahead) == programs
@@ -195,17 +195,8 @@ def test_detect(name, network, options, programs, keys, own, tmp_path, monkeypat
 def test_train(name, keys, tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    options = [
-        "--model.width",
-        "8",
-        "--model.depth",
-        "1",
-        "--batch",
-        "8",
-        "--crop",
-        "32",
-        "--deterministic",
-    ]
+    options = ["--model.width", "8", "--model.depth", "1", "--batch", "8", "--crop", "32"]
+    options += ["--deterministic"]
     save = str(tmp_path / "ahead")
     assert train.main([*options, "--aot", name, "--aot-save", save]) == 0
     ahead = keys()
@@ -224,9 +215,9 @@ def test_train(name, keys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_arrays_give_the_program_of_their_shapes(devices, own):
+def test_arrays_give_the_program_of_their_shapes(devices, own_network):
     """What `devices_of` takes for granted: the command places arrays, `--aot` has only shapes."""
-    own("Net")
+    own_network("Net")
     network = importlib.import_module("own_networks").Net()
     runner = jax_runner.JaxRunner(network, mesh=meshes.make_mesh(devices))
     arrays = runner._state, jax.device_put(np.zeros((4, 3, 8, 8), np.float32), runner._rows), {}
