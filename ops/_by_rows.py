@@ -19,24 +19,24 @@ from jaxsr.ops import _cpu_calls as cpu_calls
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowsCall:
-    """A call of a kernel; all that it depends on besides its arrays.
-
-    Axis 0 of some arrays counts rows of the batch. What a kernel makes of each row it makes by
-    itself; a result without rows is made of all of them.
-    """
+    """A call of a kernel; all that it depends on besides its arrays."""
 
     kernel: str
     """Name of a registered kernel."""
     shape: tuple[int, ...]
     """Of the result."""
-    has_rows: tuple[bool, ...]
-    """Of each operand and the result."""
+    axes: tuple[str, ...]
+    """Of each operand and each result: letters of the first axes, or dots. What lies at an index of
+    a letter's axis can be computed by itself, on any device. n: rows of the batch. A result without
+    rows is made of all of them."""
     channels_last: tuple[bool, ...]
-    """Of each operand and the result: whether axis 1 is the last one in memory."""
+    """Of each operand and each result: whether axis 1 is the last one in memory."""
     options: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Attributes of the call."""
     dtype: str | None = None
     """Of the result. Default: that of the first operand."""
+    more: tuple[jax.ShapeDtypeStruct, ...] = ()
+    """Further results. With any, the call gives a list."""
     in_place: bool = False
     """Whether the result takes the first operand's memory, and begins with its values."""
     elementwise: bool = False
@@ -44,75 +44,99 @@ class RowsCall:
     combine: Callable[[jax.Array, Any], jax.Array] = lax.psum
     """Makes a result without rows of those of each device's rows, over mesh axes."""
 
-    def __call__(self, *operands: jax.Array) -> jax.Array:
-        """The result, by one call on each device."""
+    def __call__(self, *operands: jax.Array) -> Any:
+        """The result, or the list of results, by one call on each device."""
         # The partitioner's callback stands in the program as an address, which differs from process
         # to process and is no part of a kept program's key. The options are, as an operand.
         key = np.array([0, *(value for _, values in self.options for value in values)])
         ranks = tuple(operand.ndim for operand in operands)
         return _partitioned(self, ranks)(*operands, key)
 
-    def run(self, *operands: jax.Array, rows: int | None = None) -> jax.Array:
-        """The result of some rows."""
-        shape = self.shape if rows is None else (rows, *self.shape[1:])
-        result = jax.ShapeDtypeStruct(shape, self.dtype or operands[0].dtype)
-        options = dict(self.options)
+    def run(self, *operands: jax.Array) -> Any:
+        """The results of these operands, which may be a part of the rows."""
+        extents = {
+            letter: operand.shape[axis]
+            for operand, letters in zip(operands, self.axes, strict=False)
+            for axis, letter in enumerate(letters)
+            if letter != "."
+        }
+        first = jax.ShapeDtypeStruct(self.shape, self.dtype or operands[0].dtype)
+        results = [
+            jax.ShapeDtypeStruct(
+                (*map(extents.get, letters, whole.shape), *whole.shape[len(letters) :]), whole.dtype
+            )
+            for whole, letters in zip((first, *self.more), self.axes[len(operands) :], strict=True)
+        ]
         return cpu_calls.call(
             self.kernel,
-            result,
+            results if self.more else results[0],
             *operands,
             channels_last=self.channels_last,
             in_place=self.in_place,
-            **options,
+            **dict(self.options),
         )
 
 
 @functools.cache
-def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., jax.Array]:
-    *operands_have_rows, result_has_rows = call.has_rows
+def _partitioned(call: RowsCall, ranks: tuple[int, ...]) -> Callable[..., Any]:
+    of_operands, of_results = call.axes[: len(ranks)], call.axes[len(ranks) :]
+    ranks = (*ranks, len(call.shape), *(len(each.shape) for each in call.more))
     function = custom_partitioning(lambda *arrays: call.run(*arrays[:-1]))
 
-    def partition(mesh: Any, arrays: Any, result: Any) -> Any:
+    def partition(mesh: Any, arrays: Any, results: Any) -> Any:
+        replicated = NamedSharding(mesh, PartitionSpec())
         if call.elementwise:
-            sharding, replicated = arrays[0].sharding, NamedSharding(mesh, PartitionSpec())
+            sharding = arrays[0].sharding
             return mesh, shard_of_elements, sharding, (sharding, replicated)
-        axis = _rows_axis(mesh, call.has_rows, (*arrays[:-1], result))
-        replicated, by_row = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (axis,)))
+        placed = (*arrays[:-1], *jax.tree.leaves(results))
+        names = _mesh_axes(mesh, call.axes, placed)
 
-        def shard(*arrays: jax.Array) -> jax.Array:
-            operands = arrays[:-1]
-            if result_has_rows:
-                rows = next(
-                    a.shape[0] for a, r in zip(operands, operands_have_rows, strict=True) if r
-                )
-                return call.run(*operands, rows=rows)
-            out = call.run(*operands)
-            return out if axis is None else call.combine(out, axis)
+        def shard(*arrays: jax.Array) -> Any:
+            out = call.run(*arrays[:-1])
+            is_part = "n" in names and "n" not in of_results[0]
+            return call.combine(out, names["n"]) if is_part else out
 
-        placed = [by_row if rows else replicated for rows in call.has_rows]
-        return mesh, shard, placed[-1], (*placed[:-1], replicated)
+        shardings = [
+            NamedSharding(mesh, PartitionSpec(*(names.get(letter) for letter in letters)))
+            for letters in call.axes
+        ]
+        result_shardings = shardings[len(of_operands) :]
+        return (
+            mesh, shard, result_shardings if call.more else result_shardings[0],
+            (*shardings[: len(of_operands)], replicated),
+        )  # fmt: skip
 
     def shard_of_elements(x: jax.Array, _: jax.Array) -> jax.Array:
         return dataclasses.replace(call, shape=x.shape).run(x)
 
     terms = [
-        " ".join(["n" if rows and i == 0 else f"a{number}_{i}" for i in range(rank)])
-        for number, (rows, rank) in enumerate(
-            zip(call.has_rows, (*ranks, len(call.shape)), strict=True)
+        " ".join(
+            letters[i] if letters[i : i + 1] not in ("", ".") else f"a{number}_{i}"
+            for i in range(rank)
         )
+        for number, (letters, rank) in enumerate(zip(call.axes, ranks, strict=True))
     ]
-    result_terms = terms[0] if call.elementwise else terms[-1]
-    rule = f"{', '.join(terms[:-1])}, key -> {result_terms}"
+    result_terms = [terms[0]] if call.elementwise else terms[len(of_operands) :]
+    rule = f"{', '.join(terms[: len(of_operands)])}, key -> {', '.join(result_terms)}"
     function.def_partition(partition=partition, sharding_rule=rule)
     return function
 
 
-def _rows_axis(mesh: Any, has_rows: tuple[bool, ...], arrays: tuple[Any, ...]) -> Any:
-    """The mesh axes over which the rows are split; None where they are not, or not evenly."""
-    for rows, array in zip(has_rows, arrays, strict=True):
-        spec = array.sharding.spec
-        if rows and len(spec) and spec[0] is not None:
-            names = spec[0] if isinstance(spec[0], tuple) else (spec[0],)
-            parts = math.prod(mesh.shape[name] for name in names)
-            return spec[0] if array.shape[0] % parts == 0 else None
-    return None
+def _mesh_axes(mesh: Any, axes: tuple[str, ...], arrays: Any) -> dict[str, tuple[str, ...]]:
+    """For each letter the mesh axes over which arrays are split, as the first array is that is.
+
+    None where that is not even, or where another letter has them: rows come first.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    for letter in sorted({*"".join(axes)} - {"."}, key=lambda each: (each != "n", each)):
+        for letters, array in zip(axes, arrays, strict=True):
+            spec, axis = array.sharding.spec, letters.find(letter)
+            if not 0 <= axis < len(spec) or spec[axis] is None:
+                continue
+            of_axis = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
+            parts = math.prod(mesh.shape[name] for name in of_axis)
+            is_free = not {*of_axis} & {name for each in names.values() for name in each}
+            if is_free and array.shape[axis] % parts == 0:
+                names[letter] = of_axis
+            break
+    return names

@@ -15,13 +15,14 @@ from jax.interpreters import batching, mlir
 
 def cpu_primitive(
     name: str,
-    plain: Callable[..., jax.Array],
-    on_cpu: Callable[..., jax.Array] | None = None,
+    plain: Callable[..., Any],
+    on_cpu: Callable[..., Any] | None = None,
     *,
     shape_of: Callable[..., tuple[int, ...]] | None = None,
     dtype: str | None = None,
+    several: bool = False,
 ) -> Any:
-    """A primitive of one result, with every rule but those of differentiation.
+    """A primitive with every rule but those of differentiation.
 
     Args:
       name: for jaxprs.
@@ -30,8 +31,11 @@ def cpu_primitive(
       shape_of: the result's shape, from the operands' types and the options. Default: from a trace
         of `plain`.
       dtype: the result's. Default: that of the first operand.
+      several: whether `plain` gives a list of results; shapes and dtypes are then those of a
+        trace.
     """
     primitive = cast(Any, Primitive(name))
+    primitive.multiple_results = several
 
     @primitive.def_abstract_eval
     def _(x: Any, *others: Any, **options: Any) -> Any:
@@ -39,7 +43,10 @@ def cpu_primitive(
             shape = shape_of(x, *others, **options)
         else:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in (x, *others)]
-            shape = jax.eval_shape(functools.partial(plain, **options), *structs).shape
+            results = jax.eval_shape(functools.partial(plain, **options), *structs)
+            if several:
+                return [x.update(shape=each.shape, dtype=each.dtype) for each in results]
+            shape = results.shape
         return x.update(shape=shape, dtype=x.dtype if dtype is None else np.dtype(dtype))
 
     @primitive.def_impl
@@ -47,12 +54,13 @@ def cpu_primitive(
         return jax.jit(primitive.bind, static_argnames=tuple(options))(*operands, **options)
 
     def batched(operands: Any, axes: Any, **options: Any) -> Any:
-        return jax.vmap(functools.partial(plain, **options), axes)(*operands), 0
+        out = jax.vmap(functools.partial(plain, **options), axes)(*operands)
+        return out, [0] * len(out) if several else 0
 
     batching.primitive_batchers[primitive] = batched
-    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=False))
+    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=several))
     if on_cpu is not None:
-        lowering = mlir.lower_fun(on_cpu, multiple_results=False)
+        lowering = mlir.lower_fun(on_cpu, multiple_results=several)
         mlir.register_lowering(primitive, lowering, platform="cpu")
         # A rule that partitions by itself needs the devices. JAX has no public way to ask for them.
         prim_requires_devices_during_lowering.add(primitive)

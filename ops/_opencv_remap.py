@@ -62,7 +62,7 @@ def reading_primitive(name: str, kernel: str, plain: Callable[..., jax.Array]) -
         call = RowsCall(
             kernel=target,
             shape=(*x.shape[:2], *shape[2:]),
-            has_rows=(True, *(has_rows,) * len(others), True),
+            axes=("n", *("n" if has_rows else "",) * len(others), "n"),
             channels_last=(False,) * (len(others) + 2),
             options=(("border", (options["border"],)), ("version", version)),
         )

@@ -70,7 +70,7 @@ def row_primitive(
             kernel=kernel,
             shape=result_shape(*operands),
             dtype=dtype,
-            has_rows=(True,) * (len(operands) + 1),
+            axes=("n",) * (len(operands) + 1),
             channels_last=(False,) * (len(operands) + 1),
             options=(
                 *(

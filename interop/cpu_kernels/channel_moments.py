@@ -113,14 +113,14 @@ def _call(
     shape: tuple[int, ...],
     **kwargs: Any,
 ) -> jax.Array:
-    others = (False,) * (len(of_channels) + 1)
+    channels = ("n" if by_row else "",) * (len(of_channels) + 1)
     return torch_call(
         kernel,
         *images,
         *of_channels,
         shape=(images[0].shape[0], *shape) if by_row else shape,
-        has_rows=(*(True for _ in images), *(by_row for _ in others)),
-        channels_last=(*(axis == 1 for _ in images), *others),
+        axes=(*("n" for _ in images), *channels),
+        channels_last=(*(axis == 1 for _ in images), *(False for _ in channels)),
         options=(("axis", (axis,)), ("by_row", (by_row,))),
         **kwargs,
     )

@@ -114,3 +114,34 @@ def moments_by_torch(x: jax.Array, *, by_row: bool) -> bool:
     """
     elements = x.size // max(1, x.shape[0])
     return sums_by_torch(x) and (not by_row or elements >= _LEAST_MOMENTS_BY_ROW)
+
+
+_LEAST_SCORES = 1 << 15
+"""Pairs of a query and a key from which on torch computes attention: it takes half the time, and
+a call costs as much as XLA takes for about 10,000."""
+
+
+def attends_by_torch(q: jax.Array, k: jax.Array) -> bool:
+    """Whether torch's kernel is called for attention and its gradients.
+
+    Args:
+      q: (B, T, K, G, D), queries.
+      k: (B, S, K, D), keys.
+    """
+    scores = q.size // q.shape[-1] * k.shape[1]
+    return enabled() and q.dtype.name in ("float32", "float64") and scores >= _LEAST_SCORES
+
+
+_LEAST_PRODUCTS = 1 << 22
+"""Multiplications from which on a call takes less time than what XLA copies."""
+
+
+def weight_of_rows_by_torch(x: jax.Array, shape: Sequence[int]) -> bool:
+    """Whether torch's product is called for the gradient of a linear layer's weight.
+
+    Args:
+      x: (N, ..., I), the layer's input.
+      shape: of the weight, (O, I).
+    """
+    is_float = x.dtype.name in ("float32", "float64")
+    return enabled() and is_float and x.size * shape[0] >= _LEAST_PRODUCTS

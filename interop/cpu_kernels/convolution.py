@@ -4,7 +4,6 @@ By oneDNN's own interface where it is installed, otherwise by torch.
 """
 
 import functools
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from jaxsr.interop.cpu_kernels import onednn, patches
 from jaxsr.interop.cpu_kernels.choice import weight_by_patches
-from jaxsr.interop.cpu_kernels.torch_calls import torch_call, torch_kernel
+from jaxsr.interop.cpu_kernels.torch_calls import float_bits, float_of, torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
 aten = torch.ops.aten
@@ -47,7 +46,7 @@ def _out(inputs: Tensors, outputs: Tensors, options: Attributes, *, follower: st
     y = out if in_place else aten.convolution(x, w, bias, *_options(options))
     operands: list[Any] = [_images(other, options) for other in rest]
     if follower == "leaky_relu":
-        operands = [_number(options["slope"])]
+        operands = [float_of(options["slope"])]
     if follower or not in_place:
         _FOLLOWERS[follower](out, y, *operands)
 
@@ -104,15 +103,6 @@ def _images(tensor: torch.Tensor, options: Attributes) -> torch.Tensor:
     return tensor.movedim(-1, 1) if options["last"][0] else tensor
 
 
-def _bits(number: float) -> tuple[int]:
-    """A float64 as an attribute of a call, which holds whole numbers alone."""
-    return struct.unpack("q", struct.pack("d", number))
-
-
-def _number(bits: Sequence[int]) -> float:
-    return struct.unpack("d", struct.pack("q", *bits))[0]
-
-
 _ROLES = {"out": "xwg", "input": "wgx", "weight": "xgw"}
 """For each result: operands and result, of images x and g and the weight w."""
 _GRADIENTS = {"input": _input, "weight": _weight}
@@ -155,10 +145,10 @@ def convolution_by_torch(
         b,
         *rest,
         shape=tuple(shape),
-        has_rows=has_rows,
+        axes=tuple("n" if rows else "" for rows in has_rows),
         channels_last=tuple(rows and not channels_last for rows in has_rows),
         options=(
             *options.items(), ("groups", (groups,)), ("last", (channels_last,)),
-            ("has_bias", (has_bias,)), ("slope", _bits(slope)),
+            ("has_bias", (has_bias,)), ("slope", float_bits(slope)),
         ),
     )  # fmt: skip

@@ -10,11 +10,13 @@ from jax import lax
 def alike(*arrays: jax.Array) -> list[jax.Array]:
     """The arrays in one dtype, varying over the same mesh axes inside `shard_map`."""
     dtype = jnp.result_type(*arrays)
+    return varying_alike(*(each.astype(dtype) for each in arrays))
+
+
+def varying_alike(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays varying over the same mesh axes inside `shard_map`."""
     axes = frozenset[str]().union(*map(varying_axes, arrays))
-    return [
-        lax.pcast(each.astype(dtype), tuple(axes - varying_axes(each)), to="varying")
-        for each in arrays
-    ]
+    return [lax.pcast(each, tuple(axes - varying_axes(each)), to="varying") for each in arrays]
 
 
 def varying_axes(array: jax.Array) -> frozenset[str]:

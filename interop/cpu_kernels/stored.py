@@ -18,7 +18,7 @@ def stored_by_call(x: jax.Array) -> jax.Array:
     call = RowsCall(
         kernel=_stored,
         shape=x.shape,
-        has_rows=(True, True),
+        axes=("n", "n"),
         channels_last=(False, False),
         in_place=True,
         elementwise=True,

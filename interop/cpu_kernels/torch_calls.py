@@ -1,8 +1,9 @@
 """Functions of torch tensors as XLA custom calls in programs for CPUs."""
 
 import functools
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,10 +40,20 @@ def torch_call(
     *operands: jax.Array,
     options: tuple[tuple[str, tuple[int, ...]], ...] = (),
     **fields: Any,
-) -> jax.Array:
+) -> Any:
     """A `RowsCall` of a torch kernel, which computes with this device's share of the threads."""
     options = (*options, ("threads", (threads_per_call(),)))
     return RowsCall(kernel=kernel, options=options, **fields)(*operands)
+
+
+def float_bits(number: float) -> tuple[int]:
+    """A float64 as an option of a call, which holds whole numbers alone."""
+    return struct.unpack("q", struct.pack("d", number))
+
+
+def float_of(bits: Sequence[int]) -> float:
+    """The number of `float_bits`."""
+    return struct.unpack("d", struct.pack("q", *bits))[0]
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from jaxsr.interop.cpu_kernels.choice import convolves_by_torch, weight_by_xla
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike, varying_axes
 from jaxsr.interop.lowerings.channel_moments import shape_option, spread
+from jaxsr.interop.lowerings.precision import matmul_precision
 from jaxsr.ops._cpu_primitives import cpu_primitive
 
 aten = torch.ops.aten
@@ -123,7 +124,7 @@ def convolve(
     }
     if bias is None:
         return _bind(x, weight, wrt="out", **options)
-    return biased_p.bind(*alike(x, weight, bias), precision=_precision(), **options)
+    return biased_p.bind(*alike(x, weight, bias), precision=matmul_precision(), **options)
 
 
 # ---- the primitive
@@ -136,13 +137,9 @@ _WRT = {"g": "out", "x": "input", "w": "weight"}
 def _bind(a: jax.Array, b: jax.Array, *, shape: Sequence[int], **options: Any) -> jax.Array:
     """The array of `wrt` from the two others, in the order of `_OPERANDS`."""
     a, b = alike(a, b)
-    return convolution_p.bind(a, b, shape=tuple(shape), **{"precision": _precision()} | options)
-
-
-def _precision() -> lax.Precision | None:
-    """As for JAX's own products, what was set while the program was traced."""
-    precision = jax.config.jax_default_matmul_precision
-    return None if precision is None else lax.Precision(precision)
+    return convolution_p.bind(
+        a, b, shape=tuple(shape), **{"precision": matmul_precision()} | options
+    )
 
 
 def _transposed(

@@ -6,6 +6,7 @@ operations of a network will differ on a TPU, and by how much. Source: the docum
 `jax.lax.Precision`, whose DEFAULT is one pass in bfloat16 on a TPU.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.core import primitives as known
 
 from jaxsr.errors import InputError
+from jaxsr.interop.lowerings import dot_product_attention, linear
 from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
 
-PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p, convolution_p, biased_p)
+PRODUCTS = (
+    known.dot_general_p, known.conv_general_dilated_p, convolution_p, biased_p, linear.change_p,
+    linear.gradient_p,
+)  # fmt: skip
 """Their first two operands are multiplied."""
 _CALLS = {
     known.jit_p: "jaxpr",
@@ -65,6 +70,10 @@ def _run(program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
 
 def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
     primitive, params = equation.primitive, dict(equation.params)
+    if primitive in dot_product_attention.PLAIN:
+        plain = functools.partial(dot_product_attention.PLAIN[primitive], **params)
+        inner = jax.make_jaxpr(plain)(*operands)
+        return _run(inner.jaxpr, inner.consts, operands)
     if primitive in _CALLS:
         inner = params[_CALLS[primitive]]
         return _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
@@ -101,7 +110,7 @@ def _programs(value: Any) -> list[Jaxpr | ClosedJaxpr]:
 
 def _has_products(program: Jaxpr | ClosedJaxpr) -> bool:
     return any(
-        equation.primitive in PRODUCTS
+        equation.primitive in (*PRODUCTS, *dot_product_attention.PLAIN)
         or any(_has_products(p) for value in equation.params.values() for p in _programs(value))
         for equation in getattr(program, "jaxpr", program).eqns
     )

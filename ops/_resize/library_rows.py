@@ -21,7 +21,7 @@ def resized_rows(
     call = RowsCall(
         kernel=kernel,
         shape=(math.prod(leading), *size, math.prod(channels)),
-        has_rows=(True, True),
+        axes=("n", "n"),
         channels_last=(False, False),
         options=tuple((name, tuple(map(int, values))) for name, values in options.items()),
     )

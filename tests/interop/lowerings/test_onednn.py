@@ -220,9 +220,8 @@ def test_calls_of_all_threads_take_turns():
         active -= 1
 
     def call(x):
-        rows = (True, True)
         return torch_calls.torch_call(
-            kernel, x, shape=x.shape, has_rows=rows, channels_last=(False, False)
+            kernel, x, shape=x.shape, axes=("n", "n"), channels_last=(False, False)
         )
 
     x = jnp.zeros((2, 3))
