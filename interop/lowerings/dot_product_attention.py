@@ -278,8 +278,8 @@ def _jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequenc
             operands[place] = array
         return function(*operands)
 
-    chosen = [tuple(each[i] for i in places) for each in (primals, tangents)]
-    return jax.jvp(of_places, *chosen)
+    chosen, of_chosen = (tuple(each[i] for i in places) for each in (primals, tangents))
+    return jax.jvp(of_places, chosen, of_chosen)
 
 
 def _attention_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
