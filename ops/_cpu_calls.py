@@ -145,11 +145,7 @@ def _layout(rank: int, channels_last: bool) -> tuple[int, ...]:
     return (0, *range(2, rank), 1) if channels_last and rank > 2 else tuple(range(rank))
 
 
-# ---- xla/ffi/api/c_api.h
-
-
-class _Extension(Structure):
-    _fields_ = [("size", c_size_t), ("type", c_int32), ("next", c_void_p)]
+# ---- xla/ffi/api/c_api.h. Its structures are read as lists of words: ctypes takes 1 µs a field.
 
 
 class _Version(Structure):
@@ -161,43 +157,8 @@ class _Metadata(Structure):
 
 
 class _MetadataExtension(Structure):
-    _fields_ = [("base", _Extension), ("metadata", POINTER(_Metadata))]
-
-
-_BUFFER = c_int64 * 6
-"""XLA_FFI_Buffer: size, extension, dtype, data, rank and extents, at 8 bytes each."""
-
-
-class _Buffers(Structure):
     _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p),
-        ("items", c_void_p),
-    ]  # fmt: skip
-
-
-class _Text(Structure):
-    _fields_ = [("begin", c_void_p), ("length", c_size_t)]
-
-
-class _Attributes(Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("count", c_int64), ("types", c_void_p),
-        ("names", c_void_p), ("items", POINTER(POINTER(_Text))),
-    ]  # fmt: skip
-
-
-class _Api(Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("version", _Version), ("internal", c_void_p),
-        ("create_error", c_void_p),
-    ]  # fmt: skip
-
-
-class _CallFrame(Structure):
-    _fields_ = [
-        ("size", c_size_t), ("extension", c_void_p), ("api", POINTER(_Api)), ("context", c_void_p),
-        ("stage", c_int32), ("inputs", _Buffers), ("outputs", _Buffers),
-        ("attributes", _Attributes), ("future", c_void_p),
+        ("size", c_size_t), ("type", c_int32), ("next", c_void_p), ("metadata", POINTER(_Metadata)),
     ]  # fmt: skip
 
 
@@ -207,67 +168,80 @@ class _ErrorArguments(Structure):
     ]  # fmt: skip
 
 
-_HANDLER = ctypes.CFUNCTYPE(c_void_p, POINTER(_CallFrame))
+_FRAME = c_int64 * 22
+"""XLA_FFI_CallFrame: size, extension, API, context, stage; arguments and results, each size,
+extension, count, types and places; attributes, which have names before their places; a future."""
+_API, _INPUTS, _OUTPUTS, _ATTRIBUTES = 2, 7, 12, 20
+"""Words of the frame: a pointer, where counts stand, and the places of the attributes."""
+_BUFFER = c_int64 * 6
+"""XLA_FFI_Buffer: size, extension, dtype, data, rank and extents."""
+_TEXT = c_int64 * 2
+"""XLA_FFI_ByteSpan: begin and length."""
+_CREATE_ERROR_WORD = 6
+"""Of XLA_FFI_Api: after size, extension, version (3 words) and internal API."""
+
+_HANDLER = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _CREATE_ERROR = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArguments))
 _handlers: list[Any] = []
 """C functions that XLA may still call; ctypes frees one when Python forgets it."""
 
 
-def _handle(name: str, function: Kernel, pointer: Any) -> int | None:
+def _handle(name: str, function: Kernel, place: int) -> int | None:
     """XLA's call; None means success."""
-    frame = pointer.contents
-    if frame.extension and _answered_version(frame.extension):
+    frame = _FRAME.from_address(place)[:]
+    if frame[1] and _answered_version(frame[1]):
         return None
     inputs: list[np.ndarray] = []
-
-    def run() -> None:
-        text = frame.attributes.items[0].contents
-        attributes = _parsed(ctypes.string_at(text.begin, text.length))
-        last = attributes["channels_last"]
-        inputs[:] = _arrays(frame.inputs, last)
-        outputs = _arrays(frame.outputs, last[len(inputs) :])
-        with _interrupts_deferred():
-            function(inputs, outputs, attributes)
-
     try:
         try:
-            run()
+            _run(function, frame, inputs)
         except KeyboardInterrupt:  # it came just before the kernel, or after it
             _send_later(signal.SIGINT)
-            run()
+            _run(function, frame, inputs)
     except BaseException as error:  # an exception must not leave a C function
-        return _error(frame, name, inputs, error)
+        return _error(frame[_API], name, inputs, error)
     return None
 
 
-@contextlib.contextmanager
-def _interrupts_deferred() -> Generator[None]:
+def _run(function: Kernel, frame: list[int], inputs: list[np.ndarray]) -> None:
+    """Calls the kernel; `inputs` are what it got."""
+    begin, length = _TEXT.from_address(c_int64.from_address(frame[_ATTRIBUTES]).value)[:]
+    attributes = _parsed(ctypes.string_at(begin, length))
+    last = attributes["channels_last"]
+    count = frame[_INPUTS]
+    inputs[:] = _arrays(count, frame[_INPUTS + 2], last)
+    outputs = _arrays(frame[_OUTPUTS], frame[_OUTPUTS + 2], last[count:])
+    if threading.get_ident() == threading.main_thread().ident:
+        _run_before_signals(function, inputs, outputs, attributes)
+    else:
+        function(inputs, outputs, attributes)
+
+
+def _run_before_signals(
+    function: Kernel, inputs: Arrays, outputs: Arrays, attributes: Attributes
+) -> None:
     """While a kernel runs in the main thread, signals wait for it, as for any program of XLA's.
 
     An exception of their handlers would be lost on its way through XLA's functions. Who watches for
     signals by `signal.set_wakeup_fd` sees each of them once, when it is sent again.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    handlers = {number: _signals.getsignal(number) for number in _DEFERRED}
+    handlers = [
+        (number, handler) for number in _DEFERRED if callable(handler := _signals.getsignal(number))
+    ]
     received: list[int] = []
 
-    def receive(number: int, _: types.FrameType | None) -> None:
+    def receive(number: int, _: object) -> None:
         received.append(number)
 
     wakeup_fd = signal.set_wakeup_fd(-1)
     try:
         try:
-            for number, handler in handlers.items():
-                if callable(handler):
-                    _signals.signal(number, receive)
-            yield
+            for number, _ in handlers:
+                _signals.signal(number, receive)
+            function(inputs, outputs, attributes)
         finally:
-            for number, handler in handlers.items():
-                if callable(handler):
-                    _signals.signal(number, handler)
+            for number, handler in handlers:
+                _signals.signal(number, handler)
     finally:
         signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
         for number in received:
@@ -287,25 +261,20 @@ def _send_later(number: int) -> None:
     threading.Timer(0.05, signal.pthread_kill, (main, number)).start()
 
 
-def _answered_version(extension: int) -> bool:
+def _answered_version(extension: int | None) -> bool:
     """When a target is registered, XLA asks for the version of the interface alone."""
     while extension:
-        base = ctypes.cast(extension, POINTER(_Extension)).contents
-        if base.type == _METADATA_EXTENSION:
-            metadata = ctypes.cast(extension, POINTER(_MetadataExtension)).contents.metadata
-            metadata.contents.version.major, metadata.contents.version.minor = 0, 3
+        asked = _MetadataExtension.from_address(extension)
+        if asked.type == _METADATA_EXTENSION:
+            asked.metadata.contents.version.major, asked.metadata.contents.version.minor = 0, 3
             return True
-        extension = base.next
+        extension = asked.next
     return False
 
 
-def _arrays(buffers: Any, channels_last: Sequence[int]) -> list[np.ndarray]:
-    """As lists of whole numbers: a structure's fields, one by one, take ctypes 2 µs an array."""
-    count: int = buffers.count
-    if not count:
-        return []
+def _arrays(count: int, places: int, channels_last: Sequence[int]) -> list[np.ndarray]:
     arrays: list[np.ndarray] = []
-    for i, place in enumerate((c_int64 * count).from_address(buffers.items)[:]):
+    for i, place in enumerate((c_int64 * count).from_address(places)[:] if count else ()):
         _, _, dtype, data, rank, extents = _BUFFER.from_address(place)[:]
         shape = tuple((c_int64 * rank).from_address(extents)[:]) if rank else ()
         arrays.append(_view(data, dtype & 0xFF, shape, channels_last[i]))
@@ -332,7 +301,7 @@ def _parsed(attributes: bytes) -> Attributes:
     return types.MappingProxyType({name: tuple(integers) for name, integers in values.items()})
 
 
-def _error(frame: Any, name: str, inputs: list[np.ndarray], error: BaseException) -> int:
+def _error(api: int, name: str, inputs: list[np.ndarray], error: BaseException) -> int:
     code = _INTERNAL
     if isinstance(error, KeyboardInterrupt):
         code = _CANCELLED
@@ -342,5 +311,5 @@ def _error(frame: Any, name: str, inputs: list[np.ndarray], error: BaseException
     reason = (str(error).splitlines() or [""])[0]
     message = f"{name} of {shapes}: {type(error).__name__}: {reason}; use {SWITCH}=xla"
     arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message.encode(), code)
-    create_error: Any = _CREATE_ERROR(frame.api.contents.create_error)
+    create_error: Any = _CREATE_ERROR(c_int64.from_address(api + 8 * _CREATE_ERROR_WORD).value)
     return create_error(ctypes.byref(arguments))

@@ -121,7 +121,7 @@ def _read_all(
             else:
                 read(picture, fill, result)
             if is_real and not (np.isfinite(result).all() and math.isfinite(fill)):
-                result[...] = _of_parts(read, picture, fill)
+                result[...] = of_parts(read, picture, fill)
             if is_lost is not None:
                 result[is_lost] = np.nan if is_real else 0
 
@@ -188,10 +188,10 @@ def _within_periods(field: np.ndarray, extent: int, border: str) -> np.ndarray:
     return field % np.float32(border_period(extent, border))
 
 
-def _of_parts(read: _Read, picture: np.ndarray, fill: float) -> np.ndarray:
-    """Finite pixels, and beside them those of each other value that have a weight."""
+def of_parts(read: _Read, picture: np.ndarray, fill: float, *, least: float = 0.0) -> np.ndarray:
+    """Finite pixels, and beside them those of each other value that have a weight above `least`."""
     out = read(np.nan_to_num(picture, posinf=0, neginf=0), fill if math.isfinite(fill) else 0.0)
     tests = {np.inf: np.isposinf, -np.inf: np.isneginf, np.nan: np.isnan}
     for value, test in tests.items():
-        out[read(test(picture).astype(np.float32), float(test(fill))) > 0] += np.float32(value)
+        out[read(test(picture).astype(np.float32), float(test(fill))) > least] += np.float32(value)
     return out

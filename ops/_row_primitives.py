@@ -25,12 +25,13 @@ from jax.interpreters import batching
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import enabled
 from jaxsr.ops._cpu_primitives import cpu_primitive
-from jaxsr.ops._opencv import opencv_version
+from jaxsr.ops._opencv import has_ipp, opencv_version
 from jaxsr.ops._scipy import scipy_version
 
 LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
     "OpenCV": opencv_version,
     "OpenCV 5": lambda: version if (version := opencv_version()) and version[0] >= 5 else None,
+    "OpenCV with IPP": lambda: opencv_version() if has_ipp() else None,
     "SciPy": scipy_version,
 }
 """The version of each library that kernels call; None where it is not installed."""
@@ -45,6 +46,7 @@ def row_primitive(
     *,
     shape_of: Callable[..., tuple[int, ...]] | None = None,
     dtype: str | None = None,
+    planes: bool = False,
 ) -> Any:
     """A primitive of pictures (n, …) and parameters (n, …).
 
@@ -56,6 +58,8 @@ def row_primitive(
         as their attributes.
       shape_of: the result's shape, from the operands' types. Default: the pictures'.
       dtype: of the result. Default: the pictures'.
+      planes: whether the pictures are (n, h, w), of which kernels write results (n, h, w, 1). XLA
+        copies a kernel's result to give it an axis of channels, and takes one away for nothing.
     """
 
     def result_shape(pictures: Any, *others: Any, **_: Any) -> tuple[int, ...]:
@@ -66,9 +70,10 @@ def row_primitive(
         if installed is None:
             return plain(*operands, **options)
         kernel, version = installed
+        shape = result_shape(*operands)
         call = RowsCall(
             kernel=kernel,
-            shape=result_shape(*operands),
+            shape=(*shape, 1) if planes else shape,
             dtype=dtype,
             axes=("n",) * (len(operands) + 1),
             channels_last=(False,) * (len(operands) + 1),
@@ -80,7 +85,7 @@ def row_primitive(
                 ("version", version),
             ),
         )
-        return call(*operands)
+        return call(*operands).reshape(shape)
 
     CALLS[name] = kernels
     primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=result_shape, dtype=dtype)

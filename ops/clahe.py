@@ -7,7 +7,6 @@ differ by one level. Floats are counted in 256 levels and not rounded afterwards
 """
 
 import math
-import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -102,29 +101,26 @@ def _clahe(
 
 @kernel("jaxsr_opencv_clahe")
 def _clahe_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    (planes, limits), (results,) = inputs, outputs
+    (planes, limits), results = inputs, outputs[0][..., 0]
     grid = attributes["rows"][0], attributes["columns"][0]
     height, width = _tile_sides(planes.shape[1:], grid)
     # OpenCV's limit, of which it makes the count that we have: halfway to the next one.
     scale = (np.iinfo(planes.dtype).max + 1) / (height * width)
 
-    of_thread = threading.local()  # tables that serve all of its planes
+    algorithm = opencv().createCLAHE(0.0, grid[::-1])  # its tables serve all planes
 
     def equalise(row: int) -> None:
-        limit = (int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0
-        if not hasattr(of_thread, "algorithm"):
-            of_thread.algorithm = opencv().createCLAHE(limit, grid[::-1])
-        of_thread.algorithm.setClipLimit(limit)
-        of_thread.algorithm.apply(planes[row], results[row])
+        algorithm.setClipLimit((int(limits[row]) + 0.5) * scale if limits[row] > 0 else 0.0)
+        algorithm.apply(planes[row], results[row])
 
-    for_each_row(equalise, len(planes))
+    for_each_row(equalise, len(planes), large=True)  # OpenCV shares small pictures out, too
 
 
 def _clahe_of_levels(planes: jax.Array, limits: jax.Array, *, rows: int, columns: int) -> jax.Array:
     return _clahe_in_jax(planes, limits[:, None, None], (rows, columns), (-2, -1))
 
 
-_clahe_p = row_primitive("clahe", _clahe_of_levels, {"OpenCV": _clahe_by_opencv})
+_clahe_p = row_primitive("clahe", _clahe_of_levels, {"OpenCV": _clahe_by_opencv}, planes=True)
 
 
 def _clahe_in_jax(

@@ -75,7 +75,7 @@ def _components(mask: jax.Array, diagonal: bool, axes: tuple[int, int]) -> Compo
 
 @kernel("jaxsr_opencv_label")
 def _label_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    cv2, (planes,), (labels,) = opencv(), inputs, outputs
+    cv2, (planes,), labels = opencv(), inputs, outputs[0][..., 0]
     # By pixels, in the order of rows. For 8 neighbours the default numbers blocks of 2 x 2.
     connectivity, algorithm = (8, cv2.CCL_WU) if attributes["diagonal"][0] else (4, cv2.CCL_DEFAULT)
 
@@ -90,7 +90,7 @@ def _label_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
 @kernel("jaxsr_scipy_label")
 def _label_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     window = ndimage().generate_binary_structure(2, 1 + attributes["diagonal"][0])
-    (planes,), (labels,) = inputs, outputs
+    (planes,), labels = inputs, outputs[0][..., 0]
 
     def label(row: int) -> None:
         ndimage().label(planes[row], window, output=labels[row])
@@ -121,4 +121,5 @@ _components_p = row_primitive(
     _label_in_jax,
     {"OpenCV": _label_by_opencv, "SciPy": _label_by_scipy},
     dtype="int32",
+    planes=True,
 )

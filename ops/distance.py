@@ -61,7 +61,7 @@ def _distance(mask: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 @kernel("jaxsr_scipy_distance")
 def _squares_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    (planes,), (squares,) = inputs, outputs
+    (planes,), squares = inputs, outputs[0][..., 0]
     rows, columns = (np.arange(extent, dtype=np.int32) for extent in planes.shape[1:])
 
     def measure(row: int) -> None:
@@ -87,7 +87,9 @@ def _squares_in_jax(planes: jax.Array) -> jax.Array:
     return platform_dependent(squares, cpu=_row_by_row, default=_in_one_reduction)
 
 
-_squares_p = row_primitive("distance", _squares_in_jax, {"SciPy": _squares_by_scipy}, dtype="int32")
+_squares_p = row_primitive(
+    "distance", _squares_in_jax, {"SciPy": _squares_by_scipy}, dtype="int32", planes=True
+)
 
 
 def _in_one_reduction(squares: jax.Array) -> jax.Array:

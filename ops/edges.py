@@ -185,32 +185,32 @@ def _canny(
     if image.dtype != jnp.uint8:
         return _canny_in_jax(image, low, high, axes, **options)
     limits = (jax.lax.stop_gradient(limit) for limit in (low, high))
-    return in_planes(partial(_canny_p.bind, **options), image, axes, *limits) > 0
+    return in_planes(partial(_canny_p.bind, **options), image, axes, *limits)
 
 
 @kernel("jaxsr_opencv_canny")
 def _canny_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    (planes, low, high), (edges,) = inputs, outputs
+    (planes, low, high), edges = inputs, outputs[0][..., 0]
     (size,), (euclidean,) = attributes["size"], attributes["euclidean"]
 
     def find(row: int) -> None:
         limits = float(low[row]), float(high[row])
-        edges[row] = opencv().Canny(
-            planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean)
-        )
+        found = opencv().Canny(planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean))
+        np.greater(found, 0, out=edges[row])
 
-    for_each_row(find, len(planes))
+    for_each_row(find, len(planes), large=True)  # OpenCV shares small pictures out, too
 
 
 def _canny_of_levels(
     planes: jax.Array, low: jax.Array, high: jax.Array, **options: int
 ) -> jax.Array:
     low, high = low[:, None, None], high[:, None, None]
-    edges = _canny_in_jax(planes, low, high, (-2, -1), **options)
-    return edges.astype(planes.dtype) * 255
+    return _canny_in_jax(planes, low, high, (-2, -1), **options)
 
 
-_canny_p = row_primitive("canny", _canny_of_levels, {"OpenCV": _canny_by_opencv})
+_canny_p = row_primitive(
+    "canny", _canny_of_levels, {"OpenCV": _canny_by_opencv}, dtype="bool", planes=True
+)
 
 
 def _canny_in_jax(

@@ -5,7 +5,7 @@ default). Windows are rectangles of odd sides, in pixels. The median of a window
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import jax
@@ -225,16 +225,22 @@ def _of_levels(
 
 @kernel("jaxsr_opencv_window")
 def _window_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    pictures, results = map(without_single_channel, (inputs[0], outputs[0]))
-    kind = _KINDS[attributes["kind"][0]]
-    size = attributes["height"][0], attributes["width"][0]
-    window = size[0] if kind == "median" else np.ones(size, np.uint8)
-    function = getattr(opencv(), "medianBlur" if kind == "median" else kind)
+    pictures, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
+    (kind,), (height,), (width,) = (attributes[name] for name in ("kind", "height", "width"))
+    function, window = _window_function(_KINDS[kind], height, width)
 
     def filter_one(row: int) -> None:
         function(pictures[row], window, results[row])
 
     for_each_row(filter_one, len(pictures))
+
+
+@lru_cache
+def _window_function(kind: str, height: int, width: int) -> tuple[Callable[..., Any], Any]:
+    """OpenCV's function and its second argument."""
+    if kind == "median":
+        return opencv().medianBlur, height
+    return getattr(opencv(), kind), np.ones((height, width), np.uint8)
 
 
 def _window_in_jax(pictures: jax.Array, *, kind: int, height: int, width: int) -> jax.Array:

@@ -201,6 +201,8 @@ def _from_hue_in_jax(image: jax.Array, convention: str, channel: int, kind: str)
     return in_dtype_of(image, x)
 
 
+_MANY_PIXELS = 1 << 20
+"""Pixels from which on it is worth waking other threads: 2 ms of one."""
 _CONVERSIONS = ("RGB2HSV", "RGB2HLS", "HSV2RGB", "HLS2RGB")
 
 
@@ -220,9 +222,14 @@ def _opencv_levels(image: jax.Array, channel: int, conversion: str) -> jax.Array
 @kernel("jaxsr_opencv_hue")
 def _convert_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     code = getattr(opencv(), f"COLOR_{_CONVERSIONS[attributes['conversion'][0]]}")
-    # As one tall picture, whose rows OpenCV shares out among its threads.
-    pictures, results = (x.reshape(-1, *x.shape[2:]) for x in (inputs[0], outputs[0]))
-    opencv().cvtColor(pictures, code, dst=results)
+    pictures, results = inputs[0], outputs[0]
+    count, height, width, _ = pictures.shape
+    if count * height * width > _MANY_PIXELS:
+        # As one tall picture, whose rows OpenCV shares out among its threads.
+        pictures, results = (x.reshape(1, count * height, width, 3) for x in (pictures, results))
+    convert = opencv().cvtColor
+    for picture, result in zip(pictures, results, strict=True):
+        convert(picture, code, result)
 
 
 def _convert_in_jax(pictures: jax.Array, *, conversion: int) -> jax.Array:

@@ -30,7 +30,8 @@ from jaxsr.ops._arguments import (
     positive_pair,
 )
 from jaxsr.ops._box_rule import box_around
-from jaxsr.ops._typed_jax import asarray, cond, jit, zeros_like
+from jaxsr.ops._opencv_crop import crop_box, crop_masks
+from jaxsr.ops._typed_jax import asarray, cond, jit, optimization_barrier, zeros_like
 from jaxsr.ops._types import Array, Float, Int, Shaped
 from jaxsr.ops._window import resample_window
 from jaxsr.ops.blur import gaussian_blur
@@ -237,7 +238,9 @@ def _touched(masks: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, jax.Ar
     planes = jnp.moveaxis(masks, axes, (-2, -1)).reshape(
         masks.size // (height * width), height, width
     )
+    # XLA would make each of both results from all frames, but for the barrier.
     hit = (planes > MASK_THRESHOLD).astype(jnp.uint8).max(0, initial=0)
+    hit = optimization_barrier(hit)
     return hit.max(1) > 0, hit.max(0) > 0
 
 
@@ -248,11 +251,10 @@ def crop_resampled(
     """`mask_crop` to a fixed size, as one program."""
     rows, columns = _touched(masks, axes)
     box = box_around(rows, columns, *rule)
-    cut = resample_window(frames, box, size, axes)
+    cut = crop_box(frames, box, size, axes)
 
     def cut_masks(masks: jax.Array) -> jax.Array:
-        solid = (masks > MASK_THRESHOLD).astype(jnp.float32)
-        return (resample_window(solid, box, size, axes) > MASK_THRESHOLD).astype(masks.dtype)
+        return crop_masks(masks, box, size, axes)
 
     def no_masks(masks: jax.Array) -> jax.Array:
         shape = list(masks.shape)

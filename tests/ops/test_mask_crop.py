@@ -1,7 +1,9 @@
 """The box against the specification's rule in plain Python, the resampling against torch."""
 
 from functools import partial
+from typing import Any
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,6 +210,48 @@ def test_fixed_size_matches_torch_on_the_cut(size, dtype):
     clear = np.abs(want_masks - 0.5) > 1e-5
     np.testing.assert_array_equal(np.asarray(got.masks)[clear], (want_masks > 0.5)[clear])
     assert set(np.unique(got.masks)) <= {0, 1}
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_opencv_cuts_in_every_form(layout):
+    frames, masks = clip((8, 70, 90, 3))
+    x1, y1, x2, y2 = rule(masks[..., 0], **SMALL)
+    want = np.stack([cv2.resize(x[y1:y2, x1:x2], (40, 33)) for x in frames])
+    options: dict[str, Any] = {"size": (33, 40), **SMALL}
+    if layout == "NCHW":
+        frames, masks, want = (np.moveaxis(x, -1, 1).copy() for x in (frames, masks, want))
+        options["axes"] = (-2, -1)
+    crop = partial(mask_crop, **options)
+    cut = jax.jit(crop)(frames, masks)
+    np.testing.assert_array_equal(cut.frames, want)
+    np.testing.assert_array_equal(crop(frames, masks).frames, want)
+
+    twice = jax.jit(jax.vmap(crop))
+    pair = np.stack([frames, frames]), np.stack([masks, masks])
+    np.testing.assert_array_equal(twice(*pair).frames, [want, want])
+    np.testing.assert_array_equal(twice(*pair).masks, [cut.masks, cut.masks])
+    text = twice.lower(*pair).as_text()
+    assert text.count("@jaxsr_opencv_crop(") == text.count("@jaxsr_opencv_crop_masks(") == 1
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    placed = jax.device_put((frames, masks), NamedSharding(mesh, P("data")))
+    program = jax.jit(crop).lower(*placed).compile()
+    assert "all-gather" not in (program.as_text() or "")
+    np.testing.assert_array_equal(program(*placed).frames, want)
+
+
+def test_a_pixel_that_is_not_finite_stays_with_what_reads_it():
+    frames, masks = clip()
+    x1, y1, x2, y2 = rule(masks[..., 0], **SMALL)
+    frames[0, y1 + 3, x1 + 5, 1], frames[1, y2 - 1, x2 - 1, 0] = np.nan, np.inf
+    frames[2, y1 - 1, x1] = np.nan  # outside the box
+    got = mask_crop(frames, masks, size=(y2 - y1, 3 * (x2 - x1)), **SMALL).frames
+    want = by_torch(np.nan_to_num(frames, posinf=0)[:, y1:y2, x1:x2], got.shape[1:3])
+    lost = np.zeros(got.shape, bool)
+    lost[0, 3, 14:19, 1] = True  # three columns of its own, the nearest one of each neighbour
+    lost[1, -1, -4:, 0] = True
+    np.testing.assert_array_equal(~np.isfinite(np.asarray(got)), lost)
+    np.testing.assert_allclose(np.asarray(got)[~lost], want[~lost], atol=5e-7)
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,0 +1,150 @@
+# pyright: basic
+# JAX gives primitives no types.
+"""Boxes cut and resampled: by `cv2.resize` in programs for CPUs, by `resample_window` elsewhere.
+
+OpenCV is called where Intel's IPP computes its positions, in float64 as ours; its own code has them
+in float32. It multiplies pixels by weights of zero, too, which we do not read: pictures that are
+not finite are taken apart.
+"""
+
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad
+
+from jaxsr.ops._arguments import MASK_THRESHOLD
+from jaxsr.ops._by_rows import RowsCall
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
+from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv
+from jaxsr.ops._opencv_remap import of_parts
+from jaxsr.ops._row_primitives import (
+    CALLS,
+    first_installed,
+    in_pictures,
+    map_by_rows,
+    without_single_channel,
+)
+from jaxsr.ops._window import LARGEST_EXTENT, resample_window
+
+_NO_WEIGHT = 0.25 / LARGEST_EXTENT
+"""Below all weights: they are multiples of half a pixel of the result."""
+
+
+def crop_box(
+    image: jax.Array, box: jax.Array, size: tuple[int, int], axes: tuple[int, int]
+) -> jax.Array:
+    """`resample_window(image, box, size, axes)`."""
+    is_far = max(*size, *(image.shape[axis] for axis in axes)) > LARGEST_EXTENT
+    if image.dtype != jnp.float32 or not image.size or is_far:
+        return resample_window(image, box, size, axes)
+    places = axes[0] - image.ndim, axes[1] - image.ndim
+    return _crop_p.bind(image[None], box[None], size=size, places=places)[0]
+
+
+def crop_masks(
+    masks: jax.Array, box: jax.Array, size: tuple[int, int], axes: tuple[int, int]
+) -> jax.Array:
+    """Masks cut at 0.5, resampled and cut again: 0 and 1."""
+    places = axes[0] - masks.ndim, axes[1] - masks.ndim
+    groups = jax.lax.stop_gradient(masks)[None]
+    return _crop_masks_p.bind(groups, box[None], size=size, places=places)[0]
+
+
+@kernel("jaxsr_opencv_crop")
+def _crop_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    pictures, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
+    boxes, (height, width) = inputs[1].tolist(), results.shape[1:3]
+
+    def resize(cut: np.ndarray, _: float, result: np.ndarray | None = None) -> np.ndarray:
+        return opencv().resize(cut, (width, height), result)
+
+    def crop(row: int) -> None:
+        x1, y1, x2, y2 = boxes[row]
+        cut, result = pictures[row, y1:y2, x1:x2], results[row]
+        resize(cut, 0.0, result)
+        if not np.isfinite(result).all():
+            result[...] = of_parts(resize, cut, 0.0, least=_NO_WEIGHT)
+
+    for_each_row(crop, len(pictures), large=height * width > LARGE_PICTURE)
+
+
+@kernel("jaxsr_opencv_crop_masks")
+def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    masks, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
+    boxes, (height, width) = inputs[1].tolist(), results.shape[1:3]
+
+    def crop(row: int) -> None:
+        x1, y1, x2, y2 = boxes[row]
+        solid = (masks[row, y1:y2, x1:x2] > MASK_THRESHOLD).astype(np.float32)
+        shares = opencv().resize(solid, (width, height))
+        np.greater(shares, MASK_THRESHOLD, out=results[row])
+
+    for_each_row(crop, len(masks), large=height * width > LARGE_PICTURE)
+
+
+def _crop_in_jax(
+    groups: jax.Array, boxes: jax.Array, *, size: tuple[int, int], places: tuple[int, int]
+) -> jax.Array:
+    """Pictures (g, …), a box for each group; `places` are height and width, from the end."""
+    rank = groups.ndim - 1
+    crop = partial(resample_window, size=size, axes=(places[0] + rank, places[1] + rank))
+    return crop(groups[0], boxes[0])[None] if len(groups) == 1 else jax.vmap(crop)(groups, boxes)
+
+
+def _crop_masks_in_jax(groups: jax.Array, boxes: jax.Array, **options: Any) -> jax.Array:
+    solid = (groups > MASK_THRESHOLD).astype(jnp.float32)
+    return (_crop_in_jax(solid, boxes, **options) > MASK_THRESHOLD).astype(groups.dtype)
+
+
+def _primitive(name: str, kernel: str, plain: Any) -> Any:
+    def shape_of(
+        groups: Any, _: Any, *, size: tuple[int, int], places: tuple[int, int]
+    ) -> tuple[int, ...]:
+        shape = list(groups.shape)
+        shape[places[0]], shape[places[1]] = size
+        return tuple(shape)
+
+    def on_cpu(
+        groups: jax.Array, boxes: jax.Array, *, size: tuple[int, int], places: tuple[int, int]
+    ) -> jax.Array:
+        installed = first_installed(CALLS[name])
+        if installed is None:
+            return plain(groups, boxes, size=size, places=places)
+        target, version = installed
+
+        def crop(pictures: jax.Array) -> jax.Array:
+            call = RowsCall(
+                kernel=target,
+                shape=(len(pictures), *size, pictures.shape[-1]),
+                has_rows=(True, True, True),
+                channels_last=(False,) * 3,
+                options=(("version", version),),
+            )
+            return call(pictures, jnp.repeat(boxes, len(pictures) // len(boxes), axis=0))
+
+        return in_pictures(crop, groups, places)
+
+    CALLS[name] = {"OpenCV with IPP": kernel}
+    primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of)
+    map_by_rows(primitive)
+    return primitive
+
+
+_crop_p = _primitive("crop", _crop_by_opencv, _crop_in_jax)
+_crop_masks_p = _primitive("crop_masks", _crop_masks_by_opencv, _crop_masks_in_jax)
+
+
+def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:
+    (groups, boxes), (tangent, _) = primals, tangents
+    out = _crop_p.bind(groups, boxes, **static)
+    if isinstance(tangent, ad.Zero):
+        return out, cast(Any, ad.Zero).from_primal_value(out)
+    crop = partial(_crop_in_jax, boxes=boxes, **static)
+    return out, jax.jvp(crop, (groups,), (tangent,))[1]
+
+
+ad.primitive_jvps[_crop_p] = _derivative
