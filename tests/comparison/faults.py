@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxsr.comparison.workload import SingleWorkload, LanguageWorkload, Workload
+from jaxsr.comparison.workload import LanguageWorkload, SingleWorkload, Workload
 from jaxsr.models.registry import random_network
 
 

@@ -72,9 +72,9 @@ def test_a_class_without_weights_is_compared(engines, tmp_path, name, words):
     ("name", "words"),
     [
         ("Four", "takes no picture of 1 or 3 channels; give its inputs, such as --input"),
-        ("Branch", "compared_nets.py:28 `return x if x.mean() > 9"),
+        ("Branch", "compared_nets.py:26 `return x if x.mean() > 9"),
         ("Wrong", "failed: RuntimeError"),
-        ("Wrong", "(compared_nets.py:33); give inputs"),
+        ("Wrong", "(compared_nets.py:31); give inputs"),
         ("Words", "returned a str, not a tensor"),
     ],
 )
