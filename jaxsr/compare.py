@@ -29,6 +29,14 @@ def _compare(arguments: list[str]) -> int | None:
     if len(arguments) >= 2 and all(Path(word).is_dir() for word in arguments[:2]):
         arguments = ["traces", *arguments]
     name, *rest = arguments or ["--help"]
+    if name in ("trace", "engines") and rest and not rest[0].startswith("-"):
+        raise InputError(
+            f"compare takes its model as an option, as all commands do: {name} --model {rest[0]}"
+        )
+    if name not in COMMANDS and Path(name).is_dir():
+        missing = [word for word in rest[:1] if not Path(word).is_dir()]
+        what = f"no folder {missing[0]}" if missing else f"{name} is one folder"
+        raise InputError(f"{what}; give the folders of two traces, or {', '.join(COMMANDS)}")
     if name in ("-h", "--help"):
         print("usage: python -m jaxsr.compare WHAT [OPTIONS]\n")
         print("\n".join(f"  {what:<10}{meaning}" for what, (_, meaning) in COMMANDS.items()))

@@ -120,7 +120,7 @@ def _primitive(name: str, kernel: str, plain: Any) -> Any:
             call = RowsCall(
                 kernel=target,
                 shape=(len(pictures), *size, pictures.shape[-1]),
-                has_rows=(True, True, True),
+                axes=("n", "n", "n"),
                 channels_last=(False,) * 3,
                 options=(("version", version),),
             )

@@ -36,6 +36,7 @@ INTEROP_OF_MODELS = {
     "jaxsr.interop.bounded_read",
     "jaxsr.interop.errors",
     "jaxsr.interop.host_arrays",
+    "jaxsr.interop.module_copy",
     "jaxsr.interop.train.objective",
     "jaxsr.interop.sealed_json",
     "jaxsr.interop.sharding_rules",

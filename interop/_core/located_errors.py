@@ -96,7 +96,10 @@ def _frames(error: BaseException) -> list[types.TracebackType]:
 
 
 def _is_users(entry: types.TracebackType) -> bool:
-    return is_users_file(entry.tb_frame.f_code.co_filename)
+    code = entry.tb_frame.f_code
+    # A torch function mode, such as a recorder, stands between the module's line and torch.
+    between = code.co_name in ("__torch_function__", "__torch_dispatch__")
+    return not between and is_users_file(code.co_filename)
 
 
 def is_users_file(file: str) -> bool:

@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 from jaxsr.checking.config import CheckConfig
-from jaxsr.checking.example_inputs import Example, example_inputs, parse_inputs, settle
 from jaxsr.interop.atomic_write import atomic_write
+from jaxsr.models.example_inputs import Example, example_inputs, parse_inputs, settle
 from jaxsr.models.load import load_model
 from jaxsr.models.registry import LoadedModel
 

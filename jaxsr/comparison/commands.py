@@ -91,6 +91,7 @@ def trace(arguments: list[str]) -> int:
 
     forced = None if options.tokens_of is None else load_trace(options.tokens_of).tokens
     workload = load_workload(options)
+    _say_weights(options)
     recorded = make_trace(
         workload,
         open_backend(workload, options.side()),
@@ -138,6 +139,7 @@ def engines(arguments: list[str]) -> int:
     from jaxsr.comparison.workload_loader import load_workload
 
     workload = load_workload(options)
+    _say_weights(options)
     other = None
     if options.model_b is not None:
         other = load_workload(replace(options, model=options.model_b))
@@ -183,6 +185,13 @@ def _prepare(sides: Sequence[BackendSpec]) -> None:
         skip_library_check()
         # The CPU as well: host arrays live there, and two sides may be two platforms.
         jax.config.update("jax_platforms", ",".join(dict.fromkeys((*platforms, "cpu"))))
+
+
+def _say_weights(options: WorkloadOptions) -> None:
+    from jaxsr.comparison.workload_loader import has_random_weights
+
+    if has_random_weights(options):
+        _progress(f"{options.model}: random weights; --weights FILE has others")
 
 
 def _progress(text: str) -> None:

@@ -6,14 +6,16 @@ or the one that another run took, so that two runs can be compared.
 """
 
 import copy
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import nn
 
+from jaxsr.errors import InputError
 from jaxsr.models.cache_entries import has_slots
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -78,26 +80,30 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageWorkload(Workload):
-    """A network that takes one batch of images and runs once."""
+class SingleWorkload(Workload):
+    """A network that runs once."""
 
-    image: np.ndarray = field(repr=False)
-    """float32, (batch, channels, height, width), as the network wants it."""
+    inputs: Inputs = field(repr=False)
+    """Positional and keyword arguments, host arrays: images (batch, channels, height, width)."""
 
     def begin(self) -> Rollout:
-        return _ImageRollout(self.image)
+        return _SingleRollout(self.inputs)
 
     @property
     def steps(self) -> int:
         return 1
 
     def inputs_digest(self) -> str:
-        return _digest([str(self.image.shape), self.image.tobytes()])
+        args, kwargs = self.inputs
+        named = [*enumerate(args), *sorted(kwargs.items())]
+        return _digest(
+            part for name, array in named for part in (f"{name} {array.shape}", array.tobytes())
+        )
 
 
-class _ImageRollout:
-    def __init__(self, image: np.ndarray) -> None:
-        self._next: Inputs | None = ((image,), {})
+class _SingleRollout:
+    def __init__(self, inputs: Inputs) -> None:
+        self._next: Inputs | None = inputs
         self.tokens: list[int] = []
 
     def inputs(self) -> Inputs | None:
@@ -105,7 +111,31 @@ class _ImageRollout:
 
     def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
         self._next = None
-        return np.asarray(outputs[0] if isinstance(outputs, (tuple, list)) else outputs)
+        return np.asarray(first_array(outputs))
+
+
+def first_array(outputs: Any) -> Any:
+    """The first array of a network's output, a list, dictionary or dataclass among others.
+
+    Raises:
+      InputError: there is none.
+    """
+    if hasattr(outputs, "shape") and hasattr(outputs, "dtype"):
+        return outputs
+    values: Any = ()
+    if isinstance(outputs, Mapping):
+        values = outputs.values()
+    elif isinstance(outputs, (tuple, list)):
+        values = outputs
+    elif dataclasses.is_dataclass(outputs):
+        values = [getattr(outputs, part.name) for part in dataclasses.fields(outputs)]
+    for value in values:
+        if value is not None:
+            return first_array(value)
+    raise InputError(
+        f"the network returned a {type(outputs).__name__}, not a tensor; wrap it in a module that "
+        "returns tensors"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

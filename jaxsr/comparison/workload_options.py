@@ -13,6 +13,10 @@ class WorkloadOptions(ModelOptions):
 
     image: Path | None = None
     """Picture for networks that take one. Default: one that comes with the installation."""
+    input: tuple[str, ...] = ()
+    """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT], for networks that take no picture: 2,4,32,32 or
+    ids=int64:2,16:1000, whole numbers below LIMIT. Default: a picture, or what the model's library
+    says."""
     size: int = 64
     """Side in pixels of the picture's middle that is used. Detectors resize the picture to it."""
     prompt: str = "What is the capital of France?"
@@ -26,5 +30,7 @@ class WorkloadOptions(ModelOptions):
         super().__post_init__()
         self.check_at_least(16, "size")
         self.check_at_least(1, "steps")
+        if self.input and self.image is not None:
+            raise InputError("input and image are two ways to say the same; give one of them")
         if not self.prompt:
             raise InputError("prompt is empty; give it some text")

@@ -20,9 +20,11 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.restoration.coverage_rules import rule_of
-from jaxsr.restoration.covered_tensor import Coverage, CoveredTensor, check_version
+from jaxsr.restoration.covered_tensor import Coverage, CoveredTensor, covered_constant, refresh
 
 
 def cover(network: nn.Module, *, channels: int, rows: int, columns: int, axis: int) -> Any:
@@ -48,11 +50,26 @@ def cover(network: nn.Module, *, channels: int, rows: int, columns: int, axis: i
     shape[axis] = rows
     index = torch.arange(rows, dtype=torch.int16).reshape(shape)
     coverage = Coverage(rows=rows, rule_of=rule_of)
-    with torch.no_grad(), _names(network, coverage):
+    with torch.no_grad(), _names(network, coverage), _WrittenConstants(coverage):
         output = network(CoveredTensor(meta, (index, -index), coverage))
+    output = covered_constant(coverage, output)
     if isinstance(output, CoveredTensor):
-        check_version(output)
+        refresh(output)
     return output, coverage
+
+
+class _WrittenConstants(TorchDispatchMode):
+    """Gives constants that results were written into their ranges, wherever they are read."""
+
+    def __init__(self, coverage: Coverage) -> None:
+        super().__init__()
+        self._coverage = coverage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = args, dict(kwargs or {})
+        if self._coverage.written_constants:
+            values = pytree.tree_map(lambda v: covered_constant(self._coverage, v), values)
+        return func(*values[0], **values[1])
 
 
 @contextmanager

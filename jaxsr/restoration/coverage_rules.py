@@ -328,13 +328,14 @@ def _reduction(call: Call) -> Any:
 
 
 def _along(call: Call) -> Any:
-    """Softmax and sorts: each element depends on all of its axis."""
+    """Softmax, sorts and Fourier transforms: each element depends on all of its axes."""
     source, axis = call.args[0], call.argument(1, "dim", -1)
     if call.func.overloadpacket in (aten.topk, aten.kthvalue):
         axis = call.argument(2, "dim", -1)
     is_softmax = call.func.overloadpacket in (aten._softmax, aten.softmax)
     hidden = source.hidden if is_softmax and not source.weights else None
-    ranges = reduced(without_hidden(source.range, hidden), [axis % source.ndim])
+    axes = [axis] if isinstance(axis, int) else axis
+    ranges = reduced(without_hidden(source.range, hidden), [a % source.ndim for a in axes])
     if isinstance(call.meta, Tensor):
         return Scores(ranges, hidden, weights=True)
     return [ranges] * len(call.meta)

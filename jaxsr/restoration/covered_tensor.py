@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from jaxsr.restoration.coverage_ranges import Range
+from jaxsr.restoration.coverage_ranges import EMPTY, Range, each_end, squeezed
 from jaxsr.restoration.live_values import LiveValues
 
 _MOST_CHECKED = 2**16
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class NotAnalysedError(Exception):
-    """The network does what ranges cannot follow: it branches on values, or writes into views."""
+    """The network does what ranges cannot follow, such as a branch on a value."""
 
 
 @dataclass(eq=False)
@@ -31,6 +31,8 @@ class Coverage:
     """The rule of an operator."""
     global_operation: str | None = None
     """The first operation whose every result depends on all rows, and no input on a quarter."""
+    surely_global: bool = False
+    """Whether an operation with a rule is that, before any without."""
     position_operations: list[str] = field(default_factory=list)
     """Operations that may treat rows by their position, in order of execution."""
     unknown_operations: list[str] = field(default_factory=list)
@@ -40,6 +42,9 @@ class Coverage:
     path: list[str] = field(default_factory=list)
     """Submodules that are running, by name and class."""
     versions: dict[int, int] = field(default_factory=dict)
+    """How often each memory was written, by its address."""
+    written_constants: "dict[int, tuple[Tensor, CoveredTensor]]" = field(default_factory=dict)
+    """Constants that results were written into, and their memory, by the address of the first."""
 
     def place(self, operation: str) -> str:
         """An operation as messages name it."""
@@ -57,15 +62,28 @@ class CoveredTensor(Tensor):
     """Whether softmax has made weights of the scores."""
     coverage: Coverage
     version: int
+    """Of its memory, when `range` was found."""
+    base: "CoveredTensor | None"
+    """The tensor whose memory this one views."""
+    elements: Range | None
+    """Of each element of the memory, once a part of it was written; of a base alone."""
 
     @staticmethod
-    def __new__(cls, meta: Tensor, range: Range, coverage: Coverage) -> "CoveredTensor":
+    def __new__(
+        cls,
+        meta: Tensor,
+        range: Range,
+        coverage: Coverage,
+        *,
+        base: "CoveredTensor | None" = None,
+    ) -> "CoveredTensor":
         made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(),
             dtype=meta.dtype, device=torch.device("cpu"),
         )  # fmt: skip
         made.meta, made.range, made.coverage = meta, range, coverage
         made.hidden, made.weights = None, False
+        made.base, made.elements = base, None
         made.version = coverage.versions.setdefault(_storage(meta), 0)
         coverage.live.hold(made, meta)
         return made
@@ -119,7 +137,7 @@ def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     covered = [value for value in flat if isinstance(value, CoveredTensor)]
     coverage = covered[0].coverage
     for value in covered:
-        check_version(value)
+        refresh(value)
     try:
         meta = func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
     except (NotImplementedError, RuntimeError) as error:
@@ -133,7 +151,7 @@ def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if func._schema.is_mutable:
         return _written(call, args[0], ranges, scores)
     if isinstance(meta, Tensor):
-        made = CoveredTensor(meta, ranges, coverage)
+        made = CoveredTensor(meta, ranges, coverage, base=_viewed(meta, covered))
         if scores:
             made.hidden, made.weights = scores.hidden, scores.weights
         _note_global(call, made)
@@ -141,7 +159,7 @@ def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if isinstance(ranges, tuple) and len(ranges) == 2 and isinstance(ranges[0], Tensor):
         ranges = [ranges] * len(meta)  # one range for each of several results
     results = [
-        CoveredTensor(m, r, coverage) if isinstance(m, Tensor) else m
+        CoveredTensor(m, r, coverage, base=_viewed(m, covered)) if isinstance(m, Tensor) else m
         for m, r in zip(meta, ranges, strict=True)
     ]
     if isinstance(results[0], CoveredTensor):
@@ -149,9 +167,37 @@ def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return type(meta)(results) if isinstance(meta, tuple | list) else results
 
 
-def check_version(value: CoveredTensor) -> None:
-    if value.coverage.versions[_storage(value.meta)] != value.version:
-        raise NotAnalysedError("a write through a view")
+def _viewed(meta: Tensor, covered: Sequence[CoveredTensor]) -> CoveredTensor | None:
+    """Whose memory a result has."""
+    source = next((v for v in covered if _storage(v.meta) == _storage(meta)), None)
+    return source if source is None or source.base is None else source.base
+
+
+def refresh(value: CoveredTensor) -> None:
+    """Reads the ranges again where something was written into the tensor's memory."""
+    version = value.coverage.versions[_storage(value.meta)]
+    if value.version != version:
+        value.range = each_end(_elements(value), lambda r: squeezed(_view(r, value.meta)))
+        value.hidden, value.weights, value.version = None, False, version
+
+
+def _elements(value: CoveredTensor) -> Range:
+    """The ranges of all elements of its memory."""
+    base = value if value.base is None else value.base
+    if base.elements is None:
+        count = base.meta.untyped_storage().nbytes() // base.meta.element_size()
+        base.elements = _empty(count), _empty(count)
+        for elements, ends in zip(base.elements, base.range, strict=True):
+            _view(elements, base.meta).copy_(ends)
+    return base.elements
+
+
+def _empty(count: int) -> Tensor:
+    return torch.full((count,), EMPTY, dtype=torch.int16)
+
+
+def _view(elements: Tensor, like: Tensor) -> Tensor:
+    return elements.as_strided(like.shape, like.stride(), like.storage_offset())
 
 
 def _to_meta(value: Any) -> Any:
@@ -163,17 +209,41 @@ def _to_meta(value: Any) -> Any:
 
 
 def _written(call: "Call", target: Any, ranges: Any, scores: "Scores | None") -> Any:
-    """An operation in place: other views of the same memory may not be read any more."""
+    """An operation in place; other tensors in the same memory are refreshed when they are read."""
     if not isinstance(target, CoveredTensor):
-        raise NotAnalysedError("a write into a constant")
+        target = _written_constant(call.coverage, target)
     before, after = target.range, ranges
     if any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+        if target.base is not None or target.elements is not None:
+            for elements, ends in zip(_elements(target), after, strict=True):
+                _view(elements, target.meta).copy_(ends)
         storage = _storage(target.meta)
         call.coverage.versions[storage] += 1
         target.version = call.coverage.versions[storage]
     target.range = ranges
     target.hidden, target.weights = (scores.hidden, scores.weights) if scores else (None, False)
     return target
+
+
+def _written_constant(coverage: Coverage, constant: Tensor) -> CoveredTensor:
+    """A constant from where on it depends on the picture."""
+    if _storage(constant) not in coverage.written_constants:
+        storage = constant.untyped_storage()
+        count = storage.nbytes() // constant.element_size()
+        meta = torch.empty(count, dtype=constant.dtype, device="meta")
+        memory = CoveredTensor(meta, (_empty(1), _empty(1)), coverage)
+        coverage.written_constants[_storage(constant)] = constant, memory  # kept: an address
+    return covered_constant(coverage, constant)
+
+
+def covered_constant(coverage: Coverage, value: Any) -> Any:
+    """A constant that results were written into, as a tensor with ranges; else the value itself."""
+    plain = isinstance(value, Tensor) and not isinstance(value, CoveredTensor)
+    if not plain or _storage(value) not in coverage.written_constants:
+        return value
+    memory = coverage.written_constants[_storage(value)][1]
+    ranges = each_end(_elements(memory), lambda r: squeezed(_view(r, value)))
+    return CoveredTensor(_view(memory.meta, value), ranges, coverage, base=memory)
 
 
 def _note_global(call: "Call", made: CoveredTensor) -> None:
@@ -183,6 +253,7 @@ def _note_global(call: "Call", made: CoveredTensor) -> None:
         if all(span.max() < coverage.rows // 4 for span in spans):
             name = call.func.overloadpacket.__name__
             coverage.global_operation = f"{coverage.place(name)} depends on the whole picture"
+            coverage.surely_global = not coverage.unknown_operations
 
 
 def _is_everything(range: Range, rows: int) -> bool:

@@ -175,7 +175,9 @@ class _Measurement:
             scale = _scale(self._network, output, self._channels, rows, columns, axis)
             first, last = _per_output(output, axis, rows * scale)
             margin, period = _margin_and_period(first, last, scale)
-            if margin is None and coverage.unknown_operations:
+            local = (coverage.global_operation or "view").startswith(_LOCAL)
+            sure = coverage.surely_global and not local
+            if margin is None and coverage.unknown_operations and not sure:
                 raise NotAnalysedError(coverage.unknown_operations[0])
             axis_reach = _Axis(
                 scale=scale,
@@ -186,7 +188,7 @@ class _Measurement:
                 or f"it reads more than {_LENGTHS[-1] * 2 // 5} pixels",
                 live=math.ceil(coverage.live.most / (rows * columns)),
             )
-            if margin is not None or not (coverage.global_operation or "view").startswith(_LOCAL):
+            if margin is not None or not local:
                 break
         assert axis_reach is not None
         return axis_reach

@@ -1,6 +1,8 @@
 """Runs batches as JAX programs, one for each shape, split over a mesh."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
+from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fused_convolution import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
@@ -16,6 +19,15 @@ from jaxsr.interop.module import to_jax
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Around, Collect, only_network
+
+
+@contextlib.contextmanager
+def _naming_torch() -> Iterator[None]:
+    """Says of what JAX refuses that the other engine runs it."""
+    try:
+        yield
+    except UnsupportedTorchError as error:
+        raise UnsupportedTorchError(f"{error}; --engine torch runs the network as it is") from error
 
 
 class JaxRunner:
@@ -45,11 +57,12 @@ class JaxRunner:
         self.platform = platform_name(device.platform)
         self.programs: set[tuple[int, ...]] = set()
         self._mesh, self._rows = mesh, batch_sharding(mesh)
-        self._model = to_jax(
-            network.eval(),
-            compute_dtype=None if dtype == "float32" else jnp.dtype(dtype),
-            lane_folding=choose_folding(lane_folding, device),
-        )
+        with _naming_torch():
+            self._model = to_jax(
+                network.eval(),
+                compute_dtype=None if dtype == "float32" else jnp.dtype(dtype),
+                lane_folding=choose_folding(lane_folding, device),
+            )
 
         def run(state: Any, batch: jax.Array, named: dict[str, Any]) -> jax.Array:
             def apply(x: jax.Array) -> jax.Array:
@@ -68,7 +81,8 @@ class JaxRunner:
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
         """See `Runner.submit`."""
         self.programs.add(batch.shape)
-        result = self._run(self._state, *jax.device_put((batch, named), self._rows))
+        with _naming_torch():
+            result = self._run(self._state, *jax.device_put((batch, named), self._rows))
         return lambda: np.asarray(result)
 
     def lower(

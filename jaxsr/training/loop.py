@@ -230,6 +230,8 @@ class _Run:
             saved = f"the state of step {step - 1} is saved"
             again = f"go on with --branch-from {self.out} --out NEW"
         mend, cause = "Lower --lr, set --clip-norm, or train in float32", str(error)
+        if step == 1:  # the weights are the first ones: no learning rate had a part in it
+            mend = "Look for NaN or a division by zero in the data, the loss and the network"
         if isinstance(error, IndexOutsideError):
             mend, cause = "Mend the labels, or the number of classes", f"{error} at step {step}"
         raise TrainingError(f"{cause}; {saved}. {mend}, and {again}")

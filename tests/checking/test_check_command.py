@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from jaxsr import check
-from jaxsr.checking.example_inputs import parse_inputs
+from jaxsr.models.example_inputs import parse_inputs
 
 LINEAR = ("--model", "torch.nn:Linear", "--model-options", '{"in_features": 4, "out_features": 2}')
 

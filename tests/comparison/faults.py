@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxsr.comparison.workload import ImageWorkload, LanguageWorkload, Workload
+from jaxsr.comparison.workload import LanguageWorkload, SingleWorkload, Workload
 from jaxsr.models.registry import random_network
 
 
@@ -57,8 +57,8 @@ def make_workload(family: str, *, steps: int = 2, side_px: int = 24) -> Workload
     build = {"mshnet": _mshnet, "fast-srgan": _fast_srgan, "span": _span}[family]
     image = np.random.default_rng(3).uniform(-1, 1, (1, 3, side_px, side_px)).astype(np.float32)
     network = random_network(family, build=build)
-    return ImageWorkload(
-        family=family, model="test", network=network, inputs_text="noise", image=image
+    return SingleWorkload(
+        family=family, model="test", network=network, inputs_text="noise", inputs=((image,), {})
     )
 
 

@@ -142,7 +142,7 @@ def test_a_constant_that_is_no_buffer(subject):
     for shift in (0.0, 1.0):
         torch.manual_seed(0)
         networks.append(Table(shift).requires_grad_(False).eval())
-    first = replace(make_workload("span"), network=networks[0], image=image)
+    first = replace(make_workload("span"), network=networks[0], inputs=((image,), {}))
     for side in (TORCH, JAX):
         comparison, *_ = compare_engines(
             first, TORCH, side, other=replace(first, network=networks[1])

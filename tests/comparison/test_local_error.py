@@ -9,7 +9,7 @@ from torch import nn
 
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.compare_engines import compare_engines
-from jaxsr.comparison.workload import ImageWorkload
+from jaxsr.comparison.workload import SingleWorkload
 
 TORCH = BackendSpec(engine="torch", platform="cpu")
 NARROW = BackendSpec(engine="torch", platform="cpu", dtype="bfloat16")
@@ -17,8 +17,8 @@ NARROW = BackendSpec(engine="torch", platform="cpu", dtype="bfloat16")
 
 def subject_of(network, *shape):
     image = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    return ImageWorkload(
-        family="test", model="", network=network.eval(), inputs_text="", image=image
+    return SingleWorkload(
+        family="test", model="", network=network.eval(), inputs_text="", inputs=((image,), {})
     )
 
 

@@ -13,7 +13,7 @@ from jaxsr.comparison.jax_backend import JaxBackend
 from jaxsr.comparison.op_recorder import OpRecorder, StatisticsObserver
 from jaxsr.comparison.torch_backend import TorchBackend
 from jaxsr.comparison.trace import make_trace
-from jaxsr.comparison.workload import ImageWorkload
+from jaxsr.comparison.workload import SingleWorkload
 from jaxsr.interop import to_jax
 from jaxsr.interop.hooks import run_torch, watched
 from jaxsr.interop.host_arrays import to_numpy
@@ -115,8 +115,8 @@ class Tricky(nn.Module):
 def tricky():
     torch.manual_seed(0)
     image = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    return ImageWorkload(
-        family="Tricky", model="", network=Tricky().eval(), inputs_text="", image=image
+    return SingleWorkload(
+        family="Tricky", model="", network=Tricky().eval(), inputs_text="", inputs=((image,), {})
     )
 
 

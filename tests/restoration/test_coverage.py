@@ -32,6 +32,14 @@ def windows(x: Tensor, side: int = 4) -> Tensor:
     return parts.reshape(n, c, h, w)
 
 
+def filtered_windows(x: Tensor) -> Tensor:
+    """A filter in the frequencies of windows of 8 by 8 pixels, as FFTformer has."""
+    n, c, h, w = x.shape
+    parts = x.view(n, c, h // 8, 8, w // 8, 8).transpose(3, 4)
+    frequencies = torch.fft.rfft2(parts) * torch.linspace(1, 2, 5)
+    return torch.fft.irfft2(frequencies, s=(8, 8)).transpose(3, 4).reshape(x.shape)
+
+
 def channel_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x.permute(0, 2, 3, 1), (3,)).permute(0, 3, 1, 2)
 
@@ -46,6 +54,23 @@ def written(x: Tensor) -> Tensor:
     y = x.clone()
     y.view(-1).add_(F.avg_pool2d(x, 3, 1, 1).flatten())
     return y
+
+
+def written_channels(x: Tensor) -> Tensor:
+    """As PLKSR does: some channels are replaced; views made before see it."""
+    y = x.clone()
+    first, rows = y[:, :2], y.permute(0, 2, 3, 1)
+    first[:, 1] = F.avg_pool2d(first[:, 1], 3, 1, 1)
+    y[:, 2:].mul_(2)
+    return rows.permute(0, 3, 1, 2) + F.max_pool2d(first, 5, 1, 2).sum(1, keepdim=True)
+
+
+def stitched(x: Tensor) -> Tensor:
+    """Halves that are computed apart and written into zeros."""
+    result, half = torch.zeros(x.shape), x.shape[2] // 2
+    for part in (slice(0, half), slice(half, None)):
+        result[:, :, part] = F.avg_pool2d(x[:, :, part], 3, 1, 1)
+    return result.flip(2)
 
 
 torch.manual_seed(0)
@@ -70,10 +95,14 @@ CASES = {
     "roll": Function(lambda x: torch.roll(x, (3, -2), (2, 3))),
     "flip": Function(lambda x: x + x.flip(2)),
     "windows": Function(windows),
+    "filtered windows": Function(filtered_windows),
     "channel norm": Function(channel_norm),
     "in place": Function(lambda x: F.avg_pool2d(x, 3, 1, 1).add_(x).relu_() + 1),
     "where": Function(lambda x: torch.where(F.avg_pool2d(x, 5, 1, 2) > 0, x, x * 0.5)),
     "attention": Function(fused_attention),
+    "a write through a view": Function(written),
+    "written channels": Function(written_channels),
+    "stitched": Function(stitched),
     "mean": Function(lambda x: x * x.mean((2, 3), keepdim=True)),
     "instance norm": nn.InstanceNorm2d(3),
     "unfold": Function(lambda x: F.fold(F.unfold(x, 3, padding=1), x.shape[2:], 1)),
@@ -108,7 +137,8 @@ def _nan(picture, axis, row):
 
 
 @pytest.mark.parametrize("name", ["convolution", "dilated, grouped", "pixel shuffle", "bilinear",
-                                  "pools", "reflection", "windows"])  # fmt: skip
+                                  "pools", "reflection", "windows", "a write through a view",
+                                  "written channels", "stitched"])  # fmt: skip
 def test_ranges_are_no_wider_than_a_nan_reaches(name):
     network, rows = CASES[name].eval(), 24
     output, _ = cover(network, channels=3, rows=rows, columns=16, axis=2)
@@ -154,8 +184,6 @@ def test_what_cannot_be_followed_is_probed():
 
     with pytest.raises(NotAnalysedError):
         cover(Branching(), channels=3, rows=32, columns=32, axis=2)
-    with pytest.raises(NotAnalysedError):
-        cover(Function(written), channels=3, rows=32, columns=32, axis=2)
     reach = measure_reach(Branching(), channels=3)
     assert (reach.margin, reach.period) == (1, 1)
 
@@ -163,6 +191,19 @@ def test_what_cannot_be_followed_is_probed():
 def test_unknown_operators_are_probed():
     network = Function(lambda x: torch.cummax(x.flatten(2), 2).values.view(x.shape) * 0 + x)
     assert measure_reach(network, channels=3).margin is None
+
+
+def test_an_unknown_operator_after_a_mean_is_not_probed(monkeypatch):
+    def codes(x):
+        y = F.instance_norm(x)
+        return y + torch.zeros(x.shape).scatter_(1, y.argmin(1, keepdim=True), 1)
+
+    def probed(_measurement):
+        raise AssertionError("probed")
+
+    monkeypatch.setattr("jaxsr.restoration.receptive_field._Measurement._probed", probed)
+    reach = measure_reach(Function(codes), channels=3)
+    assert reach.margin is None and "batch_norm" in reach.cause
 
 
 def test_the_reach_of_an_architecture_is_measured_once(monkeypatch, tmp_path):

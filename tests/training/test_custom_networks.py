@@ -219,7 +219,7 @@ WRONG = {
     ),
     "loss not a number": (
         ["--loss", f"l1=1,{HERE}:not_a_number=1"],
-        r"generator/\S+ is nan at step 1; nothing to save",
+        r"generator/\S+ is nan at step 1; nothing to save before step 1\. Look for NaN",
     ),
     "adversarial alone": (["--loss", "l1=1,adversarial=1"], "needs --discriminator"),
     "discriminator alone": (["--discriminator", f"{HERE}:Discriminator"], "needs --discriminator"),

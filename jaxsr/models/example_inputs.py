@@ -1,4 +1,4 @@
-"""Inputs of a check: as `--input` states them, or from what the model says of itself."""
+"""Inputs of a model: as `--input` states them, or from what the model says of itself."""
 
 import inspect
 import re
