@@ -117,7 +117,7 @@ def moments_by_torch(x: jax.Array, *, by_row: bool) -> bool:
 
 
 _LEAST_SCORES = 1 << 15
-"""Pairs of a query and a key from which on torch computes attention: it takes half the time, and
+"""Pairs of a query and a key from which on torch computes attention: it is faster there, and
 a call costs as much as XLA takes for about 10,000."""
 
 
@@ -130,18 +130,3 @@ def attends_by_torch(q: jax.Array, k: jax.Array) -> bool:
     """
     scores = q.size // q.shape[-1] * k.shape[1]
     return enabled() and q.dtype.name in ("float32", "float64") and scores >= _LEAST_SCORES
-
-
-_LEAST_PRODUCTS = 1 << 22
-"""Multiplications from which on a call takes less time than what XLA copies."""
-
-
-def weight_of_rows_by_torch(x: jax.Array, shape: Sequence[int]) -> bool:
-    """Whether torch's product is called for the gradient of a linear layer's weight.
-
-    Args:
-      x: (N, ..., I), the layer's input.
-      shape: of the weight, (O, I).
-    """
-    is_float = x.dtype.name in ("float32", "float64")
-    return enabled() and is_float and x.size * shape[0] >= _LEAST_PRODUCTS

@@ -1,7 +1,7 @@
 """Scaled dot-product attention as a JAX function, which torch computes on CPUs.
 
-Torch's kernel there (`interop/cpu_kernels`) goes through the keys block by block: it takes half of
-the time of XLA's products and sums, and its gradient needs no matrix of scores from memory.
+Torch's kernel there (`interop/cpu_kernels`) goes through the keys block by block. It is faster than
+XLA's products and sums, and its gradient needs no matrix of scores from memory.
 """
 
 import functools

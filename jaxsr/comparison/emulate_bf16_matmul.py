@@ -16,13 +16,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.core import primitives as known
 
 from jaxsr.errors import InputError
-from jaxsr.interop.lowerings import dot_product_attention, linear
+from jaxsr.interop.lowerings import dot_product_attention
 from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
 
-PRODUCTS = (
-    known.dot_general_p, known.conv_general_dilated_p, convolution_p, biased_p, linear.change_p,
-    linear.gradient_p,
-)  # fmt: skip
+PRODUCTS = (known.dot_general_p, known.conv_general_dilated_p, convolution_p, biased_p)
 """Their first two operands are multiplied."""
 _CALLS = {
     known.jit_p: "jaxpr",
