@@ -178,11 +178,18 @@ class TaskData:
         """The global batch that a function gives for a step."""
         with located(f"{self.name} for step {step}"):
             _seed(self.seed, step, _BATCH)
-            batch = self.source(step)
+            try:
+                batch = self.source(step)
+            except StopIteration as error:
+                raise InputError(
+                    f"{self.name} ended before step {step}, but the run needs more; return a batch "
+                    "for every step, or give fewer --steps"
+                ) from error
         if not isinstance(batch, Mapping) or not batch:
             raise InputError(
                 f"{self.name} for step {step} gave a {type(batch).__name__}; a function of the "
-                "step number returns a dictionary of arrays, a row for each sample"
+                "step number returns a dictionary of arrays, a row for each sample, for every step of "
+                "--steps"
             )
         return {
             str(n): to_array(v, f"{self.name} for step {step}: {n!r}") for n, v in batch.items()

@@ -182,7 +182,7 @@ class SingleNetwork(Objective):
         if not isinstance(self.network, nn.Module):
             raise InputError(
                 f"{type(task).__name__}.network returned a {type(self.network).__name__}, not a "
-                "torch module"
+                "torch module; return an object such as nn.Linear(3, 1)"
             )
         # A function, which copies of the module share: the task holds the data.
         self._loss = lambda network, batch: loss_and_metrics(task, network, batch)

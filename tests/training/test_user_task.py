@@ -312,7 +312,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
         (["fit_task:Plain"], "fit_task:Plain is no task: make it a subclass of jaxsr.Task"),
         (["fit_task:NoOptions"], "Config must be a subclass of jaxsr.TaskConfig"),
         (["fit_task:NoData"], "NoData defines no train_data"),
-        (["fit_task:NoNetwork"], "NoNetwork.network returned a int, not a torch module"),
+        (
+            ["fit_task:NoNetwork"],
+            "NoNetwork.network returned a int, not a torch module; return an object such as",
+        ),
         (["fit_task:Lazy"], "Lazy: network is a LazyLinear, whose sizes are known after a first"),
         (["fit_task:Fails"], "Fails.network failed: OSError: no weights (fit_task.py:"),
         (["fit_task:Vector"], "returned a tensor of shape (8, 1), torch.float32; return one float"),
