@@ -188,8 +188,8 @@ class TaskData:
         if not isinstance(batch, Mapping) or not batch:
             raise InputError(
                 f"{self.name} for step {step} gave a {type(batch).__name__}; a function of the "
-                "step number returns a dictionary of arrays, a row for each sample, for every step of "
-                "--steps"
+                "step number returns a dictionary of arrays, a row for each sample, for every "
+                "step of --steps"
             )
         return {
             str(n): to_array(v, f"{self.name} for step {step}: {n!r}") for n, v in batch.items()
@@ -232,7 +232,8 @@ def _length(source: Any, name: str) -> int:
     except (TypeError, NotImplementedError) as error:
         raise InputError(f"{name} returned data without a length ({one_line(error)})") from error
     if length == 0:
-        raise InputError(f"{name} returned data without an item; check what --data names")
+        option = "--val" if name.endswith("validation_data") else "--data"
+        raise InputError(f"{name} returned data without an item; check what {option} names")
     if length >= 2**40:
         raise InputError(f"{name} returned data that repeats itself; leave repeat() out")
     return length

@@ -138,7 +138,8 @@ def _nan(picture, axis, row):
 
 @pytest.mark.parametrize("name", ["convolution", "dilated, grouped", "pixel shuffle", "bilinear",
                                   "pools", "reflection", "windows", "filtered windows",
-                                  "a write through a view", "written channels", "stitched"])  # fmt: skip
+                                  "a write through a view", "written channels",
+                                  "stitched"])  # fmt: skip
 def test_ranges_are_no_wider_than_a_nan_reaches(name):
     network, rows = CASES[name].eval(), 24
     output, _ = cover(network, channels=3, rows=rows, columns=16, axis=2)

@@ -150,7 +150,7 @@ def test_the_ensemble_averages_the_eight_symmetries(network, batch, options):
 def test_of_what_jax_refuses_the_other_engine_is_named_and_runs_it(kind, batch):
     torch.manual_seed(0)
     network = kind()
-    with pytest.raises(UnsupportedTorchError, match="; --engine torch runs the network as it is$"):
+    with pytest.raises(UnsupportedTorchError, match=r"; --engine torch runs the network as it is$"):
         open_runner(network, ENGINES["jax"]).submit(batch)()
     result = open_runner(network, ENGINES["torch"]).submit(batch)()
     np.testing.assert_allclose(result, plain(network, batch), atol=1e-5)

@@ -160,10 +160,12 @@ def test_functions_of_the_step():
     with pytest.raises(InputError, match="gave a list; a function of the step number returns"):
         take(open_data(lambda step: [1]), 1)
     ends = iter([{"x": np.zeros((4, 2))}])
-    with pytest.raises(InputError, match="ended before step 1, but the run needs more; .* --steps"):
+    with pytest.raises(
+        InputError, match=r"ended before step 1, but the run needs more; .* --steps"
+    ):
         take(open_data(lambda step: next(ends)), 2)
     with pytest.raises(
-        InputError, match="for step 1 gave a NoneType; .* for every step of --steps"
+        InputError, match=r"for step 1 gave a NoneType; .* for every step of --steps"
     ):
         take(open_data(lambda step: None if step else {"x": np.zeros((4, 2))}), 2)
 
