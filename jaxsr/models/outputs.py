@@ -12,12 +12,13 @@ from typing import Any
 from jaxsr.errors import InputError
 
 
-def tensors_of(output: Any) -> list[Any]:
+def tensors_of(output: Any, *, name: str = "the network") -> list[Any]:
     """The tensors of a network's output, in its order.
 
     Args:
       output: a tensor, a list or tuple of tensors, or a mapping (`ModelOutput`) or dataclass of
         one tensor.
+      name: of the network, for errors.
 
     Raises:
       InputError: it is something else.
@@ -34,18 +35,18 @@ def tensors_of(output: Any) -> list[Any]:
             return values
         names = ", ".join(map(str, parts))
         raise InputError(
-            f"the network returned a {type(output).__name__} of {names}; wrap it in a module that "
+            f"{name} returned a {type(output).__name__} of {names}; wrap it in a module that "
             "returns the one that is its answer"
         )
     if isinstance(output, (list, tuple)) and output and all(map(_is_tensor, output)):
         return [*output]
     raise InputError(
-        f"the network returned a {type(output).__name__}, not a tensor; wrap it in a module that "
+        f"{name} returned a {type(output).__name__}, not a tensor; wrap it in a module that "
         "returns the one that is its answer"
     )
 
 
-def answer_of(output: Any) -> Any:
+def answer_of(output: Any, *, name: str = "the network") -> Any:
     """The tensor that a network answers with: the first of the largest, where it gives several.
 
     Pictures and maps, (n, c, h, w), come before features of fewer axes, whose sides may be larger.
@@ -53,7 +54,7 @@ def answer_of(output: Any) -> Any:
     Raises:
       InputError: see `tensors_of`.
     """
-    return max(tensors_of(output), key=lambda one: (len(one.shape), one.shape[-2:]))
+    return max(tensors_of(output, name=name), key=lambda one: (len(one.shape), one.shape[-2:]))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -22,7 +22,7 @@ from jaxsr.runtime.runner import Around, Collect, only_network
 
 
 @contextlib.contextmanager
-def _naming_torch() -> Iterator[None]:
+def naming_torch() -> Iterator[None]:
     """Says of what JAX refuses that the other engine runs it."""
     try:
         yield
@@ -57,12 +57,11 @@ class JaxRunner:
         self.platform = platform_name(device.platform)
         self.programs: set[tuple[int, ...]] = set()
         self._mesh, self._rows = mesh, batch_sharding(mesh)
-        with _naming_torch():
-            self._model = to_jax(
-                network.eval(),
-                compute_dtype=None if dtype == "float32" else jnp.dtype(dtype),
-                lane_folding=choose_folding(lane_folding, device),
-            )
+        self._model = to_jax(
+            network.eval(),
+            compute_dtype=None if dtype == "float32" else jnp.dtype(dtype),
+            lane_folding=choose_folding(lane_folding, device),
+        )
 
         def run(state: Any, batch: jax.Array, named: dict[str, Any]) -> jax.Array:
             def apply(x: jax.Array) -> jax.Array:
@@ -81,7 +80,7 @@ class JaxRunner:
     def submit(self, batch: np.ndarray, **named: np.ndarray) -> Collect:
         """See `Runner.submit`."""
         self.programs.add(batch.shape)
-        with _naming_torch():
+        with naming_torch():
             result = self._run(self._state, *jax.device_put((batch, named), self._rows))
         return lambda: np.asarray(result)
 

@@ -69,12 +69,13 @@ def open_runner(
         device = torch_device(options.platform)
         return TorchRunner(network, device=device, dtype=options.dtype, around=around)
     from jaxsr.interop.mesh import make_mesh
-    from jaxsr.runtime.jax_runner import JaxRunner
+    from jaxsr.runtime.jax_runner import JaxRunner, naming_torch
 
-    return JaxRunner(
-        network,
-        mesh=make_mesh(options.mesh_shape),
-        dtype=options.dtype,
-        around=around,
-        lane_folding=lane_folding,
-    )
+    with naming_torch():
+        return JaxRunner(
+            network,
+            mesh=make_mesh(options.mesh_shape),
+            dtype=options.dtype,
+            around=around,
+            lane_folding=lane_folding,
+        )

@@ -122,7 +122,7 @@ def try_network(
     """
     shape = tuple(picture.shape)
     with torch.no_grad(), located(f"{option} on pictures {shape}"):
-        answer = answer_of(copy_module(network).eval()(picture))
+        answer = answer_of(copy_module(network).eval()(picture), name=option)
         wrong = hint(tuple(answer.shape))
         if wrong is not None:
             raise InputError(

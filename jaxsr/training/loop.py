@@ -244,6 +244,9 @@ class _Run:
         except IndexOutsideError as error:
             self._keep_steps(done, phase)
             raise IndexOutsideError(f"{error} in the validation of step {done}") from error
+        except (ChangedFileError, InputError):
+            self._keep_steps(done, phase)
+            raise
         self.figures = dict(validation.metrics)
         weights = self.engine.weights()  # a joint operation where parameters are split over hosts
         if jax.process_index():

@@ -178,11 +178,18 @@ class TaskData:
         """The global batch that a function gives for a step."""
         with located(f"{self.name} for step {step}"):
             _seed(self.seed, step, _BATCH)
-            batch = self.source(step)
+            try:
+                batch = self.source(step)
+            except StopIteration as error:
+                raise InputError(
+                    f"{self.name} ended before step {step}, but the run needs more; return a batch "
+                    "for every step, or give fewer --steps"
+                ) from error
         if not isinstance(batch, Mapping) or not batch:
             raise InputError(
                 f"{self.name} for step {step} gave a {type(batch).__name__}; a function of the "
-                "step number returns a dictionary of arrays, a row for each sample"
+                "step number returns a dictionary of arrays, a row for each sample, for every "
+                "step of --steps"
             )
         return {
             str(n): to_array(v, f"{self.name} for step {step}: {n!r}") for n, v in batch.items()
@@ -225,7 +232,8 @@ def _length(source: Any, name: str) -> int:
     except (TypeError, NotImplementedError) as error:
         raise InputError(f"{name} returned data without a length ({one_line(error)})") from error
     if length == 0:
-        raise InputError(f"{name} returned data without an item; check what --data names")
+        option = "--val" if name.endswith("validation_data") else "--data"
+        raise InputError(f"{name} returned data without an item; check what {option} names")
     if length >= 2**40:
         raise InputError(f"{name} returned data that repeats itself; leave repeat() out")
     return length

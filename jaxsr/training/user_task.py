@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
 
+import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
@@ -182,8 +183,9 @@ class SingleNetwork(Objective):
         if not isinstance(self.network, nn.Module):
             raise InputError(
                 f"{type(task).__name__}.network returned a {type(self.network).__name__}, not a "
-                "torch module"
+                "torch module; return an object such as nn.Linear(3, 1)"
             )
+        self._name = f"{type(task).__name__}.loss"
         # A function, which copies of the module share: the task holds the data.
         self._loss = lambda network, batch: loss_and_metrics(task, network, batch)
 
@@ -192,8 +194,18 @@ class SingleNetwork(Objective):
         return {}
 
     def loss(self, shared: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The task's loss."""
-        return self._loss(self.network, batch)
+        """The task's loss.
+
+        Raises:
+          InputError: it depends on no parameter that is trained.
+        """
+        loss, metrics = self._loss(self.network, batch)
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise refusal(
+                f"{self._name} depends on no parameter that is trained; compute it from what "
+                "network(...) returns, without detach(), no_grad() or item()"
+            )
+        return loss, metrics
 
 
 class Evaluation(nn.Module):
@@ -256,6 +268,4 @@ def loss_and_metrics(
 
 def with_long_integers(batch: Batch) -> dict[str, Tensor]:
     """The batch with torch's default integers, which its losses and indexing ask for."""
-    import torch
-
     return {n: t.long() if t.dtype == torch.int32 else t for n, t in batch.items()}

@@ -35,6 +35,14 @@ class Named(Small):
         return [x, x.mean(1), picture] if self.listed else {"picture": picture, "loss": None}
 
 
+class Branching(Small):
+    """Branches on a value, which JAX refuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return 1 - y if float(x.mean()) > 0 else y
+
+
 class Strided(nn.Module):
     """An encoder and decoder: exact only for tiles that start on multiples of 4."""
 

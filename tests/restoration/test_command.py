@@ -259,6 +259,21 @@ def test_what_cannot_start_is_one_line_and_status_2(tmp_path, monkeypatch, capsy
     assert said in error and error.count("\n") == 1
 
 
+def test_of_what_jax_refuses_the_other_engine_is_named_and_restores_it(tmp_path, weights, capsys):
+    Image.fromarray(noise(24, 32, 3)).save(tmp_path / "x.png")
+    model = ["--model", "tests.restoration.networks:Branching", "--weights", str(weights)]
+    words = [str(tmp_path / "x.png"), "--out", str(tmp_path), "--suffix", "_big", *model]
+    assert main([*words, "--platform", "cpu"]) != 0
+    error = capsys.readouterr().err
+    assert "networks.py" in error and "--engine torch runs the network as it is" in error
+    assert not (tmp_path / "x_big.png").exists()
+    assert main([*words, "--platform", "cpu", "--engine", "torch"]) == 0
+    network = networks.Branching()
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    picture = read_picture(tmp_path / "x_big.png").pixels
+    np.testing.assert_array_equal(picture, whole(network, noise(24, 32, 3)))
+
+
 class _Code:
     def __reduce__(self):
         return os.system, ("touch pwned",)

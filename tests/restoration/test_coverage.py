@@ -137,8 +137,9 @@ def _nan(picture, axis, row):
 
 
 @pytest.mark.parametrize("name", ["convolution", "dilated, grouped", "pixel shuffle", "bilinear",
-                                  "pools", "reflection", "windows", "a write through a view",
-                                  "written channels", "stitched"])  # fmt: skip
+                                  "pools", "reflection", "windows", "filtered windows",
+                                  "a write through a view", "written channels",
+                                  "stitched"])  # fmt: skip
 def test_ranges_are_no_wider_than_a_nan_reaches(name):
     network, rows = CASES[name].eval(), 24
     output, _ = cover(network, channels=3, rows=rows, columns=16, axis=2)
@@ -191,6 +192,13 @@ def test_what_cannot_be_followed_is_probed():
 def test_unknown_operators_are_probed():
     network = Function(lambda x: torch.cummax(x.flatten(2), 2).values.view(x.shape) * 0 + x)
     assert measure_reach(network, channels=3).margin is None
+
+
+def test_unknown_operators_that_see_little_have_a_margin():
+    """Without a rule they depend on all rows, which is not certain."""
+    network = Function(lambda x: F.avg_pool2d(torch.cummax(x, 1).values, 3, 1, 1))
+    reach = measure_reach(network, channels=3)
+    assert (reach.margin, reach.period) == (1, 1)
 
 
 def test_an_unknown_operator_after_a_mean_is_not_probed(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from jaxsr.errors import DeviceError
+from jaxsr.errors import DeviceError, UnsupportedTorchError
 from jaxsr.restoration.around_tiles import around_tiles
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Runner, open_runner
@@ -31,6 +31,34 @@ class Several(Small):
     def forward(self, x, scale=None):
         y = super().forward(x, scale)
         return [y[..., ::2, ::2], y]
+
+
+class Branching(Small):
+    """JAX refuses it when it is traced."""
+
+    def forward(self, x, scale=None):
+        y = super().forward(x, scale)
+        return 2 * y if float(x.mean()) > 0 else y
+
+
+class Hooked(Small):
+    """JAX refuses it when it is converted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv.register_full_backward_hook(lambda *_: None)
+
+
+class Wrong(Small):
+    """A mistake, in either engine."""
+
+    def forward(self, x, scale=None):
+        return super().forward(x[:, :2], scale)
+
+
+class Words(Small):
+    def forward(self, x, scale=None):
+        return "words"
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +144,24 @@ def test_the_ensemble_averages_the_eight_symmetries(network, batch, options):
             y = np.rot90(plain(network, np.ascontiguousarray(x)), -turns, (-2, -1))
             results.append(y[..., ::-1] if flipped else y)
     np.testing.assert_allclose(runner.submit(square)(), np.mean(results, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Branching, Hooked])
+def test_of_what_jax_refuses_the_other_engine_is_named_and_runs_it(kind, batch):
+    torch.manual_seed(0)
+    network = kind()
+    with pytest.raises(UnsupportedTorchError, match=r"; --engine torch runs the network as it is$"):
+        open_runner(network, ENGINES["jax"]).submit(batch)()
+    result = open_runner(network, ENGINES["torch"]).submit(batch)()
+    np.testing.assert_allclose(result, plain(network, batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Wrong, Words])
+def test_of_a_mistake_the_other_engine_is_not_named(kind, batch):
+    for options in (ENGINES["jax"], ENGINES["torch"]):
+        with pytest.raises((RuntimeError, ValueError)) as refused:
+            open_runner(kind(), options).submit(batch)()
+        assert "--engine" not in str(refused.value)
 
 
 def test_devices_that_are_not_there(network, monkeypatch):

@@ -209,9 +209,12 @@ WRONG = {
     ),
     "output of several tensors": (
         ["--network", f"{HERE}:Pair"],
-        "returned a dict of picture, other; wrap it",
+        f"--network {HERE}:Pair returned a dict of picture, other; wrap it",
     ),
-    "output no tensor": (["--network", f"{HERE}:Text"], "returned a str, not a tensor"),
+    "output no tensor": (
+        ["--network", f"{HERE}:Text"],
+        f"--network {HERE}:Text returned a str, not a tensor",
+    ),
     "unknown loss": (["--loss", "l3"], "no loss 'l3'"),
     "loss not scalar": (
         ["--loss", f"{HERE}:per_pixel"],

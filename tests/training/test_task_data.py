@@ -159,6 +159,15 @@ def test_functions_of_the_step():
         take(data, 1, batch=8)
     with pytest.raises(InputError, match="gave a list; a function of the step number returns"):
         take(open_data(lambda step: [1]), 1)
+    ends = iter([{"x": np.zeros((4, 2))}])
+    with pytest.raises(
+        InputError, match=r"ended before step 1, but the run needs more; .* --steps"
+    ):
+        take(open_data(lambda step: next(ends)), 2)
+    with pytest.raises(
+        InputError, match=r"for step 1 gave a NoneType; .* for every step of --steps"
+    ):
+        take(open_data(lambda step: None if step else {"x": np.zeros((4, 2))}), 2)
 
 
 Pair = namedtuple("Pair", "image label")

@@ -84,6 +84,28 @@ class Nothing(Fit):
         network(batch["x"])
 
 
+class Apart(Fit):
+    def loss(self, network, batch):
+        return F.mse_loss(network(batch["x"]).detach(), batch["y"])
+
+
+class NothingHeldOut(Fit):
+    def validation_data(self):
+        return []
+
+
+class ShortPoints(Points):
+    def __getitem__(self, index):
+        if index > 10:
+            raise IndexError
+        return super().__getitem__(index)
+
+
+class ShortHeldOut(Fit):
+    def validation_data(self):
+        return ShortPoints(13)
+
+
 class Shapes(Fit):
     def network(self):
         return nn.Linear(4, 1)
@@ -312,11 +334,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
         (["fit_task:Plain"], "fit_task:Plain is no task: make it a subclass of jaxsr.Task"),
         (["fit_task:NoOptions"], "Config must be a subclass of jaxsr.TaskConfig"),
         (["fit_task:NoData"], "NoData defines no train_data"),
-        (["fit_task:NoNetwork"], "NoNetwork.network returned a int, not a torch module"),
+        (
+            ["fit_task:NoNetwork"],
+            "NoNetwork.network returned a int, not a torch module; return an object such as",
+        ),
         (["fit_task:Lazy"], "Lazy: network is a LazyLinear, whose sizes are known after a first"),
         (["fit_task:Fails"], "Fails.network failed: OSError: no weights (fit_task.py:"),
         (["fit_task:Vector"], "returned a tensor of shape (8, 1), torch.float32; return one float"),
         (["fit_task:Nothing"], "Nothing.loss returned NoneType; return a scalar"),
+        (["fit_task:Apart"], "Apart.loss depends on no parameter that is trained; compute it from"),
+        (["fit_task:NothingHeldOut"], "without an item; check what --val names"),
+        (["fit_task:Fit", "--lr", "1e30"], " at step 2; the state of step 1 is saved. Lower --lr"),
         (["fit_task:Shapes"], "fit_task.py"),
         (["fit_task:Names"], "KeyError: 'z'"),
         (["fit_task:NotScalar"], "metrics returned 'error' of shape (8, 1); return scalars"),
@@ -386,3 +414,13 @@ def test_steps_before_damaged_data_are_saved(folder, capsys):
     assert "item 31: 'x' holds NaN" in lines[-1]
     assert "the state of step 3 is saved" in lines
     assert Path("run/checkpoints/3").is_dir()
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_steps_before_damaged_validation_data_are_saved(folder, capsys, engine):
+    words = ["fit_task:ShortHeldOut", "--engine", engine, "--out", "run", "--validate-every", "2"]
+    assert main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "ShortHeldOut.validation_data says that it has 13 items, but ends" in lines[-1]
+    assert "the state of step 2 is saved" in lines
+    assert Path("run/checkpoints/2").is_dir()
