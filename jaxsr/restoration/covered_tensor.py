@@ -43,6 +43,8 @@ class Coverage:
     """Submodules that are running, by name and class."""
     versions: dict[int, int] = field(default_factory=dict)
     """How often each memory was written, by its address."""
+    hidden: set[int] = field(default_factory=set)
+    """Addresses of memory in which a mask hid scores."""
     written_constants: "dict[int, tuple[Tensor, CoveredTensor]]" = field(default_factory=dict)
     """Constants that results were written into, and their memory, by the address of the first."""
 
@@ -153,7 +155,7 @@ def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if isinstance(meta, Tensor):
         made = CoveredTensor(meta, ranges, coverage, base=_viewed(meta, covered))
         if scores:
-            made.hidden, made.weights = scores.hidden, scores.weights
+            _take_scores(made, scores)
         _note_global(call, made)
         return made
     if isinstance(ranges, tuple) and len(ranges) == 2 and isinstance(ranges[0], Tensor):
@@ -212,17 +214,27 @@ def _written(call: "Call", target: Any, ranges: Any, scores: "Scores | None") ->
     """An operation in place; other tensors in the same memory are refreshed when they are read."""
     if not isinstance(target, CoveredTensor):
         target = _written_constant(call.coverage, target)
-    before, after = target.range, ranges
-    if any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+    before, after, storage = target.range, ranges, _storage(target.meta)
+    # Others in the memory may hold what was hidden before, for the same ranges.
+    if storage in call.coverage.hidden or any(
+        a.shape != b.shape or not torch.equal(a, b) for a, b in zip(before, after, strict=True)
+    ):
         if target.base is not None or target.elements is not None:
             for elements, ends in zip(_elements(target), after, strict=True):
                 _view(elements, target.meta).copy_(ends)
-        storage = _storage(target.meta)
         call.coverage.versions[storage] += 1
         target.version = call.coverage.versions[storage]
     target.range = ranges
-    target.hidden, target.weights = (scores.hidden, scores.weights) if scores else (None, False)
+    target.hidden, target.weights = None, False
+    if scores:
+        _take_scores(target, scores)
     return target
+
+
+def _take_scores(tensor: CoveredTensor, scores: Scores) -> None:
+    tensor.hidden, tensor.weights = scores.hidden, scores.weights
+    if scores.hidden is not None:
+        tensor.coverage.hidden.add(_storage(tensor.meta))
 
 
 def _written_constant(coverage: Coverage, constant: Tensor) -> CoveredTensor:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from jaxsr.compare import main
 
@@ -66,6 +67,14 @@ def test_a_class_without_weights_is_compared(engines, tmp_path, name, words):
     assert (status, "random weights" in said) == (0, True)
     report = json.loads((tmp_path / "runs" / "compare-engines" / "comparison.json").read_text())
     assert report["agree"] and report["checked"] >= 1
+
+
+def test_weights_that_are_given_are_not_called_random(engines, tmp_path):
+    from compared_nets import Named  # type: ignore[import-not-found]
+
+    torch.save(Named().state_dict(), tmp_path / "named.pt")
+    status, said = engines("Named", "--weights", "named.pt")
+    assert (status, "random weights" in said) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,29 @@ def stitched(x: Tensor) -> Tensor:
     return result.flip(2)
 
 
+def returned(x: Tensor) -> Tensor:
+    """A constant that was written into, as it is."""
+    result = torch.zeros(x.shape)
+    result[:, :, 1:] = x[:, :, :-1]
+    return result
+
+
+def rewritten(x: Tensor) -> Tensor:
+    """Scores that a mask hid, then written over through a view."""
+    scores = x + torch.where(torch.arange(x.shape[2]) < 8, 0.0, -100.0)[:, None]
+    scores.view(-1).copy_(F.avg_pool2d(x, 3, 1, 1).flatten())
+    return torch.softmax(scores, 2)
+
+
+def replaced(x: Tensor) -> Tensor:
+    """The same, by values that depend on the same rows, through a view from before the mask."""
+    scores = x * 1
+    view = scores.view(-1)
+    scores += torch.where(torch.arange(x.shape[2]) < 8, 0.0, -100.0)[:, None]
+    view.copy_(x.flatten())
+    return torch.softmax(scores, 2)
+
+
 torch.manual_seed(0)
 CASES = {
     "convolution": nn.Conv2d(3, 3, 5, padding=2),
@@ -103,6 +126,9 @@ CASES = {
     "a write through a view": Function(written),
     "written channels": Function(written_channels),
     "stitched": Function(stitched),
+    "returned": Function(returned),
+    "rewritten": Function(rewritten),
+    "replaced": Function(replaced),
     "mean": Function(lambda x: x * x.mean((2, 3), keepdim=True)),
     "instance norm": nn.InstanceNorm2d(3),
     "unfold": Function(lambda x: F.fold(F.unfold(x, 3, padding=1), x.shape[2:], 1)),

@@ -89,6 +89,11 @@ class Apart(Fit):
         return F.mse_loss(network(batch["x"]).detach(), batch["y"])
 
 
+class Infinite(Fit):
+    def loss(self, network, batch):
+        return F.mse_loss(network(batch["x"]), batch["y"]) / 0
+
+
 class NothingHeldOut(Fit):
     def validation_data(self):
         return []
@@ -343,6 +348,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
         (["fit_task:Vector"], "returned a tensor of shape (8, 1), torch.float32; return one float"),
         (["fit_task:Nothing"], "Nothing.loss returned NoneType; return a scalar"),
         (["fit_task:Apart"], "Apart.loss depends on no parameter that is trained; compute it from"),
+        (["fit_task:Infinite"], " at step 1; nothing to save before step 1. Look for NaN or a"),
         (["fit_task:NothingHeldOut"], "without an item; check what --val names"),
         (["fit_task:Fit", "--lr", "1e30"], " at step 2; the state of step 1 is saved. Lower --lr"),
         (["fit_task:Shapes"], "fit_task.py"),
