@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -89,6 +89,17 @@ class CoveredTensor(Tensor):
         made.version = coverage.versions.setdefault(_storage(meta), 0)
         coverage.live.hold(made, meta)
         return made
+
+    if TYPE_CHECKING:  # torch's stubs give Tensor an __init__ of other arguments
+
+        def __init__(
+            self,
+            meta: Tensor,
+            range: Range,
+            coverage: Coverage,
+            *,
+            base: "CoveredTensor | None" = None,
+        ) -> None: ...
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return f"CoveredTensor{tuple(self.shape)}"
