@@ -63,9 +63,9 @@ class RowsCall:
         first = jax.ShapeDtypeStruct(self.shape, self.dtype or operands[0].dtype)
         results = [
             jax.ShapeDtypeStruct(
-                (*map(extents.get, letters, whole.shape), *whole.shape[len(letters) :]), whole.dtype
+                (*map(extents.get, letters, each.shape), *each.shape[len(letters) :]), each.dtype
             )
-            for whole, letters in zip((first, *self.more), self.axes[len(operands) :], strict=True)
+            for each, letters in zip((first, *self.more), self.axes[len(operands) :], strict=True)
         ]
         return cpu_calls.call(
             self.kernel,

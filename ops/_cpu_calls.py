@@ -264,11 +264,11 @@ def _send_later(number: int) -> None:
 def _answered_version(extension: int | None) -> bool:
     """When a target is registered, XLA asks for the version of the interface alone."""
     while extension:
-        asked = _MetadataExtension.from_address(extension)
-        if asked.type == _METADATA_EXTENSION:
-            asked.metadata.contents.version.major, asked.metadata.contents.version.minor = 0, 3
+        header = _MetadataExtension.from_address(extension)
+        if header.type == _METADATA_EXTENSION:
+            header.metadata.contents.version.major, header.metadata.contents.version.minor = 0, 3
             return True
-        extension = asked.next
+        extension = header.next
     return False
 
 

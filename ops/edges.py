@@ -195,8 +195,8 @@ def _canny_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) ->
 
     def find(row: int) -> None:
         limits = float(low[row]), float(high[row])
-        found = opencv().Canny(planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean))
-        np.greater(found, 0, out=edges[row])
+        levels = opencv().Canny(planes[row], *limits, apertureSize=size, L2gradient=bool(euclidean))
+        np.greater(levels, 0, out=edges[row])
 
     for_each_row(find, len(planes), large=True)  # OpenCV shares small pictures out, too
 

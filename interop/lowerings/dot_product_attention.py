@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
 from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop.cpu_kernels.attention import attention_by_torch, gradients_by_torch
@@ -20,6 +20,7 @@ from jaxsr.interop.cpu_kernels.choice import attends_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike, varying_alike
 from jaxsr.interop.lowerings.precision import matmul_precision
 from jaxsr.ops._cpu_primitives import cpu_primitive
+from jaxsr.ops._row_primitives import map_by_rows
 
 # B batch (any number of axes), H heads, L queries, S keys, D features
 
@@ -55,7 +56,7 @@ def attention(
     if enable_gqa and key.shape[-3] != value.shape[-3]:
         key, value = (jnp.repeat(t, heads // t.shape[-3], axis=-3) for t in (key, value))
     grouped = enable_gqa and key.shape[-3] != heads
-    if drop is None and not mask_needs_grad and _is_of_kernel(query, key, value, attn_mask):
+    if drop is None and not mask_needs_grad and _has_primitive(query, key, value, attn_mask):
         return _attention_of_heads(query, key, value, attn_mask, is_causal, scale)
     if grouped:
         # Queries of a group are rows of one product: no key or value is repeated in memory.
@@ -134,8 +135,8 @@ def _product(
 # ---- as a primitive: B batch, T queries, S keys, K heads of keys, G heads of queries for each
 
 
-def _is_of_kernel(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any) -> bool:
-    """Whether these are operands of `attention_p`, after a change of axes."""
+def _has_primitive(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any) -> bool:
+    """Whether `attention_p` computes it: (B, heads, rows, D), one dtype, a mask that broadcasts."""
     if not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape):
         return False
     of_mask = (1,) if mask is None else mask.shape
@@ -146,7 +147,7 @@ def _is_of_kernel(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any)
         and query.shape[1] % key.shape[1] == 0
         and len({query.dtype, key.dtype, value.dtype}) == 1
         and len(of_mask) <= 4
-        and all(extent in (1, whole) for extent, whole in zip(of_mask, scores, strict=True))
+        and all(extent in (1, score) for extent, score in zip(of_mask, scores, strict=True))
     )
 
 
@@ -234,35 +235,8 @@ gradients_p = cpu_primitive(
 )
 
 
-# ---- vmap
-
-
-def _fold_into_batch(primitive: Any, arrays: int) -> None:
-    """Lets `vmap` put its axis into the batch. A mask follows the given number of arrays."""
-
-    def batched(operands: Any, axes: Any, **options: Any) -> Any:
-        size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-        extents = list(operands[0].shape)
-        if axes[0] is not None:
-            del extents[axes[0]]
-        batch = extents[0]
-
-        def row(x: jax.Array, axis: int | None) -> jax.Array:
-            x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
-            return jnp.broadcast_to(x, (size, batch, *x.shape[2:])).reshape(-1, *x.shape[2:])
-
-        rows = [row(x, axis) for x, axis in zip(operands[:arrays], axes, strict=False)]
-        for mask, axis in zip(operands[arrays:], axes[arrays:], strict=True):
-            is_shared = axis is None and mask.shape[0] == 1
-            rows.append(mask if is_shared else row(mask, axis))
-        out = primitive.bind(*rows, **options)
-        return [each.reshape(size, batch, *each.shape[1:]) for each in out], [0] * len(out)
-
-    batching.primitive_batchers[primitive] = batched
-
-
-_fold_into_batch(attention_p, 3)
-_fold_into_batch(gradients_p, 6)
+map_by_rows(attention_p, shared=3)
+map_by_rows(gradients_p, shared=6)
 
 
 # ---- derivatives

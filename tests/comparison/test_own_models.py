@@ -63,8 +63,8 @@ def engines(tmp_path, monkeypatch, capsys):
     ("name", "words"), [("Four", ["--input", "2,4,8,8"]), ("Named", [])], ids=["inputs", "names"]
 )
 def test_a_class_without_weights_is_compared(engines, tmp_path, name, words):
-    status, said = engines(name, *words)
-    assert (status, "random weights" in said) == (0, True)
+    status, printed = engines(name, *words)
+    assert (status, "random weights" in printed) == (0, True)
     report = json.loads((tmp_path / "runs" / "compare-engines" / "comparison.json").read_text())
     assert report["agree"] and report["checked"] >= 1
 
@@ -73,8 +73,8 @@ def test_weights_that_are_given_are_not_called_random(engines, tmp_path):
     from compared_nets import Named  # type: ignore[import-not-found]
 
     torch.save(Named().state_dict(), tmp_path / "named.pt")
-    status, said = engines("Named", "--weights", "named.pt")
-    assert (status, "random weights" in said) == (0, False)
+    status, printed = engines("Named", "--weights", "named.pt")
+    assert (status, "random weights" in printed) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_weights_that_are_given_are_not_called_random(engines, tmp_path):
     ],
 )
 def test_what_cannot_be_compared_is_one_line(engines, name, words):
-    status, said = engines(name)
-    assert status == 2 and words in said.strip().splitlines()[-1]
+    status, printed = engines(name)
+    assert status == 2 and words in printed.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [(["engines", "runs/x"], "engines --model runs/x"), ([".", "nope"], "no folder nope"),
      (["."], ". is one folder")],
 )  # fmt: skip
-def test_wrong_words(capsys, words, said):
+def test_wrong_words(capsys, words, message):
     assert main(words) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -268,7 +268,7 @@ def test_a_bias_of_the_scores_has_a_gradient():
 
     def of_mask(mask):
         q, k, v = arrays
-        return jnp.sin(attention(q, k, v, mask)).sum()  # nobody said that it needs one
+        return jnp.sin(attention(q, k, v, mask)).sum()  # without `mask_needs_grad`
 
     _assert_close(jax.grad(of_mask)(jm.params["bias"]), module.bias.grad)
 
