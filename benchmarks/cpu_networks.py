@@ -1,8 +1,9 @@
 """Networks on a CPU: forward passes and gradients of a training step, beside torch's own.
 
 jaxsr with its kernels for CPUs, jaxsr with XLA's alone, and eager torch with channels first and
-last take turns in one process, with the allocator of jaxsr's commands. float32, random weights. A
-gradient is that of the mean square of the outputs, to all parameters.
+last take turns in one process, with the allocator of jaxsr's commands: in each turn a call, and one
+that is timed. float32, random weights. A gradient is that of the mean square of the outputs, to all
+parameters.
 """
 
 import os
@@ -126,7 +127,7 @@ def measure(options: Options) -> None:
             contenders["torch, channels last"] = _by_torch(network, inputs, channels_last=True)
         for program in ("forward", "gradient"):
             calls = {each: programs[program] for each, programs in contenders.items()}
-            times = time_calls(calls, rounds=options.rounds, warmup=2)
+            times = time_calls(calls, rounds=options.rounds, warmup=2, again=1)
             best = min(t.median_ms for each, t in times.items() if each.startswith("torch"))
             row: Row = {"network": name, "program": program, "batch": options.batch}
             row |= {each: asdict(t) for each, t in times.items()}

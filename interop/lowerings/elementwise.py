@@ -19,7 +19,6 @@ from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
-from jaxsr.interop.lowerings.stored import stored
 
 aten = torch.ops.aten
 
@@ -99,97 +98,7 @@ def clamp_max_tensor(x: jax.Array, high: jax.Array) -> jax.Array:
     return jnp.where((x <= high) | is_nan(x), x, high)
 
 
-@lowers(aten.hardtanh.default)
-def hardtanh(x: jax.Array, low: Any = -1.0, high: Any = 1.0) -> jax.Array:
-    # Its own backward excludes both bounds, unlike clamp's.
-    inside = (x > low) & (x < high)
-    return jnp.where(inside | is_nan(x), x, lax.stop_gradient(clamp(x, low, high)))
-
-
-@lowers(aten.hardswish.default)
-@jax.jit
-def hardswish(x: jax.Array) -> jax.Array:
-    wide = widened(x)
-    outside = jnp.where(wide >= 3, wide, jnp.zeros((), wide.dtype))
-    inside = (wide > -3) & (wide < 3) | is_nan(wide)
-    return jnp.where(inside, wide * (wide + 3) / 6, outside).astype(x.dtype)
-
-
-lowers(aten.relu6.default)(lambda x: hardtanh(x, 0, 6))
-
-
-@lowers(aten.hardsigmoid.default)
-def hardsigmoid(x: jax.Array) -> jax.Array:
-    line = x / 6 + 0.5
-    inside = (x > -3) & (x < 3)
-    return jnp.where(inside | is_nan(x), line, jnp.where(x >= 3, 1, 0).astype(x.dtype))
-
-
-# ---- rectifiers and signs: slope at exactly zero
-
-
-_LEAST_STORED = 1 << 15
-"""Elements from which on a pass over them costs more than the call that stores them."""
-
-
-@jax.custom_jvp
-def _rectified(x: jax.Array) -> jax.Array:
-    return jnp.where((x > 0) | is_nan(x), x, jnp.zeros((), x.dtype))
-
-
-@_rectified.defjvp
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    (tangent,) = tangents
-    out = _rectified(*primals)
-    # The mask is taken from the result, as torch does. Stored, because XLA's CPU fusions would
-    # write the input, read it for the mask, and read both for the result.
-    if out.size >= _LEAST_STORED:
-        out = stored(out)
-    return out, jnp.where((out > 0) | is_nan(out), tangent, jnp.zeros((), tangent.dtype))
-
-
-@lowers(aten.relu.default)
-@jax.jit
-def relu(x: jax.Array) -> jax.Array:
-    return _rectified(x)
-
-
-@lowers(aten.leaky_relu.default)
-@jax.jit
-def leaky_relu(x: jax.Array, slope: Any = 0.01) -> jax.Array:
-    return jnp.where(x > 0, x, x * slope)
-
-
-@lowers(aten.elu.default)
-def elu(x: jax.Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> jax.Array:
-    """Also of CELU and SELU. Their slope below zero is not found from 1 + expm1, which cancels."""
-    below = alpha * scale
-    function = with_partials(
-        lambda x: jnp.where(x > 0, x * scale, jnp.expm1(jnp.minimum(x, 0) * input_scale) * below),
-        lambda x, _: jnp.where(
-            x > 0, scale, below * input_scale * jnp.exp(jnp.minimum(x, 0) * input_scale)
-        ),
-    )
-    return function(widened(x)).astype(x.dtype)
-
-
-lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
-
-
-@lowers(aten.softplus.default)
-def softplus(x: jax.Array, beta: Any = 1, threshold: Any = 20) -> jax.Array:
-    wide = widened(x)
-    is_line = wide * beta > threshold
-    # Within, so that the exponential overflows in no gradient.
-    within = jnp.where(is_line, 0, wide * beta)
-    return jnp.where(is_line, wide, jnp.log1p(jnp.exp(within)) / beta).astype(x.dtype)
-
-
-@lowers(aten._prelu_kernel.default)
-def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
-    # The weight's gradient is summed in float32.
-    below = (widened(weight) * widened(x)).astype(x.dtype)
-    return jnp.where(x > 0, x, below)
+# ---- signs: slope at exactly zero
 
 
 @lowers(aten.abs.default)

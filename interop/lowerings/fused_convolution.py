@@ -18,9 +18,9 @@ from jax.interpreters import ad
 
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
 from jaxsr.interop.cpu_kernels.convolution import convolution_by_torch
+from jaxsr.interop.lowerings.activations import hardswish, leaky_relu, relu
 from jaxsr.interop.lowerings.channel_moments import shape_option
 from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
-from jaxsr.interop.lowerings.elementwise import hardswish, leaky_relu, relu
 from jaxsr.ops._cpu_primitives import cpu_primitive
 
 ResultT = TypeVar("ResultT")

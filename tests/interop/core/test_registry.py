@@ -72,7 +72,7 @@ def test_writes_and_views_take_no_lowering(func, text):
         (aten.as_strided.default, Kind.VIEW),
         (aten.relu.default, Kind.LOWERING),
         (aten.grid_sampler_2d.default, Kind.DECOMPOSITION),
-        (aten.gelu.default, Kind.TORCHAX),
+        (aten.silu.default, Kind.TORCHAX),
         (aten.segment_reduce.default, Kind.NOTHING),
     ],
 )

@@ -1,0 +1,60 @@
+"""Activations against torch's own, with torch in float64 as referee."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxsr.interop import to_jax
+
+POINTS = np.concatenate([np.linspace(-12, 12, 20011), [0.0, -0.0, 1e-30, np.nan]])
+
+
+def of_jax(module, x):
+    model = to_jax(module)
+
+    def value(x):
+        return model.apply({}, {}, x)[0]
+
+    def slope(x):
+        return jax.grad(lambda x: value(x).sum())(x)
+
+    curvature = jax.grad(lambda x: slope(x).sum())
+    return [np.asarray(f(x), np.float64) for f in map(jax.jit, (value, slope, curvature))]
+
+
+def of_torch(module, x):
+    x = x.clone().requires_grad_()
+    value = module(x)
+    (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), x)
+    return [each.detach().double().numpy() for each in (value, slope, curvature)]
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gelu_is_as_exact_as_torchs_own(approximate, dtype):
+    gelu = torch.nn.GELU(approximate)
+    x = torch.from_numpy(POINTS).to(dtype)
+    ours = of_jax(gelu, jnp.asarray(x.float().numpy(), str(dtype).removeprefix("torch.")))
+    exact = of_torch(gelu, x.double())
+    scale = 1 + x.double().abs().numpy()
+    for value, torchs, referee in zip(ours, of_torch(gelu, x), exact, strict=True):
+        compared = ~np.isnan(torchs)
+        error, bound = (
+            np.max(np.abs(each - referee)[compared] / scale[compared]) for each in (value, torchs)
+        )
+        assert error <= 2.5 * max(bound, torch.finfo(dtype).eps)
+        assert np.isnan(value[~compared]).all()
+
+
+def test_gelu_leaves_its_argument_alone_for_the_backward_pass():
+    model = to_jax(torch.nn.Sequential(*(torch.nn.GELU() for _ in range(4))))
+
+    def loss(x):
+        return jnp.square(model.apply({}, {}, x)[0]).sum()
+
+    x = jnp.linspace(-3, 3, 1 << 18)
+    program = jax.jit(jax.grad(loss)).lower(x).compile()
+    assert program.memory_analysis().temp_size_in_bytes <= 5 * x.nbytes
