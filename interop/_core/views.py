@@ -5,9 +5,10 @@ elements replaced. Operators without a form here go through an index map: torch 
 strided window of an `arange` that is laid out with the root's strides.
 """
 
+import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax import lax
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.registry import views
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
-from jaxsr.interop._core.trace_scope import plain_torch
+from jaxsr.interop._core.trace_scope import Region, plain_torch
 
 aten = torch.ops.aten
 
@@ -46,6 +47,25 @@ def _slice(parent: JaxTensor, dim: int, start: int, stop: int, step: int = 1) ->
         return new if new.shape == p.shape else updated(p, new, dim, slice(start, stop, step))
 
     return View(parent, read, write)
+
+
+class _Split:
+    """An array in parts along an axis, for views that read one each.
+
+    The gradient of one `lax.split` is a concatenation; that of slices a sum of as many paddings.
+    """
+
+    def __init__(self, dim: int, sizes: Sequence[int]) -> None:
+        self._dim, self._sizes = dim, tuple(sizes)
+        self._made: tuple[jax.Array, Region | None, Sequence[jax.Array]] | None = None
+
+    def part(self, index: int, p: jax.Array) -> jax.Array:
+        """One of the parts of `p`, which are made once."""
+        made = self._made
+        if made is None or made[0] is not p or not Region.alive(made[1]):
+            parts = lax.split(p, self._sizes, self._dim)
+            self._made = made = (p, Region.current(), parts)
+        return made[2][index]
 
 
 def _select(parent: JaxTensor, dim: int, index: int) -> View:
@@ -190,14 +210,25 @@ def _selected(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
 @views(aten.unbind.int)
 def _unbound(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     dim = _axis(parent, arguments)
-    return [_select(parent, dim, i) for i in range(parent.shape[dim])]
+    split = _Split(dim, [1] * parent.shape[dim])
+
+    def row(i: int) -> View:
+        view = _select(parent, dim, i)
+        return View(parent, lambda p: split.part(i, p).squeeze(dim), view.write)
+
+    return [row(i) for i in range(parent.shape[dim])]
 
 
 @views(aten.split.Tensor, aten.split_with_sizes.default)
 def _split(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     dim = _axis(parent, arguments)
-    starts = np.cumsum([0] + [m.shape[dim] for m in metas])
-    return [_slice(parent, dim, int(a), int(b)) for a, b in itertools.pairwise(starts)]
+    sizes = [m.shape[dim] for m in metas]
+    split = _Split(dim, sizes)
+    views = []
+    for i, (start, stop) in enumerate(itertools.pairwise(itertools.accumulate(sizes, initial=0))):
+        view = _slice(parent, dim, start, stop)
+        views.append(View(parent, functools.partial(split.part, i), view.write))
+    return views
 
 
 @views(aten.expand.default)

@@ -158,3 +158,47 @@ def test_rows_shifted_in_place_are_those_before_the_write(form, dtype):
     jm = to_jax(Shift(form))
     shifted = jax.jit(lambda x: jm.apply({}, {}, x)[0])(x)
     np.testing.assert_array_equal(shifted, Shift(form)(torch.from_numpy(x)).numpy())
+
+
+PARTS = {
+    "unbind": lambda x: x.unbind(1),
+    "chunk": lambda x: x.chunk(3, 1),
+    "split of other sizes": lambda x: x.split([1, 0, 2], 1),
+}
+
+
+class Parted(nn.Module):
+    """Reads the parts of `x`, and with `writes` once more after a write into `x`."""
+
+    def __init__(self, parts, *, writes):
+        super().__init__()
+        self.parts, self.writes = parts, writes
+
+    def forward(self, x):
+        x = x * 1
+        a, b, c = PARTS[self.parts](x)
+        out = (a * a.sum()).sum() + (b * c.sum()).sum() * 3
+        if self.writes:
+            x[:, 1] = out
+            out = out + (a * b.sum()).sum() + (c * c).sum()
+        return out
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_gradients_of_parts_are_concatenated(parts):
+    network = Parted(parts, writes=False)
+    model, x = to_jax(network), torch.rand(4, 3, 5)
+    gradient = jax.jit(jax.grad(lambda x: model.apply({}, {}, x)[0]))
+    assert "stablehlo.pad" not in gradient.lower(jnp.asarray(x.numpy())).as_text()
+    leaf = x.clone().requires_grad_()
+    network(leaf).backward()
+    np.testing.assert_allclose(gradient(jnp.asarray(x.numpy())), leaf.grad, rtol=1e-5)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_parts_see_later_writes(parts):
+    network, x = Parted(parts, writes=True), torch.rand(4, 3, 5)
+    with torch.no_grad():
+        expected = network(x)
+    value = jax.jit(lambda x: to_jax(network).apply({}, {}, x)[0])(jnp.asarray(x.numpy()))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
