@@ -16,11 +16,13 @@ from benchmarks._race import time_calls
 from benchmarks._results import RESULTS, Report, ReportOptions, Row, run_benchmark
 
 SHAPES = (
-    (8, 96, 3, 64, 1), (8, 24, 64, 64, 1), (8, 48, 64, 256, 1), (8, 96, 64, 64, 2),
-    (8, 96, 64, 3, 1), (8, 6, 512, 512, 1), (4, 256, 16, 16, 1), (4, 128, 96, 32, 1),
-    (4, 128, 32, 32, 1), (4, 32, 128, 128, 1), (1, 256, 48, 48, 1),
+    (8, 96, 3, 64, 3, 1), (8, 24, 64, 64, 3, 1), (8, 48, 64, 256, 3, 1), (8, 96, 64, 64, 3, 2),
+    (8, 96, 64, 3, 3, 1), (8, 6, 512, 512, 3, 1), (4, 256, 16, 16, 3, 1), (4, 128, 96, 32, 3, 1),
+    (4, 128, 32, 32, 3, 1), (4, 32, 128, 128, 3, 1), (1, 256, 48, 48, 3, 1), (8, 96, 64, 64, 1, 1),
+    (4, 56, 64, 256, 1, 1), (4, 28, 512, 128, 1, 1), (4, 14, 256, 1024, 1, 1),
+    (4, 7, 2048, 512, 1, 1),
 )  # fmt: skip
-"""Images, side, channels in and out, stride; kernels are 3 × 3."""
+"""Images, side, channels in and out, side of the kernel, stride."""
 KERNELS = {"jaxsr": "native", "torch": "torch", "XLA": "xla"}
 """Contenders, and their values of `JAXSR_CPU_KERNELS`."""
 
@@ -48,15 +50,15 @@ def contenders(shape: tuple[int, ...], wrt: str) -> dict[str, Callable[[], Any]]
     from jaxsr.interop.lowerings.convolution import convolution_p
     from jaxsr.ops._cpu_calls import SWITCH
 
-    images, side, channels, outputs, stride = shape
-    x, w = (images, side, side, channels), (outputs, channels, 3, 3)
+    images, side, channels, outputs, kernel, stride = shape
+    x, w = (images, side, side, channels), (outputs, channels, kernel, kernel)
     y = (images, -(-side // stride), -(-side // stride), outputs)
     *operands, result = {"out": (x, w, y), "input": (w, y, x), "weight": (x, y, w)}[wrt]
     rng = np.random.default_rng(0)
     sets = [[jax.device_put(rng.standard_normal(s, np.float32)) for s in operands] for _ in "1234"]
     options = {
-        "wrt": wrt, "shape": result, "stride": (stride, stride), "padding": (1, 1), "groups": 1,
-        "dilation": (1, 1), "channels_last": True, "precision": None,
+        "wrt": wrt, "shape": result, "stride": (stride,) * 2, "padding": (kernel // 2,) * 2,
+        "dilation": (1, 1), "groups": 1, "channels_last": True, "precision": None,
     }  # fmt: skip
 
     def contender(kernels: str) -> Callable[[], Any]:

@@ -102,6 +102,11 @@ class Geometry:
         """Whether the kernel moves by one pixel at a time."""
         return all(stride == 1 for stride in self.stride)
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether a kernel of one pixel maps each pixel by itself."""
+        return self.has_unit_stride and not any(self.padding) and self.groups == 1
+
 
 def convolve(
     role: Role,

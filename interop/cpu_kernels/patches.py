@@ -27,7 +27,10 @@ def weight_gradient(
     """
     outputs, channels, *kernel = weight.shape
     x, g = x.movedim(1, -1), g.movedim(1, -1)
-    if outputs < channels and geometry.has_unit_stride:
+    if math.prod(kernel) == 1 and geometry.is_pointwise:  # patches are the pixels themselves
+        pixels, gradients = x.reshape(-1, channels), g.reshape(-1, outputs)
+        torch.mm(gradients.T, pixels, out=weight.view(outputs, channels))
+    elif outputs < channels and geometry.has_unit_stride:
         # Patches of the array with fewer channels. Where an image is moved over its gradient, the
         # gradient moves the other way over the image.
         reach = [d * (k - 1) for d, k in zip(geometry.dilation, kernel, strict=True)]

@@ -27,6 +27,9 @@ CONVOLUTIONS = {
     "strided, dilated": (nn.Conv2d(3, 8, (3, 2), (2, 3), (2, 1), (2, 1)), (2, 3, 12, 14)),
     "one axis": (nn.Conv1d(4, 6, 5, stride=2, padding=2), (3, 4, 23)),
     "three axes": (nn.Conv3d(3, 4, (1, 3, 2), padding=(0, 1, 1)), (2, 3, 4, 6, 7)),
+    "pointwise": (nn.Conv2d(6, 8, 1), (2, 6, 9, 11)),
+    "pointwise, strided": (nn.Conv2d(6, 8, 1, stride=2), (2, 6, 9, 10)),
+    "pointwise, padded": (nn.Conv2d(6, 8, 1, padding=1), (2, 6, 5, 4)),
     "one pixel": (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 1, 1)),
 }
 
@@ -116,6 +119,13 @@ def test_where_onednn_is_as_fast(case, avx2, monkeypatch):
     assert not choice.weight_by_patches(x, g, weight, geometry)
     usual = Geometry((1, 1), (1, 1), (1, 1), 1), torch.empty(32, 32, 3, 3)
     assert choice.weight_by_patches(x, g, usual[1], usual[0]) == (case != "torch")
+
+
+@pytest.mark.parametrize(("stride", "outputs"), [(1, 64), (2, 64), (1, 32)])
+def test_of_large_pointwise_kernels_it_is_a_product(stride, outputs, avx2):
+    geometry, weight = Geometry((stride,) * 2, (0, 0), (1, 1), 1), torch.empty(outputs, 256, 1, 1)
+    x, g = torch.empty(1, 256, 7, 7), torch.empty(1, outputs, 7, 7)
+    assert choice.weight_by_patches(x, g, weight, geometry) == ((stride, outputs) == (1, 64))
 
 
 # ---- by XLA
