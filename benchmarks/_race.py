@@ -72,7 +72,7 @@ class Timing:
 
 
 def time_calls(
-    contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 3, again: int = 0
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 3, untimed: int = 0
 ) -> dict[str, Timing]:
     """Times contenders of this process that take turns.
 
@@ -80,13 +80,13 @@ def time_calls(
       contenders: by name.
       rounds: turns of each.
       warmup: calls of each before the first round.
-      again: calls in each turn before the one that is timed. One for programs that run over and
+      untimed: calls in each turn before the one that is timed. One for programs that run over and
         over: memory that XLA frees after a call comes back fast to the next, and slowly when
         another contender ran for seconds meanwhile.
     """
 
     def timed(call: Callable[[], Any]) -> tuple[float, float]:
-        for _ in range(again):
+        for _ in range(untimed):
             call()
         cpu, start = time.process_time(), time.perf_counter()
         call()

@@ -127,7 +127,7 @@ def measure(options: Options) -> None:
             contenders["torch, channels last"] = _by_torch(network, inputs, channels_last=True)
         for program in ("forward", "gradient"):
             calls = {each: programs[program] for each, programs in contenders.items()}
-            times = time_calls(calls, rounds=options.rounds, warmup=2, again=1)
+            times = time_calls(calls, rounds=options.rounds, warmup=2, untimed=1)
             best = min(t.median_ms for each, t in times.items() if each.startswith("torch"))
             row: Row = {"network": name, "program": program, "batch": options.batch}
             row |= {each: asdict(t) for each, t in times.items()}

@@ -49,7 +49,7 @@ def _slice(parent: JaxTensor, dim: int, start: int, stop: int, step: int = 1) ->
     return View(parent, read, write)
 
 
-class _Split:
+class _Parts:
     """An array in parts along an axis, for views that read one each.
 
     The gradient of one `lax.split` is a concatenation; that of slices a sum of as many paddings.
@@ -210,11 +210,11 @@ def _selected(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
 @views(aten.unbind.int)
 def _unbound(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     dim = _axis(parent, arguments)
-    split = _Split(dim, [1] * parent.shape[dim])
+    parts = _Parts(dim, [1] * parent.shape[dim])
 
     def row(i: int) -> View:
         view = _select(parent, dim, i)
-        return View(parent, lambda p: split.part(i, p).squeeze(dim), view.write)
+        return View(parent, lambda p: parts.part(i, p).squeeze(dim), view.write)
 
     return [row(i) for i in range(parent.shape[dim])]
 
@@ -223,11 +223,11 @@ def _unbound(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
 def _split(parent: JaxTensor, arguments: dict, metas: Metas) -> list[View]:
     dim = _axis(parent, arguments)
     sizes = [m.shape[dim] for m in metas]
-    split = _Split(dim, sizes)
+    parts = _Parts(dim, sizes)
     views = []
     for i, (start, stop) in enumerate(itertools.pairwise(itertools.accumulate(sizes, initial=0))):
         view = _slice(parent, dim, start, stop)
-        views.append(View(parent, functools.partial(split.part, i), view.write))
+        views.append(View(parent, functools.partial(parts.part, i), view.write))
     return views
 
 
