@@ -52,11 +52,13 @@ def test_gelu_is_as_exact_as_torchs_own(approximate, dtype):
 
 
 def test_gelu_leaves_its_argument_alone_for_the_backward_pass():
-    model = to_jax(torch.nn.Sequential(*(torch.nn.GELU() for _ in range(4))))
+    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+    model, x = to_jax(torch.nn.Sequential(*layers)), jnp.ones((4096, 64))
 
-    def loss(x):
-        return jnp.square(model.apply({}, {}, x)[0]).sum()
+    def loss(params, x):
+        return jnp.square(model.apply(params, {}, x)[0]).sum()
 
-    x = jnp.linspace(-3, 3, 1 << 18)
-    memory: Any = jax.jit(jax.grad(loss)).lower(x).compile().memory_analysis()
-    assert memory.temp_size_in_bytes <= 5 * x.nbytes
+    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(model.params, x).compile()
+    memory: Any = program.memory_analysis()
+    # An argument and a result of each layer; with JAX's own GELU 13 arrays.
+    assert memory.temp_size_in_bytes <= 8 * x.nbytes
