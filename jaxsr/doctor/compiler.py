@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from jaxsr.doctor.checks import Finding
-from jaxsr.doctor.sentinels import SENTINELS, NotHereError
+from jaxsr.doctor.sentinels import SENTINELS
+from jaxsr.doctor.sentinels.sentinel import NotHereError
 from jaxsr.errors import one_line
 from jaxsr.runtime.xla_flags import PRODUCTS, YNN_FUSION, product_fusion, without_ynn_flag
 

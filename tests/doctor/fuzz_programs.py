@@ -328,7 +328,7 @@ def _update(x: Value, number: int, shift: int) -> Result:
         written[target] = v[source]
         return written
 
-    # As jaxsr writes: `v.at[target].set(v[source])` is a known fault (`doctor/sentinels.py`).
+    # As jaxsr writes: `v.at[target].set(v[source])` is a known fault (`doctor/sentinels/cpu.py`).
     edge = (slice(None),) * axis + (slice(None, by) if target is ahead else slice(-by, None),)
 
     def joined(v: Any) -> Any:

@@ -1,7 +1,7 @@
 """Random chains of operations against NumPy: no crash, and no value outside its rounding error.
 
 Programs run in child processes. A failure prints its seed, and the program shrunk; it then belongs
-into `jaxsr/doctor/sentinels.py`.
+into `jaxsr/doctor/sentinels/`.
 """
 
 import os

@@ -1,0 +1,61 @@
+"""What a sentinel is: a program, its reference, and what is known of the fault."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+JAX = "https://github.com/jax-ml/jax/issues/"
+XLA = "https://github.com/openxla/xla/issues/"
+
+_OTHER_RELEASE = "install another jaxlib, or compute this on another platform"
+
+
+class NotHereError(Exception):
+    """A sentinel needs what this machine does not have; its message says what."""
+
+
+Outcome = tuple[Any, Any]
+"""What the device computed, and the reference: arrays of one shape."""
+
+
+@dataclass(frozen=True)
+class Sentinel:
+    """One program, and what is known about it."""
+
+    name: str
+    run: Callable[[], Outcome]
+    """Computes both; raises `NotHereError` where it cannot run."""
+    source: str
+    """The thread, or the file of this project, that describes the fault."""
+    fault: str
+    """Where it was seen, and what went wrong."""
+    workaround: str
+    """What to do in one's own JAX code."""
+    avoided: str | None
+    """How jaxsr's programs avoid it; None where they are at risk."""
+    tolerance: float
+    """Of the result, in units of the reference's largest value."""
+
+
+def sentinel(
+    *,
+    source: str,
+    fault: str,
+    workaround: str = _OTHER_RELEASE,
+    avoided: str | None = None,
+    tolerance: float = 1e-5,
+) -> Callable[[Callable[[], Outcome]], Sentinel]:
+    """Makes a function the sentinel of its name; the fields of `Sentinel`."""
+
+    def describe(run: Callable[[], Outcome]) -> Sentinel:
+        name = run.__name__.replace("_", " ")
+        return Sentinel(name, run, source, fault, workaround, avoided, tolerance)
+
+    return describe
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Standard normal numbers in float32, the same at every call."""
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
