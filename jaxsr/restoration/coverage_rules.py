@@ -1,7 +1,7 @@
 """What each of torch's operators does to the ranges of its arguments.
 
 A rule takes a `Call` and returns the range of its result, a list of ranges where there are several
-results, or `Scores`.
+results, or `Scores`. The rules of convolution, pooling and the like are in `coverage_windows`.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from jaxsr.restoration import coverage_windows as windows
 from jaxsr.restoration.coverage_ranges import (
     EMPTY,
     Range,
     aligned,
-    amin,
     compact,
     each_end,
     is_constant,
@@ -23,8 +23,6 @@ from jaxsr.restoration.coverage_ranges import (
     reshape_values,
     squeezed,
     union_of,
-    union_of_taps,
-    union_of_windows,
     without_hidden,
 )
 from jaxsr.restoration.covered_tensor import Call, CoveredTensor, Scores, aten
@@ -37,16 +35,7 @@ def _unknown(call: Call) -> Any:
     """An operator without a rule."""
     coverage, name = call.coverage, call.func.overloadpacket.__name__
     coverage.unknown_operations.append(coverage.place(name))
-    return _everything(call)
-
-
-def _everything(call: Call) -> Any:
-    """Depends on all of all arguments."""
-    everything = union_of([each_end(v.range, lambda r: r.amin().reshape(())) for v in call.covered])
-    metas = [call.meta] if isinstance(call.meta, Tensor) else call.meta
-    call.by_position()
-    ranges = [aligned(everything, m.ndim) if isinstance(m, Tensor) else everything for m in metas]
-    return ranges[0] if isinstance(call.meta, Tensor) else ranges
+    return call.everything()
 
 
 def _pointwise(call: Call) -> Any:
@@ -102,29 +91,6 @@ def _nothing(call: Call) -> Any:
     return empty, empty
 
 
-def _unfolded(call: Call) -> Any:
-    """im2col, on int32, which torch has it for in no integer dtype."""
-    source = call.args[0]
-    call.by_position()
-
-    def move(values: Tensor) -> Tensor:
-        # One channel stands for all where they are alike: the blocks of a channel lie together.
-        varies = values.shape[1] > 1
-        channels = values.expand(source.shape) if varies else values.expand(
-            source.shape[0], 1, *source.shape[2:])  # fmt: skip
-        padding = _pairs(call.args[3], 2)
-        ahead = torch.nn.functional.pad(
-            channels.float(), (padding[1], padding[1], padding[0], padding[0]), value=EMPTY
-        )
-        blocks = aten.im2col(ahead, call.args[1], call.args[2], [0, 0], call.args[4])
-        blocks = blocks.to(torch.int16)
-        if not varies:
-            blocks = blocks.repeat(1, source.shape[1], 1)
-        return squeezed(blocks)
-
-    return each_end(source.range, move)
-
-
 def _moved(call: Call) -> Any:
     """A view that is no reshape: the operator itself, on ranges expanded without memory."""
     source = call.args[0]
@@ -159,7 +125,7 @@ def _shifted(call: Call) -> Any:
     """Roll, flip, repeat and indices: the operator itself, on expanded ranges."""
     source = call.args[0]
     if not isinstance(source, CoveredTensor) or len(call.covered) > 1:
-        return _everything(call)
+        return call.everything()
 
     def move(values: Tensor) -> Tensor:
         return squeezed(call.func(values.expand(source.shape), *call.args[1:], **call.kwargs))
@@ -168,145 +134,6 @@ def _shifted(call: Call) -> Any:
         return aligned(each_end(source.range, lambda r: r.reshape(())), call.meta.ndim)
     call.by_position()
     return each_end(source.range, move)
-
-
-def _padded(call: Call) -> Any:
-    """Padding with a number, by reflection or by repetition."""
-    source, pads = call.args[0], call.args[1]
-    mode = {
-        "constant_pad_nd": "constant", "reflection_pad1d": "reflect", "reflection_pad2d": "reflect",
-        "replication_pad1d": "replicate", "replication_pad2d": "replicate",
-    }[call.func.overloadpacket.__name__]  # fmt: skip
-    ranges = source.range
-    for index in range(len(pads) // 2):
-        axis, (left, right) = source.ndim - 1 - index, pads[2 * index : 2 * index + 2]
-        size = source.shape[axis]
-        if ranges[0].shape[axis] == 1 or not (left or right):
-            continue
-        taps = torch.arange(-left, size + right)
-        if mode == "reflect":
-            taps = (size - 1) - ((size - 1) - taps.abs()).abs()
-        if mode != "constant":
-            ranges = each_end(ranges, lambda r, a=axis, t=taps, n=size: r.index_select(
-                a, t.clamp(0, n - 1)))  # fmt: skip
-            continue
-        ranges = union_of_taps(ranges, axis, taps[:, None])
-    return ranges
-
-
-def _pairs(value: Any, count: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * count if len(values) == 1 else values
-
-
-def _convolution(call: Call) -> Any:
-    source, weight = call.args[0], call.args[1]
-    stride, padding, dilation, transposed, _, groups = call.args[3:9]
-    if not isinstance(source, CoveredTensor):
-        return _everything(call)
-    spatial = source.ndim - 2
-    ranges = source.range
-    if ranges[0].shape[1] > 1:
-        in_group = source.shape[1] // groups
-
-        def gather(values: Tensor) -> Tensor:
-            grouped = values.reshape(values.shape[0], groups, in_group, *values.shape[2:])
-            return amin(grouped, 2).squeeze(2).repeat_interleave(call.meta.shape[1] // groups, 1)
-
-        ranges = each_end(ranges, gather) if groups > 1 else reduced(ranges, [1])
-    for index in range(spatial):
-        axis = 2 + index
-        kernel = weight.shape[2 + index]
-        s, p, d = (_pairs(v, spatial)[index] for v in (stride, padding, dilation))
-        if ranges[0].shape[axis] == 1:
-            continue
-        results = call.meta.shape[axis]
-        if transposed:
-            reached = torch.arange(results)[:, None] + p - torch.arange(kernel) * d
-            taps = torch.where(reached % s == 0, reached // s, -1)
-            ranges = union_of_taps(ranges, axis, taps)
-        else:
-            ranges = union_of_windows(
-                ranges, axis, results, kernel=kernel, stride=s, padding=p, dilation=d
-            )
-        if s > 1:
-            call.by_position()
-    dynamic = [v for v in call.covered if v is not source]
-    return union_of([ranges, *(each_end(v.range, lambda r: r.amin().reshape(1, 1, *([1] * spatial)))
-                             for v in dynamic)])  # fmt: skip
-
-
-def _pool(call: Call) -> Any:
-    source = call.args[0]
-    spatial = len(_pairs(call.args[1], 2))
-    meta = call.meta[0] if isinstance(call.meta, tuple) else call.meta
-    is_max = "max" in call.func.overloadpacket.__name__
-    kernels = _pairs(call.args[1], spatial)
-    strides = _pairs(call.argument(2, "stride") or kernels, spatial)
-    paddings = _pairs(call.argument(3, "padding", 0), spatial)
-    dilations = _pairs(call.argument(4, "dilation", 1) if is_max else 1, spatial)
-    ranges = source.range
-    for index in range(spatial):
-        axis = source.ndim - spatial + index
-        if ranges[0].shape[axis] == 1:
-            continue
-        ranges = union_of_windows(
-            ranges, axis, meta.shape[axis], kernel=kernels[index], stride=strides[index],
-            padding=paddings[index], dilation=dilations[index],
-        )  # fmt: skip
-        if strides[index] > 1:
-            call.by_position()
-    return [ranges] * len(call.meta) if isinstance(call.meta, tuple) else ranges
-
-
-def _adaptive_pool(call: Call) -> Any:
-    source = call.args[0]
-    meta = call.meta[0] if isinstance(call.meta, tuple) else call.meta
-    ranges = source.range
-    for axis in range(2, source.ndim):
-        size, results = source.shape[axis], meta.shape[axis]
-        start = torch.arange(results) * size // results
-        end = -(-(torch.arange(results) + 1) * size // results)
-        longest = int((end - start).max())
-        taps = start[:, None] + torch.arange(longest)
-        if ranges[0].shape[axis] > 1:
-            call.by_position()
-        ranges = union_of_taps(ranges, axis, torch.where(taps < end[:, None], taps, -1))
-    return [ranges] * len(call.meta) if isinstance(call.meta, tuple) else ranges
-
-
-_KERNELS = {"nearest": 1, "bicubic": 4, "linear": 2}
-"""Pixels that an interpolation reads along each axis, by what its operator's name contains."""
-
-
-def _upsample(call: Call) -> Any:
-    """Interpolation, by its taps; at other than whole multiples it depends on the position."""
-    source = call.args[0]
-    name = call.func.overloadpacket.__name__
-    mode = next(kind for kind in _KERNELS if kind in name)
-    antialias = name.endswith("_aa")
-    corners = mode != "nearest" and bool(call.args[2])
-    reads = _KERNELS[mode]
-    ranges = source.range
-    for axis in range(2, source.ndim):
-        size, results = source.shape[axis], call.meta.shape[axis]
-        if ranges[0].shape[axis] == 1 or size == results:
-            continue
-        step = (size - 1) / max(results - 1, 1) if corners else size / results
-        at = torch.arange(results, dtype=torch.float64)
-        position = at * step if corners else (at + 0.5) * step - 0.5
-        if mode == "nearest":
-            taps = (at * step).floor().long()[:, None]
-        else:
-            half = reads // 2 * (max(step, 1.0) if antialias else 1)
-            low = (position - half + 1e-6).ceil().long()
-            count = int(2 * half) + 1
-            taps = low[:, None] + torch.arange(count)
-            taps = torch.where(taps <= (position + half)[:, None], taps, low[:, None])
-        ranges = union_of_taps(ranges, axis, taps.clamp(0, size - 1))
-        if results % size or corners:
-            call.by_position()
-    return ranges
 
 
 def _reduction(call: Call) -> Any:
@@ -491,16 +318,16 @@ _RULES: dict[Any, Callable[[Call], Any]] = {
     **_rules("view _unsafe_view reshape _reshape_alias flatten unflatten", _reshaped),
     **_rules("roll flip repeat index index_select repeat_interleave gather tril triu "
              "channel_shuffle native_channel_shuffle rot90", _shifted),
-    **_rules("im2col", _unfolded),
+    **_rules("im2col", windows.unfolded),
     **_rules("constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d "
-             "replication_pad2d", _padded),
-    **_rules("convolution _convolution", _convolution),
-    **_rules("max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d", _pool),
+             "replication_pad2d", windows.padded),
+    **_rules("convolution _convolution", windows.convolution),
+    **_rules("max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d", windows.pool),
     **_rules("adaptive_avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d",
-             _adaptive_pool),
+             windows.adaptive_pool),
     **_rules("upsample_nearest1d upsample_nearest2d _upsample_nearest_exact2d upsample_linear1d "
              "upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
-             "_upsample_bicubic2d_aa", _upsample),
+             "_upsample_bicubic2d_aa", windows.upsample),
     **_rules("sum mean amax amin max min prod any all var std var_mean std_mean logsumexp "
              "linalg_vector_norm norm argmax argmin count_nonzero median", _reduction),
     **_rules("_softmax _log_softmax softmax sort topk cumsum cumprod argsort _fft_r2c _fft_c2c "

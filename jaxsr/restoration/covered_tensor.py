@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from jaxsr.restoration.coverage_ranges import EMPTY, Range, each_end, squeezed
+from jaxsr.restoration.coverage_ranges import (
+    EMPTY,
+    Range,
+    aligned,
+    each_end,
+    squeezed,
+    union_of,
+)
 from jaxsr.restoration.live_values import LiveValues
 
 _MOST_CHECKED = 2**16
@@ -132,6 +139,14 @@ class Call:
         """Notes that the operation may treat rows by their position."""
         name = self.func.overloadpacket.__name__
         self.coverage.position_operations.append(self.coverage.place(name))
+
+    def everything(self) -> Any:
+        """The ranges of results each of which depends on all of all arguments, by its position."""
+        union = union_of([each_end(v.range, lambda r: r.amin().reshape(())) for v in self.covered])
+        metas = [self.meta] if isinstance(self.meta, Tensor) else self.meta
+        self.by_position()
+        ranges = [aligned(union, m.ndim) if isinstance(m, Tensor) else union for m in metas]
+        return ranges[0] if isinstance(self.meta, Tensor) else ranges
 
 
 @dataclass(frozen=True, eq=False)
