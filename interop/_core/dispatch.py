@@ -17,10 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jaxsr.interop._core import registry, row_operators, selections
 from jaxsr.interop._core.deferred import Rewriter
@@ -37,6 +34,7 @@ from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
+from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -66,8 +64,8 @@ class Trace:
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
         self.originals: Mapping[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         """By id, trained parameters of the module that was copied, which no code may read."""
-        self.dispatch_mode = _DispatchMode(self)
-        self.function_mode = _FunctionMode(self)
+        self.dispatch_mode = DispatchMode(self)
+        self.function_mode = FunctionMode(self)
 
     def is_tracing_thread(self) -> bool:
         """Whether the calling thread is the one being traced."""
@@ -478,44 +476,3 @@ def _lift(trace: Trace, func: Any, args: tuple, kwargs: dict) -> JaxTensor:
     """A tensor that the module's code makes of Python numbers."""
     (value,) = args
     return value if isinstance(value, JaxTensor) else trace.wrap_const(value.clone())
-
-
-class _DispatchMode(TorchDispatchMode):
-    def __init__(self, trace: Trace) -> None:
-        super().__init__()
-        self.trace = trace
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():
-            return self.trace.dispatch(func, args, kwargs or {})
-
-
-class _FunctionMode(TorchFunctionMode):
-    def __init__(self, trace: Trace) -> None:
-        super().__init__()
-        self.trace = trace
-        self.constructors = _device_constructors()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise UnsupportedTorchError(
-                "torch.func (vmap, grad, jvp …) inside forward; apply the jax transformation to "
-                "a JaxModule of the inner module instead"
-            )
-        entry = registry.function_override(func)
-        if entry is not None and entry.kind is Kind.REFUSED:
-            raise UnsupportedTorchError(entry.reason)
-        if selections.among([*args, *kwargs.values()]):
-            done, result = selections.run_function(self.trace, func, entry, args, kwargs)
-            if done:
-                return result
-        if entry is not None:
-            draws = self.trace.draws
-            with checked_indices(func, args, kwargs):
-                result = entry.call(self.trace, func, args, kwargs)
-            self.trace.mark_input_free(func, (args, kwargs), result, draws)
-            return result
-        if func in self.constructors or kwargs.get("device") is not None:
-            kwargs["device"] = "cpu"
-        return func(*args, **kwargs)

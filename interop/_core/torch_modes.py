@@ -1,0 +1,58 @@
+"""The modes through which torch hands what the module's code does to a `Trace`."""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jaxsr.interop._core import registry, selections
+from jaxsr.interop._core.index_bounds import checked_indices
+from jaxsr.interop._core.registry import Kind
+from jaxsr.interop.errors import UnsupportedTorchError
+
+
+class DispatchMode(TorchDispatchMode):
+    """Gives every aten operator to a trace."""
+
+    def __init__(self, trace: Any) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self.trace.dispatch(func, args, kwargs or {})
+
+
+class FunctionMode(TorchFunctionMode):
+    """Gives torch's functions to `@overrides`, before torch splits them into operators."""
+
+    def __init__(self, trace: Any) -> None:
+        super().__init__()
+        self.trace = trace
+        self.constructors = _device_constructors()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UnsupportedTorchError(
+                "torch.func (vmap, grad, jvp …) inside forward; apply the jax transformation to "
+                "a JaxModule of the inner module instead"
+            )
+        entry = registry.function_override(func)
+        if entry is not None and entry.kind is Kind.REFUSED:
+            raise UnsupportedTorchError(entry.reason)
+        if selections.among([*args, *kwargs.values()]):
+            done, result = selections.run_function(self.trace, func, entry, args, kwargs)
+            if done:
+                return result
+        if entry is not None:
+            draws = self.trace.draws
+            with checked_indices(func, args, kwargs):
+                result = entry.call(self.trace, func, args, kwargs)
+            self.trace.mark_input_free(func, (args, kwargs), result, draws)
+            return result
+        if func in self.constructors or kwargs.get("device") is not None:
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
