@@ -19,8 +19,8 @@ import torch.utils.checkpoint
 from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.dispatch import Trace, cast, is_differentiable
-from jaxsr.interop._core.dtypes import to_jax_dtype
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped

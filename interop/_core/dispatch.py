@@ -21,7 +21,13 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core import registry, row_operators, selections
 from jaxsr.interop._core.deferred import Rewriter
-from jaxsr.interop._core.dtypes import check_range, to_jax_dtype, to_torch_dtype
+from jaxsr.interop._core.dtypes import (
+    cast,
+    check_range,
+    is_differentiable,
+    to_jax_dtype,
+    to_torch_dtype,
+)
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.recipes import (
     known_value,
@@ -425,19 +431,6 @@ class Trace:
                 view.parent.needs_grad = True
                 view = view.parent.view_of
         target.assign(value)
-
-
-def is_differentiable(meta: torch.Tensor) -> bool:
-    return meta.dtype.is_floating_point or meta.dtype.is_complex
-
-
-def cast(value: Any, dtype: Any) -> jax.Array:
-    value = jnp.asarray(value)
-    if value.dtype == dtype:
-        return value
-    if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        value = value.real
-    return value.astype(dtype)
 
 
 def fit(func: Any, value: Any, meta: torch.Tensor) -> jax.Array:

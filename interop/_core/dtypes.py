@@ -93,6 +93,21 @@ def is_nan(x: jax.Array) -> jax.Array:
     return lax.ne(x, x)
 
 
+def is_differentiable(meta: torch.Tensor) -> bool:
+    """Whether torch gives a tensor like this one a gradient."""
+    return meta.dtype.is_floating_point or meta.dtype.is_complex
+
+
+def cast(value: Any, dtype: Any) -> jax.Array:
+    """`value` as a JAX array of this dtype; of complex numbers the real part, where it is real."""
+    value = jnp.asarray(value)
+    if value.dtype == dtype:
+        return value
+    if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        value = value.real
+    return value.astype(dtype)
+
+
 def check_range(values: Any, what: str) -> None:
     """Refuses integers that int32 cannot carry while x64 is off."""
     if x64() or values.size == 0:

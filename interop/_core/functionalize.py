@@ -26,8 +26,9 @@ from jaxsr.interop._core.attributes import TABLES, Attributes
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
-from jaxsr.interop._core.dispatch import CONST_LIMIT, Trace, cast
+from jaxsr.interop._core.dispatch import CONST_LIMIT, Trace
 from jaxsr.interop._core.dtypes import (
+    cast,
     check_range,
     constant_to_numpy,
     to_jax_dtype,

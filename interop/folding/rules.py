@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import torch
 from torch.nn import functional as F
 
-from jaxsr.interop._core.dispatch import Trace, cast
-from jaxsr.interop._core.dtypes import to_jax_dtype, wide_dtype, widened
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype, widened
 from jaxsr.interop._core.registry import Kind, folding_rule, folds, overrides, resolve
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import plain_torch

@@ -14,8 +14,8 @@ from jax import lax
 from torch import nn
 
 from jaxsr.interop._core.deferred import ChannelArray
-from jaxsr.interop._core.dispatch import Trace, cast
-from jaxsr.interop._core.dtypes import wide_dtype
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import cast, wide_dtype
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError

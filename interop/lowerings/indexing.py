@@ -12,7 +12,8 @@ import torch
 from jax import lax
 
 from jaxsr.interop._core import torchax
-from jaxsr.interop._core.dispatch import Trace, is_differentiable
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import is_differentiable
 from jaxsr.interop._core.registry import decomposes, lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, View, straight_through
 from jaxsr.interop._core.trace_scope import plain_torch

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from jax import lax
 
-from jaxsr.interop._core.dispatch import Trace, is_differentiable
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import is_differentiable
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor

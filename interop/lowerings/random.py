@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jaxsr.interop._core.dispatch import Trace, cast
-from jaxsr.interop._core.dtypes import to_jax_dtype, wide_dtype
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.dtypes import cast, to_jax_dtype, wide_dtype
 from jaxsr.interop._core.registry import handles
 from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
