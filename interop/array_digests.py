@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Digests of arrays that do not depend on how the arrays are split over devices and hosts.
 
 The digest of an array is the CRC-32 of its bytes in C order, of zlib's polynomial, with an initial
@@ -10,8 +11,9 @@ import functools
 import math
 import os
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -28,7 +30,7 @@ def tree_digests(tree: Any) -> dict[str, str]:
       tree: JAX or NumPy arrays. Where they are split over the hosts of a job, every process calls
         this at the same time.
     """
-    leaves = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    leaves = named_leaves(tree)
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array):
             leaf.copy_to_host_async()
@@ -44,9 +46,10 @@ def tree_digests(tree: Any) -> dict[str, str]:
     return {name: f"{digest:08x}" for name, digest in zip(leaves, digests, strict=True)}
 
 
-def leaf_name(path: Any) -> str:
-    """The keys of a path of `jax.tree_util`, joined by slashes."""
-    return "/".join(_key_name(key) for key in path)
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree, by the keys of their paths joined by slashes."""
+    paths = cast(list[tuple[Sequence[Any], Any]], jax.tree_util.tree_flatten_with_path(tree)[0])
+    return {"/".join(_key_name(key) for key in path): leaf for path, leaf in paths}
 
 
 def _key_name(key: Any) -> str:

@@ -1,3 +1,4 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 """Checkpoints of a training state: Orbax, saved asynchronously, the latest and the best.
 
 A checkpoint appears complete or not at all: Orbax writes beside its final name and renames. A run
@@ -11,7 +12,6 @@ is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 
 import asyncio
 import gc
-import json
 import logging
 import sys
 import warnings
@@ -23,23 +23,18 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxsr.interop.array_digests import leaf_name, tree_digests
+from jaxsr.interop.array_digests import tree_digests
 from jaxsr.interop.atomic_write import set_aside
-from jaxsr.interop.errors import DamagedFileError, UserError, first_line
-from jaxsr.interop.sealed_json import seal, unseal
-
-_RECORD = "record"
-"""Item and file of a checkpoint: the sealed record, see `_describe`."""
+from jaxsr.interop.checkpoint_record import (
+    RECORD_ITEM,
+    NoDigestsError,
+    Record,
+    SavedArray,
+    read_record,
+)
+from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 
 log = logging.getLogger(__name__)
-
-
-class CheckpointError(UserError, RuntimeError):
-    """A checkpoint could not be written, read or used for this run."""
-
-
-class NoDigestsError(CheckpointError):
-    """A checkpoint of jaxsr 0.2.0, which has no record."""
 
 
 class Checkpoints:
@@ -92,7 +87,7 @@ class Checkpoints:
                 # Named so that a manager that has saved nothing yet can describe old ones.
                 item_handlers={
                     "state": ocp.StandardCheckpointHandler(),
-                    _RECORD: ocp.JsonCheckpointHandler(filename=_RECORD),
+                    RECORD_ITEM: ocp.JsonCheckpointHandler(filename=RECORD_ITEM),
                 },
                 options=ocp.CheckpointManagerOptions(
                     best_fn=(lambda m: m[metric]) if metric else None,
@@ -141,13 +136,13 @@ class Checkpoints:
 
         if step in self._manager.all_steps():
             return
-        record = _describe(step, state, metrics, self._notes)
+        record = Record.of(step, state, metrics, self._notes)
         with _write_errors(self.folder), _without_metric_warnings():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    **{_RECORD: ocp.args.JsonSave({"sealed": seal(record)})},
+                    **{RECORD_ITEM: ocp.args.JsonSave({"sealed": record.sealed()})},
                 ),
                 metrics=None if metrics is None else dict(metrics),
             )
@@ -258,57 +253,10 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
     """The notes of the newest checkpoint in a folder whose record is sound; None without one."""
     for step in reversed(steps_of(folder)):
         try:
-            return read_record(folder / str(step))["notes"]
+            return read_record(folder / str(step)).notes
         except (DamagedFileError, NoDigestsError):
             continue
     return None
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, see `_describe`.
-
-    Args:
-      path: folder of one checkpoint.
-
-    Raises:
-      DamagedFileError: the record is missing or damaged, or disagrees with the metrics' file.
-      NoDigestsError: the checkpoint was saved without a record.
-    """
-    file = path / _RECORD / _RECORD
-    try:
-        record = unseal(json.loads(file.read_bytes())["sealed"].encode(), source=file)
-    except FileNotFoundError:
-        if _names_no_record(path):
-            raise NoDigestsError(
-                f"{path} was saved without digests, by jaxsr 0.2.0; start another run from it with "
-                f"--branch-from {path.parent.parent} --out NEW"
-            ) from None
-        raise DamagedFileError(f"it has no {_RECORD}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"its {_RECORD} cannot be read ({first_line(error)})") from error
-    try:
-        json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
-    except (OSError, ValueError) as error:
-        raise DamagedFileError(f"its metadata cannot be read ({first_line(error)})") from error
-    metrics = path / "metrics" / "metrics"
-    try:
-        stated = json.loads(metrics.read_bytes()) if metrics.parent.exists() else None
-    except (OSError, ValueError) as error:
-        raise DamagedFileError(f"its metrics cannot be read ({first_line(error)})") from error
-    # NaN is a metric like any other here, and equals nothing.
-    if record["step"] != int(path.name) or repr(record["metrics"]) != repr(stated):
-        raise DamagedFileError("its metrics or its name are not those that were saved")
-    return record
-
-
-def _names_no_record(path: Path) -> bool:
-    """Whether a checkpoint's list of its items is sound, and has no record in it."""
-    try:
-        return (
-            _RECORD not in json.loads((path / "_CHECKPOINT_METADATA").read_bytes())["item_handlers"]
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def restore_step(folder: Path, step: int, like: Any) -> Any:
@@ -326,12 +274,12 @@ def restore_step(folder: Path, step: int, like: Any) -> Any:
       CheckpointError: it does not fit `like`.
     """
     path, target = folder.resolve() / str(step), jax.tree.map(_abstract, like)
-    record: dict[str, Any] = {}
+    saved: dict[str, SavedArray] = {}
     state, failure = None, ""
     try:
         record = read_record(path)
-        _check_fits(record, target, path)
-        state = _read_state(path, target)
+        record.check_fits(target, path)
+        state, saved = _read_state(path, target), record.arrays
     except CheckpointError:
         raise
     except DamagedFileError as error:
@@ -339,7 +287,7 @@ def restore_step(folder: Path, step: int, like: Any) -> Any:
     if not _all_processes(not failure):
         raise DamagedFileError(failure or "another process of this job cannot read it")
     digests = tree_digests(state)
-    changed = [name for name, (_, _, digest) in record["arrays"].items() if digests[name] != digest]
+    changed = [name for name, array in saved.items() if digests[name] != array.digest]
     if changed:
         raise DamagedFileError(
             f"{len(changed)} of {len(digests)} arrays are not as they were saved, {changed[0]} "
@@ -356,53 +304,10 @@ def _read_state(path: Path, target: Any) -> Any:
     """
     import orbax.checkpoint as ocp
 
-    with _without_late_tracebacks(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-        return reader.restore(path / "state", args=ocp.args.StandardRestore(target))
-
-
-def _describe(
-    step: int, state: Any, metrics: Mapping[str, float] | None, notes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A checkpoint's record: `arrays` has shape, dtype and digest of each leaf by its path."""
-    digests, leaves = tree_digests(state), jax.tree_util.tree_flatten_with_path(state)[0]
-    arrays = {
-        name: (*_form(leaf), digests[name])
-        for name, leaf in ((leaf_name(path), leaf) for path, leaf in leaves)
-    }
-    numbers = None if metrics is None else dict(metrics)
-    return {"step": step, "metrics": numbers, "notes": dict(notes), "arrays": arrays}
-
-
-def _form(leaf: Any) -> tuple[list[int], str]:
-    return [*np.shape(leaf)], str(leaf.dtype)
-
-
-def _check_fits(record: Mapping[str, Any], target: Any, path: Path) -> None:
-    """Refuses a checkpoint whose leaves have other names, shapes or dtypes than the run's."""
-    saved = {name: (shape, dtype) for name, (shape, dtype, _) in record["arrays"].items()}
-    expected = {
-        leaf_name(key): _form(leaf) for key, leaf in jax.tree_util.tree_flatten_with_path(target)[0]
-    }
-    if saved == expected:
-        return
-    missing, extra = sorted({*expected} - {*saved}), sorted({*saved} - {*expected})
-    differing = sorted(n for n in {*saved} & {*expected} if saved[n] != expected[n])
-    reasons: list[str] = []
-    if missing:
-        reasons.append(f"lacks {len(missing)} entries such as {missing[0]}")
-    if extra:
-        reasons.append(f"has {len(extra)} others such as {extra[0]}")
-    if differing:
-        name = differing[0]
-        (old_shape, old_dtype), (shape, dtype) = saved[name], expected[name]
-        reasons.append(
-            f"{name} has shape {tuple(old_shape)} and dtype {old_dtype} there, "
-            f"{tuple(shape)} and {dtype} in this run"
-        )
-    raise CheckpointError(
-        f"the checkpoint at step {path.name} in {path.parent} belongs to another run: "
-        f"{', '.join(reasons)}; use the options it was trained with, or another --out"
-    )
+    with _without_late_tracebacks():
+        reader: Any = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+        with reader:
+            return reader.restore(path / "state", args=ocp.args.StandardRestore(target))
 
 
 def _wait_for_all(name: str) -> None:
@@ -464,12 +369,13 @@ class _LenientLoop(asyncio.SelectorEventLoop):
 @contextmanager
 def _lenient_loops() -> Generator[None]:
     """Event loops that are made in the block, in any thread, are lenient."""
-    policy = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(_LenientLoops())
+    # Python 3.14 deprecates policies, and has nothing else for loops that another library makes.
+    policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
+    asyncio.set_event_loop_policy(_LenientLoops())  # pyright: ignore[reportDeprecated]
     try:
         yield
     finally:
-        asyncio.set_event_loop_policy(policy)
+        asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
 
 
 class _LenientLoops(asyncio.DefaultEventLoopPolicy):

@@ -19,6 +19,10 @@ class DamagedFileError(InputError):
     """A file whose content does not agree with the digest that was stored with it."""
 
 
+class CheckpointError(UserError, RuntimeError):
+    """A checkpoint could not be written, read or used for this run."""
+
+
 class IndexOutsideError(InputError):
     """An index or a class label that is not one of those there are."""
 

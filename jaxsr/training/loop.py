@@ -49,7 +49,7 @@ def train(task: Trainable, out: Path, record: RunRecord | None = None) -> bool:
 
     Raises:
       TrainingError: a loss or gradient was not finite.
-      jaxsr.interop.checkpoint.CheckpointError: a checkpoint cannot be written or read.
+      jaxsr.interop.errors.CheckpointError: a checkpoint cannot be written or read.
     """
     config = task.config
     total = sum(steps for _, steps in task.phases)

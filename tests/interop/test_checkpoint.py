@@ -15,11 +15,11 @@ import pytest
 from jaxsr.interop.checkpoint import (
     CheckpointError,
     Checkpoints,
-    NoDigestsError,
     read_notes,
     restore_newest,
     restore_step,
 )
+from jaxsr.interop.checkpoint_record import NoDigestsError
 from jaxsr.interop.errors import DamagedFileError
 from jaxsr.interop.mesh import MeshShape, make_mesh, place, tree_shardings
 from jaxsr.interop.train.step import TrainState

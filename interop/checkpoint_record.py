@@ -1,0 +1,160 @@
+"""The record in a checkpoint: shape, dtype and digest of every array, the metrics, the run's notes.
+
+It is one sealed JSON text (`jaxsr.interop.sealed_json`), so that damage to the record itself is
+noticed, too.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from jaxsr.interop.array_digests import named_leaves, tree_digests
+from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
+from jaxsr.interop.sealed_json import seal, unseal
+
+RECORD_ITEM = "record"
+"""Item and file of a checkpoint that hold the record."""
+
+
+class NoDigestsError(CheckpointError):
+    """A checkpoint of jaxsr 0.2.0, which has no record."""
+
+
+class SavedArray(NamedTuple):
+    """What a record says of one array."""
+
+    shape: list[int]
+    dtype: str
+    digest: str
+    """Of `jaxsr.interop.array_digests`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a checkpoint says of itself."""
+
+    step: int
+    metrics: dict[str, float] | None
+    notes: dict[str, Any]
+    """JSON values of the run."""
+    arrays: dict[str, SavedArray]
+    """By the path of the leaf."""
+
+    @classmethod
+    def of(
+        cls, step: int, state: Any, metrics: Mapping[str, float] | None, notes: Mapping[str, Any]
+    ) -> Self:
+        """The record of a state; every process of a job calls it at the same time."""
+        digests = tree_digests(state)
+        arrays = {
+            name: SavedArray(*_form(leaf), digests[name])
+            for name, leaf in named_leaves(state).items()
+        }
+        numbers = None if metrics is None else dict(metrics)
+        return cls(step=step, metrics=numbers, notes=dict(notes), arrays=arrays)
+
+    def sealed(self) -> str:
+        """The record as a text."""
+        return seal(vars(self))
+
+    @classmethod
+    def unsealed(cls, text: str, *, source: Path) -> Self:
+        """The record in a text that `sealed` made.
+
+        Raises:
+          DamagedFileError: the text is not as `sealed` made it; the error names `source`.
+        """
+        entries = unseal(text.encode(), source=source)
+        arrays = {name: SavedArray(*saved) for name, saved in entries["arrays"].items()}
+        return cls(
+            step=entries["step"], metrics=entries["metrics"], notes=entries["notes"], arrays=arrays
+        )
+
+    def check_fits(self, target: Any, path: Path) -> None:
+        """Refuses a checkpoint whose leaves have other names, shapes or dtypes than the run's.
+
+        Args:
+          target: the run's state: arrays, or their shapes and dtypes.
+          path: folder of the checkpoint, for the error.
+
+        Raises:
+          CheckpointError: it does not fit.
+        """
+        saved = {name: (array.shape, array.dtype) for name, array in self.arrays.items()}
+        expected = {name: _form(leaf) for name, leaf in named_leaves(target).items()}
+        if saved == expected:
+            return
+        missing, extra = sorted({*expected} - {*saved}), sorted({*saved} - {*expected})
+        differing = sorted(n for n in {*saved} & {*expected} if saved[n] != expected[n])
+        reasons: list[str] = []
+        if missing:
+            reasons.append(f"lacks {len(missing)} entries such as {missing[0]}")
+        if extra:
+            reasons.append(f"has {len(extra)} others such as {extra[0]}")
+        if differing:
+            name = differing[0]
+            (old_shape, old_dtype), (shape, dtype) = saved[name], expected[name]
+            reasons.append(
+                f"{name} has shape {tuple(old_shape)} and dtype {old_dtype} there, "
+                f"{tuple(shape)} and {dtype} in this run"
+            )
+        raise CheckpointError(
+            f"the checkpoint at step {path.name} in {path.parent} belongs to another run: "
+            f"{', '.join(reasons)}; use the options it was trained with, or another --out"
+        )
+
+
+def _form(leaf: Any) -> tuple[list[int], str]:
+    return [*np.shape(leaf)], str(leaf.dtype)
+
+
+def read_record(path: Path) -> Record:
+    """What a checkpoint says of itself, see `Record`.
+
+    Args:
+      path: folder of one checkpoint.
+
+    Raises:
+      DamagedFileError: the record is missing or damaged, or disagrees with the metrics' file.
+      NoDigestsError: the checkpoint was saved without a record.
+    """
+    file = path / RECORD_ITEM / RECORD_ITEM
+    try:
+        record = Record.unsealed(json.loads(file.read_bytes())["sealed"], source=file)
+    except FileNotFoundError:
+        if _names_no_record(path):
+            raise NoDigestsError(
+                f"{path} was saved without digests, by jaxsr 0.2.0; start another run from it with "
+                f"--branch-from {path.parent.parent} --out NEW"
+            ) from None
+        raise DamagedFileError(f"it has no {RECORD_ITEM}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"its {RECORD_ITEM} cannot be read ({first_line(error)})") from error
+    try:
+        json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"its metadata cannot be read ({first_line(error)})") from error
+    metrics = path / "metrics" / "metrics"
+    try:
+        stated = json.loads(metrics.read_bytes()) if metrics.parent.exists() else None
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"its metrics cannot be read ({first_line(error)})") from error
+    # NaN is a metric like any other here, and equals nothing.
+    if record.step != int(path.name) or repr(record.metrics) != repr(stated):
+        raise DamagedFileError("its metrics or its name are not those that were saved")
+    return record
+
+
+def _names_no_record(path: Path) -> bool:
+    """Whether a checkpoint's list of its items is sound, and has no record in it."""
+    try:
+        return (
+            RECORD_ITEM
+            not in json.loads((path / "_CHECKPOINT_METADATA").read_bytes())["item_handlers"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
