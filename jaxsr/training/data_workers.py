@@ -15,7 +15,8 @@ from multiprocessing import connection, parent_process
 from typing import Any
 
 from jaxsr.errors import InputError, UserError, one_line
-from jaxsr.training.task_data import BatchIterator, HostBatch
+from jaxsr.training.task_batches import BatchIterator
+from jaxsr.training.task_data import HostBatch
 
 _AHEAD = 2
 """Batches that each worker makes ahead."""

@@ -1,15 +1,13 @@
-"""Batches of a user's data: items by number, or in their own order, as arrays under names.
+"""A user's data: items by number, or in their own order, as arrays under names.
 
 Items by number have `__len__` and `__getitem__`: torch's `Dataset`, Grain's sources, a Hugging Face
 table, a list. A mapping of arrays is a table of items. A function of the step number returns the
 global batch. An iterable of items (torch's `IterableDataset`, a generator) is read forward only: a
 resumed run reads and drops what it has trained on.
 
-The position in the data is the step number. Sample `s` of a run (step · batch + row) is item
-`order(s)`, each epoch in a fresh permutation, for any number of hosts and workers and after any
-restart. Before an item is read, the global random generators of `random`, NumPy and torch are
-seeded from the run's seed, the epoch and the item's index. So what a dataset draws from them
-depends on nothing else.
+Before an item is read, the global random generators of `random`, NumPy and torch are seeded from
+the run's seed, the epoch and the item's index. So what a dataset draws from them depends on nothing
+else. Which items a batch has, `task_batches` decides.
 
 Batches hold what torch's `DataLoader` would give, in NumPy: float32, integers, bool; torch's int64
 becomes int32 on the way to the device, and int64 again in the loss.
@@ -24,7 +22,6 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from jaxsr.data.sampler import shuffled
 from jaxsr.errors import InputError, one_line
 from jaxsr.training.user_code import located
 
@@ -93,7 +90,7 @@ class TaskData:
           InputError: the data cannot give it.
         """
         with located(f"{self.name}: item {index}"):
-            _seed(self.seed, epoch, index)
+            seed_generators(self.seed, epoch, index)
             try:
                 # Grain's datasets draw and shuffle anew where the number is beyond their length.
                 many = type(self.source).__module__.startswith("grain.")
@@ -117,7 +114,7 @@ class TaskData:
           InputError: they do not fit one another, or hold what cannot be an array.
         """
         if self.collate is not None:
-            _seed(self.seed, stream, _BATCH)
+            seed_generators(self.seed, stream, _BATCH)
             with located(f"{self.name}: collate"):
                 batch = self.collate(items)
             if not isinstance(batch, Mapping) or not batch:
@@ -172,12 +169,12 @@ class TaskData:
                 return self.batch([self.item(0)], [0], 0)
             if iter(self.source) is self.source:
                 return {}  # looking at it would take an item away
-            return self.batch([next(_items(self, 0))], [0], 0)
+            return self.batch([next(self.endless_items(0))], [0], 0)
 
     def of_step(self, step: int) -> HostBatch:
         """The global batch that a function gives for a step."""
         with located(f"{self.name} for step {step}"):
-            _seed(self.seed, step, _BATCH)
+            seed_generators(self.seed, step, _BATCH)
             try:
                 batch = self.source(step)
             except StopIteration as error:
@@ -194,6 +191,42 @@ class TaskData:
         return {
             str(n): to_array(v, f"{self.name} for step {step}: {n!r}") for n, v in batch.items()
         }
+
+    def endless_items(self, skip: int) -> Iterator[Any]:
+        """Items of an iterable without end: it starts again where it ends, if it can.
+
+        Args:
+          skip: of the first, which are read and dropped.
+
+        Raises:
+          InputError: it ends, and can be read only once.
+        """
+        number, epoch, count = 0, 0, 0
+        iterator = self.iterator(epoch)
+        while True:
+            seed_generators(self.seed, epoch, count)
+            with located(f"{self.name}: item {number}"):
+                item = next(iterator, _END)
+            if item is _END:
+                repeatable = not isinstance(self.source, Iterator)
+                if count == 0 or not repeatable:
+                    raise InputError(
+                        f"{self.name} ended after {number} items, but the run needs more; return "
+                        "an iterable that can be read again (a class with __iter__), or fewer "
+                        "--steps"
+                    )
+                epoch, count = epoch + 1, 0
+                iterator = self.iterator(epoch)
+                continue
+            if number >= skip:
+                yield item
+            number, count = number + 1, count + 1
+
+    def iterator(self, epoch: int) -> Iterator[Any]:
+        """An iterable's items, from its start to its end."""
+        seed_generators(self.seed, epoch, _BATCH)
+        with located(self.name):
+            return iter(self.source)
 
 
 _ACCEPTED = (
@@ -283,8 +316,9 @@ def _form(array: np.ndarray) -> str:
     return f"shape {array.shape} {array.dtype}"
 
 
-def _seed(seed: int, epoch: int, index: int) -> None:
-    """Seeds the global generators; NumPy promises SeedSequence to stay as it is."""
+def seed_generators(seed: int, epoch: int, index: int) -> None:
+    """Seeds the global generators of `random`, NumPy and torch."""
+    # NumPy promises SeedSequence to stay as it is.
     words = np.random.SeedSequence([seed, epoch, index]).generate_state(4)
     random.seed(int(words[0]))
     np.random.seed(words[1])
@@ -301,201 +335,6 @@ def preserved_generators() -> Generator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepBatches:
-    """This host's rows of every step's batch, by step; Grain's random access source."""
-
-    data: TaskData
-    batch: int
-    """Rows of the global batch."""
-    host: int
-    hosts: int
-    shuffle: bool
-
-    def __len__(self) -> int:
-        return 2**31
-
-    def __getitem__(self, step: int) -> HostBatch:
-        rows = self.batch // self.hosts
-        data = self.data
-        if data.kind == "steps":
-            batch = data.of_step(step)
-            _check_rows(batch, self.batch, f"{data.name} for step {step}")
-            host_rows = slice(self.host * rows, (self.host + 1) * rows)
-            return {name: array[host_rows] for name, array in batch.items()}
-        first = step * self.batch + self.host * rows
-        assert data.length is not None
-        samples = sample_numbers(
-            first, rows, length=data.length, seed=data.seed, shuffle=self.shuffle
-        )
-        items = [data.item(int(index), int(epoch)) for index, epoch in samples]
-        batch = data.batch(items, samples[:, 0].tolist(), first)
-        _check_rows(batch, rows, f"collate of {data.name}")
-        return batch
-
-
-def sample_numbers(first: int, count: int, *, length: int, seed: int, shuffle: bool) -> np.ndarray:
-    """Index and epoch of samples `first` to `first + count - 1`: int64 (count, 2)."""
-    if shuffle:
-        return shuffled(first, count, length=length, seed=seed)
-    numbers = np.arange(first, first + count, dtype=np.int64)
-    return np.stack([numbers % length, numbers // length], axis=1)
-
-
-def _check_rows(batch: HostBatch, rows: int, where: str) -> None:
-    for name, array in batch.items():
-        if array.ndim == 0 or len(array) != rows:
-            raise InputError(
-                f"{where} gave {name!r} of shape {array.shape}, not {rows} rows; make its first "
-                "axis that of the samples, or set --batch"
-            )
-
-
-class BatchIterator:
-    """Batches from a step on; leaving the `with` block ends the worker processes."""
-
-    def __init__(self, batches: Iterator[HostBatch], close: Callable[[], None]) -> None:
-        self._batches, self._close = batches, close
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        return self
-
-    def __next__(self) -> HostBatch:
-        return next(self._batches)
-
-    def __enter__(self) -> Iterator[HostBatch]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-
-def step_batches(
-    data: TaskData,
-    *,
-    batch: int,
-    start_step: int,
-    host: int = 0,
-    hosts: int = 1,
-    shuffle: bool = True,
-    workers: int = 0,
-) -> BatchIterator:
-    """This host's rows of the batches of `start_step` and all later steps.
-
-    Args:
-      data: where from.
-      batch: rows of the global batch, a multiple of `hosts`.
-      start_step: the first step to yield.
-      host, hosts: this host's number, and how many there are.
-      shuffle: whether each epoch is a fresh permutation of the items.
-      workers: processes that work ahead; 0 loads between steps. An iterable is read without.
-
-    Raises:
-      InputError: workers are asked for and Grain is missing, or the data cannot be sent to them.
-    """
-    if data.kind == "stream":
-        if workers:
-            raise InputError(
-                f"--workers {workers} needs data with a length; {data.name} returned an iterable, "
-                "which only one process can read"
-            )
-        return BatchIterator(_stream_batches(data, batch, start_step, host, hosts), lambda: None)
-    source = StepBatches(data=data, batch=batch, host=host, hosts=hosts, shuffle=shuffle)
-    if workers:
-        from jaxsr.training.data_workers import in_workers
-
-        return in_workers(source, start=start_step, workers=workers)
-
-    def load() -> Iterator[HostBatch]:
-        for step in range(start_step, len(source)):
-            with preserved_generators():
-                rows = source[step]
-            yield rows
-
-    return BatchIterator(load(), lambda: None)
-
-
-def _stream_batches(
-    data: TaskData, batch: int, start_step: int, host: int, hosts: int
-) -> Iterator[HostBatch]:
-    """Every host reads every item, and keeps its own rows."""
-    rows = batch // hosts
-    with preserved_generators():
-        items = _items(data, start_step * batch)
-    step = start_step
-    while True:
-        with preserved_generators():
-            taken = [next(items) for _ in range(batch)]
-            first = step * batch + host * rows
-            numbers = range(first, first + rows)
-            made = data.batch(taken[host * rows : (host + 1) * rows], numbers, first)
-        yield made
-        step += 1
-
-
-def _items(data: TaskData, skip: int) -> Iterator[Any]:
-    """Items of an iterable without end: it starts again where it ends, if it can."""
-    number, epoch, count = 0, 0, 0
-    iterator = _iterator(data, epoch)
-    while True:
-        _seed(data.seed, epoch, count)
-        with located(f"{data.name}: item {number}"):
-            item = next(iterator, _END)
-        if item is _END:
-            repeatable = not isinstance(data.source, Iterator)
-            if count == 0 or not repeatable:
-                raise InputError(
-                    f"{data.name} ended after {number} items, but the run needs more; return an "
-                    "iterable that can be read again (a class with __iter__), or fewer --steps"
-                )
-            epoch, count = epoch + 1, 0
-            iterator = _iterator(data, epoch)
-            continue
-        if number >= skip:
-            yield item
-        number, count = number + 1, count + 1
-
-
-def _iterator(data: TaskData, epoch: int) -> Iterator[Any]:
-    _seed(data.seed, epoch, _BATCH)
-    with located(data.name):
-        return iter(data.source)
-
-
-def validation_batches(data: TaskData, batch: int) -> Iterator[HostBatch]:
-    """Every item once, in order; the last batch may be smaller.
-
-    Raises:
-      InputError: the data has no end, or can be read only once.
-    """
-    if data.kind == "steps" or (data.kind == "stream" and isinstance(data.source, Iterator)):
-        raise InputError(
-            f"{data.name} must be readable from its start to its end at every validation; return "
-            "data with a length, or a class with __iter__"
-        )
-    numbers = range(data.length) if data.length is not None else None
-    items = (data.item(i) for i in numbers) if numbers is not None else _iterator(data, 0)
-    first, ended = 0, False
-    while not ended:
-        with preserved_generators():
-            taken: list[Any] = []
-            while len(taken) < batch and not ended:
-                _seed(data.seed, 0, first + len(taken))
-                with located(f"{data.name}: item {first + len(taken)}"):
-                    item = next(items, _END)
-                if item is _END:
-                    ended = True
-                else:
-                    taken.append(item)
-            made = data.batch(taken, range(first, first + len(taken)), first) if taken else None
-        if made is not None:
-            _check_rows(made, len(taken), f"collate of {data.name}")
-            yield made
-        first += len(taken)
-    if not first:
-        raise InputError(f"{data.name} gave no item to validate on")
 
 
 def describe(batch: Mapping[str, np.ndarray], *, samples: bool) -> str:

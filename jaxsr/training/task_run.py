@@ -16,13 +16,8 @@ from jaxsr.interop.sharding_rules import planned_rules
 from jaxsr.models.build import check_parameters, import_attribute
 from jaxsr.training.engines import traced_result
 from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
-from jaxsr.training.task_data import (
-    TaskData,
-    describe,
-    preserved_generators,
-    step_batches,
-    validation_batches,
-)
+from jaxsr.training.task_batches import step_batches, validation_batches
+from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.user_code import located, located_in_users_files
 from jaxsr.training.user_task import Evaluation, Task, TaskConfig
 

@@ -12,7 +12,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from jaxsr.errors import InputError
-from jaxsr.training.task_data import TaskData, step_batches, to_array, validation_batches
+from jaxsr.training.task_batches import step_batches, validation_batches
+from jaxsr.training.task_data import TaskData, to_array
 
 
 class Noisy(Dataset):

@@ -292,7 +292,7 @@ def test_validation_figures_are_those_of_the_whole_data(folder):
     from fit_task import Fit  # type: ignore[import-not-found]
 
     from jaxsr.training.engines import make_engine
-    from jaxsr.training.task_data import validation_batches
+    from jaxsr.training.task_batches import validation_batches
     from jaxsr.training.task_run import TaskRun
 
     figures = []
