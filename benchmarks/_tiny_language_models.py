@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._zoo_models import write_configuration
+from benchmarks._tiny_configurations import write_configuration
 from jaxsr.models.libraries import import_transformers
 
 transformers = import_transformers()

@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks._child_process import NEEDS_X64, row_of_child, without_folders
 from benchmarks._results import RESULTS, Report, ReportOptions, Row, read_rows, run_benchmark
-from benchmarks._zoo_models import GROUPS, Entry, Group, entries, write_configuration
+from benchmarks._tiny_configurations import write_configuration
+from benchmarks._zoo_models import GROUPS, Entry, Group, entries
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.models.libraries import import_library
