@@ -7,7 +7,6 @@ into `jaxsr/doctor/sentinels/`.
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from jaxsr.doctor.compiler import run_in_children
 from jaxsr.runtime.xla_flags import YNN_FUSION, disable_ynn_fusion
 from tests.doctor.fuzz_programs import Steps, build, describe, judge, random_steps, shrink
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("fuzz_programs.py"))]
+COMMAND = [sys.executable, "-m", "tests.doctor.fuzz_programs"]
 PER_CHILD = 250
 
 
