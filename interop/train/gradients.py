@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Loss and gradient of one player of a phase, on one batch or summed over its slices.
 
 A phase's `share` runs once; each player differentiates its own loss, and through what is shared
@@ -6,7 +7,7 @@ where `Player.through_shared` says so. The protocol is `jaxsr.interop.train.obje
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jaxsr.interop.module import JaxModule
 from jaxsr.interop.train.objective import Phase
 
 Arrays = dict[str, jax.Array]
+_Vjp = Callable[..., tuple[Any, Callable[[Any], tuple[Arrays]], tuple[Arrays, Arrays]]]
 
 
 def select_network(tree: Mapping[str, Any], network: str) -> dict[str, Any]:
@@ -37,7 +39,7 @@ class Shared(NamedTuple):
 
     tensors: Any
     """Result of the phase's `share`."""
-    pullback: Callable[[Any], Any]
+    pullback: Callable[[Any], Arrays]
     """From the tensors' cotangents to gradients of the networks that learn through them."""
     buffers: Arrays
     """All buffers after `share`."""
@@ -87,8 +89,13 @@ class Gradients:
                 )
             return tensors, (self._with_frozen(new_buffers, buffers), indices)
 
-        tensors, pullback, (new_buffers, indices) = jax.vjp(run, learning, has_aux=True)
-        return Shared(tensors, lambda cotangent: pullback(cotangent)[0], new_buffers, indices)
+        vjp = cast(_Vjp, jax.vjp)
+        tensors, pullback, (new_buffers, indices) = vjp(run, learning, has_aux=True)
+
+        def gradients(cotangent: Any) -> Arrays:
+            return pullback(cotangent)[0]
+
+        return Shared(tensors, gradients, new_buffers, indices)
 
     def of_player(
         self,
@@ -165,17 +172,22 @@ class Gradients:
             total = jax.tree.map(jnp.add, total, (step.grads, step.metrics))
             return (step.buffers, total, worse_of(indices, step.indices)), None
 
+        def first_of(pieces: jax.Array) -> jax.Array:
+            return pieces[0]
+
+        def zeros_of(x: jax.ShapeDtypeStruct) -> jax.Array:
+            return jnp.zeros(x.shape, x.dtype)
+
+        def averaged(total: jax.Array) -> jax.Array:
+            return total / slices
+
         pieces = jax.tree.map(cut, batch)
-        first = jax.tree.map(lambda rows: rows[0], pieces)
-        shapes = jax.eval_shape(slice_gradients, buffers, first, key)
-        zeros, no_indices = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
-            ((shapes.grads, shapes.metrics), shapes.indices),
-        )
+        shapes = jax.eval_shape(slice_gradients, buffers, jax.tree.map(first_of, pieces), key)
+        zeros, no_indices = jax.tree.map(zeros_of, ((shapes.grads, shapes.metrics), shapes.indices))
         (buffers, total, indices), _ = jax.lax.scan(
             body, (buffers, zeros, no_indices), (jnp.arange(slices), pieces)
         )
-        grads, metrics = jax.tree.map(lambda leaf: leaf / slices, total)
+        grads, metrics = jax.tree.map(averaged, total)
         return PlayerGradients(grads, buffers, metrics, indices)
 
     def _cast(self, arrays: Arrays) -> Arrays:

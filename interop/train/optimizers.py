@@ -1,3 +1,4 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 """optax optimisers that take the same steps as `torch.optim`'s, and the schedule both follow.
 
 optax and torch agree on Adam's formula but not on weight decay in plain Adam, on SGD's dampening,
@@ -119,12 +120,13 @@ def make_optimizer(
             parts.append(optax.scale_by_adam(*config.betas, eps=config.epsilon))
         case "adagrad":
             parts.append(scale_by_adagrad(eps=config.epsilon))
-        case "sgd" if config.momentum:
-            parts.append(
-                scale_by_momentum(
-                    config.momentum, dampening=config.dampening, nesterov=config.nesterov
+        case "sgd":
+            if config.momentum:
+                parts.append(
+                    scale_by_momentum(
+                        config.momentum, dampening=config.dampening, nesterov=config.nesterov
+                    )
                 )
-            )
     if decay and config.optimizer == "adamw":
         parts.append(optax.add_decayed_weights(decay))
     if lr_factors:
@@ -154,9 +156,17 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
     def clipped(updates: optax.Updates, params: Any) -> optax.Updates:
         scale = jnp.minimum(1.0, max_norm / (norm(updates) + 1e-6))
-        return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates)
+
+        def clip(g: jax.Array) -> jax.Array:
+            return g * scale.astype(g.dtype)
+
+        return jax.tree.map(clip, updates)
 
     return optax.stateless(clipped)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    return jnp.zeros_like(x)
 
 
 class AdagradState(NamedTuple):
@@ -172,12 +182,17 @@ def scale_by_adagrad(*, eps: float = 1e-10) -> optax.GradientTransformation:
     """
 
     def init(params: optax.Params) -> AdagradState:
-        return AdagradState(jax.tree.map(jnp.zeros_like, params))
+        return AdagradState(jax.tree.map(_zeros, params))
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, AdagradState]:
-        total = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, updates)
-        scaled = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), updates, total)
-        return scaled, AdagradState(total)
+        def grown(s: jax.Array, g: jax.Array) -> jax.Array:
+            return s + g * g
+
+        def scaled(g: jax.Array, s: jax.Array) -> jax.Array:
+            return g / (jnp.sqrt(s) + eps)
+
+        total = jax.tree.map(grown, state.sum_of_squares, updates)
+        return jax.tree.map(scaled, updates, total), AdagradState(total)
 
     return optax.GradientTransformation(init, update)
 
@@ -186,7 +201,8 @@ class MomentumState(NamedTuple):
     """Running momentum and the number of updates."""
 
     momentum: optax.Updates
-    count: jax.Array
+    # Under this name the field is part of checkpoints.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def scale_by_momentum(
@@ -195,16 +211,19 @@ def scale_by_momentum(
     """SGD's momentum as torch has it: the first update is not dampened."""
 
     def init(params: optax.Params) -> MomentumState:
-        return MomentumState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+        return MomentumState(jax.tree.map(_zeros, params), jnp.zeros((), jnp.int32))
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, MomentumState]:
         weight = jnp.where(state.count == 0, 1.0, 1.0 - dampening)
-        momentum = jax.tree.map(
-            lambda m, g: decay * m + weight.astype(g.dtype) * g, state.momentum, updates
-        )
-        step = momentum
-        if nesterov:
-            step = jax.tree.map(lambda g, m: g + decay * m, updates, momentum)
+
+        def grown(m: jax.Array, g: jax.Array) -> jax.Array:
+            return decay * m + weight.astype(g.dtype) * g
+
+        def ahead(g: jax.Array, m: jax.Array) -> jax.Array:
+            return g + decay * m
+
+        momentum = jax.tree.map(grown, state.momentum, updates)
+        step = jax.tree.map(ahead, updates, momentum) if nesterov else momentum
         return step, MomentumState(momentum, state.count + 1)
 
     return optax.GradientTransformation(init, update)

@@ -1,3 +1,4 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 """Small arrays of a tree as one vector, for functions that compute each element by itself.
 
 A network has hundreds of parameters, most of them small: scales of norms, biases, narrow kernels.
@@ -7,7 +8,7 @@ in more time than it takes for the network's own gradient. A vector of all of th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import flax.struct
 import jax
@@ -18,6 +19,8 @@ from jax.sharding import Mesh
 
 from jaxsr.interop import mesh as meshes
 from jaxsr.ops import _cpu_calls as cpu_calls
+
+_structure = cast(Callable[[Any], Any], jax.tree.structure)  # untyped in JAX
 
 _MOST_ELEMENTS = 1 << 14
 """Of an array that is packed. The copies of larger ones cost more than is saved."""
@@ -46,7 +49,7 @@ class Packing:
     """
 
     structure: Any
-    """Of the tree."""
+    """Of the tree, as `jax.tree` has it."""
     small: dict[int, jax.ShapeDtypeStruct]
     """The packed leaves by number; nothing is packed where there are none."""
 
@@ -58,7 +61,8 @@ class Packing:
           tree: of arrays.
           mesh: where the program runs.
         """
-        leaves, structure = jax.tree.flatten(tree)
+        structure = _structure(tree)
+        leaves = jax.tree.leaves(tree)
         small = {
             number: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
             for number, leaf in enumerate(leaves)
@@ -94,13 +98,17 @@ class Packing:
             ]
             return jax.tree.unflatten(self.structure, leaves)
 
-        return self._map(unpacked, tree, lambda part: isinstance(part, Packed))
+        return self._map(unpacked, tree, _is_packed)
 
     def _fits(self, part: Any) -> bool:
-        return jax.tree.structure(part) == self.structure
+        return _structure(part) == self.structure
 
     def _map(self, function: Callable[[Any], Any], tree: Any, is_part: Callable[..., bool]) -> Any:
         return jax.tree.map(function, tree, is_leaf=is_part) if self.small else tree
+
+
+def _is_packed(part: Any) -> bool:
+    return isinstance(part, Packed)
 
 
 def norm(tree: Any) -> jax.Array:

@@ -1,3 +1,4 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 """One training step of an objective's phase, as a pure function of the training state.
 
 Everything between the batch of uint8 and the new state is inside: preparation, the torch modules
@@ -21,7 +22,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import flax.struct
 import jax
@@ -40,6 +41,7 @@ from jaxsr.interop.train.optimizers import Elementwise, updates_done
 from jaxsr.interop.train.packing import Packing, norm
 
 Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
+_wrap_key = cast(Callable[[jax.Array], jax.Array], jax.random.wrap_key_data)  # untyped in JAX
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -192,11 +194,12 @@ def convert(
 def _cast_floats(tree: Any, dtype: Any) -> Any:
     """The tree with its floating tensors in this dtype."""
     import torch
+    from torch.utils import _pytree as pytree
 
-    def cast(x: Any) -> Any:
+    def in_dtype(x: torch.Tensor) -> torch.Tensor:
         return x.to(dtype) if x.is_floating_point() else x
 
-    return torch.utils._pytree.tree_map_only(torch.Tensor, cast, tree)
+    return pytree.tree_map_only(torch.Tensor, in_dtype, tree)
 
 
 def _exchange_statistics(objective: Any) -> None:
@@ -238,14 +241,14 @@ class TrainStep:
     """Where the step will run."""
     config: StepConfig = field(default_factory=StepConfig)
     """Accumulation, BatchNorm mode, moving average, compute dtype."""
-    schedules: Mapping[str, optax.Schedule] = field(default_factory=dict)
+    schedules: Mapping[str, optax.Schedule] = field(default_factory=dict[str, optax.Schedule])
     """Learning rate by network, as a function of its updates; for the metrics alone."""
 
     def __post_init__(self) -> None:
         self.config.check_fits(self.mesh.shape)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Arrays]:
-        root = jax.random.wrap_key_data(state.key)
+        root = _wrap_key(state.key)
         prepared = dict(self.prepare(batch, root))
         key = jax.random.key_data(jax.random.fold_in(root, state.step))
 
@@ -278,7 +281,7 @@ class TrainStep:
         worst: Callable[[Arrays], Arrays] = lambda indices: indices,
     ) -> tuple[Arrays, Arrays, dict[str, Any], Arrays]:
         """Every player in turn: gradients, update, metrics; the last two are over the devices."""
-        key = jax.random.wrap_key_data(key_data)
+        key = _wrap_key(key_data)
         gradients = Gradients(
             model=self.model,
             phase=self.phase,
@@ -329,9 +332,11 @@ class TrainStep:
         keep = sound & (old.failed_step == 0)
         failed_step = jnp.where(keep | (old.failed_step > 0), old.failed_step, old.step + 1)
         packing = Packing.of(new, self.mesh)
-        state = packing.unpack(
-            jax.tree.map(lambda n, o: jnp.where(keep, n, o), packing.pack(new), packing.pack(old))
-        )
+
+        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(keep, new, old)
+
+        state = packing.unpack(jax.tree.map(chosen, packing.pack(new), packing.pack(old)))
         return state.replace(failed_step=failed_step)
 
 
@@ -374,7 +379,8 @@ def _per_device(
     def average(tree: Any) -> Any:
         # A tree, not one vector of all: compilers join the sums of a tree into one all-reduce, and
         # a TPU pays dearly for reshaping kernels to rows (14 of 38 M cycles of a GAN's step).
-        leaves, structure = jax.tree.flatten(tree)
+        structure = cast(Any, jax.tree.structure(tree))
+        leaves = jax.tree.leaves(tree)
         # Counters are equal on every device already.
         is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
         averaged = iter(
@@ -396,7 +402,7 @@ def _per_device(
         params: Arrays, buffers: Arrays, opt_states: Any, batch: Arrays, key_data: jax.Array
     ) -> Any:
         # Each device draws its own random numbers, as it sees its own rows.
-        key = jax.random.wrap_key_data(key_data)
+        key = _wrap_key(key_data)
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))
         key_data = jax.random.key_data(key)
         with contextlib.nullcontext() if local_statistics else whole_batch_statistics():

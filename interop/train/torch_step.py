@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """The same training step in plain PyTorch, on CPU or CUDA, eager or compiled.
 
 It takes the objective, the phases, the optimiser configuration and the prepared batches that
