@@ -45,11 +45,11 @@ def compile_model(name: str, program: str, side_px: int) -> Row:
     """Seconds of one network, in this process."""
     import jax
     import jax.numpy as jnp
-    import timm  # type: ignore[import-not-found]
 
     from jaxsr.interop import to_jax
+    from jaxsr.models.libraries import import_library
 
-    network = timm.create_model(name)
+    network = import_library("timm").create_model(name)
     start = time.perf_counter()
     model = to_jax(network)
     images = jax.ShapeDtypeStruct((2, 3, side_px, side_px), jnp.float32)

@@ -95,13 +95,12 @@ def _file(planes: list[jax.Array], quality: jax.Array, step: tuple[int, int]) ->
     luma, *colours = planes if len(planes) == 1 else _to_ycc(*planes)
     luma = _cut(quantised(_padded(luma, (8, 8)), quality, "luma"), size)
     small = (-(-size[0] // step[0]), -(-size[1] // step[1]))
-    kept: list[jax.Array] = []
-    for plane in colours:
-        # Columns are repeated before neighbours share a colour, rows afterwards.
-        wide = _padded(plane, (step[0], 8 * step[1]))
-        x = quantised(_padded(_shared(wide, step), (8, 8)), quality, "chroma")
-        kept.append(_cut(_enlarged(_cut(x, small), step), size))
-    return [luma] if not kept else _to_rgb(luma, kept[0], kept[1])
+    if not colours:
+        return [luma]
+    # Columns are repeated before neighbours share a colour, rows afterwards.
+    wide = _padded(jnp.stack(colours), (step[0], 8 * step[1]))
+    kept = _cut(quantised(_padded(_shared(wide, step), (8, 8)), quality, "chroma"), small)
+    return _to_rgb(luma, *_cut(_enlarged(kept, step), size))
 
 
 def _without_rounding(planes: list[jax.Array], step: tuple[int, int]) -> list[jax.Array]:

@@ -132,6 +132,7 @@ def test_sizes_match_the_rounding_of_the_description():
         assert tuple(found) == want
 
 
+@pytest.mark.slow
 def test_nearest_matches_pillow_at_many_sizes():
     random = np.random.default_rng(2)
     for _ in range(60):
@@ -206,6 +207,7 @@ def scenes():
     return open_scenes(12, side=64)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["scale", "patch"])
 def test_resident_and_streamed_are_equal_on_any_mesh(scenes, kind):
     prepare = make_augmentation(crop=32, base=48, kind=kind)

@@ -67,6 +67,7 @@ def test_noise_has_a_uniform_deviation():
     assert deviation.max() < 8.2 and stats.kstest(deviation / 8, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_both_orders_are_drawn_and_every_kind_comes_once(levels):
     damaged = _degraded(levels, jpeg=(50, 50), blur=1.0)
     last = [np.array_equal(_pillow(x, 50), x) for x in damaged]

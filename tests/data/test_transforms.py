@@ -114,6 +114,7 @@ def test_high_is_the_crop_in_model_range(photos):
     assert abs(np.asarray(made["low"])).max() <= 1 and abs(np.asarray(made["high"])).max() <= 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scale", [2, 3, 4])
 def test_low_is_torch_interpolation(photos, scale):
     batch = _batch(photos)
@@ -181,6 +182,7 @@ def test_restoration_loses_detail_as_torch_would(photos, factor):
     np.testing.assert_array_equal(np.rint(_levels(made["low"])), resized.numpy())
 
 
+@pytest.mark.slow
 def test_every_factor_is_drawn_equally_often(photos):
     batch = _batch(photos, count=60, crop=48)
     made = {}

@@ -20,6 +20,7 @@ def _picture(image):
     return np.rint(levels).astype(np.uint8)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scale", [3, 4])
 def test_whole_photos_cut_to_a_multiple(photos, scale):
     pairs = list(validation_pairs(photos, scale))

@@ -51,6 +51,7 @@ def test_the_same_losses_and_weights(plain, tmp_path, monkeypatch, train, device
     network.load_state_dict(weights)
 
 
+@pytest.mark.slow
 def test_the_task_goes_on_where_it_stopped(plain, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES / "denoise"))
     whole, _ = by_task(tmp_path / "whole", steps=40, devices=4)

@@ -13,6 +13,7 @@ def example():
     return load_example("imagenet_augment", "augment")
 
 
+@pytest.mark.slow
 def test_the_program_is_augment_and_normalisation(example):
     images = example.pictures(2)
     got = np.asarray(example.on_device(jax.random.key(3), images))

@@ -52,6 +52,7 @@ def draw(count=8, dtype="float32"):
     return jnp.asarray(levels * scale, dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["flip", "crop", "affine", "perspective", "elastic"])
 def test_points_move_with_pictures(name):
     """Where a point comes to lie, the picture shows the place that it came from."""
@@ -73,6 +74,7 @@ def test_points_move_with_pictures(name):
     assert np.quantile(near, 0.95) < {"crop": 0.3, "perspective": 0.02}.get(name, 2e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("names", [("crop", "flip"), ("perspective",), ("elastic",)], ids=str)
 def test_masks_and_boxes_move_with_pictures(names):
     masks = np.zeros((COUNT, 28, 36, 1), np.uint8)
@@ -188,6 +190,7 @@ def test_keys_decide():
     assert np.abs(same[0] - same[1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_flips_and_erasures_are_as_frequent_as_asked_for():
     images = ramp(2000)
     flipped = ops.augment(KEY, images, (ops.RandomFlip(horizontal=0.25),)).images

@@ -23,6 +23,7 @@ def mosaics(dtype, height=10, width=13):
     return levels.astype(dtype)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_bilinear_is_opencvs_within_the_edge(pattern, dtype):
@@ -52,6 +53,7 @@ OPPOSITE = np.array(
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_malvar_is_its_published_windows(pattern, dtype):

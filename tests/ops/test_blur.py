@@ -100,6 +100,7 @@ def test_uint8_is_bit_equal_to_opencv(shape, border, window):
     np.testing.assert_array_equal(got, by_opencv(image, size, sigma, border))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 1.5, 2.0, 3.7])
 def test_opencv_derives_the_window_from_sigma(dtype, sigma):
@@ -125,6 +126,7 @@ def test_opencv_derives_sigma_from_the_window(dtype, size):
         np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize(
     ("size", "sigma"),
@@ -196,6 +198,7 @@ def test_bfloat16_rounds_once():
     np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("border", ["reflect101", "symmetric", "edge", "constant", "wrap"])
 def test_gradient_is_the_adjoint_of_scipys_blur(border):
     image, upstream = draw((1, 12, 11, 2)), draw((1, 12, 11, 2), seed=1)
@@ -351,6 +354,7 @@ IMAGES = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(IMAGES)
 def test_draws_against_opencv(drawn):
