@@ -42,12 +42,11 @@ class AheadEngine(JaxEngine):
 
     def _placed(self, network: Any) -> Any:
         named = (*network.named_parameters(), *network.named_buffers())
-        turned = self._network.stored.turned
         shapes = {
-            name: jax.ShapeDtypeStruct(_shape(tensor, name in turned), _dtype(tensor))
+            name: jax.ShapeDtypeStruct(_shape(tensor, name in self._stored.turned), _dtype(tensor))
             for name, tensor in named
         }
-        return abstract(shapes, self._layout.weight_shardings(shapes, turned))
+        return abstract(shapes, self._layout.weight_shardings(shapes, self._stored.turned))
 
     def compile(
         self, options: SamplingOptions, *, batch: int, prompt: int, slots: int

@@ -6,10 +6,11 @@ place; nothing crosses to the host in between. The torch module is traced throug
 """
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +33,22 @@ from jaxsr.generation.decoder import (
 from jaxsr.generation.jax_steps import State, Steps
 from jaxsr.generation.logits_processors import Settings, settings_of
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.packed_layers import Packed
+from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
 from jaxsr.generation.padding import Padding, cache_slots, packed, padded
 from jaxsr.generation.stored_programs import stored, structure
-from jaxsr.generation.traced_network import TracedNetwork, with_arranged_blocks
+from jaxsr.generation.stored_weights import StoredWeights
+from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.interop.mesh import place
+from jaxsr.models.llama.host_weights import without_values
+from jaxsr.models.llama.int8_matmul import multiply_integers
+from jaxsr.models.llama.network import take_fewer_kernels
+from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
 from jaxsr.runtime.xla_flags import product_fusion
+
+if TYPE_CHECKING:
+    from jaxsr.interop import JaxModule
 
 # Rows that decode together in deterministic mode. A matrix product of four reads each weight once
 # and gives each row the same bits; with more a single prompt would pay for rows that are not there.
@@ -103,24 +112,53 @@ class JaxEngine(Engine):
             f" × {self.mesh.size}" if self.mesh.size > 1 else ""
         )
         self.compile_s = 0.0
-        network = with_arranged_blocks(network, mesh=self.mesh, packed=packed)
-        self._network = TracedNetwork(network, mesh=self.mesh, rows=rows)
+        on_cpu = self.platform == "cpu"
+        if has_blocks(network):
+            network = arranged_copy(network)
+            if packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
+                use_kernels(network, exact=packed == "exact")
+        self._skeleton = without_values(network)
+        multiply_integers(self._skeleton, weight_only=on_cpu)
+        if self.platform == "gpu":
+            take_fewer_kernels(self._skeleton, join=self.devices == 1)
         self._layout = layout_of(network, self.mesh)
-        self._steps = Steps(self._layout, self._network.run)
+        self._steps = Steps(self._layout, self._run)
         self.looks_up = isinstance(self._layout, OwnLayout)
         self.starts_alone = True
         self.packs_prompts = self._layout.packs_prompts and self.devices == 1
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
+        few = self.mesh.size == 1 and bool(product_fusion())
+        self._stored = StoredWeights.chosen(
+            network, self._skeleton, on_cpu=on_cpu, rows=rows if few else 1
+        )
         self._folder = programs
         self._weights = self._placed(network)
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def _placed(self, network: Any) -> dict[str, jax.Array]:
-        stored = self._network.stored
-        host = stored.of(network)
-        return place(host, self._layout.weight_shardings(host, stored.turned))
+        host = self._stored.of(network)
+        return place(host, self._layout.weight_shardings(host, self._stored.turned))
+
+    @cached_property
+    def _model(self) -> "JaxModule":
+        # Only a trace needs it, and importing what it takes is a good part of a short run.
+
+        from jaxsr.interop import lowering, to_jax
+
+        lowering("aten::_int_mm")(_integer_product)
+        lowering("jaxsr::packed_product")(lower_packed_product)
+        return to_jax(self._skeleton)
+
+    def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
+        weights = self._stored.for_network(weights)
+        params = {name: weights[name] for name in self._model.params}
+        buffers = {name: weights[name] for name in self._model.buffers}
+        with warnings.catch_warnings():
+            # Of libraries' code that counts in int64, which JAX has as int32.
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")
+            return self._model.apply(params, buffers, *args, **kwargs)[0]
 
     # ---- programs
 
@@ -130,7 +168,7 @@ class JaxEngine(Engine):
         """The compiled program for this key, compiled ahead so that its time is known."""
         if key not in self._programs:
             begin = time.perf_counter()
-            long_key = (*key, self.platform, structure(self._network.skeleton))
+            long_key = (*key, self.platform, structure(self._skeleton))
             with xla_only():  # calls of kernels cannot be stored
                 traced = stored(self._folder, long_key, function, args, name=key[0])
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
@@ -143,8 +181,7 @@ class JaxEngine(Engine):
     def _options_of_decode(self) -> dict[str, str | bool] | None:
         if self.platform == "gpu":
             return LOOPS_IN_GRAPHS
-        # Others copy panels each time.
-        return product_fusion() if self._network.stored.panels else None
+        return product_fusion() if self._stored.panels else None  # others copy panels each time
 
     def _first_token_options(self, options: SamplingOptions) -> tuple[int, int | None, bool]:
         """Static arguments of `Steps.first_token`."""
@@ -445,6 +482,14 @@ class JaxEngine(Engine):
         """Arrays, or tables of them, on every device."""
         everywhere = sharding.replicated(self.mesh)
         return tuple(jax.tree.map(lambda x: place(x, everywhere), array) for array in arrays)
+
+
+def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sums of `a @ b`, int8, as int32."""
+    # `b` is a transposed weight. Turned back, XLA drops both turns and multiplies the weight as it
+    # is stored; given as it comes, its CPU multiplies element by element, 25 times slower.
+    contract = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(a, b.T, contract, preferred_element_type=jnp.int32)
 
 
 def _tables(settings: Settings) -> tuple[Any, ...]:

@@ -88,7 +88,7 @@ def test_padding_side_and_batch_size_make_no_difference(kind, engines, hf_model,
 def test_forms_for_gpus_give_the_same_tokens(padding, rows, network, hf_model, prompts):
     engine = JaxEngine(network("llama"))
     engine._layout.writes_first = True
-    take_fewer_kernels(engine._network.skeleton, join=True)
+    take_fewer_kernels(engine._skeleton, join=True)
     want = expected(hf_model("llama"), prompts, 24)
     assert tokens(complete(engine, prompts, GREEDY, batch_size=rows, padding=padding)) == want
     lookup = dataclasses.replace(GREEDY, prompt_lookup=3)

@@ -8,7 +8,6 @@ from jaxsr.generation import stored_programs
 from jaxsr.generation.generate_loop import complete
 from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.traced_network import TracedNetwork
 
 PROMPTS = [[5, 7, 11], [20, 21, 22, 23]]
 OPTIONS = SamplingOptions(max_new_tokens=6)
@@ -37,7 +36,7 @@ def test_a_stored_program_needs_no_trace_and_computes_the_same(network, folder, 
     names = kept(folder)
     assert {name.split("-")[0] for name in names} == {"prefill", "first_token", "decode"}
     _, *traced = run(network("llama"), None)
-    monkeypatch.setattr(TracedNetwork, "run", lambda *args, **kwargs: pytest.fail("traced again"))
+    monkeypatch.setattr(JaxEngine, "_run", lambda *args, **kwargs: pytest.fail("traced again"))
     engine, *found = run(network("llama"), folder)
     assert found == traced  # tokens, and caches to the bit
     assert kept(folder) == names
