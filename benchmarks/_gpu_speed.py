@@ -136,13 +136,16 @@ def forecasts(setting: Setting) -> Iterator[Row]:
             yield _forecast(f"{network} step", ahead)
     if {"prefill", "decode"} <= setting.done:
         return
-    from jaxsr.generation.aot import AheadEngine, shapes_of
+    import torch
+
+    from jaxsr.generation.ahead_engine import AheadEngine
     from jaxsr.generation.options import SamplingOptions
     from jaxsr.generation.padding import cache_slots
     from jaxsr.interop.aot.topology import load_topology
+    from jaxsr.models.llama.loading import shapes_of
 
     config = _language_model(setting)
-    engine = AheadEngine(shapes_of(config, dtype="bfloat16"), load_topology(setting.target))
+    engine = AheadEngine(shapes_of(config, dtype=torch.bfloat16), load_topology(setting.target))
     slots = cache_slots(PROMPT_TOKENS, NEW_TOKENS, context=config.max_position_embeddings)
     pair = engine.compile(SamplingOptions(), batch=1, prompt=PROMPT_TOKENS, slots=slots)
     for name, ahead in zip(("prefill", "decode"), pair, strict=True):

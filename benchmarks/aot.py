@@ -194,10 +194,13 @@ def train(
 
 def llama(scheme: Literal["int8"] | None, kind: str, topology_name: str) -> Compiled:
     """Prefill of 2048 tokens, or the decode loop's step, with a cache of 8192."""
-    from jaxsr.generation.aot import AheadEngine, shapes_of
+    import torch
+
+    from jaxsr.generation.ahead_engine import AheadEngine
     from jaxsr.generation.options import SamplingOptions
     from jaxsr.interop.aot.topology import load_topology
     from jaxsr.models.llama.config import Llama3Scaling, LlamaConfig
+    from jaxsr.models.llama.loading import shapes_of
 
     scaling = Llama3Scaling(
         factor=8.0,
@@ -206,7 +209,7 @@ def llama(scheme: Literal["int8"] | None, kind: str, topology_name: str) -> Comp
         original_max_position_embeddings=8192,
     )
     network = shapes_of(
-        LlamaConfig(**LLAMA_3_1_8B, rope_scaling=scaling), dtype="bfloat16", scheme=scheme
+        LlamaConfig(**LLAMA_3_1_8B, rope_scaling=scaling), dtype=torch.bfloat16, scheme=scheme
     )
     engine = AheadEngine(network, load_topology(topology_name))
     prefill, decode = engine.compile(SamplingOptions(), batch=1, prompt=2048, slots=8192)

@@ -5,9 +5,7 @@ continued by a token with all of its context in the cache. The table of docs/gen
 `--table`; beside it stand figures that others have measured.
 """
 
-import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +78,12 @@ def compile_model(name: str, topology_name: str) -> list[Any]:
     """Prefill and decode of one model, split over all chips."""
     import torch
 
-    from jaxsr.generation.aot import AheadEngine
+    from jaxsr.generation.ahead_engine import AheadEngine
     from jaxsr.generation.options import SamplingOptions
     from jaxsr.interop.aot.topology import load_topology
-    from jaxsr.models.hugging_face.loading import shapes_of_folder
+    from jaxsr.models.hugging_face.loading import shapes_of
 
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODELS[name]))
-        network = shapes_of_folder(Path(folder), dtype=torch.bfloat16)
+    network = shapes_of(MODELS[name], dtype=torch.bfloat16)
     engine = AheadEngine(network, load_topology(topology_name))
     return [*engine.compile(SamplingOptions(), batch=BATCH, prompt=PROMPT, slots=CONTEXT)]
 

@@ -51,7 +51,9 @@ def report(path):
     for one in programs:
         memory = one["memory_bytes"]
         # On TPUs the code is most of a tiny program, and not always a part of XLA's peak.
-        if memory["peak"] is not None and "v5e" not in one["topology"]:
+        # Of a program without weights XLA's peak leaves out what is a third of its few kilobytes.
+        whole = memory["total"] > 2**16
+        if memory["peak"] is not None and "v5e" not in one["topology"] and whole:
             assert memory["total"] == pytest.approx(memory["peak"], rel=0.15), one["name"]
     return programs
 
@@ -84,8 +86,9 @@ def test_generate_needs_the_configuration_alone(four, tmp_path):
     options = ["--model", str(tmp_path), "--dtype", "bfloat16", "--aot", four]
     options += ["--aot-json", str(tmp_path / "report"), "--quantize", "int8"]
     assert generate.main(options) == 0
-    prefill, decode = report(tmp_path / "report")
+    prefill, first_token, decode = report(tmp_path / "report")
     assert (prefill["name"], decode["name"]) == ("prefill 1x256", "decode 1x1024")
+    assert first_token["name"] == "first_token 1x256"
     # Tensor parallel: two sums a layer, and nothing that is split is gathered; GPUs gather the
     # devices' likeliest tokens.
     assert decode["collectives"]["all-reduce"]["count"] >= 2 * fields["num_hidden_layers"]

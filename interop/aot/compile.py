@@ -199,6 +199,18 @@ def compile_ahead(
       Whatever tracing the function raises: such an error is the function's, not the compiler's.
     """
     lowered = function.lower(*arguments)
+    return compile_lowered(lowered, topology, name=name, training=training, options=options)
+
+
+def compile_lowered(
+    lowered: Any,
+    topology: Topology,
+    *,
+    name: str,
+    training: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Ahead:
+    """`compile_ahead` of what `jax.jit(function).lower(*arguments)` returned."""
     report: dict[str, Any] = {
         "name": name,
         "topology": topology.name,

@@ -1,171 +1,141 @@
-"""`python -m jaxsr.generate … --aot v5e:2x4`: prefill and decode compiled ahead of time.
+"""`python -m jaxsr.generate … --aot v5e:2x4`: the programs of such a run compiled ahead of time.
 
-Of a Hugging Face folder only `config.json` is read: shapes are enough.
+Of a Hugging Face folder only its JSON files are read: shapes are enough. Quantised folders and GGUF
+files are loaded, for what their layers are made of lies in their tensors.
 """
 
-from pathlib import Path
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
+import torch
 
-from jaxsr.generation import sharding
+from jaxsr.errors import InputError
+from jaxsr.generation.ahead_engine import AheadEngine
 from jaxsr.generation.config import GenerateConfig
-from jaxsr.generation.jax_decoder import JaxEngine
-from jaxsr.generation.logits_processors import settings_of
+from jaxsr.generation.generate_loop import complete
+from jaxsr.generation.generate_prompts import check_packages
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.padding import bucket, cache_slots
-from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
+from jaxsr.generation.padding import bucket
+from jaxsr.generation.prompts import all_prompts
+from jaxsr.generation.run_settings import engine_settings, prompt_ids, sampling_options, stops
+from jaxsr.interop.aot.compile import Ahead
+from jaxsr.interop.aot.search import largest_batch
 from jaxsr.interop.aot.topology import Topology
-from jaxsr.models.llama.config import LlamaConfig
-from jaxsr.models.llama.quantized import Scheme
+from jaxsr.models.language_models import check_model, load_shapes
+from jaxsr.models.llama.loading import LanguageModel
+from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.runtime.aot import conclude, prepare
 
 # What a prompt and its output fill where the command names neither: 8k tokens of context.
 _CONTEXT = 8192
 
 
-class AheadEngine(JaxEngine):
-    """The JAX engine with shapes for weights, on the devices of a topology."""
-
-    def __init__(self, network: Any, topology: Topology, *, devices: int | None = None) -> None:
-        """Args:
-        network: the torch module, on the meta device or not.
-        topology: where to compile to.
-        devices: that weights and cache are split over. Default: all of them.
-        """
-        self._topology = topology
-        used = list(topology.devices)[:devices]
-        super().__init__(network, mesh=Mesh(np.array(used), (sharding.AXIS,)))
-
-    def _placed(self, network: Any) -> Any:
-        named = (*network.named_parameters(), *network.named_buffers())
-        shapes = {
-            name: jax.ShapeDtypeStruct(_shape(tensor, name in self._stored.turned), _dtype(tensor))
-            for name, tensor in named
-        }
-        return abstract(shapes, self._layout.weight_shardings(shapes, self._stored.turned))
-
-    def compile(
-        self, options: SamplingOptions, *, batch: int, prompt: int, slots: int
-    ) -> tuple[Ahead, Ahead]:
-        """Compiles the prefill of a batch of prompts, and the decode loop that follows it.
-
-        Args:
-          options: of sampling.
-          batch: prompts at once.
-          prompt: tokens of each, padding included.
-          slots: of the cache, for prompt and output.
-        """
-        everywhere = sharding.replicated(self.mesh)
-
-        def build(
-            weights: Any, tokens: Any, length: Any, request: Any, seed: Any, settings: Any
-        ) -> Any:
-            logits, state = self._steps.prefill(slots, prompt, "right", weights, tokens, length)
-            static = self._first_token_options(options)
-            arrays = (logits, state["prompt"], request, seed, settings)
-            return state | self._steps.first_token(*static, *arrays)
-
-        def integers(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)
-
-        inputs = (integers(batch, prompt), integers(batch), integers(batch), integers(batch))
-        settings = abstract(settings_of(options, ()), everywhere)
-        prefill = compile_ahead(
-            jax.jit(build),
-            (self._weights, *inputs, settings),
-            self._topology,
-            name=f"prefill {batch}x{prompt}",
-        )
-        state = jax.eval_shape(build, self._weights, *inputs, settings)
-        others = abstract({k: v for k, v in state.items() if k != "cache"}, everywhere)
-        cache = jax.tree.map(
-            lambda leaf: abstract(leaf, self._layout.cache_sharding(leaf.shape[1])), state["cache"]
-        )
-
-        def loop(*args: Any) -> Any:
-            return self._steps.loop(*self._loop_options(options, "right"), *args)
-
-        decode = compile_ahead(
-            jax.jit(loop, donate_argnums=1),
-            (self._weights, {**others, "cache": cache}, integers(), integers(), settings),
-            self._topology,
-            name=f"decode {batch}x{slots}",
-            options=self._options_of_decode,
-        )
-        return prefill, decode
-
-
-def shapes_of(config: LlamaConfig, *, dtype: str, scheme: Scheme | None = None) -> Any:
-    """The network of this configuration without values."""
-    import torch
-
-    from jaxsr.models.llama.network import CausalLM
-    from jaxsr.models.llama.quantized import quantize
-
-    with torch.device("meta"):
-        network = CausalLM(config).to(getattr(torch, dtype))
-        if scheme is not None:
-            quantize(network, scheme)
-    return network.requires_grad_(False).eval()
-
-
 def run(config: GenerateConfig) -> int:
     """What the command does with `--aot`; returns its exit status.
 
     Without a prompt, prompt and output fill a context of 8192 tokens, or the model's own.
+
+    Raises:
+      UserError: a run of these options could not start, or goes on from a saved cache.
     """
-    topology = prepare(config)
-    network = _network(config)
-    context = min(_CONTEXT, network.config.max_position_embeddings)
-    if config.prompt:
-        from jaxsr.models.llama.tokenizer import load_tokenizer
+    if config.resume is not None:
+        raise InputError(
+            "aot compiles the programs of prompts, not of a saved batch; leave --resume out"
+        )
+    check_packages(config)
+    check_model(config.model, config.implementation, weights=False)
+    topology = prepare(config, deterministic=config.deterministic)
+    model = load_shapes(
+        config.model,
+        dtype=getattr(torch, config.dtype),
+        scheme=config.quantize,
+        implementation=config.implementation,
+        packed=config.packed != "off",
+    )
+    reports: list[Ahead] = []
+    largest: dict[str, Any] = {}
+    for batch_size in config.batch_size:
+        programs = compile_run(config, model, topology, batch_size)
+        reports += programs
+        if config.aot_largest:
+            rows, trials = largest_batch(
+                lambda rows: _fullest(compile_run(config, model, topology, rows, fill=True)),
+                _fullest(programs),
+                batch=batch_size,
+                step=1,
+                precision=0.05,
+            )
+            largest[f"batch size {batch_size}"] = {"batch": rows, "trials": trials}
+    return conclude(reports, config, largest=largest)
 
-        tokenizer = load_tokenizer(config.tokenizer or config.model)
-        prompt = bucket(max(len(tokenizer.encode(text)) for text in config.prompt))
-        limit = network.config.max_position_embeddings
-        slots = cache_slots(prompt, config.max_new_tokens, context=limit)
+
+def _fullest(reports: Sequence[Ahead]) -> Ahead:
+    """The program that takes the most memory, or one that does not compile."""
+    return max(reports, key=lambda one: one.memory.share if one.memory else math.inf)
+
+
+def compile_run(
+    config: GenerateConfig,
+    model: LanguageModel,
+    topology: Topology,
+    batch_size: int,
+    *,
+    fill: bool = False,
+) -> list[Ahead]:
+    """The programs of a run, in its order.
+
+    Args:
+      config: of the command.
+      model: with or without values.
+      topology: where to compile to.
+      batch_size: prompts that run together.
+      fill: repeat the prompts where they are fewer.
+    """
+    engine = ahead_engine(config, model.network, topology)
+    options = sampling_options(config, model.sampling)
+    prompts = all_prompts(config.prompt, config.prompts, system=config.system)
+    needs_tokenizer = prompts or any(not text.isdecimal() for text in config.stop)
+    tokenizer = load_tokenizer(config.tokenizer or config.model) if needs_tokenizer else None
+    stop_ids, _ = stops(config, model.stop_ids, tokenizer, vocabulary=engine.config.vocab_size)
+    if prompts:
+        ids: Sequence[Sequence[int]] = prompt_ids(config, prompts, tokenizer)
+        if fill and len(ids) < batch_size:
+            ids = [ids[row % len(ids)] for row in range(batch_size)]
     else:
-        prompt, slots = bucket(context // 4), context
-    devices = config.devices if config.devices > 1 else None
-    engine = AheadEngine(network, topology, devices=devices)
-    reports = [
-        report
-        for batch in config.batch_size
-        for report in engine.compile(config, batch=batch, prompt=prompt, slots=slots)
-    ]
-    return conclude(reports, config)
+        ids, options = _filling(engine.config.max_position_embeddings, options, batch_size)
+    complete(
+        engine,
+        ids,
+        options,
+        batch_size=batch_size,
+        stop_ids=stop_ids,
+        deterministic=config.deterministic,
+        padding=config.padding,
+        keep_snapshots=config.save_cache is not None,
+    )
+    return engine.reports
 
 
-def _network(config: GenerateConfig) -> Any:
-    import torch
-
-    from jaxsr.models.language_models import choose
-    from jaxsr.models.llama import hf_folder
-
-    path = Path(config.model)
-    if path.is_dir():
-        fields = hf_folder.read_json(path / "config.json")
-        if choose(fields, config.implementation) == "transformers":
-            from jaxsr.models.hugging_face.loading import shapes_of_folder
-
-            return shapes_of_folder(path, dtype=getattr(torch, config.dtype))
-        if "quantization_config" not in fields:
-            known = LlamaConfig.from_hf(fields)
-            return shapes_of(known, dtype=config.dtype, scheme=config.quantize)
-    from jaxsr.models.load import load_model
-
-    dtype = getattr(torch, config.dtype)
-    model = load_model(config.model, kind="language model", dtype=dtype, scheme=config.quantize)
-    return model.network
+def ahead_engine(config: GenerateConfig, network: Any, topology: Topology) -> AheadEngine:
+    """The engine that a run of these options would have; without `mesh` on all devices."""
+    settings = engine_settings(config)
+    devices = None if config.devices == 1 and not config.deterministic else settings.devices
+    if devices is not None and devices > len(topology.devices):
+        raise InputError(
+            f"mesh of {devices} devices asked for, but {topology.name} has "
+            f"{len(topology.devices)}; use --mesh {len(topology.devices)}"
+        )
+    return AheadEngine(
+        network, topology, devices=devices, packed=settings.packed, rows=settings.rows
+    )
 
 
-def _shape(tensor: Any, turned: bool) -> tuple[int, ...]:
-    return tuple(tensor.shape)[:: -1 if turned else 1]
-
-
-def _dtype(tensor: Any) -> Any:
-    return jnp.dtype(str(tensor.dtype).removeprefix("torch."))
+def _filling(
+    most: int, options: SamplingOptions, batch_size: int
+) -> tuple[list[list[int]], SamplingOptions]:
+    """Prompts that take a quarter of the context, and options whose outputs take the rest."""
+    context = min(_CONTEXT, most)
+    prompt = bucket(context // 4)
+    return [[0] * prompt] * batch_size, replace(options, max_new_tokens=context - prompt)

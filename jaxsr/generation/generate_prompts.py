@@ -2,9 +2,9 @@
 
 import importlib.util
 
-from jaxsr.errors import InputError, MissingFileError
+from jaxsr.errors import InputError
 from jaxsr.generation.config import GenerateConfig
-from jaxsr.generation.prompts import Prompt, check_rows_path, read_prompts
+from jaxsr.generation.prompts import all_prompts, check_rows_path
 from jaxsr.interop.atomic_write import check_file
 from jaxsr.runtime.setup import setup_compute
 
@@ -15,12 +15,7 @@ def run(config: GenerateConfig) -> None:
     Raises:
       UserError: nothing could start.
     """
-    prompts = [Prompt.of(text, system=config.system) for text in config.prompt]
-    for index, text in enumerate(config.prompt):
-        if not text:
-            raise InputError(f"prompt {index} is empty; give it some text")
-    if config.prompts is not None:
-        prompts += read_prompts(config.prompts, system=config.system)
+    prompts = all_prompts(config.prompt, config.prompts, system=config.system)
     if config.resume is None and not prompts:
         raise InputError("there is no prompt; give one as an argument, or a file with --prompts")
     if config.resume is not None and prompts:
@@ -32,16 +27,11 @@ def run(config: GenerateConfig) -> None:
             check_file(path)
     if config.out is not None:
         check_rows_path(config.out)
-    _check_packages(config)
+    check_packages(config)
     platform = setup_compute(config, jax_on_host=True, deterministic=config.deterministic)
-    if config.model.is_dir():
-        from jaxsr.models.language_models import check_folder
+    from jaxsr.models.language_models import check_model
 
-        check_folder(config.model, config.implementation)
-    elif not config.model.is_file():
-        raise MissingFileError(
-            f"no model at {config.model}; give a Hugging Face folder or a .gguf file"
-        )
+    check_model(config.model, config.implementation)
     from jaxsr.generation.session import Session
 
     session = Session(config, platform)
@@ -52,7 +42,7 @@ def run(config: GenerateConfig) -> None:
     session.finish()
 
 
-def _check_packages(config: GenerateConfig) -> None:
+def check_packages(config: GenerateConfig) -> None:
     """Names what is not installed, in one line instead of a traceback."""
     needed = ["tokenizers", *([] if config.raw else ["jinja2"])]
     needed += ["flatbuffers"] if config.engine == "jax" else []

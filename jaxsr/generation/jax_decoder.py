@@ -1,16 +1,13 @@
 """Generation in JAX: one compiled prefill per length bucket, one compiled decode loop.
 
 The loop runs on the device for as many tokens as the caller asks, its cache donated and updated in
-place; nothing crosses to the host in between. The torch module is traced through
-`jaxsr.interop`, so the network exists once; a program that was traced before comes from a folder.
+place; nothing crosses to the host in between.
 """
 
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import beams, sampling, sharding
-from jaxsr.generation.cache_layouts import OwnLayout, layout_of
+from jaxsr.generation.cache_layouts import OwnLayout
 from jaxsr.generation.decoder import (
     ENDED,
     LOGPROBS,
@@ -30,25 +27,12 @@ from jaxsr.generation.decoder import (
     end_rows,
     logprobs_capacity,
 )
-from jaxsr.generation.jax_steps import State, Steps
+from jaxsr.generation.jax_network import JaxNetwork
+from jaxsr.generation.jax_steps import State
 from jaxsr.generation.logits_processors import Settings, settings_of
 from jaxsr.generation.options import SamplingOptions
-from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
+from jaxsr.generation.packed_layers import Packed
 from jaxsr.generation.padding import Padding, cache_slots, packed, padded
-from jaxsr.generation.stored_programs import stored, structure
-from jaxsr.generation.stored_weights import StoredWeights
-from jaxsr.interop.cpu_kernels import packed_product
-from jaxsr.interop.mesh import place
-from jaxsr.models.llama.host_weights import without_values
-from jaxsr.models.llama.int8_matmul import multiply_integers
-from jaxsr.models.llama.network import take_fewer_kernels
-from jaxsr.models.llama.packed import arranged_copy, has_blocks
-from jaxsr.ops._cpu_calls import xla_only
-from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
-from jaxsr.runtime.xla_flags import product_fusion
-
-if TYPE_CHECKING:
-    from jaxsr.interop import JaxModule
 
 # Rows that decode together in deterministic mode. A matrix product of four reads each weight once
 # and gives each row the same bits; with more a single prompt would pay for rows that are not there.
@@ -81,7 +65,7 @@ class JaxBatch:
         self.admits = False
 
 
-class JaxEngine(Engine):
+class JaxEngine(JaxNetwork, Engine):
     """Runs a causal language model in JAX.
 
     Args:
@@ -103,85 +87,13 @@ class JaxEngine(Engine):
         packed: Packed = "exact",
         rows: int = 1,
     ) -> None:
-        self.config = network.config
         mesh = sharding.tensor_mesh(1) if mesh is None else mesh
-        self.mesh = sharding.grouped_by_heads(mesh, network.config.num_key_value_heads)
-        device = self.mesh.devices.flat[0]
-        self.platform, self.devices = device.platform, self.mesh.size
-        self.device = f"{device.platform}: {device.device_kind}" + (
-            f" × {self.mesh.size}" if self.mesh.size > 1 else ""
-        )
-        self.compile_s = 0.0
-        on_cpu = self.platform == "cpu"
-        if has_blocks(network):
-            network = arranged_copy(network)
-            if packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
-                use_kernels(network, exact=packed == "exact")
-        self._skeleton = without_values(network)
-        multiply_integers(self._skeleton, weight_only=on_cpu)
-        if self.platform == "gpu":
-            take_fewer_kernels(self._skeleton, join=self.devices == 1)
-        self._layout = layout_of(network, self.mesh)
-        self._steps = Steps(self._layout, self._run)
+        super().__init__(network, mesh=mesh, programs=programs, packed=packed, rows=rows)
         self.looks_up = isinstance(self._layout, OwnLayout)
         self.starts_alone = True
         self.packs_prompts = self._layout.packs_prompts and self.devices == 1
         # Where rows share slots, a row's place in them depends on the others.
         self.tile = 1 if self._layout.shares_slots or self.devices > 1 else TILE
-        few = self.mesh.size == 1 and bool(product_fusion())
-        self._stored = StoredWeights.chosen(
-            network, self._skeleton, on_cpu=on_cpu, rows=rows if few else 1
-        )
-        self._folder = programs
-        self._weights = self._placed(network)
-        self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
-        self._programs: dict[Any, Callable[..., Any]] = {}
-
-    def _placed(self, network: Any) -> dict[str, jax.Array]:
-        host = self._stored.of(network)
-        return place(host, self._layout.weight_shardings(host, self._stored.turned))
-
-    @cached_property
-    def _model(self) -> "JaxModule":
-        # Only a trace needs it, and importing what it takes is a good part of a short run.
-
-        from jaxsr.interop import lowering, to_jax
-
-        lowering("aten::_int_mm")(_integer_product)
-        lowering("jaxsr::packed_product")(lower_packed_product)
-        return to_jax(self._skeleton)
-
-    def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        weights = self._stored.for_network(weights)
-        params = {name: weights[name] for name in self._model.params}
-        buffers = {name: weights[name] for name in self._model.buffers}
-        with warnings.catch_warnings():
-            # Of libraries' code that counts in int64, which JAX has as int32.
-            warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            return self._model.apply(params, buffers, *args, **kwargs)[0]
-
-    # ---- programs
-
-    def _program(
-        self, key: tuple[Any, ...], function: Callable[..., Any], *args: Any, donate: Any = ()
-    ) -> Callable[..., Any]:
-        """The compiled program for this key, compiled ahead so that its time is known."""
-        if key not in self._programs:
-            begin = time.perf_counter()
-            long_key = (*key, self.platform, structure(self._skeleton))
-            with xla_only():  # calls of kernels cannot be stored
-                traced = stored(self._folder, long_key, function, args, name=key[0])
-                lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
-            options = self._options_of_decode if key[0] == "decode" else None
-            self._programs[key] = lowered.compile(options)
-            self.compile_s += time.perf_counter() - begin
-        return self._programs[key]
-
-    @property
-    def _options_of_decode(self) -> dict[str, str | bool] | None:
-        if self.platform == "gpu":
-            return LOOPS_IN_GRAPHS
-        return product_fusion() if self._stored.panels else None  # others copy panels each time
 
     def _first_token_options(self, options: SamplingOptions) -> tuple[int, int | None, bool]:
         """Static arguments of `Steps.first_token`."""
@@ -201,8 +113,6 @@ class JaxEngine(Engine):
         """
         return options.plain and self.devices > 1
 
-    # ---- what Engine asks for
-
     def _start(
         self,
         tokens: np.ndarray,
@@ -220,7 +130,10 @@ class JaxEngine(Engine):
         static = (slots, prompt_slots, padding)
         args: tuple[Any, ...] = (self._weights, *inputs[:2])
         prefill = self._program(
-            ("prefill", *static, tokens.shape), partial(self._steps.prefill, *static), *args
+            ("prefill", *static, tokens.shape),
+            _by(*tokens.shape),
+            partial(self._steps.prefill, *static),
+            *args,
         )
         logits, state = prefill(*args)
         state |= self._first_tokens(options, logits, state["prompt"], *inputs[2:], settings)
@@ -234,6 +147,7 @@ class JaxEngine(Engine):
         static, args = self._first_token_options(options), (logits, prompt, *others)
         first_token = self._program(
             ("first_token", *static, _tables(others[-1]), *prompt.shape),
+            _by(*prompt.shape),
             partial(self._steps.first_token, *static),
             *args,
         )
@@ -251,7 +165,8 @@ class JaxEngine(Engine):
         none = np.zeros(rows, np.int32)
         zeros, settings = self._replicated(none, settings_of(options, tuple(stop_ids)))
         static = (slots, prompt_slots, room_for(options), self._top(options), self._dtype)
-        empty = self._program(("empty", rows, *static), partial(self._steps.empty, *static), zeros)
+        function = partial(self._steps.empty, *static)
+        empty = self._program(("empty", rows, *static), _by(rows, slots), function, zeros)
         batch = JaxBatch(
             empty(zeros),
             options,
@@ -283,6 +198,7 @@ class JaxEngine(Engine):
         tokens = len(table["tokens"])
         prefill = self._program(
             ("prefill_packed", prompt_slots, places, tokens),
+            str(tokens),
             partial(self._steps.prefill_packed, prompt_slots),
             self._weights,
             table,
@@ -292,7 +208,11 @@ class JaxEngine(Engine):
         args = (batch.state, entries, table, chosen, row_P)
         shapes = tuple(x.shape for x in jax.tree.leaves(args))
         admit = self._program(
-            ("admit_packed", shapes), self._steps.admitted_packed, *args, donate=0
+            ("admit_packed", shapes),
+            f"{tokens} into {_by(count, batch.slots)}",
+            self._steps.admitted_packed,
+            *args,
+            donate=0,
         )
         batch.state = admit(*args)
 
@@ -302,7 +222,11 @@ class JaxEngine(Engine):
         args = (batch.state, *self._replicated(index, np.int32(len(keep))))
         shapes = tuple(x.shape for x in jax.tree.leaves(args))
         function = partial(self._steps.resized, slots)
-        batch.state = self._program(("resize", slots, shapes), function, *args)(*args)
+        key, size = (
+            ("resize", slots, shapes),
+            f"{_by(len(batch.requests), batch.slots)} to {_by(rows, slots)}",
+        )
+        batch.state = self._program(key, size, function, *args)(*args)
         batch.requests, batch.seeds = batch.requests[index], batch.seeds[index]
         batch.slots = slots
 
@@ -330,7 +254,8 @@ class JaxEngine(Engine):
             seeds=[seed],
         )
         key = ("widen", rows, *(x.shape for x in jax.tree.leaves(batch.state)))
-        widen = self._program(key, partial(self._steps.widened, rows), batch.state)
+        size, function = _by(rows, batch.slots), partial(self._steps.widened, rows)
+        widen = self._program(key, size, function, batch.state)
         batch.state = widen(batch.state)
         batch.requests, batch.seeds = (np.repeat(a, rows) for a in (batch.requests, batch.seeds))
         return batch
@@ -363,8 +288,8 @@ class JaxEngine(Engine):
         """The state that a program makes of `args`, of which the first is the batch's state."""
         shapes = tuple(x.shape for x in jax.tree.leaves(args))
         args = (*args, batch.settings)
-        program = self._program((name, _tables(batch.settings), shapes), function, *args, donate=0)
-        return program(*args)
+        key, size = (name, _tables(batch.settings), shapes), _by(len(batch.requests), batch.slots)
+        return self._program(key, size, function, *args, donate=0)(*args)
 
     def _loop_args(self, batch: JaxBatch, steps: int, least_running: int = 1) -> tuple[Any, ...]:
         return *self._replicated(np.int32(steps), np.int32(least_running)), batch.settings
@@ -375,18 +300,27 @@ class JaxEngine(Engine):
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
         key = ("decode", _tables(batch.settings), static, shapes)
         loop = partial(self._steps.loop, *static)
-        return self._program(key, loop, self._weights, batch.state, *args, donate=1)
+        size = _by(len(batch.requests), batch.slots)
+        return self._program(key, size, loop, self._weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
         if batch.admits and self._layout.shares_slots:
-            reach = int(batch.state["filled"].max())
-            if reach + steps > batch.slots:
-                batch.state = self._replaced("realign", batch, self._steps.realigned, batch.state)
-                reach = int(batch.state["filled"].max())
-            steps = min(steps, batch.slots - reach)
+            if self._reach(batch) + steps > batch.slots:
+                self._realign(batch)
+            steps = min(steps, batch.slots - self._reach(batch))
+        self._decode(batch, steps, least_running)
+
+    def _decode(self, batch: JaxBatch, steps: int, least_running: int) -> None:
         args = self._loop_args(batch, steps, least_running)
         program = self._decode_program(batch, *args)
         batch.state = program(self._weights, batch.state, *args)
+
+    def _reach(self, batch: JaxBatch) -> int:
+        """Slots that are filled in the longest row."""
+        return int(self._fetched(batch.state["filled"]).max())
+
+    def _realign(self, batch: JaxBatch) -> None:
+        batch.state = self._replaced("realign", batch, self._steps.realigned, batch.state)
 
     def search(
         self,
@@ -401,16 +335,17 @@ class JaxEngine(Engine):
         args = self._replicated(*padded(prompts, padding=padding), settings)
         static = (options.num_beams, room_for(options), slots, padding)
         key = ("beams", _tables(settings), static, args[0].shape)
-        program = self._program(key, partial(self._steps.search, *static), self._weights, *args)
-        outputs, scores = program(self._weights, *args)
-        return np.asarray(outputs), np.asarray(scores)
+        size = f"{_by(len(prompts), options.num_beams)}x{slots}"
+        function = partial(self._steps.search, *static)
+        program = self._program(key, size, function, self._weights, *args)
+        return self._fetched(program(self._weights, *args))
 
     def outputs(self, batch: JaxBatch) -> np.ndarray:
-        count, outputs = jax.device_get((batch.state["count"], batch.state["outputs"]))
+        count, outputs = self._fetched((batch.state["count"], batch.state["outputs"]))
         return outputs[:, : count.max()]
 
     def running(self, batch: JaxBatch) -> np.ndarray:
-        done, count = jax.device_get((batch.state["done"], batch.state["count"]))
+        done, count = self._fetched((batch.state["done"], batch.state["count"]))
         return ~done & (count < batch.options.max_new_tokens)
 
     def logprobs(self, batch: JaxBatch, row: int) -> tuple[np.ndarray, ...] | None:
@@ -424,7 +359,7 @@ class JaxEngine(Engine):
         batch.state |= dict(zip(state, self._replicated(*state.values()), strict=True))
 
     def snapshot(self, batch: JaxBatch) -> Snapshot:
-        state = jax.device_get(batch.state)
+        state = self._fetched(batch.state)
         filled, first = state["filled"], state["first"]
         return Snapshot(
             cache=self._layout.on_host(state["cache"], first, filled),
@@ -478,19 +413,6 @@ class JaxEngine(Engine):
     def _top(self, options: SamplingOptions) -> int | None:
         return logprobs_capacity(options, self.config.vocab_size)
 
-    def _replicated(self, *arrays: Any) -> tuple[Any, ...]:
-        """Arrays, or tables of them, on every device."""
-        everywhere = sharding.replicated(self.mesh)
-        return tuple(jax.tree.map(lambda x: place(x, everywhere), array) for array in arrays)
-
-
-def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The sums of `a @ b`, int8, as int32."""
-    # `b` is a transposed weight. Turned back, XLA drops both turns and multiplies the weight as it
-    # is stored; given as it comes, its CPU multiplies element by element, 25 times slower.
-    contract = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(a, b.T, contract, preferred_element_type=jnp.int32)
-
 
 def _tables(settings: Settings) -> tuple[Any, ...]:
     """Sizes of the tables in `settings_of`: all that a program depends on."""
@@ -500,3 +422,7 @@ def _tables(settings: Settings) -> tuple[Any, ...]:
 def room_for(options: SamplingOptions) -> int:
     """Tokens that the buffer of outputs holds."""
     return -(-options.max_new_tokens // _OUTPUT_STEP) * _OUTPUT_STEP
+
+
+def _by(*counts: int) -> str:
+    return "x".join(map(str, counts))

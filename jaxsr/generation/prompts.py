@@ -42,6 +42,19 @@ class Prompt:
         return cls(text=text, messages=(*before, {"role": "user", "content": text}))
 
 
+def all_prompts(texts: Sequence[str], path: Path | None, *, system: str | None) -> list[Prompt]:
+    """The prompts that a command names: texts, then the lines of a file.
+
+    Raises:
+      FileNotFoundError, ValueError: a text is empty, or see `read_prompts`.
+    """
+    for index, text in enumerate(texts):
+        if not text:
+            raise InputError(f"prompt {index} is empty; give it some text")
+    prompts = [Prompt.of(text, system=system) for text in texts]
+    return prompts + (read_prompts(path, system=system) if path is not None else [])
+
+
 def read_prompts(path: Path, *, system: str | None = None) -> list[Prompt]:
     """The prompts of a .txt or .jsonl file; blank lines are skipped.
 

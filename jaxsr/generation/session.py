@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from jaxsr.errors import InputError
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.decoder import UNFILLED
 from jaxsr.generation.generate_loop import complete, continue_from
-from jaxsr.generation.options import SamplingOptions, recommended_options
+from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.prompts import Prompt, write_rows
 from jaxsr.generation.rounds import Completion, Run
 from jaxsr.generation.row_file import RowFile
+from jaxsr.generation.run_settings import engine_settings, prompt_ids, sampling_options, stops
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.streaming import StreamPrinter
 from jaxsr.interop.out_of_memory import naming_out_of_memory
@@ -57,43 +57,16 @@ class Session:
         self.engine = self._engine(platform)
         release_freed_memory()
         self.load_s = time.perf_counter() - begin
-        self.options = self._sampling_options()
-        self.stop_ids = () if config.ignore_eos else self.model.stop_ids
-        texts = []
-        for text in config.stop:
-            token = self._stop_id(text)
-            if token is None:
-                texts.append(text)
-            else:
-                self.stop_ids += (token,)
+        self.options = sampling_options(config, model.sampling)
+        self.stop_ids, texts = stops(
+            config, model.stop_ids, self.tokenizer, vocabulary=self.engine.config.vocab_size
+        )
         self.texts = StopText(
             texts, self.tokenizer.decode, min_new_tokens=self.options.min_new_tokens
         )
         self.rows: list[dict[str, Any]] = []
         self.last: tuple[Run, list[str]] | None = None
         self._row_file: RowFile | None = None
-
-    def _sampling_options(self) -> SamplingOptions:
-        """Of the command; where it leaves the default, of the model if asked for."""
-        names = [field.name for field in fields(SamplingOptions)]
-        chosen = {name: getattr(self.config, name) for name in names}
-        if not self.config.model_sampling:
-            return SamplingOptions(**chosen)
-        recommended, unknown = recommended_options(self.model.sampling)
-        if unknown:
-            raise InputError(
-                f"generation_config.json sets {', '.join(unknown)}, which jaxsr does not compute; "
-                "leave --model-sampling out and name the options that you want"
-            )
-        default = SamplingOptions()
-        named = {n: v for n, v in chosen.items() if v != getattr(default, n)}
-        try:
-            return SamplingOptions(**{**chosen, **recommended, **named})
-        except TypeError as error:
-            raise InputError(
-                f"generation_config.json is damaged ({error}); get it again, or leave "
-                "--model-sampling out"
-            ) from error
 
     @cached_property
     def fingerprint(self) -> str:
@@ -105,45 +78,23 @@ class Session:
             from jaxsr.generation.torch_decoder import TorchEngine
 
             return TorchEngine(self.model.network, device=platform)
-        from jaxsr.generation.jax_decoder import TILE, JaxEngine
+        from jaxsr.generation.jax_decoder import JaxEngine
         from jaxsr.generation.sharding import tensor_mesh
 
-        devices = self.config.devices
-        # The layout of the weights must not depend on the batch size in deterministic mode.
-        rows = TILE if self.config.deterministic else max(self.config.batch_size)
-        if self.config.num_beams > 1 or self.config.prompt_lookup:
-            rows = 1  # steps of other products
-        if self.config.deterministic and devices > 1:
+        settings, devices = engine_settings(self.config), self.config.devices
+        if settings.devices < devices:
             print(f"deterministic: one device of {devices} computes", file=sys.stderr)
-            devices = 1
         return JaxEngine(
             self.model.network,
-            mesh=tensor_mesh(devices),
+            mesh=tensor_mesh(settings.devices),
             programs=compiled_folder(self.config) / "traced",
-            packed=self.config.packed,
-            rows=rows,
+            packed=settings.packed,
+            rows=settings.rows,
         )
-
-    def _stop_id(self, text: str) -> int | None:
-        """The token that a value of `--stop` names; None where it is a text."""
-        special = self.tokenizer.inner.get_added_tokens_decoder()
-        names = {token.content: i for i, token in special.items() if token.special}
-        token = int(text) if text.isdecimal() else names.get(text)
-        if token is not None and token >= self.engine.config.vocab_size:
-            raise InputError(
-                f"stop {text!r} is no token of this model, which knows "
-                f"{self.engine.config.vocab_size}; give a smaller id, or text"
-            )
-        return token
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if self.config.raw or self.tokenizer.template is None:
-            return self.tokenizer.encode(prompt.text)
-        return self.tokenizer.encode(self.tokenizer.chat(prompt.messages), raw=False)
 
     def run(self, prompts: Sequence[Prompt]) -> None:
         """Generates from all the prompts, with each batch size."""
-        ids = [self._ids(prompt) for prompt in prompts]
+        ids = prompt_ids(self.config, prompts, self.tokenizer)
         sizes = self.config.batch_size
         config = self.config
         continued = config.prompts is not None and config.save_cache is None

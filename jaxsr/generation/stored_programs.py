@@ -49,9 +49,23 @@ def stored(
     path = folder / f"{name}-{_digest(key, args)}.jaxexport"
     exported = _read(path)
     if exported is None:
-        exported = export.export(jax.jit(trace), disabled_checks=_KERNELS)(*args)
+        exported = exported_program(trace, args)
         _write(path, exported)
     return exported.call
+
+
+def exported_program(
+    trace: Callable[..., Any], args: tuple[Any, ...], *, platform: str | None = None
+) -> export.Exported:
+    """What `stored` keeps.
+
+    Args:
+      trace: the function.
+      args: as for `stored`.
+      platform: `tpu`, `cuda` or `cpu`. Default: where JAX computes.
+    """
+    platforms = None if platform is None else [platform]
+    return export.export(jax.jit(trace), platforms=platforms, disabled_checks=_KERNELS)(*args)
 
 
 def structure(network: Any) -> list[tuple[str, str, str]]:

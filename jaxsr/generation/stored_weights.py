@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.models.llama.host_weights import host_weights
@@ -51,9 +52,21 @@ class StoredWeights:
         """The weights of a network as they are stored."""
         host = host_weights(network)
         host |= {name: host[source] for name, source in self.copied.items()}
-        for name in self.turned:
-            host[name] = arranged(host[name], panels=name in self.panels)
-        return host
+        return {name: self._arranged(name, array) for name, array in host.items()}
+
+    def shapes_of(self, network: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of `of`; the network may lie on the meta device."""
+        named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        named |= {name: named[source] for name, source in self.copied.items()}
+        shapes = {}
+        for name, tensor in named.items():
+            one = np.zeros((), jnp.dtype(str(tensor.dtype).removeprefix("torch.")))
+            array = self._arranged(name, np.broadcast_to(one, tensor.shape))
+            shapes[name] = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        return shapes
+
+    def _arranged(self, name: str, array: np.ndarray) -> np.ndarray:
+        return arranged(array, panels=name in self.panels) if name in self.turned else array
 
     def for_network(self, weights: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Stored weights as the network takes them."""

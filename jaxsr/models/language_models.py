@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, MissingFileError
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
@@ -57,17 +57,60 @@ def load_language_model(
     return library.load_gguf(file, fields, dtype=dtype, scheme=scheme, packed=packed)
 
 
-def check_folder(path: Path, implementation: Implementation = "auto") -> None:
-    """Refuses a folder that cannot be loaded, before anything large is read.
+def load_shapes(
+    path: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    scheme: Scheme | None = None,
+    implementation: Implementation = "auto",
+    packed: bool = True,
+) -> LanguageModel:
+    """`load_language_model`, without values where a folder's `config.json` tells all shapes."""
+    fields = read_json(path / "config.json") if path.is_dir() else {}
+    if path.is_file() or "quantization_config" in fields:
+        return load_language_model(
+            path, dtype=dtype, scheme=scheme, implementation=implementation, packed=packed
+        )
+    if choose(fields, implementation) == "own":
+        config = LlamaConfig.from_hf(fields)
+        network: Any = loading.shapes_of(config, dtype=dtype, scheme=scheme)
+    else:
+        from jaxsr.models.hugging_face import loading as library
+
+        network = library.shapes_of(fields, dtype=dtype, scheme=scheme)
+    stop_ids, sampling = loading.generation_settings(path, fields)
+    return LanguageModel(
+        name=path.resolve().name,
+        family=str(fields.get("model_type")),
+        network=network,
+        stop_ids=stop_ids,
+        sampling=sampling,
+    )
+
+
+def check_model(
+    path: Path, implementation: Implementation = "auto", *, weights: bool = True
+) -> None:
+    """Refuses what cannot be loaded, before anything large is read.
+
+    Args:
+      path: a folder or a GGUF file.
+      implementation: who is to compute.
+      weights: whether a folder's must be there.
 
     Raises:
-      FileNotFoundError: config.json, the weights or some of their shards are missing.
+      FileNotFoundError: there is nothing, or a folder lacks config.json, weights or some shards.
       InputError: config.json is broken, or describes a model that is not computed here.
     """
+    if path.is_file():
+        return
+    if not path.is_dir():
+        raise MissingFileError(f"no model at {path}; give a Hugging Face folder or a .gguf file")
     fields = read_json(path / "config.json")
     if choose(fields, implementation) == "own":
         LlamaConfig.from_hf(fields)
-    weight_files(path)
+    if weights:
+        weight_files(path)
 
 
 def choose(

@@ -7,11 +7,13 @@ import importlib.util
 import re
 
 import pytest
+import torch
 
-from jaxsr.generation.aot import AheadEngine, shapes_of
+from jaxsr.generation.ahead_engine import AheadEngine
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.models.llama.config import LlamaConfig
+from jaxsr.models.llama.loading import shapes_of
 
 if importlib.util.find_spec("jax_cuda13_plugin") is None:
     pytest.skip("JAX's CUDA plugin is not installed", allow_module_level=True)
@@ -33,7 +35,7 @@ def decode_step(layers):
         max_position_embeddings=4096,
         tie_word_embeddings=True,
     )
-    engine = AheadEngine(shapes_of(config, dtype="bfloat16"), load_topology("h100:1"))
+    engine = AheadEngine(shapes_of(config, dtype=torch.bfloat16), load_topology("h100:1"))
     _, ahead = engine.compile(SamplingOptions(), batch=1, prompt=128, slots=256)
     assert ahead.error is None
     parts = re.split(r"\n(?=%|ENTRY)", ahead.text)

@@ -179,10 +179,16 @@ def _without_parameters(fields: dict[str, Any], dtype: torch.dtype) -> Any:
     return _built(fields, dtype, _parameters_without_values())
 
 
-def shapes_of_folder(folder: Path, *, dtype: torch.dtype) -> LibraryLM:
-    """The network without values; of the folder only `config.json` is read."""
-    inner = _on_meta(read_json(folder / "config.json"), dtype)
-    return LibraryLM(inner).requires_grad_(False).eval()
+def shapes_of(
+    fields: dict[str, Any], *, dtype: torch.dtype, scheme: Scheme | None = None
+) -> LibraryLM:
+    """The network without values, of the fields of `config.json`; for others see `load_folder`."""
+    inner = _on_meta(fields, dtype)
+    inner.tie_weights()
+    network = LibraryLM(inner).requires_grad_(False).eval()
+    if scheme is not None:
+        quantize(network, scheme)
+    return network
 
 
 def _on_meta(fields: dict[str, Any], dtype: torch.dtype) -> Any:

@@ -73,6 +73,14 @@ def load_folder(
     )
 
 
+def shapes_of(config: LlamaConfig, *, dtype: torch.dtype, scheme: Scheme | None = None) -> CausalLM:
+    """The network of this configuration without values."""
+    with torch.device("meta"):
+        network = CausalLM(config).to(dtype)
+        network.model.rotary_emb.inv_freq = inverse_frequencies(config)
+        return _finish(network, scheme)
+
+
 def generation_settings(
     folder: Path, fields: dict[str, Any]
 ) -> tuple[tuple[int, ...], dict[str, Any]]:

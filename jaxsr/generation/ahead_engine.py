@@ -1,0 +1,220 @@
+"""The JAX engine with shapes in the place of arrays: it compiles programs, and runs none.
+
+Every method is `JaxEngine`'s own up to where numbers are needed: weights and inputs are shapes on
+the devices of a topology, a program is compiled for these, and "runs" by giving the shapes of its
+results. So whoever drives it as a run would has the programs of that run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxsr.generation import sharding
+from jaxsr.generation.decoder import Snapshot
+from jaxsr.generation.jax_decoder import JaxBatch, JaxEngine
+from jaxsr.generation.options import SamplingOptions
+from jaxsr.generation.packed_layers import Packed
+from jaxsr.generation.stored_programs import exported_program
+from jaxsr.interop.aot.compile import Ahead, abstract, compile_lowered
+from jaxsr.interop.aot.topology import Topology
+from jaxsr.models.cache_entries import has_slots
+
+
+@dataclass(kw_only=True)
+class _Rows:
+    """A batch's numbers that decide how it goes on, as the programs would count them."""
+
+    left: np.ndarray
+    """Tokens that each row has yet to make; 0 for one that has ended."""
+    length: np.ndarray
+    """Tokens of each row."""
+    reach: int
+    """Slots that are filled, where rows share them."""
+
+    def kept(self, rows: Sequence[int]) -> "_Rows":
+        return _Rows(left=self.left[rows], length=self.length[rows], reach=self.reach)
+
+    def admit(self, row: int, length: int, new_tokens: int) -> None:
+        self.left[row], self.length[row] = 0, length
+        self.realign()
+        self.reach, self.left[row] = max(self.reach, length), new_tokens - 1
+
+    def realign(self) -> None:
+        self.reach = int(self.length[self.left > 0].max(initial=0))
+
+    def advance(self, steps: int, least_running: int) -> None:
+        lefts = np.sort(self.left)[::-1]
+        steps = min(steps, int(lefts[least_running - 1]) if least_running <= len(lefts) else 0)
+        made = np.minimum(self.left, steps)
+        self.left, self.length, self.reach = (
+            self.left - made,
+            self.length + made,
+            self.reach + steps,
+        )
+
+
+class AheadEngine(JaxEngine):
+    """Compiles for a topology what an engine on its devices would.
+
+    Which programs a run of several prompts needs depends on when outputs end. Here each has all the
+    tokens that the options allow, one a step, as though the model knew no stop token.
+
+    Args:
+      network: the torch module, on the meta device or not.
+      topology: where to compile to.
+      devices: that weights and cache are split over. Default: all of them.
+      packed, rows: as for `JaxEngine`.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        topology: Topology,
+        *,
+        devices: int | None = None,
+        packed: Packed = "exact",
+        rows: int = 1,
+    ) -> None:
+        self.reports: list[Ahead] = []
+        self._topology = topology
+        self._rows: dict[JaxBatch, _Rows] = {}
+        mesh = Mesh(np.array(list(topology.devices)[:devices]), (sharding.AXIS,))
+        super().__init__(network, mesh=mesh, packed=packed, rows=rows)
+
+    def compile(
+        self, options: SamplingOptions, *, batch: int, prompt: int, slots: int
+    ) -> tuple[Ahead, Ahead]:
+        """The prefill of a batch of prompts, and the decode loop that follows it.
+
+        Args:
+          options: of sampling.
+          batch: prompts at once.
+          prompt: tokens of each, padding included.
+          slots: of the cache, for prompt and output.
+        """
+        begin = len(self.reports)
+        started = self.start([[0] * prompt] * batch, range(batch), options, slots=slots)
+        self.advance(started, options.max_new_tokens)
+        made = {report.name.partition(" ")[0]: report for report in self.reports[begin:]}
+        return made["prefill"], made["decode"]
+
+    # ---- programs
+
+    def _placed(self, network: Any) -> dict[str, Any]:
+        shapes = self._stored.shapes_of(network)
+        return abstract(shapes, self._layout.weight_shardings(shapes, self._stored.turned))
+
+    def _replicated(self, *arrays: Any) -> tuple[Any, ...]:
+        everywhere = sharding.replicated(self.mesh)
+        return tuple(abstract(jax.tree.map(np.asarray, array), everywhere) for array in arrays)
+
+    def _fetched(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
+
+    def _traced(
+        self, key: tuple[Any, ...], function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        return exported_program(function, args, platform=self._topology.device.platform).call
+
+    def _compiled(
+        self, name: str, lowered: Any, options: dict[str, str | bool] | None
+    ) -> Callable[..., Any]:
+        report = compile_lowered(lowered, self._topology, name=name, options=options)
+        self.reports.append(report)
+        if report.compiled is not None:
+            results = abstract(lowered.out_info, report.compiled.output_shardings)
+        else:
+            results = jax.tree_util.tree_map_with_path(self._assumed, lowered.out_info)
+        return lambda *_: results
+
+    def _assumed(self, path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+        """A result of a program that does not compile, for those after it."""
+        name = next((k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey)), "")
+        of_cache = len(leaf.shape) == 4 and (name == "cache" or has_slots(str(name)))
+        where = sharding.replicated(self.mesh)
+        if of_cache:
+            where = self._layout.cache_sharding(leaf.shape[1])
+        return abstract(leaf, where)
+
+    # ---- what needs numbers
+
+    def _start(self, tokens: np.ndarray, length: np.ndarray, *others: Any) -> JaxBatch:
+        batch = super()._start(tokens, length, *others)
+        left = np.full(len(length), batch.options.max_new_tokens - 1)
+        self._rows[batch] = _Rows(left=left, length=length.copy(), reach=tokens.shape[1])
+        return batch
+
+    def start_alone(self, *args: Any, **kwargs: Any) -> JaxBatch:
+        batch = super().start_alone(*args, **kwargs)
+        rows = self._rows[batch].kept([0] * len(batch.requests))
+        rows.left[1:] = 0
+        self._rows[batch] = rows
+        return batch
+
+    def start_empty(self, *args: Any, **kwargs: Any) -> JaxBatch:
+        batch = super().start_empty(*args, **kwargs)
+        none = np.zeros(len(batch.requests), int)
+        self._rows[batch] = _Rows(left=none, length=none.copy(), reach=0)
+        return batch
+
+    def admit(
+        self, batch: JaxBatch, row: int, prompt: Sequence[int], request: int, seed: int
+    ) -> None:
+        super().admit(batch, row, prompt, request, seed)
+        self._rows[batch].admit(row, len(prompt), batch.options.max_new_tokens)
+
+    def admit_packed(
+        self,
+        batch: JaxBatch,
+        rows: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[int],
+        seeds: Sequence[int],
+    ) -> None:
+        super().admit_packed(batch, rows, prompts, requests, seeds)
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._rows[batch].admit(row, len(prompt), batch.options.max_new_tokens)
+
+    def resize(self, batch: JaxBatch, keep: Sequence[int], *, rows: int, slots: int) -> None:
+        super().resize(batch, keep, rows=rows, slots=slots)
+        kept = self._rows[batch].kept([*keep, *[0] * (rows - len(keep))])
+        kept.left[len(keep) :] = 0
+        self._rows[batch] = kept
+
+    def _decode(self, batch: JaxBatch, steps: int, least_running: int) -> None:
+        super()._decode(batch, steps, least_running)
+        self._rows[batch].advance(steps, least_running)
+
+    def _reach(self, batch: JaxBatch) -> int:
+        return self._rows[batch].reach
+
+    def _realign(self, batch: JaxBatch) -> None:
+        super()._realign(batch)
+        self._rows[batch].realign()
+
+    def running(self, batch: JaxBatch) -> np.ndarray:
+        return self._rows[batch].left > 0
+
+    def outputs(self, batch: JaxBatch) -> np.ndarray:
+        return np.zeros((len(batch.requests), 1), np.int32)
+
+    def logprobs(self, batch: JaxBatch, row: int) -> None:
+        return None
+
+    def snapshot(self, batch: JaxBatch) -> Snapshot:
+        """Without a cache: it is for a file, which is not written."""
+        ones = np.ones(len(batch.requests), np.int32)
+        return Snapshot(
+            cache={},
+            filled=ones,
+            token=ones,
+            done=ones > 0,
+            prompt=ones[:, None],
+            outputs=ones[:, None],
+            requests=batch.requests,
+            seeds=batch.seeds,
+        )

@@ -1,0 +1,163 @@
+"""A causal language model on the devices of a mesh: its weights, and its compiled programs.
+
+The torch module is traced through `jaxsr.interop`, so the network exists once; a program that was
+traced before comes from a folder. `jaxsr.generation.aot` makes the same programs from shapes.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxsr.generation import sharding
+from jaxsr.generation.cache_layouts import layout_of
+from jaxsr.generation.jax_steps import Steps
+from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
+from jaxsr.generation.stored_programs import stored, structure
+from jaxsr.generation.stored_weights import StoredWeights
+from jaxsr.interop.cpu_kernels import packed_product
+from jaxsr.interop.mesh import place
+from jaxsr.models.llama.host_weights import without_values
+from jaxsr.models.llama.int8_matmul import multiply_integers
+from jaxsr.models.llama.network import take_fewer_kernels
+from jaxsr.models.llama.packed import arranged_copy, has_blocks
+from jaxsr.ops._cpu_calls import xla_only
+from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
+from jaxsr.runtime.xla_flags import product_fusion
+
+if TYPE_CHECKING:
+    from jaxsr.interop import JaxModule
+
+
+class JaxNetwork:
+    """Weights and programs.
+
+    Args:
+      network: the torch module with its weights, which is not changed.
+      mesh: devices along an axis `tensor` to split weights and cache over.
+      programs: folder of traced programs, see `jaxsr.generation.stored_programs`. None keeps none.
+      packed: how weights in blocks are multiplied on one CPU.
+      rows: how many are to decode together.
+    """
+
+    def __init__(
+        self, network: Any, *, mesh: Mesh, programs: Path | None, packed: Packed, rows: int
+    ) -> None:
+        self.config = network.config
+        self.mesh = sharding.grouped_by_heads(mesh, network.config.num_key_value_heads)
+        device = self.mesh.devices.flat[0]
+        self.platform, self.devices = device.platform, self.mesh.size
+        self.device = f"{device.platform}: {device.device_kind}" + (
+            f" × {self.mesh.size}" if self.mesh.size > 1 else ""
+        )
+        self.compile_s = 0.0
+        on_cpu = self.platform == "cpu"
+        if has_blocks(network):
+            network = arranged_copy(network)
+            if packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
+                use_kernels(network, exact=packed == "exact")
+        self._skeleton = without_values(network)
+        multiply_integers(self._skeleton, weight_only=on_cpu)
+        if self.platform == "gpu":
+            take_fewer_kernels(self._skeleton, join=self.devices == 1)
+        self._layout = layout_of(network, self.mesh)
+        self._steps = Steps(self._layout, self._run)
+        few = self.mesh.size == 1 and bool(product_fusion())
+        self._stored = StoredWeights.chosen(
+            network, self._skeleton, on_cpu=on_cpu, rows=rows if few else 1
+        )
+        self._folder = programs
+        self._weights = self._placed(network)
+        self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
+        self._programs: dict[Any, Callable[..., Any]] = {}
+
+    def _placed(self, network: Any) -> dict[str, Any]:
+        host = self._stored.of(network)
+        return place(host, self._layout.weight_shardings(host, self._stored.turned))
+
+    def _replicated(self, *arrays: Any) -> tuple[Any, ...]:
+        """Arrays, or tables of them, on every device."""
+        everywhere = sharding.replicated(self.mesh)
+        return tuple(jax.tree.map(lambda x: place(x, everywhere), array) for array in arrays)
+
+    def _fetched(self, tree: Any) -> Any:
+        """Results of programs on the host; waits for them."""
+        return jax.device_get(tree)
+
+    @cached_property
+    def _model(self) -> "JaxModule":
+        # Only a trace needs it, and importing what it takes is a good part of a short run.
+
+        from jaxsr.interop import lowering, to_jax
+
+        lowering("aten::_int_mm")(_integer_product)
+        lowering("jaxsr::packed_product")(lower_packed_product)
+        return to_jax(self._skeleton)
+
+    def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
+        weights = self._stored.for_network(weights)
+        params = {name: weights[name] for name in self._model.params}
+        buffers = {name: weights[name] for name in self._model.buffers}
+        with warnings.catch_warnings():
+            # Of libraries' code that counts in int64, which JAX has as int32.
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")
+            return self._model.apply(params, buffers, *args, **kwargs)[0]
+
+    def _program(
+        self,
+        key: tuple[Any, ...],
+        size: str,
+        function: Callable[..., Any],
+        *args: Any,
+        donate: Any = (),
+    ) -> Callable[..., Any]:
+        """The compiled program for this key, compiled ahead so that its time is known.
+
+        Args:
+          key: its kind, and all that `function` closes over.
+          size: what reports call it by, beside its kind.
+          function: to be compiled.
+          args: arrays, or their shapes.
+          donate: numbers of the arguments that are given up.
+        """
+        if key not in self._programs:
+            begin = time.perf_counter()
+            with xla_only():  # calls of kernels cannot be stored
+                traced = self._traced(key, function, args)
+                lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
+            options = self._options_of_decode if key[0] == "decode" else None
+            self._programs[key] = self._compiled(f"{key[0]} {size}", lowered, options)
+            self.compile_s += time.perf_counter() - begin
+        return self._programs[key]
+
+    def _traced(
+        self, key: tuple[Any, ...], function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        long_key = (*key, self.platform, structure(self._skeleton))
+        return stored(self._folder, long_key, function, args, name=key[0])
+
+    def _compiled(
+        self, name: str, lowered: Any, options: dict[str, str | bool] | None
+    ) -> Callable[..., Any]:
+        """What runs a lowered program; `name` is for reports."""
+        return lowered.compile(options)
+
+    @property
+    def _options_of_decode(self) -> dict[str, str | bool] | None:
+        if self.platform == "gpu":
+            return LOOPS_IN_GRAPHS
+        return product_fusion() if self._stored.panels else None  # others copy panels each time
+
+
+def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sums of `a @ b`, int8, as int32."""
+    # `b` is a transposed weight. Turned back, XLA drops both turns and multiplies the weight as it
+    # is stored; given as it comes, its CPU multiplies element by element, 25 times slower.
+    contract = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(a, b.T, contract, preferred_element_type=jnp.int32)

@@ -1,0 +1,106 @@
+"""What the command's options come to for one model: for a run, and for `--aot` of the same run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxsr.errors import InputError
+from jaxsr.generation.config import GenerateConfig
+from jaxsr.generation.options import SamplingOptions, recommended_options
+from jaxsr.generation.packed_layers import Packed
+from jaxsr.generation.prompts import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Of `JaxEngine`."""
+
+    devices: int
+    """That weights and cache are split over."""
+    packed: Packed
+    """How weights in blocks are multiplied."""
+    rows: int
+    """That decode together, as far as the layout of the weights depends on it."""
+
+
+def engine_settings(config: GenerateConfig) -> EngineSettings:
+    """How the options have the JAX engine built."""
+    from jaxsr.generation.jax_decoder import TILE
+
+    # The layout of the weights must not depend on the batch size in deterministic mode.
+    rows = TILE if config.deterministic else max(config.batch_size)
+    if config.num_beams > 1 or config.prompt_lookup:
+        rows = 1  # steps of other products
+    devices = 1 if config.deterministic else config.devices
+    return EngineSettings(devices=devices, packed=config.packed, rows=rows)
+
+
+def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> SamplingOptions:
+    """Of the command; where it leaves the default, of the model if asked for.
+
+    Args:
+      config: of the command.
+      generation: fields of the model's `generation_config.json`.
+
+    Raises:
+      InputError: the model's fields are asked for, and are damaged or not computed here.
+    """
+    names = [field.name for field in fields(SamplingOptions)]
+    chosen = {name: getattr(config, name) for name in names}
+    if not config.model_sampling:
+        return SamplingOptions(**chosen)
+    recommended, unknown = recommended_options(generation)
+    if unknown:
+        raise InputError(
+            f"generation_config.json sets {', '.join(unknown)}, which jaxsr does not compute; "
+            "leave --model-sampling out and name the options that you want"
+        )
+    default = SamplingOptions()
+    named = {n: v for n, v in chosen.items() if v != getattr(default, n)}
+    try:
+        return SamplingOptions(**{**chosen, **recommended, **named})
+    except TypeError as error:
+        raise InputError(
+            f"generation_config.json is damaged ({error}); get it again, or leave "
+            "--model-sampling out"
+        ) from error
+
+
+def stops(
+    config: GenerateConfig, model_stop_ids: tuple[int, ...], tokenizer: Any, *, vocabulary: int
+) -> tuple[tuple[int, ...], list[str]]:
+    """Tokens and texts that end an output.
+
+    Args:
+      config: of the command.
+      model_stop_ids: the model's own.
+      tokenizer: that knows the special tokens' names; None knows none.
+      vocabulary: tokens that the model knows.
+
+    Raises:
+      InputError: `--stop` names a token that the model does not have.
+    """
+    special = tokenizer.inner.get_added_tokens_decoder() if tokenizer is not None else {}
+    names = {token.content: i for i, token in special.items() if token.special}
+    ids, texts = () if config.ignore_eos else model_stop_ids, []
+    for text in config.stop:
+        token = int(text) if text.isdecimal() else names.get(text)
+        if token is None:
+            texts.append(text)
+            continue
+        if token >= vocabulary:
+            raise InputError(
+                f"stop {text!r} is no token of this model, which knows {vocabulary}; give a "
+                "smaller id, or text"
+            )
+        ids += (token,)
+    return ids, texts
+
+
+def prompt_ids(
+    config: GenerateConfig, prompts: Sequence[Prompt], tokenizer: Any
+) -> list[list[int]]:
+    """Token ids of prompts, with the chat template where the model has one."""
+    if config.raw or tokenizer.template is None:
+        return [tokenizer.encode(prompt.text) for prompt in prompts]
+    return [tokenizer.encode(tokenizer.chat(prompt.messages), raw=False) for prompt in prompts]

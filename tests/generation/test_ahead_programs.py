@@ -1,0 +1,189 @@
+"""`python -m jaxsr.generate --aot`: it compiles the programs of a run with the same options.
+
+CPU devices stand for the absent ones, so that the run has such a device too.
+"""
+
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jaxsr import generate
+from jaxsr.generation.ahead_engine import AheadEngine
+from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.interop.aot.topology import Device, Topology
+from jaxsr.runtime import aot
+
+pytest.importorskip("transformers")
+
+DEVICE = Device(
+    platform="cpu",
+    kind="cpu",
+    memory_bytes=2**34,
+    memory_bytes_per_s=1e10,
+    flops_per_s=1e12,
+    link_bytes_per_s=1e10,
+)
+
+
+@pytest.fixture(autouse=True)
+def _restored(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("XLA_FLAGS", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    names = (
+        "jax_default_matmul_precision",
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_enable_compilation_cache",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """`programs(options)`: names and lowered texts of what a command compiles, and its status."""
+    texts: dict[str, str] = {}
+
+    def recorded(kind):
+        compile_it = kind._compiled
+
+        def compiled(self, name, lowered, options):
+            assert name not in texts
+            texts[name] = f"{options} {lowered.as_text()}"
+            return compile_it(self, name, lowered, options)
+
+        monkeypatch.setattr(kind, "_compiled", compiled)
+
+    recorded(JaxEngine)
+    recorded(AheadEngine)
+
+    def of(options):
+        texts.clear()
+        assert generate.main([*map(str, options)]) == 0
+        return dict(texts)
+
+    return of
+
+
+@pytest.fixture
+def both(programs, monkeypatch, tmp_path):
+    """`both(options)`: the programs of `--aot`, and those of a run."""
+
+    def of(*options, devices=1):
+        monkeypatch.setattr(
+            aot,
+            "load_topology",
+            lambda name: Topology(name=name, devices=jax.devices()[:devices], device=DEVICE),
+        )
+        report, kept = tmp_path / "report.json", tmp_path / "kept"
+        ahead = [*options, "--aot", "cpu:1", "--aot-json", report, "--aot-save", kept]
+        ahead = programs(ahead)
+        reported = json.loads(report.read_text())["programs"]
+        assert [one["name"] for one in reported] == [*ahead]
+        assert all(one["compiles"] for one in reported)
+        saved = {path.name for path in kept.glob("*-cache")}
+        jax.config.update("jax_enable_compilation_cache", True)
+        run = programs([*options, "--platform", "cpu", "--compile-cache", kept])
+        assert saved and saved == {
+            path.name for path in kept.glob("*-cache")
+        }  # nothing compiled anew
+        return ahead, run
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def gemma2(tmp_path_factory, hf_tokenizer):
+    """A folder of a tiny Gemma 2, one block of which has a window."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("gemma2")
+    config = transformers.Gemma2Config(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        sliding_window=8,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    hf_tokenizer.save_pretrained(folder)
+    return folder
+
+
+PROMPT = ("Hello, how are people?", "x = [1, 2, 3]", "Paris")
+COMMON = ("--ignore-eos", "--max-new-tokens", 20)
+OWN = {
+    "two rows in panels": ["--batch-size", 2],
+    "bfloat16, a stop token": ["--dtype", "bfloat16", "--batch-size", 4, "--stop", "<|im_end|>"],
+    "int8, left": ["--quantize", "int8", "--padding", "left", "--batch-size", 4],
+    "drawn": ["--temperature", 0.8, "--logprobs", 2, "--raw", "--logit-bias", "5=1"],
+    "deterministic": ["--deterministic", "--batch-size", 2],
+    "beams": ["--num-beams", 3, "--batch-size", 2],
+    "lookup": ["--prompt-lookup", 3, "--batch-size", 2],
+    "saved": ["--batch-size", 2, "--save-cache", "saved.safetensors"],
+    "transformers'": ["--implementation", "transformers", "--model-sampling"],
+}
+LIBRARY = {
+    "four rows": ["--batch-size", 4],
+    "int8, in turn": ["--quantize", "int8", "--batch-size", 2],
+    "deterministic, bfloat16": ["--deterministic", "--dtype", "bfloat16"],
+}
+SLOW = pytest.mark.slow
+
+
+def cases(table):
+    """The first by default, the others where slow tests run."""
+    return [
+        pytest.param(options, id=name, marks=[SLOW] if place else [])
+        for place, (name, options) in enumerate(table.items())
+    ]
+
+
+@pytest.mark.parametrize("options", cases(OWN))
+def test_of_our_own_networks(options, both, model_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ahead, run = both(*PROMPT, "--model", model_folder("llama"), *COMMON, *options)
+    assert ahead == run
+    assert len(run) >= (1 if "--num-beams" in options else 3)
+
+
+@pytest.mark.parametrize("options", cases(LIBRARY))
+def test_of_transformers_networks(options, both, gemma2):
+    ahead, run = both(*PROMPT, "--model", gemma2, *COMMON, *options)
+    assert ahead == run
+    assert len(run) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_on_a_mesh(family, both, model_folder, gemma2):
+    folder = model_folder("llama") if family == "llama" else gemma2
+    options = ("--mesh", 2, "--batch-size", 4, "--dtype", "bfloat16")
+    ahead, run = both(*PROMPT, "--model", folder, *COMMON, *options, devices=2)
+    assert ahead == run
+    assert any("sharding" in text for text in run.values())
+
+
+@pytest.mark.slow
+def test_of_prompts_in_turn(both, model_folder, tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(1, 60, 12)]
+    (tmp_path / "prompts.txt").write_text("\n".join(lines))
+    options = ("--prompts", tmp_path / "prompts.txt", "--batch-size", 2)
+    ahead, run = both("--model", model_folder("llama"), *COMMON, *options)
+    assert ahead == run
+    assert any(name.startswith("prefill_packed") for name in run)
