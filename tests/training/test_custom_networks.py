@@ -215,6 +215,10 @@ WRONG = {
         ["--network", f"{HERE}:Text"],
         f"--network {HERE}:Text returned a str, not a tensor",
     ),
+    "output detached": (
+        ["--network", f"{HERE}:Apart"],
+        f"--network {HERE}:Apart gives pictures that depend on no parameter .* detach",
+    ),
     "unknown loss": (["--loss", "l3"], "no loss 'l3'"),
     "loss not scalar": (
         ["--loss", f"{HERE}:per_pixel"],
