@@ -147,11 +147,11 @@ def try_losses(objective: Any, batch: Mapping[str, Tensor], *, option: str) -> N
       option: how the user named the network, for errors.
 
     Raises:
-      InputError: a loss fails, or is no scalar.
+      InputError: a loss fails, is no scalar, or gives the network no gradient.
     """
     trial = copy_module(objective).train()
     shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         for phase in trial.phases:
             with located(f"{option} in training on {shapes}"):
                 shared = getattr(trial, phase.share)(batch)

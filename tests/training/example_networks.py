@@ -135,6 +135,10 @@ def per_pixel(prediction, target):
     return (prediction - target).abs()
 
 
+def detached(prediction, target):
+    return (prediction - target).detach().abs().mean()
+
+
 def not_a_number(prediction, target):
     return (prediction - target).abs().mean() * float("nan")
 
