@@ -4,7 +4,8 @@ RLFN and CARN are not among spandrel's architectures; theirs are written here af
 (Kong et al., 2022; Ahn et al., 2018), and stand for a class of a user's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,56 @@ NETWORKS: Mapping[str, tuple[str, Options, Options]] = {
             {"upscale": 4, "split_size": [8, 32], "depth": [6] * 6, "num_heads": [6] * 6},
             {"upscale": 4, "img_size": 16, "split_size": [8, 8], "depth": [2], "embed_dim": 32,
              "num_heads": [2], "expansion_factor": 2}),
+    "GRL": ("GRL.__arch.grl:GRL",
+            {"embed_dim": 128, "upsampler": "pixelshuffle", "upscale": 4, "mlp_ratio": 2,
+             "depths": [4] * 4, "num_heads_window": [2] * 4, "num_heads_stripe": [2] * 4,
+             "window_size": 8, "img_size": 64},
+            {"embed_dim": 16, "upsampler": "pixelshuffle", "upscale": 4, "depths": [2],
+             "num_heads_window": [2], "num_heads_stripe": [2], "img_size": 32, "window_size": 8}),
+    "RGT": ("RGT.__arch.rgt:RGT",
+            {"upscale": 4, "split_size": [8, 32], "depth": [6] * 8, "num_heads": [6] * 8},
+            {"upscale": 4, "depth": [2], "num_heads": [2], "embed_dim": 16, "split_size": [8, 8]}),
+    "CRAFT": ("CRAFT.__arch.CRAFT:CRAFT", {},
+              {"depths": [2], "num_heads": [2], "embed_dim": 16, "upscale": 4}),
     "DRCT": ("DRCT.__arch.drct_arch:DRCT",
              {**_SIX, "upscale": 4, "window_size": 16, "upsampler": "pixelshuffle"},
              {**_TWO, "embed_dim": 32, "gc": 8, "upscale": 4, "window_size": 8,
               "upsampler": "pixelshuffle"}),
     "OmniSR": ("OmniSR.__arch.OmniSR:OmniSR", {"res_num": 5}, {"num_feat": 16}),
     "SAFMN": ("SAFMN.__arch.safmn:SAFMN", {"dim": 36}, {"dim": 16, "n_blocks": 2}),
+    "PLKSR": ("PLKSR.__arch.PLKSR:PLKSR", {}, {"dim": 16, "n_blocks": 2, "kernel_size": 7}),
     "RealPLKSR": ("PLKSR.__arch.RealPLKSR:RealPLKSR", {}, {"dim": 16, "n_blocks": 2}),
     "DITN": ("DITN.__arch.DITN_Real:DITN_Real", {}, {"dim": 12, "ITL_blocks": 1, "SAL_blocks": 1}),
     "MoSR": ("MoSR.__arch.mosr_arch:MoSR", {}, {"n_block": 2, "dim": 16}),
+    "MoESR": ("MoESR.__arch.MoESR:MoESR", {}, {"dim": 16, "n_blocks": 2, "n_block": 1}),
+    "FDAT": ("FDAT.__arch.fdat:FDAT", {},
+             {"embed_dim": 16, "num_groups": 1, "depth_per_group": 2, "num_heads": 2}),
+    "DCTLSA": ("DCTLSA.__arch.dctlsa:DCTLSA", {}, {"nf": 15}),
+    "MMRealSR": ("MMRealSR.__arch.mmrealsr_arch:MMRRDBNet_test", _RGB,
+                 {**_RGB, "num_feat": 16, "num_block": 1, "num_grow_ch": 8}),
+    "RealCUGAN": ("RealCUGAN.__arch.upcunet_v3:UpCunet2x", {}, {}),
+    "SwiftSRGAN": ("SwiftSRGAN.__arch.SwiftSRGAN:Generator", {},
+                   {"num_channels": 16, "num_blocks": 2}),
+    "FFTformer": ("FFTformer.__arch.fftformer_arch:FFTformer", {},
+                  {"dim": 8, "num_blocks": [1, 1, 1], "num_refinement_blocks": 1}),
+    "MixDehazeNet": ("MixDehazeNet.__arch.MixDehazeNet:MixDehazeNet", {},
+                     {"embed_dims": [8, 16, 32, 16, 8], "depths": [1] * 5}),
+    "RetinexFormer": ("RetinexFormer.__arch.retinexformer_arch:RetinexFormer", {},
+                      {"n_feat": 8, "num_blocks": [1, 1, 1]}),
+    "DnCNN": ("DnCNN.__arch.network_dncnn:DnCNN", {"in_nc": 3, "out_nc": 3, "nb": 20},
+              {"in_nc": 3, "out_nc": 3, "nc": 16, "nb": 8}),
+    "FDnCNN": ("DnCNN.__arch.network_dncnn:DnCNN",
+               {"in_nc": 4, "out_nc": 3, "nc": 96, "nb": 20, "act_mode": "R", "mode": "FDnCNN"},
+               {"in_nc": 4, "out_nc": 3, "nc": 16, "nb": 9, "act_mode": "R", "mode": "FDnCNN"}),
+    "DRUNet": ("DRUNet.__arch.network_unet:DRUNet", {"in_nc": 4, "out_nc": 3},
+               {"in_nc": 4, "out_nc": 3, "nc": [8] * 4, "nb": 2}),
+    "FBCNN": ("FBCNN.__arch.FBCNN:FBCNN", {}, {"nc": [8, 8, 8, 512], "nb": 2}),
+    "KBNet_s": ("KBNet.__arch.kbnet_s:KBNet_s", {},
+                {"width": 8, "middle_blk_num": 1, "enc_blk_nums": [1, 1], "dec_blk_nums": [1, 1]}),
+    "KBNet_l": ("KBNet.__arch.kbnet_l:KBNet_l", {},
+                {"dim": 24, "num_blocks": [1] * 4, "num_refinement_blocks": 1}),
+    "IPT": ("IPT.__arch.ipt:IPT", {"scale": [4]},
+            {"n_feats": 8, "num_heads": 2, "num_layers": 1, "scale": [2]}),
     "SCUNet": ("SCUNet.__arch.SCUNet:SCUNet", {}, {"config": [1] * 7, "dim": 64}),
     "NAFNet": ("NAFNet.__arch.NAFNet_arch:NAFNet",
                {"width": 32, "middle_blk_num": 12, "enc_blk_nums": [2, 2, 4, 8],
@@ -88,25 +130,36 @@ def published(name: str, *, small: bool = False) -> nn.Module:
     spec = own_class(name) or f"spandrel.architectures.{NETWORKS[name][0]}"
     torch.manual_seed(0)
     network = freeze_merged(build_network(spec, options_of(name, small=small)).eval())
+    call = network if own_class(name) else _as_spandrel_calls(network)
     layers: list[nn.Module] = []
     hooks = [
         module.register_forward_hook(lambda module, *_: layers.append(module))
         for module in network.modules()
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module.bias is not None
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d)
     ]
     smooth = F.interpolate(torch.rand(1, 3, 16, 16), scale_factor=4, mode="bicubic")
     picture = smooth.clamp(0, 1)
     with torch.no_grad():
-        output = network(picture)
+        output = call(picture)
         for hook in hooks:
             hook.remove()
         last: Any = layers[-1]
         spread = output.std().item()
         factor = 0.15 / spread if spread > 0.3 or spread < 0.02 else 1.0
         last.weight *= factor
+        if last.bias is None:
+            return network
         last.bias *= factor
-        last.bias += (0.5 - network(picture).mean()) / getattr(network, "img_range", 1.0)
+        last.bias += (0.5 - call(picture).mean()) / getattr(network, "img_range", 1.0)
     return network
+
+
+def _as_spandrel_calls(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The network with what spandrel does around it: a map of noise, the first of two results."""
+    import spandrel
+
+    descriptor: Any = spandrel.ModelLoader("cpu").load_from_state_dict(dict(network.state_dict()))
+    return partial(descriptor._call_fn, network)
 
 
 def save(name: str, path: Path, *, small: bool = False) -> int:

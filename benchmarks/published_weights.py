@@ -3,8 +3,8 @@
 For each architecture, with random weights of its own class saved as `.pth`: seconds from the
 command until the first picture is there (nothing compiled before, nothing remembered), processor
 seconds and peak memory of the process, and how far the two pictures differ, in levels of 255. The
-picture has 16 bits, and so have the results: one step of the file is 0.0039. `--table` prints the
-table of docs/models.md.
+picture has 16 bits, and so have the results: one step of the file is 0.0039. `--table` and
+`--table --small` print the tables of docs/models.md.
 """
 
 import json
@@ -130,7 +130,8 @@ def compare(options: Options, name: str, folder: Path) -> Row:
 def measure(options: Options) -> None:
     """Restores with one architecture after another."""
     if options.table:
-        print("\n".join(table(read_rows(options.out))))
+        rows = read_rows(options.out)
+        print("\n".join(small_table(rows) if options.small else table(rows)))
         return
     report = Report("published_weights", options, key=("network", "small", "size", "words"))
     for name in options.only:
@@ -156,6 +157,17 @@ def table(rows: list[Row]) -> list[str]:
             f"| {torch['cpu_s']:.0f} | {jax['peak_mib']:,} | {torch['peak_mib']:,} "
             f"| {failed or row['difference']} |"
         )
+    return lines
+
+
+def small_table(rows: list[Row]) -> list[str]:
+    """The same of small sizes, for which memory and seconds say little."""
+    lines = ["| network | parameters | difference |", "|---|---|---|"]
+    by_name = {row["network"]: row for row in rows if row["small"] and not row["words"]}
+    for row in (by_name[name] for name in NETWORKS if name in by_name):
+        failed = next((run["said"][-1] for run in (row["jax"], row["torch"]) if run["exit"]), None)
+        parameters, difference = row["parameters"], failed or row["difference"]
+        lines.append(f"| {row['network']} | {parameters:,} | {difference} |")
     return lines
 
 

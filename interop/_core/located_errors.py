@@ -51,7 +51,9 @@ def located(error: Exception, module: nn.Module, names: Mapping[int, str]) -> Ex
     if not isinstance(error, UnsupportedTorchError):
         text = f"{type(error).__name__}: {text}"
     message = f"{_submodule(frames, module, names)}{_place(frames)}: {text}"
-    kind = UnsupportedTorchError if isinstance(error, NotImplementedError) else type(error)
+    kind = type(error)
+    if isinstance(error, NotImplementedError) and not isinstance(error, UnsupportedTorchError):
+        kind = UnsupportedTorchError
     try:
         result = kind(message)
     except Exception:  # its constructor takes something else

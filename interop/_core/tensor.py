@@ -23,7 +23,7 @@ from jax import lax
 from jaxsr.interop._core.deferred import ChannelArray, DeferredArray
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 
 
 @jax.custom_jvp
@@ -316,9 +316,7 @@ class JaxTensor(torch.Tensor):
         )
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        raise UnsupportedTorchError(
-            ".backward() inside forward; differentiate `apply` with jax.grad instead"
-        )
+        raise GradientInForwardError.of("backward")
 
     def set_const(self, const: torch.Tensor) -> "JaxTensor":
         self.cell_const = const

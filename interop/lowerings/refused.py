@@ -14,7 +14,6 @@ _HOOK = (
     "Tensor.register_hook changes gradients, which JAX would not see; "
     "write a torch.autograd.Function with that backward"
 )
-_GRAD = "torch.autograd.grad inside forward; compute that gradient with jax.grad over apply"
 
 refuse(
     {
@@ -30,9 +29,6 @@ refuse(
 )
 refuse(
     {
-        torch.autograd.backward: _GRAD,
-        torch.autograd.grad: _GRAD,
-        torch.Tensor.backward: _GRAD,
         torch.Tensor.register_hook: _HOOK,
         torch.Tensor.register_post_accumulate_grad_hook: _HOOK,
         torch._pack_padded_sequence: "packed sequences have no fixed shape; "

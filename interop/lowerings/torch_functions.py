@@ -13,7 +13,7 @@ from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.recipes import known_value
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 
 aten = torch.ops.aten
 
@@ -218,15 +218,43 @@ def _to_python(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         return func(const, *args[1:], **kwargs)
 
 
+_NEEDED = "the value of a traced tensor is needed in Python"
+_LEAVE_OUT = "leave it out: arithmetic, losses and logged figures take the tensor itself"
+_INSTEAD = {
+    "item": f".item(); {_LEAVE_OUT}",
+    "__float__": f"float(); {_LEAVE_OUT}",
+    "__int__": "int() or a size; take sizes from shapes, or make it an argument of apply",
+    "__index__": "an index, a size or range(); use torch.gather, or make it an argument of apply",
+    "__bool__": "a branch, assert, and, or; compute both and choose by torch.where, "
+    "or make it an argument of apply",
+}
+"""What asks for the value, and what to write in its place."""
+
+
+@overrides(*(getattr(torch.Tensor, name) for name in _INSTEAD))
+def _value(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except UnsupportedTorchError as error:
+        if str(error).startswith(_NEEDED):
+            error.args = (f"{_NEEDED}: {_INSTEAD[func.__name__]}",)
+        raise
+
+
 @handles(aten._local_scalar_dense.default)
 def _item(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     const = known_value(args[0])
     if const is None:
         raise UnsupportedTorchError(
-            "the value of a traced tensor is needed in Python (.item(), float(), bool(), a branch "
-            "or a size that depends on it); use torch.where, or make it an argument of apply"
+            f"{_NEEDED} (.item(), float(), bool(), a branch or a size that depends on it); use "
+            "torch.where, or make it an argument of apply"
         )
     return const.item()
+
+
+@overrides(torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+def _gradient_in_forward(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    raise GradientInForwardError.of(func.__name__)
 
 
 @overrides(torch.Tensor.__deepcopy__)

@@ -131,6 +131,11 @@ def import_attribute(name: str, *, option: str) -> Any:
         sys.path.insert(0, "")
     try:
         module = import_beside_torch(module_name)
+    except SystemExit as error:  # a script that parses arguments, for instance
+        raise InputError(
+            f"{option} {name}: importing {module_name} ends the program ({place_of(error)}); put "
+            'what it runs below `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:
         # A module that this one needs may be missing as well.
         missing = error.name if isinstance(error, ModuleNotFoundError) else None

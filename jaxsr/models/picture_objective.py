@@ -102,6 +102,6 @@ class PictureObjective(Objective):
 
     def _logits(self, pictures: Tensor) -> Tensor:
         assert self.discriminator is not None
-        logits = self.discriminator(pictures)
+        logits = answer_of(self.discriminator(pictures), name="--discriminator")
         # One logit a picture, or several that are no map: each against its picture's label.
         return logits if logits.ndim == 4 else logits.reshape(len(logits), -1, 1, 1)

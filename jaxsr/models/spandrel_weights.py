@@ -80,7 +80,9 @@ def load_by_spandrel(
     call = descriptor._call_fn
     # The default one only calls the network, which then keeps the names of its submodules.
     plain = call.__qualname__.startswith("ImageModelDescriptor.")
-    network = descriptor.model if plain else _Called(descriptor.model, call)
+    network = descriptor.model
+    if not plain:  # under the network's name, which lines about it have
+        network = type(type(network).__name__, (_Called,), {})(network, call)
     return LoadedModel(
         network=freeze_merged(network.float().eval()),
         name=name,

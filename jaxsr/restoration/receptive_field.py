@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, UserError
+from jaxsr.errors import InputError, UserError, first_line
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.models.outputs import answer_of
 from jaxsr.restoration.coverage import cover
@@ -51,6 +51,8 @@ _ROUNDING = 1e-5
 _POSITION = "its result depends on the position in the picture"
 _PATIENCE_S = 2.0
 """Probing that takes longer says so."""
+_LIMIT_S = 60.0
+"""Probing that would take longer ends: the picture is then treated whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,16 +238,31 @@ class _Measurement:
 
     def _probed(self) -> Reach:
         side = self._side(_WIDTHS[-1])
-        output = self._network(picture(self._channels, side, side))
-        scale = _scale(self._network, output, self._channels, side, side, 2)
         trial = picture(self._channels, side, side)
+        try:
+            output, again = self._network(trial), self._network(trial)
+        except Exception as error:  # whatever a user's or a library's code raises
+            raise InputError(
+                f"{type(self._network).__name__} fails on pictures {tuple(trial.shape)}: "
+                f"{first_line(error)}"
+            ) from error
+        scale = _scale(self._network, output, self._channels, side, side, 2)
         live = math.ceil(most_live_values(self._network, trial) / side**2)
-        margin, period = None, None
+        if not torch.allclose(output, again, rtol=_ROUNDING, atol=0, equal_nan=True):
+            return self._no_tiles(scale, "it draws random numbers", live)
+        margin, period, last_s = None, None, 0.0
         for length in (self._side(length) for length in _PROBED):
             if length < _widest_layer(self._network):
                 continue
+            began = time.perf_counter()
+            # A strip twice as long takes twice as long, or more.
+            if began - self._began + 2 * last_s > _LIMIT_S:
+                return self._no_tiles(
+                    scale, f"how far it sees is not found in {_LIMIT_S:g} s", live
+                )
             self._progress(f"probing how far it sees: {length} pixels")
             margin = self._probed_margin(length, scale, block=1)
+            last_s = time.perf_counter() - began
             if margin is None:
                 continue
             # Shifted strips are longer than this probe: they show what it missed.

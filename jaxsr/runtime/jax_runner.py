@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fused_convolution import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
@@ -26,6 +26,8 @@ def naming_torch() -> Iterator[None]:
     """Says of what JAX refuses that the other engine runs it."""
     try:
         yield
+    except GradientInForwardError:
+        raise  # the other engine evaluates in inference mode, which has no gradients
     except UnsupportedTorchError as error:
         raise UnsupportedTorchError(f"{error}; --engine torch runs the network as it is") from error
 

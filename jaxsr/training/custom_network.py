@@ -109,7 +109,8 @@ def check_blocks(config: RunConfig, blocks: list[str], option: str) -> None:
 def try_network(
     network: nn.Module, picture: Tensor, *, option: str, hint: Callable[[Any], str | None]
 ) -> None:
-    """Runs the network in torch, in evaluation mode, and refuses what is no picture.
+    """Runs the network in torch, in evaluation mode, and refuses what is no picture, or no result
+    of its parameters.
 
     Args:
       network: unchanged.
@@ -121,7 +122,7 @@ def try_network(
       InputError: it fails, or gives something else.
     """
     shape = tuple(picture.shape)
-    with torch.no_grad(), located(f"{option} on pictures {shape}"):
+    with located(f"{option} on pictures {shape}"):
         answer = answer_of(copy_module(network).eval()(picture), name=option)
         wrong = hint(tuple(answer.shape))
         if wrong is not None:
@@ -130,6 +131,11 @@ def try_network(
             )
         if not torch.is_floating_point(answer):
             raise InputError(f"{option} gives {answer.dtype}; training needs floating point")
+        if not answer.requires_grad and any(p.requires_grad for p in network.parameters()):
+            raise InputError(
+                f"{option} gives pictures that depend on no parameter that is trained; leave out "
+                "detach(), .data, no_grad() and rounding"
+            )
 
 
 def try_losses(objective: Any, batch: Mapping[str, Tensor], *, option: str) -> None:
@@ -141,11 +147,11 @@ def try_losses(objective: Any, batch: Mapping[str, Tensor], *, option: str) -> N
       option: how the user named the network, for errors.
 
     Raises:
-      InputError: a loss fails, or is no scalar.
+      InputError: a loss fails, is no scalar, or gives the network no gradient.
     """
     trial = copy_module(objective).train()
     shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         for phase in trial.phases:
             with located(f"{option} in training on {shapes}"):
                 shared = getattr(trial, phase.share)(batch)

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 
 from jaxsr.errors import InputError, one_line
+from jaxsr.models.user_files import place_of
+from jaxsr.training.item_arrays import to_array
 from jaxsr.training.user_code import located
 
 HostBatch = dict[str, np.ndarray]
@@ -30,7 +32,6 @@ Collate = Callable[[list[Any]], Any]
 Kind = Literal["items", "steps", "stream"]
 
 _END = object()
-_INT32 = np.iinfo(np.int32)
 _BATCH = 2**32 - 1
 """Stands for an item's index where a whole batch is seeded."""
 
@@ -96,6 +97,12 @@ class TaskData:
                 many = type(self.source).__module__.startswith("grain.")
                 beyond = epoch * (self.length or 0) if many else 0
                 return self.source[index + beyond]
+            except StopIteration as error:
+                raise InputError(
+                    f"{self.name}: item {index} raised StopIteration ({place_of(error)}): an "
+                    "iterator that it reads has ended; make one for each item, or return data with "
+                    "__iter__ alone, which is read in its own order"
+                ) from error
             except IndexError as error:
                 raise InputError(
                     f"{self.name} says that it has {self.length} items, but ends before item "
@@ -270,46 +277,6 @@ def _length(source: Any, name: str) -> int:
     if length >= 2**40:
         raise InputError(f"{name} returned data that repeats itself; leave repeat() out")
     return length
-
-
-def to_array(value: Any, where: str) -> np.ndarray:
-    """A tensor, array, number, list of numbers or picture as an array that devices take.
-
-    Pictures become uint8 (channels, height, width). Floats become float32; integers stay uint8 or
-    int8, or become int32.
-
-    Args:
-      value: to convert.
-      where: what it is, for errors.
-
-    Raises:
-      InputError: it is no array of numbers, holds NaN, or integers beyond 32 bits.
-    """
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    elif hasattr(value, "getbands"):  # Pillow's
-        value = np.asarray(value)
-        value = value[None] if value.ndim == 2 else np.moveaxis(value, -1, 0)
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-        kind = type(value).__name__ if array.dtype == object else array.dtype
-        raise InputError(
-            f"{where} is {kind}, not numbers; leave it out of the items, or turn it into an array"
-        )
-    if array.dtype.kind not in "biu":
-        array = array.astype(np.float32, copy=False)
-        if np.isnan(array).any():
-            raise InputError(f"{where} holds NaN; clean the data, or replace it in the dataset")
-        return array
-    if array.dtype in (np.bool_, np.uint8, np.int8, np.int32):
-        return array
-    if array.size and not (_INT32.min <= array.min() and array.max() <= _INT32.max):
-        raise InputError(f"{where} holds integers beyond 32 bits, which devices do not take")
-    return array.astype(np.int32)
 
 
 def _form(array: np.ndarray) -> str:

@@ -19,7 +19,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
@@ -27,7 +28,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, UserError
 from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import ConfigFile
@@ -223,11 +224,13 @@ class Evaluation(nn.Module):
         if type(task).loss is not Task.loss:
             loss, reported = loss_and_metrics(task, self.network, batch)
             figures |= {"loss": loss, **reported}
-        return figures | dict(task.metrics(self.network, with_long_integers(batch)))
+        with naming_batch(batch):
+            return figures | dict(task.metrics(self.network, with_long_integers(batch)))
 
     def picture(self, batch: Batch) -> Tensor:
         """The task's pictures."""
-        pictures = self._task().pictures(self.network, with_long_integers(batch))
+        with naming_batch(batch):
+            pictures = self._task().pictures(self.network, with_long_integers(batch))
         assert pictures is not None
         return pictures
 
@@ -239,6 +242,27 @@ def refusal(message: str) -> InputError:
     return error
 
 
+@contextmanager
+def naming_batch(batch: Batch) -> Generator[None]:
+    """Adds the names and shapes of a batch's fields to errors of the task's code.
+
+    Torch's own messages about shapes know no field.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if len(error.args) == 1:  # of torch and Python; others format their text themselves
+            fields = ", ".join(
+                f"{name} {str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
+                for name, rows in batch.items()
+            )
+            text = repr(error.args[0]) if isinstance(error, KeyError) else error.args[0]
+            error.args = (f"{text} (the batch has {fields})",)
+        raise
+
+
 def loss_and_metrics(
     task: Task, network: nn.Module, batch: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -248,7 +272,8 @@ def loss_and_metrics(
       InputError: it is not a scalar of floats.
     """
     name = f"{type(task).__name__}.loss"
-    result: Any = task.loss(network, with_long_integers(batch))
+    with naming_batch(batch):
+        result: Any = task.loss(network, with_long_integers(batch))
     loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):
         raise refusal(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop import UnsupportedTorchError, to_jax
+from jaxsr.interop.mesh import make_mesh
 
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
 
@@ -86,6 +87,47 @@ def test_a_shape_is_named():
     jm = to_jax(Item())
     with pytest.raises(UnsupportedTorchError, match=r"Item at .*`return x \* .*on float32\[\]: "):
         jm.apply({}, {}, X)
+
+
+NEEDS = {
+    "branch": (lambda x: x if x.sum() > 0 else -x, r"on bool\[\]: .* a branch.*torch\.where"),
+    "item": (lambda x: x * x.mean().item(), r"on float32\[\]: .* \.item\(\); leave it out"),
+    "float": (lambda x: x * float(x.mean()), r"float\(\); leave it out"),
+    "int": (lambda x: x * int(x.mean()), r"int\(\) or a size; take sizes from shapes"),
+    "index": (lambda x: [x, -x][x.argmax()], r"an index, a size or range\(\); use torch\.gather"),
+}
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_what_needs_a_value_is_named_with_its_alternative(name):
+    function, pattern = NEEDS[name]
+    jm = to_jax(Calls(function))
+    with pytest.raises(UnsupportedTorchError, match=pattern):
+        jax.jit(jm.apply)({}, {}, X)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.sum().backward(), lambda x: torch.autograd.grad(x.sum(), x)]
+)
+def test_a_gradient_within_forward_says_what_to_do_and_names_no_engine(function):
+    from jaxsr.runtime.jax_runner import JaxRunner
+
+    runner = JaxRunner(Calls(function), mesh=make_mesh(1))
+    with pytest.raises(UnsupportedTorchError, match="inside forward; return the loss") as error:
+        runner.submit(X)
+    assert "--engine" not in str(error.value)
+    runner = JaxRunner(Calls(lambda x: x * x.mean().item()), mesh=make_mesh(1))
+    with pytest.raises(UnsupportedTorchError, match="--engine torch runs the network as it is"):
+        runner.submit(X)
 
 
 def _files(error):

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.restoration import reach_cache
 from jaxsr.restoration.coverage import cover
 from jaxsr.restoration.covered_tensor import NotAnalysedError
@@ -205,14 +206,34 @@ def test_a_score_that_is_scaled_after_its_mask_counts():
 
 
 def test_what_cannot_be_followed_is_probed():
-    class Branching(nn.Module):
-        def forward(self, x):
-            return F.avg_pool2d(x, 5, 1, 2) if float(x.mean()) > 9 else F.avg_pool2d(x, 3, 1, 1)
-
+    network = Branching(lambda x: F.avg_pool2d(x, 3, 1, 1))
     with pytest.raises(NotAnalysedError):
-        cover(Branching(), channels=3, rows=32, columns=32, axis=2)
-    reach = measure_reach(Branching(), channels=3)
+        cover(network, channels=3, rows=32, columns=32, axis=2)
+    reach = measure_reach(network, channels=3)
     assert (reach.margin, reach.period) == (1, 1)
+
+
+class Branching(Function):
+    """Reads a value, so that it must be probed."""
+
+    def forward(self, x):
+        return self.function(x) if float(x.mean()) < 9 else x
+
+
+def test_probing_that_would_take_long_ends(monkeypatch):
+    monkeypatch.setattr("jaxsr.restoration.receptive_field._LIMIT_S", 0)
+    reach = measure_reach(Branching(lambda x: F.avg_pool2d(x, 3, 1, 1)), channels=3)
+    assert reach.margin is None and reach.cause == "how far it sees is not found in 0 s"
+
+
+def test_random_networks_have_no_tiles():
+    reach = measure_reach(Branching(lambda x: x + torch.rand_like(x)), channels=3)
+    assert reach.margin is None and reach.cause == "it draws random numbers"
+
+
+def test_a_network_that_takes_no_picture_is_named():
+    with pytest.raises(InputError, match=r"Branching fails on pictures \(1, 3, 64, 64\): Runt.*40"):
+        measure_reach(Branching(lambda x: x.reshape(40)), channels=3)
 
 
 def test_unknown_operators_are_probed():

@@ -43,9 +43,13 @@ NETWORKS = {
             {"upscale": 2, "in_chans": 3, "img_size": 16, "split_size": [8, 8], "depth": [2],
              "embed_dim": 32, "num_heads": [2], "expansion_factor": 2,
              "resi_connection": "1conv"}),
+    "DRUNet": ("DRUNet.__arch.network_unet:DRUNet",
+               {"in_nc": 4, "out_nc": 3, "nc": [8, 8, 8, 8], "nb": 2}),
+    "FDnCNN": ("DnCNN.__arch.network_dncnn:DnCNN",
+               {"in_nc": 4, "out_nc": 3, "nc": 16, "nb": 9, "act_mode": "R", "mode": "FDnCNN"}),
     "DnCNN": ("DnCNN.__arch.network_dncnn:DnCNN", {"in_nc": 3, "out_nc": 3, "nc": 16, "nb": 4}),
 }  # fmt: skip
-EXACT = {"Compact", "ESRGAN", "Real-ESRGAN x2", "SPAN", "SwinIR", "DnCNN"}
+EXACT = {"Compact", "ESRGAN", "Real-ESRGAN x2", "SPAN", "SwinIR", "DRUNet", "FDnCNN", "DnCNN"}
 
 
 def network(name):
@@ -74,7 +78,7 @@ def by_spandrel(path, image):
     ("name", "engine"),
     [
         *((name, "torch") for name in NETWORKS),
-        *((name, "jax") for name in ("Compact", "SPAN", "Real-ESRGAN x2")),
+        *((name, "jax") for name in ("Compact", "SPAN", "Real-ESRGAN x2", "DRUNet", "FDnCNN")),
         *(pytest.param(name, "jax", marks=pytest.mark.slow) for name in ("RCAN", "SwinIR", "HAT")),
     ],
 )
@@ -89,9 +93,9 @@ def test_a_published_layout_restores_as_spandrel_itself(weights, name, engine):
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_tiles_change_nothing(weights, name):
     path = weights(name)
-    image = np.random.default_rng(0).integers(0, 256, (150, 96, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (240, 96, 3), np.uint8)
     reach = find_model(str(path)).reach
-    assert reach.margin is not None and 2 * reach.margin + reach.period < 150
+    assert reach.margin is not None and 2 * reach.margin + reach.period < 240
     tiled = restore(image, str(path), tile=8, engine="torch")
     assert np.abs(tiled - by_spandrel(path, image)).max() <= 0.505
 

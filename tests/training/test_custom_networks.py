@@ -166,6 +166,10 @@ def test_the_check_refuses_a_line_that_jax_cannot_compute(capsys, tmp_path):
 WRONG = {
     "no network": (["--network", "None"], "needs a network: --network package.module:Class"),
     "no such module": (["--network", "no_such:Net"], "--network no_such:Net: cannot import"),
+    "a script": (
+        ["--network", "tests.training.example_script:Net"],
+        r"ends the program \(example_script.py:3\); put what it runs below `if __name__",
+    ),
     "a file": (["--network", "my_nets.py:Net"], "write my_nets:Net, in the file's folder"),
     "no such class": (
         ["--network", f"{HERE}:Missing"],
@@ -215,10 +219,18 @@ WRONG = {
         ["--network", f"{HERE}:Text"],
         f"--network {HERE}:Text returned a str, not a tensor",
     ),
+    "output detached": (
+        ["--network", f"{HERE}:Apart"],
+        f"--network {HERE}:Apart gives pictures that depend on no parameter .* detach",
+    ),
     "unknown loss": (["--loss", "l3"], "no loss 'l3'"),
     "loss not scalar": (
         ["--loss", f"{HERE}:per_pixel"],
         r"per_pixel gave \(2, 3, 32, 32\), not a scalar tensor",
+    ),
+    "loss detached": (
+        ["--loss", f"l1=1,{HERE}:detached=1"],
+        "the loss .*:detached gives the network no gradient; leave out detach",
     ),
     "loss not a number": (
         ["--loss", f"l1=1,{HERE}:not_a_number=1"],

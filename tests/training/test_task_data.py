@@ -12,8 +12,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from jaxsr.errors import InputError
+from jaxsr.training.item_arrays import to_array
 from jaxsr.training.task_batches import step_batches, validation_batches
-from jaxsr.training.task_data import TaskData, to_array
+from jaxsr.training.task_data import TaskData
 
 
 class Noisy(Dataset):
@@ -97,6 +98,23 @@ class Failing(Dataset):
 
     def __getitem__(self, index):
         raise OSError(f"cannot read {index}.png")
+
+
+def test_an_iterator_that_ends_within_an_item_is_named():
+    class Ends(Dataset):
+        def __init__(self):
+            self.lines = iter([1, 2])
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return next(self.lines)
+
+    with pytest.raises(
+        InputError, match=r"item \d raised StopIteration \(test_ta.*has ended; make"
+    ):
+        take(open_data(Ends()), 1)
 
 
 def test_an_error_in_a_worker_is_one_line():

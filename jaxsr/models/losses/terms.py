@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
@@ -31,7 +32,7 @@ class Term(NamedTuple):
         """The loss without its weight.
 
         Raises:
-          InputError: it is not a scalar tensor.
+          InputError: it is not a scalar tensor, or gives the prediction no gradient.
         """
         assert self.function is not None
         value = self.function(prediction, target)
@@ -39,6 +40,11 @@ class Term(NamedTuple):
             kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InputError(
                 f"the loss {self.name} gave {kind}, not a scalar tensor; end it with .mean()"
+            )
+        if torch.is_grad_enabled() and prediction.requires_grad and not value.requires_grad:
+            raise InputError(
+                f"the loss {self.name} gives the network no gradient; leave out detach(), "
+                "no_grad(), rounding and comparisons"
             )
         return value
 

@@ -1,0 +1,50 @@
+"""Parts of items as arrays that devices take: float32, int32, int8, uint8, bool."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from jaxsr.errors import InputError
+
+_INT32 = np.iinfo(np.int32)
+
+
+def to_array(value: Any, where: str) -> np.ndarray:
+    """A tensor, array, number, list of numbers or picture as an array that devices take.
+
+    Pictures become uint8 (channels, height, width). Floats become float32; integers stay uint8 or
+    int8, or become int32.
+
+    Args:
+      value: to convert.
+      where: what it is, for errors.
+
+    Raises:
+      InputError: it is no array of numbers, holds NaN, or integers beyond 32 bits.
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    elif hasattr(value, "getbands"):  # Pillow's
+        value = np.asarray(value)
+        value = value[None] if value.ndim == 2 else np.moveaxis(value, -1, 0)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        kind = type(value).__name__ if array.dtype == object else array.dtype
+        raise InputError(
+            f"{where} is {kind}, not numbers; leave it out of the items, or turn it into an array"
+        )
+    if array.dtype.kind not in "biu":
+        array = array.astype(np.float32, copy=False)
+        if np.isnan(array).any():
+            raise InputError(f"{where} holds NaN; clean the data, or replace it in the dataset")
+        return array
+    if array.dtype in (np.bool_, np.uint8, np.int8, np.int32):
+        return array
+    if array.size and not (_INT32.min <= array.min() and array.max() <= _INT32.max):
+        raise InputError(f"{where} holds integers beyond 32 bits, which devices do not take")
+    return array.astype(np.int32)
