@@ -176,6 +176,7 @@ def test_a_path_among_the_options_is_recorded_by_its_name(tmp_path):
     assert json.loads((tmp_path / "x.json").read_text())["options"] == {"photos": "kodak"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_damage_is_accepted(tmp_path):
     """A shortened form of `python -m benchmarks.damage`, in a process of its own."""
@@ -191,6 +192,7 @@ def test_no_damage_is_accepted(tmp_path):
     assert not any(row["accepted"] for row in rows)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_hostile_inputs_are_read_or_refused(kind, tmp_path):
     """A shortened form of `python -m benchmarks.hostile_inputs`."""
@@ -284,6 +286,7 @@ def test_reliability_repeats_what_its_page_names():
     assert set(programs) == {*reliability.PROGRAMS, "reliability"}
 
 
+@pytest.mark.slow
 def test_the_zoo_runs_continues_and_counts(tmp_path):
     out = tmp_path / "zoo.json"
     command = [sys.executable, "-m", "benchmarks.zoo", "--group", "torch.nn", "--only", "RNN"]
@@ -305,6 +308,7 @@ def test_the_zoos_page_is_current():
         assert not re.search(r"/tmp/|site-packages", row["reason"])
 
 
+@pytest.mark.slow
 def test_what_bounds_a_model_of_the_zoo(tmp_path):
     (tmp_path / "zoo_faults.py").write_text(FAULTY)
     environment = os.environ | {"PYTHONPATH": f"{RESULTS.parents[1]}{os.pathsep}{tmp_path}"}

@@ -45,6 +45,7 @@ def test_the_fusion_is_on_without_jaxsr():
     assert run("print(fused(64))").stdout == "True\n"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("module", ["jaxsr", "jaxsr.ops", "jaxsr.interop", "jaxsr.models.registry"])
 def test_any_part_of_jaxsr_turns_it_off(module):
     done = run(f"import {module}; print(fused(64))")

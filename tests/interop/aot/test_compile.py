@@ -310,6 +310,7 @@ def compiled_step(topology, shape="4", **options):
     return ahead, sum(p.numel() for p in objective.parameters())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_local_steps_send_the_gradients_once_in_float32(four, dtype):
     ahead, learned = compiled_step(four[0], batch_norm="local", dtype=dtype)
@@ -339,6 +340,7 @@ def test_preparing_a_batch_sends_nothing_and_multiplies_levels(four, bicubic):
     assert ahead.products == {"bf16": 4}  # two axes, two digits each
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_are_summed_in_float32_with_statistics_of_the_whole_batch(four, dtype):
     ahead, learned = compiled_step(four[0], batch_norm="global", dtype=dtype)

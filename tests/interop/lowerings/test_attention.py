@@ -133,6 +133,7 @@ def _tensors(arrays, dtype=torch.float64):
     return [t if t.dtype == torch.bool else t.to(dtype) for t in tensors]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_float64(kernels, name):
     case = CASES[name]
@@ -205,6 +206,7 @@ def test_gradient_of_a_gradient(kernels):
         _assert_close(one, other, 5e-6)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["mask of numbers", "grouped, mask of rows", "mask"])
 @pytest.mark.parametrize("mapped", [(0, None, 1, None), (None, 2, None, 0), (1, 0, 0, 1)], ids=str)
 def test_vmap_of_the_result_and_of_its_gradients(name, mapped):

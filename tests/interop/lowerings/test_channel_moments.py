@@ -71,7 +71,7 @@ def normalised(x, scale, shift, axis, by_row):
     return affine(x, mean, scale, jnp.broadcast_to(shift, scale.shape), axis=axis)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @LAYOUTS
 def test_every_derivative_of_a_normalisation(kernels, axis, by_row):
     x = images(axis, mean=2)

@@ -191,6 +191,7 @@ def test_gradient_of_a_gradient(kernels, case):
         close(one, other)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", DERIVED)
 @pytest.mark.parametrize("mapped", [(1, 2), (0, None), (None, 0)], ids=str)
 def test_vmap_of_the_result_and_of_its_gradients(case, mapped):
