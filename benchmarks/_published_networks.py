@@ -156,7 +156,7 @@ def published(name: str, *, small: bool = False) -> nn.Module:
 
 def _as_spandrel_calls(network: nn.Module) -> Callable[[Tensor], Tensor]:
     """The network with what spandrel does around it: a map of noise, the first of two results."""
-    import spandrel
+    import spandrel  # type: ignore[import-not-found]
 
     descriptor: Any = spandrel.ModelLoader("cpu").load_from_state_dict(dict(network.state_dict()))
     return partial(descriptor._call_fn, network)

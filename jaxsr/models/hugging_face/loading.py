@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, first_of, one_line
+from jaxsr.models.hugging_face.direct_weights import directly_read
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.libraries import import_transformers
 from jaxsr.models.llama.filling import fill, packable
@@ -100,8 +101,7 @@ def _from_folder(
     stop_ids, sampling = generation_settings(folder, fields)
     network = LibraryLM(inner).requires_grad_(False).eval()
     network.check_continues()
-    if scheme is not None:
-        quantize(network, scheme)
+    _quantize(network, fields, scheme)
     return LanguageModel(
         name=folder.resolve().name,
         family=str(fields.get("model_type")),
@@ -145,8 +145,7 @@ def load_gguf(
     fill(inner, read_tensors(file, fields, names, keep=keep), tied=tied)
     _scale_frequencies(inner, file)
     network = LibraryLM(inner)
-    if scheme is not None:
-        quantize(network, scheme)
+    _quantize(network, fields, scheme)
     return LanguageModel(
         name=file.path.stem,
         family=str(fields["model_type"]),
@@ -186,9 +185,15 @@ def shapes_of(
     inner = _on_meta(fields, dtype)
     inner.tie_weights()
     network = LibraryLM(inner).requires_grad_(False).eval()
-    if scheme is not None:
-        quantize(network, scheme)
+    _quantize(network, fields, scheme)
     return network
+
+
+def _quantize(network: LibraryLM, fields: dict[str, Any], scheme: Scheme | None) -> None:
+    if scheme is not None:
+        plain = {name: value for name, value in fields.items() if name != "quantization_config"}
+        probe = LibraryLM(_on_meta(plain, torch.bfloat16)).eval()
+        quantize(network, scheme, skip=directly_read(probe))
 
 
 def _on_meta(fields: dict[str, Any], dtype: torch.dtype) -> Any:

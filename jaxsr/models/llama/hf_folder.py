@@ -28,11 +28,19 @@ def read_json(path: Path) -> dict[str, Any]:
         raise MissingFileError(f"no {path.name} in {path.parent}; a model folder needs one")
     content = read_bounded(path)
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_hook=_number)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """transformers writes infinity as an object, for JSON has none."""
+    match value:
+        case {"__float__": "Infinity" | "-Infinity" | "NaN" as text} if len(value) == 1:
+            return float(text)
     return value
 
 

@@ -5,7 +5,7 @@ Each stands where an `nn.Linear` stood, under its name, and computes `x Wᵀ + b
 I inputs. Formats that come from checkpoints keep those checkpoints' tensor names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -215,10 +215,10 @@ def _bias(linear: nn.Linear) -> Tensor | None:
     return None if linear.bias is None else linear.bias.detach()
 
 
-def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
+def quantize(model: nn.Module, scheme: Scheme, *, skip: Collection[str] = frozenset()) -> nn.Module:
     """Swaps every linear layer of the blocks for a quantised one, in place.
 
-    Embedding, head and experts that share one tensor stay.
+    Embedding, head and experts that share one tensor stay, and the layers named in `skip`.
 
     Raises:
       ValueError: an unknown scheme, a layer that is quantised already, or no linear layer.
@@ -233,7 +233,8 @@ def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
     for name, module in layers.items():
         if isinstance(module, QuantizedLinear):
             raise InputError(f"{name} is quantised already; drop --quantize {scheme}")
-        if any(part.isdecimal() for part in name.split(".")) and _is_linear(module):
+        in_block = any(part.isdecimal() for part in name.split("."))
+        if in_block and name not in skip and _is_linear(module):
             swap(model, name, make[scheme](_as_linear(module)))
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise InputError(
@@ -244,8 +245,8 @@ def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    # transformers' `Conv1D` is a linear layer with its weight turned.
-    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+    # transformers' `Conv1D` is a linear layer with its weight turned; `FalconLinear` one by name.
+    return type(module) is nn.Linear or type(module).__name__ in ("Conv1D", "FalconLinear")
 
 
 def _as_linear(module: Any) -> nn.Linear:
