@@ -143,6 +143,7 @@ def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path)
     fuzz()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", [*trainable_families(), *CUSTOM])
 def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")

@@ -26,6 +26,7 @@ def pictures(shape, dtype="float32"):
     return jnp.asarray(values.astype(np.uint8 if dtype == "uint8" else np.float32), dtype)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_flip_of_some_pictures(shape, dtype):
@@ -51,6 +52,7 @@ def test_rot90_and_transpose(turns, dtype):
     np.testing.assert_array_equal(ops.transpose(images), np.asarray(images).swapaxes(1, 2))
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("border", NUMPY_BORDERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

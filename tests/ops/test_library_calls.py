@@ -221,6 +221,7 @@ def test_every_call_has_a_case():
     assert kernels - otherwise <= {case.target for case in CASES.values()}
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", CASES)
 def test_equal_under_jit_vmap_and_a_mesh(name):
     case, images = CASES[name], pictures(name)
@@ -238,6 +239,7 @@ def test_equal_under_jit_vmap_and_a_mesh(name):
     np.testing.assert_array_equal(compiled(*placed), expected)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (200, 310)])
 def test_other_sizes(name, size):

@@ -39,6 +39,7 @@ def is_frozen(name):
     return name.startswith(("head.", "norm.", "body.0."))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "change", [{}, {"optimizer": "adamw", "weight_decay": 0.1, "clip_norm": 0.1}]
 )
