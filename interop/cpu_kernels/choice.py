@@ -47,6 +47,20 @@ def weight_by_xla(
     )
 
 
+_LEAST_CONCATENATED = 1 << 22
+"""Elements of concatenated images from which on their convolution is a sum of the parts' own: it
+takes 0.4 to 0.8 of the time there. Fewer stay in a cache, where both take as long."""
+
+
+def convolves_parts(elements: int) -> bool:
+    """Whether a convolution of concatenated channels is the sum of the convolutions of the parts.
+
+    Args:
+      elements: of the concatenated images.
+    """
+    return elements >= _LEAST_CONCATENATED
+
+
 _LEAST_CHANNELS_OF_XLA = 64
 """Of images and of results: with fewer, XLA's products are small."""
 _MOST_PIXELS_OF_XLA = 600

@@ -1,19 +1,19 @@
 """A convolution with what is done to each of its pixels afterwards, as one operation.
 
-`fused` finds them in a function: a convolution, its bias, and an activation or a sum with another
-array, where nothing else reads what lies between. On CPUs torch then writes the result in one pass,
-instead of two or three over arrays larger than a cache. Elsewhere, and in derivatives, it is the
-operations that it was made of. For inference: a gradient needs what lies between.
+`with_followers` finds them in a program: a convolution, its bias, and an activation or a sum with
+another array, where nothing else reads what lies between. On CPUs torch then writes the result in
+one pass, instead of two or three over arrays larger than a cache. Elsewhere, and in derivatives, it
+is the operations that it was made of. For inference: a gradient needs what lies between.
 """
 
 import collections
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import ad
 
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
@@ -22,8 +22,6 @@ from jaxsr.interop.lowerings.activations import hardswish, leaky_relu, relu
 from jaxsr.interop.lowerings.channel_moments import shape_option
 from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
 from jaxsr.ops._cpu_primitives import cpu_primitive
-
-ResultT = TypeVar("ResultT")
 
 FOLLOWERS: dict[str, Callable[..., jax.Array]] = {
     "relu": relu,
@@ -36,19 +34,8 @@ FOLLOWERS: dict[str, Callable[..., jax.Array]] = {
 """What may follow, by the name of its equation."""
 
 
-def fused(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """The same function, its convolutions fused with what follows them."""
-
-    @functools.wraps(function)
-    def run(*args: Any) -> ResultT:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        results = jaxpr_as_fun(_rewritten(closed))(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-    return run
-
-
-def _rewritten(closed: ClosedJaxpr) -> ClosedJaxpr:
+def with_followers(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, its convolutions fused with what follows them."""
     jaxpr = closed.jaxpr
     readers = collections.defaultdict(list)
     for i, eqn in enumerate(jaxpr.eqns):

@@ -13,7 +13,7 @@ from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 from jaxsr.interop.folding.policy import Choice, choose_folding
-from jaxsr.interop.lowerings.fused_convolution import fused
+from jaxsr.interop.lowerings.fusion import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
 from jaxsr.interop.module import to_jax
 from jaxsr.models.outputs import answer_of

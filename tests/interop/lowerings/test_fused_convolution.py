@@ -10,7 +10,7 @@ from torch import nn
 
 from jaxsr.interop import to_jax
 from jaxsr.interop.aot.topology import load_topology
-from jaxsr.interop.lowerings.fused_convolution import fused
+from jaxsr.interop.lowerings.fusion import fused
 
 ACTIVATIONS = {
     "relu": nn.ReLU(),

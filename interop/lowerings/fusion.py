@@ -1,0 +1,26 @@
+"""Functions for inference, their convolutions fused with what lies around them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from jaxsr.interop.lowerings.concatenated_convolution import without_concatenations
+from jaxsr.interop.lowerings.fused_convolution import with_followers
+
+ResultT = TypeVar("ResultT")
+
+
+def fused(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    """The same function, its convolutions fused with what precedes and what follows them."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> ResultT:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        program = without_concatenations(with_followers(closed))
+        results = jaxpr_as_fun(program)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return run
