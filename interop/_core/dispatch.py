@@ -174,7 +174,7 @@ class Trace:
         if entry.kind is Kind.PYTHON:
             return func(*args, **kwargs)
         if entry.kind is Kind.REFUSED:
-            raise UnsupportedTorchError(entry.reason)
+            raise entry.error(entry.reason)
         if entry.kind is Kind.LIFT:
             return entry.call(self, func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.as_jax_tensor, (args, kwargs))
@@ -505,7 +505,7 @@ class _FunctionMode(TorchFunctionMode):
             )
         entry = registry.function_override(func)
         if entry is not None and entry.kind is Kind.REFUSED:
-            raise UnsupportedTorchError(entry.reason)
+            raise entry.error(entry.reason)
         if selections.among([*args, *kwargs.values()]):
             done, result = selections.run_function(self.trace, func, entry, args, kwargs)
             if done:
