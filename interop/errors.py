@@ -59,14 +59,6 @@ class UnsupportedTorchError(UserError, NotImplementedError):
 class GradientInForwardError(UnsupportedTorchError):
     """A gradient that forward computes itself; torch's inference mode has none of these, either."""
 
-    @classmethod
-    def of(cls, function: str) -> "GradientInForwardError":
-        """The error about a call of torch's `backward` or `grad`."""
-        return cls(
-            f"{function}() inside forward; return the loss and let the training step differentiate "
-            "it, or compute that gradient with jax.grad over apply"
-        )
-
 
 def check_utf8_path(path: Path) -> None:
     """Refuses a path that libraries in C++ and Rust cannot open.

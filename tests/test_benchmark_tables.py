@@ -11,11 +11,15 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "page"),
-    [(published_weights, "models.md"), (sharding, "scale.md")],
-    ids=["published_weights", "sharding"],
+    ("benchmark", "table", "page"),
+    [
+        (published_weights, published_weights.table, "models.md"),
+        (published_weights, published_weights.small_table, "models.md"),
+        (sharding, sharding.table, "scale.md"),
+    ],
+    ids=["published_weights", "small", "sharding"],
 )
-def test_tables_are_rendered_from_the_results(benchmark, page):
-    lines = benchmark.table(read_rows(benchmark.RECORD))
+def test_tables_are_rendered_from_the_results(benchmark, table, page):
+    lines = table(read_rows(benchmark.RECORD))
     assert len(lines) > 4
     assert "\n".join(lines) in (DOCS / page).read_text()

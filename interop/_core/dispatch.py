@@ -178,7 +178,7 @@ class Trace:
         if entry.kind is Kind.PYTHON:
             return func(*args, **kwargs)
         if entry.kind is Kind.REFUSED:
-            raise UnsupportedTorchError(entry.reason)
+            raise entry.error(entry.reason)
         if entry.kind is Kind.LIFT:
             return entry.call(self, func, args, kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.as_jax_tensor, (args, kwargs))

@@ -20,7 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from jaxsr.interop._core import custom_ops, torchax
 from jaxsr.interop._core.schema import functional_of, is_composite, name_of, schema_of
-from jaxsr.interop.errors import InputError
+from jaxsr.interop.errors import InputError, UnsupportedTorchError
 
 Function = Callable[..., Any]
 Overload: TypeAlias = "OpOverload[..., Any]"
@@ -77,6 +77,8 @@ class Entry:
     """Why it is refused or not used."""
     source: str = ""
     """file:line where it is registered or defined."""
+    error: type[UnsupportedTorchError] = UnsupportedTorchError
+    """What a refusal raises."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """`function`, of a kind that always has one."""
@@ -195,11 +197,13 @@ folds = functools.partial(_decorator, Kind.FOLDING)
 """Registers a rule of lane folding: `interop/folding/rules.py` says what it takes."""
 
 
-def refuse(reasons: Mapping[object, str]) -> None:
+def refuse(
+    reasons: Mapping[object, str], *, error: type[UnsupportedTorchError] = UnsupportedTorchError
+) -> None:
     """Refuses operators (overloads or packets) and torch functions: the reason, a workaround."""
     place = _caller()
     for func, reason in reasons.items():
-        _register(func, Entry(Kind.REFUSED, reason=reason, source=place))
+        _register(func, Entry(Kind.REFUSED, reason=reason, source=place, error=error))
 
 
 def skip_torchax(reason: str, *funcs: Operator) -> None:

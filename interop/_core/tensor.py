@@ -25,6 +25,11 @@ from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 
+GRADIENT_IN_FORWARD = (
+    "a gradient inside forward; return the loss and let the training step differentiate it, or "
+    "compute that gradient with jax.grad over apply"
+)
+
 
 @jax.custom_jvp
 def straight_through(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -316,7 +321,7 @@ class JaxTensor(torch.Tensor):
         )
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        raise GradientInForwardError.of("backward")
+        raise GradientInForwardError(GRADIENT_IN_FORWARD)
 
     def set_const(self, const: torch.Tensor) -> "JaxTensor":
         self.cell_const = const

@@ -42,7 +42,7 @@ class FunctionMode(TorchFunctionMode):
             )
         entry = registry.function_override(func)
         if entry is not None and entry.kind is Kind.REFUSED:
-            raise UnsupportedTorchError(entry.reason)
+            raise entry.error(entry.reason)
         if selections.among([*args, *kwargs.values()]):
             done, result = selections.run_function(self.trace, func, entry, args, kwargs)
             if done:

@@ -6,6 +6,8 @@ Also torchax's lowerings that are not used. A new refusal is one line of a table
 import torch
 
 from jaxsr.interop._core.registry import refuse, skip_torchax
+from jaxsr.interop._core.tensor import GRADIENT_IN_FORWARD
+from jaxsr.interop.errors import GradientInForwardError
 
 aten = torch.ops.aten
 
@@ -26,6 +28,14 @@ refuse(
         aten.set_.default: _MEMORY.format("aten.set_"),
         aten.set_.source_Tensor: _MEMORY.format("aten.set_"),
     }
+)
+refuse(
+    {
+        torch.autograd.backward: GRADIENT_IN_FORWARD,
+        torch.autograd.grad: GRADIENT_IN_FORWARD,
+        torch.Tensor.backward: GRADIENT_IN_FORWARD,
+    },
+    error=GradientInForwardError,
 )
 refuse(
     {

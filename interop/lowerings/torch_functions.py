@@ -13,7 +13,7 @@ from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.recipes import known_value
 from jaxsr.interop._core.registry import handles, overrides
 from jaxsr.interop._core.tensor import JaxTensor
-from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
+from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
 
@@ -250,11 +250,6 @@ def _item(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
             "torch.where, or make it an argument of apply"
         )
     return const.item()
-
-
-@overrides(torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-def _gradient_in_forward(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    raise GradientInForwardError.of(func.__name__)
 
 
 @overrides(torch.Tensor.__deepcopy__)

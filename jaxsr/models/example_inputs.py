@@ -103,9 +103,12 @@ def _candidates(loaded: LoadedModel) -> Iterator[Example]:
         sizes = ((3, 224, 224), (3, 299, 299), (3, 8, 112, 112), (3, 16, 224, 224))
         for size in sizes:
             yield (_normal(_BATCH, *size),), {}
-    if loaded.kind == "restorer":
-        for channels in (3, 1):
-            yield (_normal(_BATCH, channels, 32, 32).sigmoid(),), {}
+    if loaded.kind in ("restorer", "detector"):
+        multiple = loaded.side_multiple
+        # Two multiples or more: the coarsest features are then more than one pixel.
+        side = max(-(-max(32, loaded.least_side) // multiple), 2) * multiple
+        for channels in (3, 1) if loaded.channels is None else (loaded.channels,):
+            yield (_normal(_BATCH, channels, side, side).sigmoid(),), {}
 
 
 def _of_transformers(network: Any) -> Iterator[Example]:

@@ -216,7 +216,8 @@ class JaxEngine:
             model = to_jax(self._task.objective.get_submodule(self._task.exported))
 
             def answer(params: Any, buffers: Any, x: Any, named: Mapping[str, Any]) -> Any:
-                outputs, _ = model.apply(params, buffers, x, *extra, train=False, **named)
+                key = jax.random.key(0)  # a network that draws in evaluation draws alike each time
+                outputs, _ = model.apply(params, buffers, x, *extra, rng=key, train=False, **named)
                 return answer_of(outputs)
 
             self._networks[extra] = jax.jit(answer)

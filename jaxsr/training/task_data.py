@@ -269,7 +269,7 @@ class _Table:
 def _length(source: Any, name: str) -> int:
     try:
         length = len(source)
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:  # a ValueError: below 0
         raise InputError(f"{name} returned data without a length ({one_line(error)})") from error
     if length == 0:
         option = "--val" if name.endswith("validation_data") else "--data"

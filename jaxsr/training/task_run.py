@@ -19,7 +19,7 @@ from jaxsr.training.task import HostBatches, Network, ValidationResult, check_ph
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.user_code import located, located_in_users_files
-from jaxsr.training.user_task import Evaluation, Task, TaskConfig
+from jaxsr.training.user_task import Evaluation, Task, TaskConfig, check_methods
 
 _PICTURED = 8
 """Images in a validation's picture."""
@@ -69,6 +69,7 @@ class TaskRun:
         self.family, label = name, kind.__name__
         with located(f"{label}(config)"):
             self._user = kind(config)
+        check_methods(self._user)
         self.train = self._open("train_data", self._source("train_data", config.seed))
         held_out = self._source("validation_data", config.seed)
         self.held_out = None if held_out is None else self._open("validation_data", held_out)

@@ -168,6 +168,24 @@ class Task:
         return refusal(f"{type(self).__name__} defines no {method}; docs/own-task.md shows one")
 
 
+def check_methods(task: Task) -> None:
+    """Refuses methods that do not take what they get, and a `best` that is neither.
+
+    Raises:
+      InputError: as said, with what each takes.
+    """
+    name = type(task).__name__
+    for method in ("loss", "metrics", "pictures"):
+        try:
+            inspect.signature(getattr(task, method)).bind("network", "batch")
+        except TypeError as error:
+            raise InputError(
+                f"{name}.{method} takes other arguments than (self, network, batch): {error}"
+            ) from error
+    if task.best not in ("max", "min"):
+        raise InputError(f"{name}.best must be 'max' or 'min', got {task.best!r}")
+
+
 class SingleNetwork(Objective):
     """One network and its loss."""
 
@@ -269,11 +287,18 @@ def loss_and_metrics(
     """The loss of a batch, checked.
 
     Raises:
-      InputError: it is not a scalar of floats.
+      InputError: it is not a scalar of floats, or the task's numbers changed.
     """
     name = f"{type(task).__name__}.loss"
+    numbers = {key: value for key, value in vars(task).items() if isinstance(value, int | float)}
     with naming_batch(batch):
         result: Any = task.loss(network, with_long_integers(batch))
+    changed = [key for key, value in numbers.items() if vars(task).get(key) not in (value,)]
+    if changed:
+        raise refusal(
+            f"{name} changes self.{changed[0]}, which a compiled step does once and a resumed run "
+            "begins anew; count in a buffer of the network instead"
+        )
     loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):
         raise refusal(

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from jaxsr import check
-from jaxsr.models.example_inputs import parse_inputs
+from jaxsr.models.example_inputs import example_inputs, parse_inputs
+from jaxsr.models.registry import LoadedModel
 
 LINEAR = ("--model", "torch.nn:Linear", "--model-options", '{"in_features": 4, "out_features": 2}')
 
@@ -111,3 +112,16 @@ def test_inputs_have_names_dtypes_and_limits():
     assert kwargs["ids"].shape == (2, 16)
     assert kwargs["ids"].max() < 5
     assert kwargs["mask"].dtype == torch.bool
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels", "multiple", "shape"),
+    [("detector", 3, 32, (2, 3, 64, 64)), ("restorer", 1, 1, (2, 1, 32, 32))],
+)
+def test_a_run_of_pictures_says_its_inputs(kind, channels, multiple, shape):
+    network = torch.nn.Conv2d(channels, 1, 3)
+    loaded = LoadedModel(
+        network=network, name="runs/u", family="UNet", kind=kind, side_multiple=multiple
+    )
+    (pictures,), _ = example_inputs(loaded)
+    assert pictures.shape == shape

@@ -92,6 +92,13 @@ class Conditional(Enlarger):
         return out
 
 
+class Noisy(Enlarger):
+    """Draws in evaluation, too."""
+
+    def forward(self, x):
+        return super().forward(x + 0.01 * torch.randn_like(x))
+
+
 class Apart(Enlarger):
     """Gives nothing that gradients go through."""
 

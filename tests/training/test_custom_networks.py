@@ -17,6 +17,7 @@ from jaxsr.restoration.models import find_model
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.training import custom_detection, custom_super_resolution
 from jaxsr.training.custom_network import remat_blocks
+from jaxsr.training.engines import make_engine
 from tests.training import example_networks
 from tests.training.running import take_steps
 
@@ -71,6 +72,16 @@ def test_a_container_of_one_tensor_is_that_tensor(name):
     plain, _ = losses(custom_super_resolution, dataclasses.replace(ENLARGE, steps=2))
     config = dataclasses.replace(ENLARGE, steps=2, network=f"{HERE}:{name}")
     assert losses(custom_super_resolution, config)[0] == plain
+
+
+def test_validation_of_a_network_that_draws_repeats():
+    config = dataclasses.replace(ENLARGE, network=f"{HERE}:Noisy")
+    task = custom_super_resolution.build(config)
+    network = make_engine(task).network(task.phases[0][0])
+    pictures = np.full((1, 3, 8, 8), 0.5, np.float32)
+    first = network(pictures)
+    assert first.std() > 1e-4
+    np.testing.assert_array_equal(network(pictures), first)
 
 
 @pytest.mark.slow

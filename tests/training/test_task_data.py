@@ -100,6 +100,17 @@ class Failing(Dataset):
         raise OSError(f"cannot read {index}.png")
 
 
+def test_a_negative_length_is_refused():
+    class Negative(Noisy):
+        def __len__(self):
+            return self.least - 1
+
+        least = 0
+
+    with pytest.raises(InputError, match=r"data without a length \(__len__\(\) should return >= 0"):
+        open_data(Negative())
+
+
 def test_an_iterator_that_ends_within_an_item_is_named():
     class Ends(Dataset):
         def __init__(self):

@@ -111,6 +111,25 @@ class ShortHeldOut(Fit):
         return ShortPoints(13)
 
 
+class OneArgument(Fit):
+    def loss(self, batch):
+        return batch["y"].mean()
+
+
+class Biggest(Fit):
+    best = "biggest"
+
+
+class Counts(Fit):
+    def __init__(self, config):
+        super().__init__(config)
+        self.calls = 0
+
+    def loss(self, network, batch):
+        self.calls += 1
+        return self.calls * F.mse_loss(network(batch["x"]), batch["y"])
+
+
 class Shapes(Fit):
     def network(self):
         return nn.Linear(4, 1)
@@ -348,6 +367,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
         (["fit_task:Vector"], "returned a tensor of shape (8, 1), torch.float32; return one float"),
         (["fit_task:Nothing"], "Nothing.loss returned NoneType; return a scalar"),
         (["fit_task:Apart"], "Apart.loss depends on no parameter that is trained; compute it from"),
+        (["fit_task:OneArgument"], "OneArgument.loss takes other arguments than (self, network, b"),
+        (["fit_task:Biggest"], "Biggest.best must be 'max' or 'min', got 'biggest'"),
+        (["fit_task:Counts"], "Counts.loss changes self.calls, which a compiled step does once"),
         (["fit_task:Infinite"], " at step 1; nothing to save before step 1. Look for NaN or a"),
         (["fit_task:NothingHeldOut"], "without an item; check what --val names"),
         (["fit_task:Fit", "--lr", "1e30"], " at step 2; the state of step 1 is saved. Lower --lr"),
