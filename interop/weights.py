@@ -22,6 +22,9 @@ from jaxsr.interop.sealed_json import DIGITS
 DIGEST = "jaxsr_digest"
 """The digest's name among a file's metadata."""
 
+LFS_POINTER = b"version https://git-lfs"
+"""What Git leaves in the place of a large file that it has not fetched."""
+
 _WRITER = ("written_by", "jaxsr")
 _ZEROS = "0" * DIGITS
 _LONGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
@@ -103,10 +106,11 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
             yield file
     except SafetensorError as error:
         reason = str(error).strip().partition("\n")[0][:120]
-        raise InputError(
-            f"{path} is not a complete safetensors file ({reason}); it is damaged or cut short, "
-            "get it again"
-        ) from error
+        hint = "it is damaged or cut short, get it again"
+        with path.open("rb") as content:
+            if content.read(len(LFS_POINTER)) == LFS_POINTER:
+                hint = "it is Git LFS's pointer to the file: run git lfs pull"
+        raise InputError(f"{path} is not a complete safetensors file ({reason}); {hint}") from error
 
 
 def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

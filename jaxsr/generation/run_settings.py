@@ -100,7 +100,18 @@ def stops(
 def prompt_ids(
     config: GenerateConfig, prompts: Sequence[Prompt], tokenizer: Any
 ) -> list[list[int]]:
-    """Token ids of prompts, with the chat template where the model has one."""
+    """Token ids of prompts, with the chat template where the model has one.
+
+    Raises:
+      InputError: a prompt is a chat of several messages, and the model has no template for it.
+    """
+    if not config.raw and tokenizer.template is None:
+        for index, prompt in enumerate(prompts):
+            if len(prompt.messages) > 1:
+                raise InputError(
+                    f"prompt {index} has {len(prompt.messages)} messages, for which this model has "
+                    "no chat template; leave --system out, and give one text, or --raw"
+                )
     if config.raw or tokenizer.template is None:
         return [tokenizer.encode(prompt.text) for prompt in prompts]
     return [tokenizer.encode(tokenizer.chat(prompt.messages), raw=False) for prompt in prompts]

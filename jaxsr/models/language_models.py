@@ -3,6 +3,7 @@
 jaxsr's own is faster, and takes Llama and Qwen3; everything else is transformers'.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from jaxsr.models.llama.quantized import Scheme
 
 Implementation = Literal["auto", "own", "transformers"]
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _OWN_ROPE = (None, "default", "llama3")
 
 
@@ -44,6 +46,21 @@ def load_language_model(
       FileNotFoundError: a file in the folder is missing.
       InputError: the files are broken, or hold a model that is not computed here.
     """
+    try:
+        return _loaded(path, dtype, scheme, implementation, packed)
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error
+
+
+def _loaded(
+    path: Path,
+    dtype: torch.dtype,
+    scheme: Scheme | None,
+    implementation: Implementation,
+    packed: bool,
+) -> LanguageModel:
     file = None if path.is_dir() else open_gguf(path)
     fields = read_json(path / "config.json") if file is None else read_config(file)
     if choose(fields, implementation) == "own":
@@ -103,9 +120,16 @@ def check_model(
       InputError: config.json is broken, or describes a model that is not computed here.
     """
     if path.is_file():
+        if path.suffix in (".safetensors", ".bin", ".json"):
+            raise InputError(f"{path} is one file of a model; give the folder that it lies in")
         return
     if not path.is_dir():
-        raise MissingFileError(f"no model at {path}; give a Hugging Face folder or a .gguf file")
+        hint = ""
+        if _HUB_NAME.fullmatch(str(path)):
+            hint = f"; nothing is fetched: hf download {path} --local-dir FOLDER"
+        raise MissingFileError(
+            f"no model at {path}; give a Hugging Face folder or a .gguf file{hint}"
+        )
     fields = read_json(path / "config.json")
     if choose(fields, implementation) == "own":
         LlamaConfig.from_hf(fields)

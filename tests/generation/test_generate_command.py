@@ -291,12 +291,67 @@ def test_wrong_input_is_one_line(arguments, message, capsys, model_folder, tmp_p
     assert not list(tmp_path.glob("rows*"))
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("some/model-1B", "hf download some/model-1B --local-dir FOLDER"),
+        ("other.safetensors", "is one file of a model; give the folder that it lies in"),
+    ],
+)
+def test_what_is_no_model_says_what_to_give(model, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    status, shown, said = run(capsys, "hi", "--model", model)
+    assert (status, shown, said.count("\n")) == (2, "", 1)
+    assert message in said
+
+
+def test_a_chat_without_a_template_is_refused(capsys, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    common = ("hi", "--model", folder, "--engine", "torch", "--max-new-tokens", 2)
+    assert run(capsys, *common)[0] == 0
+    status, shown, said = run(capsys, *common, "--system", "Be kind.")
+    assert (status, shown, said.count("\n")) == (2, "", 1)
+    assert "prompt 0 has 2 messages, for which this model has no chat template" in said
+
+
 def _no_config(folder):
     (folder / "config.json").unlink()
 
 
 def _other_architecture(folder):
     (folder / "config.json").write_text('{"model_type": "resnet"}')
+
+
+def _adapter(folder):
+    _no_config(folder)
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def _no_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+def _sentencepiece(folder):
+    _no_tokenizer(folder)
+    (folder / "tokenizer.model").write_bytes(b"x" * 99)
+
+
+def _pointer(name):
+    def spoil(folder):
+        (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+    return spoil
+
+
+def _stop_word(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+
+
+def _more_tokens(folder):
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"vocab_size": 640}))
 
 
 def _no_shard(folder):
@@ -309,6 +364,13 @@ def _no_shard(folder):
         (_no_config, "no config.json in"),
         (_other_architecture, "model_type 'resnet' makes no causal language model"),
         (_no_shard, "shards: model-00002-"),
+        (_adapter, "is of an adapter: merge that into its model"),
+        (_no_tokenizer, "has no tokenizer.json; get it from where the model came from, or give --"),
+        (_sentencepiece, "none of tokenizer.model ("),
+        (_pointer("tokenizer.json"), "run git lfs pull"),
+        (_pointer("config.json"), "run git lfs pull"),
+        (_stop_word, "generation_config.json has the eos_token_id '</s>', which is no token"),
+        (_more_tokens, "/model: model.embed_tokens.weight has shape (320, 64), but the config"),
         (shutil.rmtree, "; give a Hugging Face folder or a .gguf file"),
     ],
 )

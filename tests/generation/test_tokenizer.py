@@ -57,7 +57,7 @@ def test_missing_and_broken_files_are_named(model_folder, tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         load_tokenizer(folder)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in"):
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json; get it"):
         load_tokenizer(folder)
 
 
@@ -80,3 +80,17 @@ def test_hostile_templates_are_refused(model_folder, tmp_path, template, reason)
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(InputError, match=reason):
         load_tokenizer(folder).chat([{"role": "user", "content": "x"}])
+
+
+def test_files_of_before_tokenizer_json_are_read(texts, hf_tokenizer, tmp_path):
+    parts = json.loads(hf_tokenizer.backend_tokenizer.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(parts["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in parts["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    tokenizer = load_tokenizer(tmp_path)
+    for text in texts:
+        assert tokenizer.encode(text) == reference.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -219,8 +219,8 @@ def _built(fields: dict[str, Any], dtype: torch.dtype, where: AbstractContextMan
     except Exception as error:  # of the configuration's checks, and of the family's code
         raise InputError(
             f"config.json with model_type {model_type!r} makes no causal language model "
-            f"({type(error).__name__}: {one_line(error)}); give a folder of one that transformers "
-            f"{transformers.__version__} knows"
+            f"({type(error).__name__}: {one_line(error):.160}); give a folder of one that "
+            f"transformers {transformers.__version__} knows"
         ) from error
 
 

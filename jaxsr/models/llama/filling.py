@@ -12,6 +12,7 @@ from jaxsr.models.llama.network import Embedding
 from jaxsr.models.llama.packed import BlockEmbedding, BlockLinear, MappedFile, TiedHead
 from jaxsr.models.llama.quantized import swap
 
+_ONE_SOURCE = "get the configuration and the weights again, from one source"
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -52,16 +53,19 @@ def fill(
         if tuple(value.shape) != tuple(state[name].shape):
             raise InputError(
                 f"{name} has shape {tuple(value.shape)}, but the configuration makes it "
-                f"{tuple(state[name].shape)}"
+                f"{tuple(state[name].shape)}; {_ONE_SOURCE}"
             )
         if isinstance(value, Blocks):
             _hold(network, name.removesuffix(".weight"), value)
         else:
             _assign(network, name, value)
     if missing:
-        raise InputError(f"the checkpoint lacks {first_of([*missing])}")
+        raise InputError(f"the checkpoint lacks {first_of([*missing])}; {_ONE_SOURCE}")
     if surplus:
-        raise InputError(f"the checkpoint has tensors that this network lacks: {first_of(surplus)}")
+        names = first_of(surplus)
+        raise InputError(
+            f"the checkpoint has tensors that this network lacks: {names}; {_ONE_SOURCE}"
+        )
     if tied:
         _tie(network, *tied)
 

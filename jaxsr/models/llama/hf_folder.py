@@ -12,7 +12,9 @@ from torch import Tensor
 
 from jaxsr.errors import InputError, MissingFileError, one_line
 from jaxsr.interop.bounded_read import read_bounded
-from jaxsr.interop.weights import open_safetensors
+from jaxsr.interop.weights import LFS_POINTER, open_safetensors
+
+_ADAPTER = "adapter_config.json"
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -25,12 +27,18 @@ def read_json(path: Path) -> dict[str, Any]:
       ValueError: it is not a JSON object.
     """
     if not path.is_file():
-        raise MissingFileError(f"no {path.name} in {path.parent}; a model folder needs one")
+        hint = "get it from where the model came from"
+        if path.name == "config.json" and (path.parent / _ADAPTER).is_file():
+            hint = f"{_ADAPTER} is of an adapter: merge that into its model, and give the result"
+        raise MissingFileError(f"no {path.name} in {path.parent}; a model folder needs one: {hint}")
     content = read_bounded(path)
     try:
         value = json.loads(content, object_hook=_number)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {one_line(error)}") from error
+        hint = "get it again"
+        if content.startswith(LFS_POINTER):
+            hint = "it is Git LFS's pointer to the file: run git lfs pull"
+        raise InputError(f"{path} is not JSON: {one_line(error)}; {hint}") from error
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return value
@@ -61,7 +69,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    hint = ""
+    hint = "; get the weights from where the model came from"
     if any(folder.glob("*.bin")):
         hint = "; .bin files are pickles, which are never opened: convert them to safetensors"
     raise MissingFileError(f"no {SINGLE} or {INDEX} in {folder}{hint}")

@@ -94,6 +94,11 @@ def generation_settings(
     generation = hf_folder.read_json(path) if path.is_file() else {}
     stop = generation.get("eos_token_id", fields.get("eos_token_id"))
     stop_ids = tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
+    if wrong := [token for token in stop_ids if type(token) is not int or token < 0]:
+        source = path if "eos_token_id" in generation else folder / "config.json"
+        raise InputError(
+            f"{source} has the eos_token_id {wrong[0]!r}, which is no token; correct it"
+        )
     return stop_ids, generation
 
 

@@ -10,13 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, one_line
+from jaxsr.errors import InputError, MissingFileError, one_line
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
 
 _LARGEST_PRODUCT = 2**24
+
+# What a tokenizer was kept in before tokenizer.json.
+_OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +104,7 @@ def _from_gguf(file: GGUFFile) -> Tokenizer:
 
 
 def _from_folder(folder: Path, path: Path) -> Tokenizer:
-    import tokenizers
-
-    read_json(path)
-    try:
-        inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise InputError(f"{path} is not a tokenizer: {error}") from error
+    inner = _inner(folder, path)
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
@@ -128,6 +125,40 @@ def _from_folder(folder: Path, path: Path) -> Tokenizer:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{config_path} or {beside.name} is damaged ({reason})") from error
     return Tokenizer(inner=inner, template=template, special=tokens)
+
+
+def _inner(folder: Path, path: Path) -> Any:
+    """The `tokenizers.Tokenizer` of tokenizer.json, or what transformers makes of older files."""
+    import tokenizers
+
+    if path.is_file():
+        read_json(path)
+        try:
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise InputError(
+                f"{path} is not a tokenizer ({one_line(error)}); get it again, or give another "
+                "with --tokenizer"
+            ) from error
+    older = [name for name in _OLDER if (folder / name).is_file()]
+    if not older:
+        raise MissingFileError(
+            f"{folder} has no tokenizer.json; get it from where the model came from, or give "
+            "--tokenizer a folder that has one"
+        )
+    from jaxsr.models.libraries import import_transformers
+
+    try:
+        made = import_transformers().AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True
+        )
+        return made.backend_tokenizer
+    except Exception as error:  # whatever a file that is missing or damaged raises
+        needs = "; install sentencepiece" if older[0].endswith(".model") else ""
+        raise InputError(
+            f"{folder} has no tokenizer.json, and transformers makes none of {', '.join(older)} "
+            f"({one_line(error):.200}){needs}, or give --tokenizer a folder that has one"
+        ) from error
 
 
 def _environment() -> Any:
