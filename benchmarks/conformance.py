@@ -160,7 +160,7 @@ def render(rows: list[dict[str, Any]]) -> str:
         "",
         f"{len(rows)} programs: {count['supported']} supported (torchax agrees too), "
         f"{count['corrected']} corrected (torchax alone differs or fails; silently in {silent}), "
-        f"{count['refused']} refused with an error that names the way out.",
+        f"{count['refused']} refused with an error that names a workaround.",
         "",
         "Versions: " + ", ".join(f"{name} {versions[name]}" for name in PACKAGES) + ".",
         "",

@@ -1,4 +1,4 @@
-"""The diagnosis: healthy here, and each kind of failure named with a way out."""
+"""The diagnosis: healthy here, and each kind of failure named with a workaround."""
 
 import importlib.metadata
 import json

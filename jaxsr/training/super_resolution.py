@@ -58,7 +58,7 @@ class PhotoRun(PictureRunConfig):
     """Sizes at which each training photo is shown, as fractions of its own: few photos, more to
     learn from."""
     swap_colours: bool = False
-    """Put red, green and blue of each crop in a random order: few photos are learnt by heart."""
+    """Put red, green and blue of each crop in a random order: a few photos are overfit."""
     bicubic: Literal["torch", "matlab"] = "torch"
     """Whose bicubic shrinks the crops; torch's is Pillow's. Validation's is always MATLAB's."""
     detail_factors: tuple[int, ...] = (2,)
