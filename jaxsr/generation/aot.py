@@ -44,6 +44,10 @@ def run(config: GenerateConfig) -> int:
         raise InputError(
             "aot compiles the programs of prompts, not of a saved batch; leave --resume out"
         )
+    if config.engine == "torch":
+        raise InputError(
+            "aot compiles JAX's programs, and torch runs none; leave --engine torch out"
+        )
     check_packages(config)
     check_model(config.model, config.implementation, weights=False)
     topology = prepare(config, deterministic=config.deterministic)

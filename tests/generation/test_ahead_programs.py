@@ -168,6 +168,29 @@ def test_of_transformers_networks(options, both, gemma2):
     assert len(run) >= 3
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resume", "x"], "not of a saved batch; leave --resume out"),
+        (["--engine", "torch"], "leave --engine torch out"),
+        (["--mesh", 2], "mesh of 2 devices asked for, but cpu:1 has 1; use --mesh 1"),
+        (["--model", "absent"], "no model at absent; give a Hugging Face folder"),
+    ],
+)
+def test_what_no_run_has_is_refused_in_one_line(
+    options, message, model_folder, monkeypatch, capsys
+):
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(
+        aot, "load_topology", lambda name: Topology(name=name, devices=devices, device=DEVICE)
+    )
+    common = ["--model", model_folder("llama"), "--aot", "cpu:1", *options]
+    capsys.readouterr()  # what fixtures printed
+    assert generate.main([*map(str, common)]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_on_a_mesh(family, both, model_folder, gemma2):
