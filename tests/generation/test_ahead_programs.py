@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxsr import generate
 from jaxsr.generation.ahead_engine import AheadEngine
@@ -41,9 +42,11 @@ def _restored(tmp_path, monkeypatch):
         "jax_enable_compilation_cache",
     )
     before = {name: getattr(jax.config, name) for name in names}
+    compilation_cache.reset_cache()  # JAX asks for the folder, and whether to use it, only once
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+    compilation_cache.reset_cache()
     torch.use_deterministic_algorithms(False)
 
 
