@@ -207,6 +207,7 @@ def _misbehaves(path):
     ]()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("content", "outcome"),
     [("fault", "fault"), ("memory", "too much memory"), ("crash", "crash")],

@@ -86,6 +86,7 @@ def test_jaxsr_equals_the_library_whose_convention_it_follows(run):
     assert pair["differences"][0]["unequal"] == 0
 
 
+@pytest.mark.slow
 def test_default_stands_beside_the_published_figures(run):
     status, out, _, folder = run()
     assert status == 0

@@ -127,6 +127,7 @@ FUZZ = settings(
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path):
     configuration, work, aot, needed = COMMANDS[command]

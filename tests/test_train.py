@@ -276,6 +276,7 @@ def test_data_may_move_but_not_change(capsys, tmp_path):
     assert (out / "config.json").read_text() == config
 
 
+@pytest.mark.slow
 def test_a_branch_starts_from_another_run_with_other_options(capsys, finished, tmp_path):
     before = sorted(str(path) for path in finished.rglob("*"))
     out = tmp_path / "branch"

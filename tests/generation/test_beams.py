@@ -117,7 +117,8 @@ def test_outputs_and_scores_are_those_of_transformers(kind, change, engines, mod
         check(complete(engine, prompts, options, batch_size=3, stop_ids=ids), reference)
 
 
-@pytest.mark.parametrize("kind", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jax", "torch"])
 def test_padding_and_deterministic_products_make_no_difference(kind, engines, models, prompts):
     engine, model = engines(kind, "llama"), models("llama")[1]
     stops = some_stops(model, prompts)

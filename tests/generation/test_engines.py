@@ -66,7 +66,7 @@ def tokens(run):
     return [done.tokens for done in run.completions]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["llama", "llama-plain", "qwen3"])
 @pytest.mark.parametrize("kind", ["jax", "jax4", "torch"])
 def test_greedy_matches_transformers(kind, family, engines, hf_model, prompts):

@@ -162,6 +162,7 @@ def change_metrics(folder: Path) -> None:
     (folder / "metrics" / "metrics").write_text('{"psnr": 99.0}')
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("damage_folder", "reason"),
     [

@@ -36,6 +36,7 @@ def _trace_only(apply, params, buffers, arrays, *_):
     jax.make_jaxpr(lambda *inputs: apply(params, buffers, *inputs)[1])(*arrays)
 
 
+@pytest.mark.slow
 def test_every_operator_of_the_conformance_cases(operators):
     assert len(operators) > 250
     if TORCH < (2, 13):  # no decomposition yet; a constant, which torch evaluates

@@ -52,6 +52,7 @@ def test_jax_in_a_worker_is_refused(tmp_path, kind):
     assert "this process was forked after JAX had started" in done.stderr
 
 
+@pytest.mark.slow
 def test_spawned_workers_may_use_jax(tmp_path):
     done = run(tmp_path, "apply", context="spawn")
     assert done.returncode == 0, done.stderr

@@ -254,6 +254,7 @@ def test_a_pixel_that_is_not_finite_stays_with_what_reads_it():
     np.testing.assert_allclose(np.asarray(got)[~lost], want[~lost], atol=5e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([(5, 7), (64, 48), (300, 257)]),

@@ -71,6 +71,7 @@ def test_bilateral_of_other_dtypes(dtype):
     np.testing.assert_array_equal(alone[..., 1:2], grey)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("guides", "dtype"), [(1, "bfloat16"), (1, "uint8"), (3, "float32"), (3, "uint16")]
 )

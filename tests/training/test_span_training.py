@@ -48,6 +48,7 @@ def test_jax_equals_torch(change):
         np.testing.assert_allclose(our_weights[name], weight, atol=6e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_eight_devices_and_remat_change_nothing_but_rounding():
     one, _ = losses(SMALL)
     eight, _ = losses(dataclasses.replace(SMALL, mesh="8", remat=True))
@@ -78,6 +79,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_a_folder_and_the_built_in_photos(tmp_path, capsys):
     photos = tmp_path / "photos"
     photos.mkdir()

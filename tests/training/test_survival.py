@@ -235,6 +235,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_survives_its_terminal(tmp_path):
     options = ("--mesh", 2, "--steps", 60, "--validate-every", 60)
     process = start(tmp_path / "run", *options, hangup=signal.SIG_IGN)
@@ -244,6 +245,7 @@ def test_a_run_under_nohup_survives_its_terminal(tmp_path):
     assert max(losses(tmp_path / "run")) == 60
 
 
+@pytest.mark.slow
 def test_a_second_run_of_a_folder_is_refused(tmp_path):
     out = tmp_path / "run"
     options = ("--mesh", 2, "--steps", 2000, "--validate-every", 2000)
@@ -270,6 +272,7 @@ def test_a_folder_removed_under_the_run_is_said(tmp_path):
     assert process.returncode == 2 and len(lines) == 1, errors[-2000:]
 
 
+@pytest.mark.slow
 def test_a_picture_removed_under_the_run_keeps_the_steps(tmp_path):
     data, out = tmp_path / "data", tmp_path / "run"
     data.mkdir()

@@ -426,6 +426,7 @@ def test_tensor_needs_rules(folder, capsys):
     assert "set sharding_rules in the task, or use fsdp" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_workers_under_the_command(folder):
     pytest.importorskip("grain", reason="the extra data is not installed")
     assert main(["fit_task:Fit", "--out", "alone"]) == 0

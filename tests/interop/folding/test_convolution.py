@@ -179,6 +179,7 @@ def check_offsets(seed):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 @settings(DRAWN, max_examples=20)
 @given(st.integers(0, 2**31))
 def test_any_offset_before_and_after_a_convolution(seed):
