@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from jaxsr import generate
+from jaxsr.generation import aot as generation_aot
 from jaxsr.generation.ahead_engine import AheadEngine
 from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.interop.aot.compile import Ahead, Memory
 from jaxsr.interop.aot.topology import Device, Topology
 from jaxsr.runtime import aot
 
@@ -189,6 +191,33 @@ def test_what_no_run_has_is_refused_in_one_line(
     assert generate.main([*map(str, common)]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_the_largest_batch_is_searched_over_all_programs(model_folder, monkeypatch, tmp_path):
+    """The decode loop of more than 37 rows does not fit; the prefill does."""
+    tried = []
+
+    def compile_run(config, model, topology, rows, *, fill=False):
+        def report(name, error):
+            sizes = {"outputs": 0, "aliased": 0, "temporaries": 0, "program": 0, "available": 100}
+            memory = None if error else Memory(arguments=2 * rows, **sizes)
+            facts = {"topology": topology.name, "devices": 1, "device": DEVICE}
+            return Ahead(name=name, error=error, memory=memory, **facts)
+
+        tried.append((rows, fill))
+        return [report("prefill", None), report("decode", "too large" if rows > 37 else None)]
+
+    monkeypatch.setattr(generation_aot, "compile_run", compile_run)
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(
+        aot, "load_topology", lambda name: Topology(name=name, devices=devices, device=DEVICE)
+    )
+    report = tmp_path / "report.json"
+    options = ["--model", model_folder("llama"), "--aot", "cpu:1", "--aot-largest"]
+    assert generate.main([*map(str, options), "--batch-size", "8", "--aot-json", str(report)]) == 0
+    largest = json.loads(report.read_text())["largest_batch"]["batch size 8"]["batch"]
+    assert 35 <= largest <= 37  # to 5%
+    assert tried[0] == (8, False) and all(fill for _, fill in tried[1:])
 
 
 @pytest.mark.slow
