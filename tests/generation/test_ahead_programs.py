@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from jax._src import compilation_cache
 
 from jaxsr import generate
 from jaxsr.generation import aot as generation_aot
@@ -46,6 +47,7 @@ def _restored(tmp_path, monkeypatch):
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+    compilation_cache.reset_cache()
     torch.use_deterministic_algorithms(False)
 
 
@@ -87,12 +89,14 @@ def both(programs, monkeypatch, tmp_path):
         )
         report, kept = tmp_path / "report.json", tmp_path / "kept"
         ahead = [*options, "--aot", "cpu:1", "--aot-json", report, "--aot-save", kept]
+        compilation_cache.reset_cache()  # JAX keeps to the folder that it had first
         ahead = programs(ahead)
         reported = json.loads(report.read_text())["programs"]
         assert [one["name"] for one in reported] == [*ahead]
         assert all(one["compiles"] for one in reported)
         saved = {path.name for path in kept.glob("*-cache")}
         jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
         run = programs([*options, "--platform", "cpu", "--compile-cache", kept])
         assert saved and saved == {
             path.name for path in kept.glob("*-cache")
