@@ -10,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 import torch
-from jax.experimental.compilation_cache import compilation_cache
+from jax._src import compilation_cache
 
 from jaxsr import generate
+from jaxsr.generation import aot as generation_aot
 from jaxsr.generation.ahead_engine import AheadEngine
 from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.interop.aot.compile import Ahead, Memory
 from jaxsr.interop.aot.topology import Device, Topology
 from jaxsr.runtime import aot
 
@@ -42,7 +44,6 @@ def _restored(tmp_path, monkeypatch):
         "jax_enable_compilation_cache",
     )
     before = {name: getattr(jax.config, name) for name in names}
-    compilation_cache.reset_cache()  # JAX asks for the folder, and whether to use it, only once
     yield
     for name, value in before.items():
         jax.config.update(name, value)
@@ -88,12 +89,14 @@ def both(programs, monkeypatch, tmp_path):
         )
         report, kept = tmp_path / "report.json", tmp_path / "kept"
         ahead = [*options, "--aot", "cpu:1", "--aot-json", report, "--aot-save", kept]
+        compilation_cache.reset_cache()  # JAX keeps to the folder that it had first
         ahead = programs(ahead)
         reported = json.loads(report.read_text())["programs"]
         assert [one["name"] for one in reported] == [*ahead]
         assert all(one["compiles"] for one in reported)
         saved = {path.name for path in kept.glob("*-cache")}
         jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
         run = programs([*options, "--platform", "cpu", "--compile-cache", kept])
         assert saved and saved == {
             path.name for path in kept.glob("*-cache")
@@ -192,6 +195,33 @@ def test_what_no_run_has_is_refused_in_one_line(
     assert generate.main([*map(str, common)]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_the_largest_batch_is_searched_over_all_programs(model_folder, monkeypatch, tmp_path):
+    """The decode loop of more than 37 rows does not fit; the prefill does."""
+    tried = []
+
+    def compile_run(config, model, topology, rows, *, fill=False):
+        def report(name, error):
+            sizes = {"outputs": 0, "aliased": 0, "temporaries": 0, "program": 0, "available": 100}
+            memory = None if error else Memory(arguments=2 * rows, **sizes)
+            facts = {"topology": topology.name, "devices": 1, "device": DEVICE}
+            return Ahead(name=name, error=error, memory=memory, **facts)
+
+        tried.append((rows, fill))
+        return [report("prefill", None), report("decode", "too large" if rows > 37 else None)]
+
+    monkeypatch.setattr(generation_aot, "compile_run", compile_run)
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(
+        aot, "load_topology", lambda name: Topology(name=name, devices=devices, device=DEVICE)
+    )
+    report = tmp_path / "report.json"
+    options = ["--model", model_folder("llama"), "--aot", "cpu:1", "--aot-largest"]
+    assert generate.main([*map(str, options), "--batch-size", "8", "--aot-json", str(report)]) == 0
+    largest = json.loads(report.read_text())["largest_batch"]["batch size 8"]["batch"]
+    assert 35 <= largest <= 37  # to 5%
+    assert tried[0] == (8, False) and all(fill for _, fill in tried[1:])
 
 
 @pytest.mark.slow

@@ -74,10 +74,10 @@ def test_w8a8_is_the_same_to_rounding(plain):
 def test_jax_multiplies_the_same_integers(kind, tokens, plain):
     import jax
 
-    from jaxsr.generation import jax_decoder as jax_engine
+    from jaxsr.generation import jax_network
     from jaxsr.interop import lowering, to_jax
 
-    lowering(torch.ops.aten._int_mm.default)(jax_engine._integer_product)
+    lowering(torch.ops.aten._int_mm.default)(jax_network._integer_product)
     layer = kind(plain.weight, plain.weight_scale, bias=plain.bias).eval()
     x = X.flatten(0, 1)[:tokens]
     model = to_jax(layer)
