@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from jax._src import compilation_cache
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxsr import generate
 from jaxsr.generation import aot as generation_aot
