@@ -1,6 +1,6 @@
 """The modes through which torch hands what the module's code does to a `Trace`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -12,11 +12,14 @@ from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.registry import Kind
 from jaxsr.interop.errors import UnsupportedTorchError
 
+if TYPE_CHECKING:
+    from jaxsr.interop._core.dispatch import Trace
+
 
 class DispatchMode(TorchDispatchMode):
     """Gives every aten operator to a trace."""
 
-    def __init__(self, trace: Any) -> None:
+    def __init__(self, trace: "Trace") -> None:
         super().__init__()
         self.trace = trace
 
@@ -28,7 +31,7 @@ class DispatchMode(TorchDispatchMode):
 class FunctionMode(TorchFunctionMode):
     """Gives torch's functions to `@overrides`, before torch splits them into operators."""
 
-    def __init__(self, trace: Any) -> None:
+    def __init__(self, trace: "Trace") -> None:
         super().__init__()
         self.trace = trace
         self.constructors = _device_constructors()

@@ -48,8 +48,8 @@ def weight_by_xla(
 
 
 _LEAST_CONCATENATED = 1 << 22
-"""Elements of concatenated images from which on their convolution is a sum of the parts' own: it
-takes 0.4 to 0.8 of the time there. Fewer stay in a cache, where both take as long."""
+"""Elements of concatenated images from which on their convolution is a sum of the parts' own. Fewer
+stay in a cache, where both take as long (`benchmarks.cpu_concatenations`)."""
 
 
 def convolves_parts(elements: int) -> bool:

@@ -8,7 +8,7 @@ is the operations that it was made of. For inference: a gradient needs what lies
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -36,16 +36,7 @@ FOLLOWERS: dict[str, Callable[..., jax.Array]] = {
 
 def with_followers(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, its convolutions fused with what follows them."""
-    jaxpr = closed.jaxpr
-    readers = collections.defaultdict(list)
-    for i, eqn in enumerate(jaxpr.eqns):
-        for var in eqn.invars:
-            if not isinstance(var, Literal):
-                readers[var].append(i)
-    for var in jaxpr.outvars:
-        if not isinstance(var, Literal):
-            readers[var].append(None)
-
+    jaxpr, readers = closed.jaxpr, readers_of(closed)
     eqns: list[Any] = list(jaxpr.eqns)
     for i, convolution in enumerate(jaxpr.eqns):
         has_bias = convolution.primitive is biased_p
@@ -83,6 +74,19 @@ def with_followers(closed: ClosedJaxpr) -> ClosedJaxpr:
                 params={k: v for k, v in convolution.params.items() if k != "wrt"} | options,
             )
     return ClosedJaxpr(jaxpr.replace(eqns=[eqn for eqn in eqns if eqn]), closed.consts)
+
+
+def readers_of(closed: ClosedJaxpr) -> Mapping[Any, list[int | None]]:
+    """For each variable the equations that read it, by number; None where it is a result."""
+    readers: dict[Any, list[int | None]] = collections.defaultdict(list)
+    for i, eqn in enumerate(closed.jaxpr.eqns):
+        for var in eqn.invars:
+            if not isinstance(var, Literal):
+                readers[var].append(i)
+    for var in closed.jaxpr.outvars:
+        if not isinstance(var, Literal):
+            readers[var].append(None)
+    return readers
 
 
 def _is_plain(eqn: Any) -> bool:
@@ -127,6 +131,8 @@ def _by_parts(
         out = biased_p.bind(x, w, rest[0], **convolution)
     else:
         out = convolution_p.bind(x, w, wrt="out", **convolution)
+    if not follower:
+        return out
     operands = [slope] if follower == "leaky_relu" else rest[has_bias:]
     return FOLLOWERS[follower](out, *operands)
 
@@ -146,5 +152,6 @@ def _derivative(primals: Any, tangents: Any, **options: Any) -> Any:
 fused_convolution_p = cpu_primitive(
     "jaxsr_fused_convolution", _by_parts, _on_cpu, shape_of=shape_option
 )
-"""Of images and a weight, then the bias and the array that is added, where there are."""
+"""Of images and a weight, then the bias and the array that is added, where there are. The follower
+may be empty."""
 ad.primitive_jvps[fused_convolution_p] = _derivative

@@ -35,7 +35,7 @@ class _Rows:
     reach: int
     """Slots that are filled, where rows share them."""
 
-    def kept(self, rows: Sequence[int]) -> "_Rows":
+    def select(self, rows: Sequence[int]) -> "_Rows":
         return _Rows(left=self.left[rows], length=self.length[rows], reach=self.reach)
 
     def admit(self, row: int, length: int, new_tokens: int) -> None:
@@ -150,7 +150,7 @@ class AheadEngine(JaxEngine):
 
     def start_alone(self, *args: Any, **kwargs: Any) -> JaxBatch:
         batch = super().start_alone(*args, **kwargs)
-        rows = self._rows[batch].kept([0] * len(batch.requests))
+        rows = self._rows[batch].select([0] * len(batch.requests))
         rows.left[1:] = 0
         self._rows[batch] = rows
         return batch
@@ -181,9 +181,9 @@ class AheadEngine(JaxEngine):
 
     def resize(self, batch: JaxBatch, keep: Sequence[int], *, rows: int, slots: int) -> None:
         super().resize(batch, keep, rows=rows, slots=slots)
-        kept = self._rows[batch].kept([*keep, *[0] * (rows - len(keep))])
-        kept.left[len(keep) :] = 0
-        self._rows[batch] = kept
+        selected = self._rows[batch].select([*keep, *[0] * (rows - len(keep))])
+        selected.left[len(keep) :] = 0
+        self._rows[batch] = selected
 
     def _decode(self, batch: JaxBatch, steps: int, least_running: int) -> None:
         super()._decode(batch, steps, least_running)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from jaxsr.errors import InputError
 from jaxsr.interop.train.objective import Batch, Objective, Phase, Player
 from jaxsr.models.losses.adversarial import logit_loss
 from jaxsr.models.losses.terms import ADVERSARIAL, Term, register_losses, weighted_sum
-from jaxsr.models.outputs import answer_of
+from jaxsr.models.outputs import answer_of, tensors_of
 
 PRETRAIN = Phase(name="pretrain", players=(Player(network="generator", loss="pretrain_loss"),))
 ADVERSARIAL_PHASE = Phase(
@@ -102,6 +103,11 @@ class PictureObjective(Objective):
 
     def _logits(self, pictures: Tensor) -> Tensor:
         assert self.discriminator is not None
-        logits = answer_of(self.discriminator(pictures), name="--discriminator")
+        logits, *others = tensors_of(self.discriminator(pictures), name="--discriminator")
+        if others:
+            raise InputError(
+                f"--discriminator returned {1 + len(others)} tensors; wrap it in a module that "
+                "returns one, of logits for each picture"
+            )
         # One logit a picture, or several that are no map: each against its picture's label.
         return logits if logits.ndim == 4 else logits.reshape(len(logits), -1, 1, 1)

@@ -248,7 +248,8 @@ class _Measurement:
             ) from error
         scale = _scale(self._network, output, self._channels, side, side, 2)
         live = math.ceil(most_live_values(self._network, trial) / side**2)
-        if not torch.allclose(output, again, rtol=_ROUNDING, atol=0, equal_nan=True):
+        rounding = _ROUNDING * float(output.abs().nan_to_num().max())
+        if not torch.allclose(output, again, rtol=0, atol=rounding, equal_nan=True):
             return self._no_tiles(scale, "it draws random numbers", live)
         margin, period, last_s = None, None, 0.0
         for length in (self._side(length) for length in _PROBED):

@@ -87,19 +87,19 @@ def both(programs, monkeypatch, tmp_path):
             "load_topology",
             lambda name: Topology(name=name, devices=jax.devices()[:devices], device=DEVICE),
         )
-        report, kept = tmp_path / "report.json", tmp_path / "kept"
-        ahead = [*options, "--aot", "cpu:1", "--aot-json", report, "--aot-save", kept]
+        report, folder = tmp_path / "report.json", tmp_path / "programs"
+        ahead = [*options, "--aot", "cpu:1", "--aot-json", report, "--aot-save", folder]
         compilation_cache.reset_cache()  # JAX keeps to the folder that it had first
         ahead = programs(ahead)
         reported = json.loads(report.read_text())["programs"]
         assert [one["name"] for one in reported] == [*ahead]
         assert all(one["compiles"] for one in reported)
-        saved = {path.name for path in kept.glob("*-cache")}
+        saved = {path.name for path in folder.glob("*-cache")}
         jax.config.update("jax_enable_compilation_cache", True)
         compilation_cache.reset_cache()
-        run = programs([*options, "--platform", "cpu", "--compile-cache", kept])
+        run = programs([*options, "--platform", "cpu", "--compile-cache", folder])
         assert saved and saved == {
-            path.name for path in kept.glob("*-cache")
+            path.name for path in folder.glob("*-cache")
         }  # nothing compiled anew
         return ahead, run
 

@@ -133,6 +133,16 @@ class Discriminator(nn.Module):
         return self.layers(x)
 
 
+class NamedLogits(Discriminator):
+    def forward(self, x):
+        return {"logits": self.layers(x), "features": None}
+
+
+class LogitsOfTwoScales(Discriminator):
+    def forward(self, x):
+        return [self.layers(x), self.layers(x[..., ::2, ::2])]
+
+
 def edges(prediction, target):
     """L1 between horizontal differences."""
     return (prediction.diff(dim=-1) - target.diff(dim=-1)).abs().mean()

@@ -11,8 +11,10 @@ import torch
 
 from jaxsr import train
 from jaxsr.detection.detector import load_detector
+from jaxsr.errors import InputError
 from jaxsr.interop.weights import read_weights
 from jaxsr.models.outputs import answer_of
+from jaxsr.models.picture_objective import PictureObjective
 from jaxsr.restoration.models import find_model
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.training import custom_detection, custom_super_resolution
@@ -63,6 +65,23 @@ def test_jax_equals_torch(family, config):
     for name, weight in their_weights.items():
         # 6 steps of 1e-4: Adam turns the rounding of a gradient near 0 into part of a step.
         np.testing.assert_allclose(our_weights[name], weight, atol=3e-4, err_msg=name)
+
+
+def test_a_discriminator_answers_with_one_tensor():
+    pictures = torch.linspace(0, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
+    label = torch.ones(2, 1, 1, 1)
+    batch = {"high": pictures, "label_real": label, "label_fake": 0 * label}
+
+    def loss(kind):
+        torch.manual_seed(0)
+        objective = PictureObjective(torch.nn.Identity(), discriminator=kind())
+        return objective.discriminator_loss({"fake": 1 - pictures}, batch)[0]
+
+    torch.testing.assert_close(
+        loss(example_networks.NamedLogits), loss(example_networks.Discriminator)
+    )
+    with pytest.raises(InputError, match="--discriminator returned 2 tensors; wrap it"):
+        loss(example_networks.LogitsOfTwoScales)
 
 
 @pytest.mark.parametrize(

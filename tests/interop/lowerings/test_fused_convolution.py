@@ -8,9 +8,9 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 from torch import nn
 
-from jaxsr.interop import to_jax
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.lowerings.fusion import fused
+from tests.interop.lowerings.fused_programs import function, images, program
 
 ACTIVATIONS = {
     "relu": nn.ReLU(),
@@ -40,20 +40,6 @@ class TwoReaders(nn.Module):
     def forward(self, x):
         y = self.convolution(x)
         return torch.relu(y) * y
-
-
-def images(*shape, dtype=np.float32):
-    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
-
-
-def function(module):
-    model = to_jax(module.eval())
-    state = model.params, model.buffers
-    return lambda x: model.apply(*state, x)[0]
-
-
-def program(run, *arrays) -> str:
-    return jax.jit(run).lower(*arrays).as_text()
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
