@@ -1,8 +1,7 @@
 """A convolution of concatenated channels, as in dense blocks and U-Nets, as one operation.
 
-On CPUs it is the sum of the convolutions of the parts: a large concatenation is written to memory
-and read again, which takes longer than the convolution of it. Elsewhere, and in derivatives, it is
-the operations that it was made of.
+On CPUs it is the sum of the convolutions of the parts, because a large concatenation is written to
+memory and read again. Elsewhere, and in derivatives, it is the operations that it was made of.
 """
 
 import functools
