@@ -1,6 +1,6 @@
 """The modes through which torch hands what the module's code does to a `Trace`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -12,14 +12,23 @@ from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.registry import Kind
 from jaxsr.interop.errors import UnsupportedTorchError
 
-if TYPE_CHECKING:
-    from jaxsr.interop._core.dispatch import Trace
+
+class Dispatcher(Protocol):
+    """What the modes need of a `Trace`."""
+
+    draws: int
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an aten operator."""
+
+    def mark_input_free(self, func: Any, arguments: Any, result: Any, draws: int) -> None:
+        """Notes whether a result follows from parameters, buffers and constants alone."""
 
 
 class DispatchMode(TorchDispatchMode):
     """Gives every aten operator to a trace."""
 
-    def __init__(self, trace: "Trace") -> None:
+    def __init__(self, trace: Dispatcher) -> None:
         super().__init__()
         self.trace = trace
 
@@ -31,7 +40,7 @@ class DispatchMode(TorchDispatchMode):
 class FunctionMode(TorchFunctionMode):
     """Gives torch's functions to `@overrides`, before torch splits them into operators."""
 
-    def __init__(self, trace: "Trace") -> None:
+    def __init__(self, trace: Dispatcher) -> None:
         super().__init__()
         self.trace = trace
         self.constructors = _device_constructors()
