@@ -52,13 +52,13 @@ def draw(count=8, dtype="float32"):
     return jnp.asarray(levels * scale, dtype)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["flip", "crop", "affine", "perspective", "elastic"])
 def test_points_move_with_pictures(name):
     """Where a point comes to lie, the picture shows the place that it came from."""
     rng = np.random.default_rng(0)
     points = rng.uniform([10, 8], [26, 20], (COUNT, 12, 2)).astype(np.float32)
-    out = ops.augment(KEY, ramp(), POLICIES[name], points=points)
+    out = jax.jit(lambda x, p: ops.augment(KEY, x, POLICIES[name], points=p))(ramp(), points)
     assert out.points is not None
     height, width = out.images.shape[1:3]
     shown = np.asarray(
@@ -82,7 +82,8 @@ def test_masks_and_boxes_move_with_pictures(names):
     boxes = np.tile(np.array([[[12, 9, 25, 17]]], np.float32), (COUNT, 1, 1))
     images = np.broadcast_to(masks > 0, (COUNT, 28, 36, 3)).astype(np.float32)
     policy = [step for name in names for step in POLICIES[name]]
-    out = ops.augment(KEY, images, policy, masks=masks, boxes=boxes)
+    run = jax.jit(lambda x, m, b: ops.augment(KEY, x, policy, masks=m, boxes=b))
+    out = run(images, masks, boxes)
     assert out.masks is not None and out.boxes is not None
     assert set(np.unique(out.masks)) <= {0, 7}
     shown = np.asarray(out.images[..., 0])
@@ -98,13 +99,14 @@ def test_masks_and_boxes_move_with_pictures(names):
             np.testing.assert_allclose(edges, (x1, y1, x2, y2), atol=atol)
 
 
+@pytest.mark.slow
 def test_corners_are_torchvisions():
     """The distribution of RandomPerspective.get_params: whole steps inwards, all alike likely."""
     height, width = 20, 31
     points = np.broadcast_to([[0.5, 0.5], [30.5, 19.5]], (4000, 2, 2))
     images = np.zeros((4000, height, width, 1), np.float32)
     policy = (ops.RandomPerspective(distortion=0.5, probability=1.0, method="nearest"),)
-    out = ops.augment(KEY, images, policy, points=points)
+    out = jax.jit(lambda x, p: ops.augment(KEY, x, policy, points=p))(images, points)
     steps = np.abs(np.asarray(out.points) - points)
     np.testing.assert_allclose(steps, steps.round(), atol=2e-4)
     for axis, most in ((0, int(0.5 * (width // 2))), (1, int(0.5 * (height // 2)))):
@@ -112,6 +114,7 @@ def test_corners_are_torchvisions():
         np.testing.assert_allclose(share, 1 / (most + 1), atol=0.02)
 
 
+@pytest.mark.slow
 def test_boxes_are_torchvisions():
     """The distribution of RandomResizedCrop.get_params, whose lines stand here."""
     height, width, scale, ratio = 60, 90, (0.08, 1.0), (3 / 4, 4 / 3)
@@ -132,9 +135,8 @@ def test_boxes_are_torchvisions():
     generator = torch.Generator().manual_seed(0)
     want = np.array([reference(generator) for _ in range(4000)], float)
     keys = jax.random.split(KEY, 4000)
-    draws = jax.vmap(partial(random_box, height=height, width=width, scale=scale, ratio=ratio))(
-        keys
-    )
+    one = partial(random_box, height=height, width=width, scale=scale, ratio=ratio)
+    draws = jax.jit(jax.vmap(one))(keys)
     got = np.asarray(draws, float)
     assert (got == np.round(got)).all()
     assert (got[:, :2] >= 0).all() and (got[:, 2:] <= [width, height]).all()
@@ -145,7 +147,8 @@ def test_boxes_are_torchvisions():
 
 
 def test_a_box_that_cannot_fit_is_the_middle():
-    box = random_box(KEY, height=10, width=100, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    draw_box = partial(random_box, height=10, width=100, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    box = jax.jit(draw_box)(KEY)
     np.testing.assert_array_equal(box, [45, 0, 55, 10])
 
 
@@ -158,12 +161,12 @@ def test_a_box_that_cannot_fit_is_the_middle():
         pytest.param("affine", "bfloat16", marks=pytest.mark.slow),
         pytest.param("elastic", "float32", marks=pytest.mark.slow),
         pytest.param("jitter", "float32", marks=pytest.mark.slow),
-        ("jitter", "uint16"),
+        pytest.param("jitter", "uint16", marks=pytest.mark.slow),
     ],
 )
 def test_any_mesh_layout_and_dtype(name, dtype):
     images, policy = draw(dtype=dtype), POLICIES[name]
-    plain = ops.augment(KEY, images, policy).images
+    plain = jax.jit(lambda x: ops.augment(KEY, x, policy).images)(images)
     assert plain.dtype == images.dtype
     run = jax.jit(lambda key, x: ops.augment(key, x, policy).images)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
@@ -171,7 +174,8 @@ def test_any_mesh_layout_and_dtype(name, dtype):
     compiled = run.lower(KEY, placed).compile()
     text = compiled.as_text() or ""
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
-    planes = ops.augment(KEY, jnp.moveaxis(images, -1, 1), policy, axes=(-2, -1)).images
+    on_planes = jax.jit(lambda x: ops.augment(KEY, x, policy, axes=(-2, -1)).images)
+    planes = on_planes(jnp.moveaxis(images, -1, 1))
     atol = {"float32": 1e-5, "bfloat16": 2**-6, "uint8": 1}.get(dtype, 3)
     for result in (compiled(KEY, placed), jnp.moveaxis(planes, 1, -1)):
         np.testing.assert_allclose(
@@ -181,11 +185,12 @@ def test_any_mesh_layout_and_dtype(name, dtype):
 
 def test_keys_decide():
     images = draw()
-    runs = [ops.augment(k, images, POLICIES["all"]).images for k in (KEY, KEY, jax.random.key(1))]
+    run = jax.jit(lambda key, x: ops.augment(key, x, POLICIES["all"]).images)
+    runs = [run(k, images) for k in (KEY, KEY, jax.random.key(1))]
     np.testing.assert_array_equal(runs[0], runs[1])
     assert np.abs(runs[0] - runs[2]).max() > 0.1
     # Pictures of one batch differ from each other, and do not depend on the others.
-    same = ops.augment(KEY, jnp.repeat(images[:1], 8, 0), POLICIES["all"]).images
+    same = run(KEY, jnp.repeat(images[:1], 8, 0))
     np.testing.assert_allclose(same[0], runs[0][0], atol=1e-6)
     assert np.abs(same[0] - same[1]).max() > 0.1
 

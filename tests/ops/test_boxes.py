@@ -34,6 +34,7 @@ def whole_boxes(height=14, width=17):
     return np.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], -1)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("size", [(5, 6), (1, 30)], ids=str)
 @pytest.mark.parametrize(
@@ -107,6 +108,7 @@ def by_loop(feature, box, size, scale, ratio, aligned):
     return out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize(("scale", "ratio"), [(1.0, 1), (0.25, 2)])
 def test_roi_align(scale, ratio, aligned):
@@ -150,6 +152,7 @@ def test_bad_arguments(call, error, message):
         call()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(5, 9), (14, 20)], ids=str)
 def test_sums_of_taps_are_the_products(method, size):

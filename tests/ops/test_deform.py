@@ -32,6 +32,7 @@ def check(got, want, dtype, atol):
     assert off.max() <= rounding + most * atol
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_elastic_matches_scipy(dtype):
     rng = np.random.default_rng(1)
@@ -50,6 +51,7 @@ def test_elastic_matches_scipy(dtype):
     check(got, want, dtype, 5e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_thin_plate_spline_matches_scipy(dtype):
     rng = np.random.default_rng(2)
@@ -84,6 +86,7 @@ def test_a_thin_plate_moves_its_points():
     np.testing.assert_allclose(out[0, rows, columns], source, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_of_points():
     """In float64, against a small move."""
     with jax.enable_x64(True):

@@ -52,6 +52,7 @@ def test_layouts_batches_and_symmetry():
     assert jnp.isnan(ops.delta_e(first.at[0, 0, 0, 1].set(jnp.nan), second)).sum() == 1
 
 
+@pytest.mark.slow
 def test_gradient():
     first, second = jnp.asarray([50.0, 20, -30]), jnp.asarray([55.0, 25, -20])
     step = jnp.asarray([0.1, -0.2, 0.3])

@@ -34,6 +34,7 @@ def photos(dtype="uint8", shape=(33, 37)):
 ORDERS = {3: (0, 1), 5: (1, 1), 7: (2, 0)}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_derivatives_are_opencvs(size, dtype):
@@ -62,6 +63,7 @@ def test_laplacian_is_scipys_at_every_border():
         np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("shape", "size", "euclidean"),
     [((33, 37), 3, False), ((33, 37), 5, True), ((1, 1), 3, True), ((2, 9), 5, False)],
@@ -81,6 +83,7 @@ def test_canny_is_opencvs(shape, size, euclidean):
     assert shape != (33, 37) or 0.05 < got.mean() < 0.5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_canny_of_other_dtypes_is_that_of_levels(dtype):
     images = photos(dtype)
@@ -102,12 +105,14 @@ def test_canny_follows_lines_through_many_turns():
     np.testing.assert_array_equal(ops.canny(spiral, 50, 400, axes=(0, 1)), want)
 
 
+@pytest.mark.slow
 def test_canny_in_layouts_and_batches():
     images = jnp.stack([photos(shape=(11, 13))[:6]] * 2, -1)
-    want = ops.canny(images, 50, 100)
-    planes = ops.canny(jnp.moveaxis(images, -1, 1), 50, 100, **FLAT)
+    want = jax.jit(partial(ops.canny, low=50, high=100))(images)
+    planes = jax.jit(partial(ops.canny, low=50, high=100, **FLAT))(jnp.moveaxis(images, -1, 1))
     np.testing.assert_array_equal(jnp.moveaxis(planes, 1, -1), want)
-    np.testing.assert_array_equal(jax.vmap(partial(ops.canny, low=50, high=100))(images), want)
+    one = partial(ops.canny, low=50, high=100)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(one))(images), want)
     assert ops.canny(images[:0], 1, 2).shape == (0, *want.shape[1:])
 
 

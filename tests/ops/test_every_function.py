@@ -137,6 +137,7 @@ def in_float(x):
     return np.asarray(x.astype(jnp.float32))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     function, _ = FUNCTIONS[name]
@@ -150,10 +151,10 @@ def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
     takes = inspect.signature(function).parameters
     layout = {key: value for key, value in PLANES.items() if key in takes}
-    planes = partial(function, **layout)(jnp.moveaxis(images, -1, 1))
+    planes = jax.jit(partial(function, **layout))(jnp.moveaxis(images, -1, 1))
     results = {
         "jit": jax.jit(function)(images),
-        "vmap": jax.vmap(function)(images),
+        "vmap": jax.jit(jax.vmap(function))(images),
         "mesh": compiled(placed),
         "layout": jnp.moveaxis(planes, 1, -1),
     }
@@ -209,7 +210,7 @@ def test_no_function_is_left_to_its_own_file_without_a_reason():
     assert OTHERS - WITH_ARGUMENTS.keys() == apart | {"canny", "connected_components"}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
 def test_jit_vmap_and_mesh_make_no_difference_with_arguments(name):
     function, arrays = WITH_ARGUMENTS[name]
@@ -221,7 +222,7 @@ def test_jit_vmap_and_mesh_make_no_difference_with_arguments(name):
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
     results = {
         "jit": jax.jit(function)(*arrays),
-        "vmap": jax.vmap(function)(*arrays),
+        "vmap": jax.jit(jax.vmap(function))(*arrays),
         "mesh": compiled(*placed),
     }
     for kind, result in results.items():
@@ -244,6 +245,7 @@ NOT_LINEAR = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_LINEAR])
 def test_linear_functions_have_the_gradient_of_linear_ones(name):
     """`vdot(f(x), y) = vdot(x, grad)`, as each is linear in its pictures."""

@@ -31,7 +31,7 @@ REFERENCES = {
 CASES = 60
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize(
     ("shape", "size", "borders"),

@@ -67,6 +67,7 @@ def test_normalise_and_back():
     np.testing.assert_allclose(denormalise(unit, dtype=jnp.float32), levels, atol=3e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chunk", [1, 2, 32, None])
 def test_resize_frames_matches_torch(chunk):
     frames, masks = clip(dtype=np.float32)
@@ -91,6 +92,7 @@ def test_resize_frames_keeps_dtype_and_layout():
     np.testing.assert_array_equal(jnp.moveaxis(first, 2, -1), got)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("size", [(32, 48), (47, 33)])
 def test_preprocess_is_the_sum_of_its_parts(dtype, size):
@@ -118,6 +120,7 @@ def test_default_size_is_the_frames_own():
     np.testing.assert_allclose(got.frames, frames / 127.5 - 1, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_round_trip_through_an_identity_network(dtype):
     frames, masks = clip(dtype=dtype)
@@ -128,6 +131,7 @@ def test_round_trip_through_an_identity_network(dtype):
     np.testing.assert_allclose(back, frames, atol=0 if dtype == np.uint8 else 1e-4)
 
 
+@pytest.mark.slow
 def test_bfloat16_network():
     frames, masks = clip()
     ready = preprocess(frames, masks, size=(32, 32), dtype=jnp.bfloat16)

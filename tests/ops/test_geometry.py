@@ -26,7 +26,7 @@ def pictures(shape, dtype="float32"):
     return jnp.asarray(values.astype(np.uint8 if dtype == "uint8" else np.float32), dtype)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_flip_of_some_pictures(shape, dtype):
@@ -40,6 +40,7 @@ def test_flip_of_some_pictures(shape, dtype):
         np.testing.assert_array_equal(picture, want)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("turns", [-5, -1, 0, 1, 2, 3])
 def test_rot90_and_transpose(turns, dtype):
@@ -52,7 +53,7 @@ def test_rot90_and_transpose(turns, dtype):
     np.testing.assert_array_equal(ops.transpose(images), np.asarray(images).swapaxes(1, 2))
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("border", NUMPY_BORDERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -78,6 +79,7 @@ def test_constant_border(dtype):
         np.testing.assert_array_equal(picture, want)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 5)], ids=str)
 def test_crops_at_places_of_their_own(size, dtype):

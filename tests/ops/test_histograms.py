@@ -32,6 +32,7 @@ def pillows(function, images):
     return np.stack([np.asarray(function(Image.fromarray(image))) for image in images])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_uint8_is_pillows(shape):
     images = levels(shape)
@@ -57,6 +58,7 @@ def test_colours_are_stretched_channel_by_channel():
         np.testing.assert_array_equal(got, pillows(getattr(ImageOps, function), images))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint16"])
 def test_other_dtypes_are_equalised_in_256_levels(dtype):
     images = levels((37, 40))
@@ -89,6 +91,7 @@ def test_autocontrast_of_uint16_and_floats():
     np.testing.assert_allclose(slope[0, 2, 3, 0], 1 / span, rtol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize(
     ("shape", "tiles"),
@@ -115,6 +118,7 @@ def test_clahe_is_opencvs(shape, tiles, dtype):
     assert (difference > 0).mean() <= (0 if shape == (32, 64) else 2e-3)
 
 
+@pytest.mark.slow
 def test_clahe_of_floats_and_its_limit_as_a_number():
     images = levels((32, 64))
     want = np.asarray(ops.clahe(images, 2.0, tiles=4, axes=(-2, -1)))

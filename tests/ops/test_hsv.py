@@ -50,6 +50,7 @@ def apart(got, want, name):
     return difference.max(initial=0)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("name", REFERENCES)
 def test_against_scikit_image_and_colorsys(name, dtype):

@@ -33,6 +33,7 @@ def read(image, rows, columns):
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("count", [4, 5, 8, 12])
 def test_undistort_matches_opencv(count):
     images, cameras, new_cameras, coefficients = draw(count)
@@ -78,6 +79,7 @@ def test_distort_matches_opencv():
     assert seen / CASES > 0.5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "bfloat16"])
 def test_both_undo_each_other(dtype):
     """A smooth picture comes back, in every dtype."""

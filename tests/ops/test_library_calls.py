@@ -221,7 +221,7 @@ def test_every_call_has_a_case():
     assert kernels - otherwise <= {case.target for case in CASES.values()}
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_equal_under_jit_vmap_and_a_mesh(name):
     case, images = CASES[name], pictures(name)
@@ -239,7 +239,7 @@ def test_equal_under_jit_vmap_and_a_mesh(name):
     np.testing.assert_array_equal(compiled(*placed), expected)
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (200, 310)])
 def test_other_sizes(name, size):
@@ -249,6 +249,7 @@ def test_other_sizes(name, size):
     )
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_where_the_library_is_not_called(name, monkeypatch):
     case, images = CASES[name], pictures(name)

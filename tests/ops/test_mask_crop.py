@@ -89,6 +89,7 @@ def test_worked_example():
     np.testing.assert_array_equal(mask_box(masks), [94, 0, 606, 512])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("boxes", "options"),
     [
@@ -139,7 +140,7 @@ BOXES = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(BOXES)
 def test_box_matches_the_rule_on_draws(drawn):
     check_box(drawn)
@@ -191,6 +192,7 @@ def by_torch(image, size):
     return np.moveaxis(y.numpy(), 1, -1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [(16, 24), (48, 31), (100, 7)])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_fixed_size_matches_torch_on_the_cut(size, dtype):
@@ -212,6 +214,7 @@ def test_fixed_size_matches_torch_on_the_cut(size, dtype):
     assert set(np.unique(got.masks)) <= {0, 1}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_opencv_cuts_in_every_form(layout):
     frames, masks = clip((8, 70, 90, 3))
@@ -301,6 +304,7 @@ def test_one_compile_for_every_mask():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_video_shapes_share_one_box_and_vmap_gives_each_clip_its_own():
     frames, masks = clip((4, 70, 90, 3))
     masks[2:, 50:60, 70:80] = 1
@@ -326,6 +330,7 @@ def test_channels_first():
         np.testing.assert_array_equal(got.box, want.box)
 
 
+@pytest.mark.slow
 def test_bfloat16_and_gradient():
     frames, masks = clip()
     got = mask_crop(jnp.asarray(frames, jnp.bfloat16), masks, size=(16, 16), **SMALL)
@@ -358,6 +363,7 @@ def test_paste_of_an_untouched_cut_changes_nothing(dtype):
     np.testing.assert_allclose(mask_paste(frames, cut.frames, masks, cut.box), frames, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_paste_matches_the_blend_by_torch(dtype):
     frames, masks = clip(dtype=dtype)

@@ -26,6 +26,7 @@ def masks(shape=(CASES, 23, 29)):
     return rng.random(shape) < share
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "connectivity"), [((23, 29), 4), ((23, 29), 8), ((1, 1), 4), ((1, 8), 8)]
 )
@@ -57,6 +58,7 @@ def test_a_spiral_is_one_component():
     assert total == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["cpu", "default"])
 def test_distances_are_scipys(form, monkeypatch):
     monkeypatch.setattr(distance, "platform_dependent", lambda x, **forms: forms[form](x))
@@ -74,6 +76,7 @@ def labels_of(drawn, **options):
     return ops.connected_components(drawn, **options).labels
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", [ops.distance_transform, labels_of])
 def test_layouts_dtypes_and_batches(function):
     drawn = masks((CASES, 5, 7))[20:40, ..., None]

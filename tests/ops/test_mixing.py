@@ -31,10 +31,11 @@ def exchanged(x):
     return np.asarray(x)[np.arange(len(x)) ^ 1]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_mixup_blends_as_the_labels_say(dtype):
     images = pictures(dtype)
-    out = ops.augment(KEY, images, (STEPS["mixup"],), labels=labels())
+    out = jax.jit(lambda x, y: ops.augment(KEY, x, (STEPS["mixup"],), labels=y))(images, labels())
     assert out.labels is not None and out.images.dtype == images.dtype
     own = np.asarray(out.labels).diagonal()[:, None, None, None].astype(np.float64)
     np.testing.assert_allclose(out.labels.sum(1), 1, atol=1e-6)
@@ -44,10 +45,12 @@ def test_mixup_blends_as_the_labels_say(dtype):
     np.testing.assert_allclose(np.asarray(out.images, np.float64), want, atol=atol)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_cutmix_cuts_pictures_masks_and_labels_alike(dtype):
     images, masks = pictures(dtype), pictures("uint8")[..., :1]
-    out = ops.augment(KEY, images, (STEPS["cutmix"],), masks=masks, labels=labels())
+    run = jax.jit(lambda x, m, y: ops.augment(KEY, x, (STEPS["cutmix"],), masks=m, labels=y))
+    out = run(images, masks, labels())
     assert out.labels is not None and out.masks is not None
     other = (np.asarray(out.images) == exchanged(images)).all(-1)
     np.testing.assert_array_equal(
@@ -63,12 +66,14 @@ def test_cutmix_cuts_pictures_masks_and_labels_alike(dtype):
         assert inside[box].all()
 
 
+@pytest.mark.slow
 def test_boxes_of_cutmix_are_torchvisions():
     """The distribution of CutMix.make_params, whose lines stand here."""
     count = 4000
     images = np.zeros((count, HEIGHT, WIDTH, 1), np.float32)
     one_hot = np.eye(2, dtype=np.float32)[np.arange(count) % 2]
-    out = ops.augment(KEY, images, (ops.CutMix(alpha=1.0),), labels=one_hot)
+    policy = (ops.CutMix(alpha=1.0),)
+    out = jax.jit(lambda x, y: ops.augment(KEY, x, policy, labels=y))(images, one_hot)
     got = (np.asarray(out.labels) * one_hot).sum(1)
     rng = np.random.default_rng(0)
     x, y = rng.integers(WIDTH, size=count), rng.integers(HEIGHT, size=count)
@@ -96,17 +101,18 @@ def test_shares_of_mixup_are_beta(alpha):
 def test_any_mesh_and_layout(name):
     """Shards of an even number of pictures do not communicate."""
     images, policy = pictures(), (STEPS[name],)
-    plain = ops.augment(KEY, images, policy, labels=labels())
 
     def run(images, shares):
         return ops.augment(KEY, images, policy, labels=shares)
 
+    plain = jax.jit(run)(images, labels())
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     placed = jax.device_put((images, labels()), NamedSharding(mesh, P("data")))
     compiled = jax.jit(run).lower(*placed).compile()
     text = compiled.as_text() or ""
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
-    planes = ops.augment(KEY, jnp.moveaxis(images, -1, 1), policy, axes=(-2, -1)).images
+    on_planes = jax.jit(lambda x: ops.augment(KEY, x, policy, axes=(-2, -1)).images)
+    planes = on_planes(jnp.moveaxis(images, -1, 1))
     meshed = compiled(*placed)
     assert plain.labels is not None
     np.testing.assert_allclose(meshed.images, plain.images, atol=1e-6)

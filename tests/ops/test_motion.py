@@ -13,6 +13,7 @@ from tests.ops.dtypes import EVERY_DTYPE
 CASES, SIZE = 24, 9
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_motion_blur_is_the_mean_of_shifts(dtype):
     rng = np.random.default_rng(0)

@@ -54,6 +54,7 @@ def test_poisson_noise_counts_photons():
         np.testing.assert_allclose(seen, poisson.pmf(numbers, light * photons), atol=0.02)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_salt_and_pepper(dtype):
     share = np.linspace(0, 1, 8).astype(np.float32)
@@ -70,6 +71,7 @@ def test_salt_and_pepper(dtype):
     assert abs((theirs != flat()).mean() - replaced[3].mean()) < 0.03
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "noise",
     [

@@ -37,6 +37,7 @@ def reference(judged, clean):
     return [sewar.psnrb(y, x, MAX=peak) for x, y in zip(*exact, strict=True)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
 def test_sewars(dtype):
     judged, clean = pairs((33, 46), dtype)
@@ -47,6 +48,7 @@ def test_sewars(dtype):
     assert counts[-1] and not counts.all()  # some are blocky, some are not
 
 
+@pytest.mark.slow
 def test_luma_layouts_and_gradient():
     judged, clean = (jnp.concatenate([x, 0.9 * x, 0.8 * x], -1) for x in pairs((17, 25), count=8))
     judge = partial(ops.psnr_b, luma="matlab")

@@ -47,6 +47,7 @@ def test_psnr_of_a_large_image_does_not_drift():
     np.testing.assert_allclose(psnr(noisy, clean), [want], atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("luma", [None, "matlab", "full"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_equal_images_are_infinitely_good(dtype, luma):
@@ -55,6 +56,7 @@ def test_equal_images_are_infinitely_good(dtype, luma):
     np.testing.assert_allclose(ssim(clean, clean, luma=luma), 1, atol=1e-6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -103,6 +105,7 @@ def literature_ssim(a: np.ndarray, b: np.ndarray) -> float:
     return float((top / ((mu_a**2 + mu_b**2 + c1) * (var_a + var_b + c2))).mean())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("border", [0, 4])
 def test_the_literatures_y_channel_convention(border):
     noisy, clean = pair()
@@ -126,6 +129,7 @@ def test_the_literatures_y_channel_convention(border):
     np.testing.assert_allclose(psnr(*scaled, data_range=255, **options), want, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("metric", [psnr, ssim])
 def test_layouts_and_vmap_agree(metric):
     noisy, clean = pair()

@@ -97,7 +97,7 @@ def test_bad_images_are_refused(bad, error):
         resize(bad, 4, axes=(-3, -2))
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("size", [(9, 40), (31, 11), (20, 20), (40, 60)])
 @pytest.mark.parametrize(("convention", "method"), RADIUS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -153,7 +153,7 @@ def _compiled(convention: str, method: str, size: tuple[int, int]) -> Callable:
     return jax.jit(partial(resize, size=size, method=method, convention=convention))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16, np.uint8])
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_layouts_batches_and_vmap_agree(convention, dtype):
@@ -198,7 +198,7 @@ COLLECTIVE = re.compile(
 )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "shape_and_spec", [("batch", P("d")), ("channels", P(None, None, None, "d"))]
 )
@@ -229,6 +229,7 @@ def test_sharded_images_stay_sharded(shape_and_spec, size, method, antialias, dt
     np.testing.assert_allclose(got, call(jnp.asarray(picture)), atol=atol, rtol=0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "size", "method", "antialias"),
     [
@@ -346,6 +347,7 @@ def _line(convention: str, method: str, after: int) -> Callable:
     return jax.jit(lambda x: resize(x, after, method=method, convention=convention, axes=(-3,)))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("name", ["linear", "cubic", "lanczos3"])
 def test_names_of_jax(name, convention):

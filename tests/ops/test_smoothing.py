@@ -41,6 +41,7 @@ def rounding(dtype, error):
     return {"float32": 0, "bfloat16": 2**-8}.get(dtype, 0.5) + error * peak
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(13, 15), (1, 1)])
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 def test_bilateral_is_opencvs(dtype, shape):
@@ -59,6 +60,7 @@ def test_bilateral_is_opencvs(dtype, shape):
     assert dtype != "uint8" or (difference > 0).mean() < 1e-3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint16"])
 def test_bilateral_of_other_dtypes(dtype):
     images, peak = photos(dtype), PEAKS.get(dtype, 1)
@@ -71,7 +73,7 @@ def test_bilateral_of_other_dtypes(dtype):
     np.testing.assert_array_equal(alone[..., 1:2], grey)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("guides", "dtype"), [(1, "bfloat16"), (1, "uint8"), (3, "float32"), (3, "uint16")]
 )
@@ -90,10 +92,11 @@ def test_guided_is_kornias(guides, dtype):
 def test_guided_by_itself_with_an_eps_for_each_picture():
     image = photos()[:4, ..., :1]
     eps = np.geomspace(1e-4, 1, 4).astype(np.float32)
-    got = ops.guided_filter(image, image, 3, eps)
-    single = jax.vmap(lambda x, e: ops.guided_filter(x, x, 3, e))(image, eps)
+    guided = jax.jit(lambda x, e: ops.guided_filter(x, x, 3, e))
+    got = guided(image, eps)
+    single = jax.jit(jax.vmap(guided))(image, eps)
     np.testing.assert_allclose(got, single, atol=1e-6)
-    spread = jax.value_and_grad(lambda e: ops.guided_filter(image, image, 3, e).var())
+    spread = jax.jit(jax.value_and_grad(lambda e: guided(image, e).var()))
     change = spread(0.011)[0] - spread(0.009)[0]
     np.testing.assert_allclose(spread(0.01)[1], change / 0.002, rtol=2e-2)
 
@@ -114,6 +117,7 @@ def test_unsharp_mask_is_scikit_images(dtype):
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE[:3])
 def test_traced_sigmas_are_scipys(dtype):
     images = photos(dtype)
@@ -129,6 +133,7 @@ def test_traced_sigmas_are_scipys(dtype):
     np.testing.assert_allclose(exactly(got), np.stack(want), atol=rounding(dtype, 1e-6))
 
 
+@pytest.mark.slow
 def test_traced_sigma_in_other_layouts_and_its_gradient():
     images = photos()
     sigma = np.linspace(0, 2, CASES).astype(np.float32)

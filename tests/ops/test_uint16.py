@@ -19,6 +19,7 @@ def levels(*shape):
     return np.random.default_rng(0).integers(0, 65536, shape).astype(np.uint16)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [(7, 30), (21, 9)], ids=str)
 @pytest.mark.parametrize("method", ["nearest", "bilinear"])
 def test_resize_is_opencvs(method, size):
@@ -47,6 +48,7 @@ def test_resize_is_pillows_rounded():
     assert np.abs(np.asarray(got, float)[..., 0] - want).max() < OFF
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("border", ["reflect101", "edge"])
 @pytest.mark.parametrize("sigma", [(0.8, 2.3), (3.0, 0.5)], ids=str)
 def test_blur_is_opencvs(sigma, border):

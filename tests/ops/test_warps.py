@@ -68,6 +68,7 @@ def in_torch(images, grid, method, padding_mode, align_corners) -> np.ndarray:
     return np.moveaxis(out.numpy(), 1, -1)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
@@ -84,6 +85,7 @@ def test_grid_sample_matches_torch(method, padding_mode, align_corners):
         np.testing.assert_allclose(got, want, atol=ATOL)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8", "uint16"])
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 def test_grid_sample_of_other_dtypes(method, dtype):
@@ -96,6 +98,7 @@ def test_grid_sample_of_other_dtypes(method, dtype):
     check(got, in_torch(exact, grid, method, "zeros", False), dtype)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 def test_gradients_match_torch(method):
     images = pictures((6, 7, 2))[:3]
@@ -122,6 +125,7 @@ def matrices() -> np.ndarray:
     return np.round(out * 64) / 64
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("border", BORDERS)
 def test_warp_affine_matches_scikit_image(border, shape):
@@ -166,6 +170,7 @@ def test_warp_perspective_matches_scikit_image(dtype):
     assert (off > rounding + 1e-3).mean() < 1e-3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("border", ["constant", "edge"])
 def test_rotate_matches_scikit_image(border):
     images = pictures((9, 11, 2))
@@ -178,6 +183,7 @@ def test_rotate_matches_scikit_image(border):
     np.testing.assert_allclose(got, np.stack(want), atol=ATOL)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("turns", [-3, -1, 0, 1, 2, 5])
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16"])
 def test_quarter_turns_are_exact(turns, dtype):
@@ -190,7 +196,7 @@ def test_quarter_turns_are_exact(turns, dtype):
 MODES = ["reflect", "grid-mirror", "mirror", "constant", "grid-constant", "nearest", "grid-wrap"]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("order", range(6))
 def test_map_coordinates_matches_scipy(order, mode):
@@ -206,6 +212,7 @@ def test_map_coordinates_matches_scipy(order, mode):
     np.testing.assert_allclose(got, np.stack(want), atol=ATOL)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "bfloat16"])
 def test_map_coordinates_of_other_dtypes(dtype):
     array = jnp.asarray(pictures((9, 11, 1), dtype)[..., 0], dtype)
@@ -233,6 +240,7 @@ def test_coefficients_of_one_pixel_and_without_prefilter():
         np.testing.assert_allclose(got, want, atol=ATOL)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("order", [1, 3])
 def test_the_blocks_of_tpus_match_scipy(order, monkeypatch):
     """21 rows in blocks of 8, the last of which overlaps."""
@@ -273,6 +281,7 @@ def test_temporaries_on_a_tpu(order, dtype):
     assert memory.temp_size_in_bytes <= most
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("method", "radius"), [("nearest", 0.5), ("bilinear", 1), ("bicubic", 2)])
 def test_bad_pixels_stay_within_the_filter(method, radius, value):

@@ -80,6 +80,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("case", "way", "axis"), every_pair(AXES, list(WAYS), [0, 1, 2]))
 def test_every_way_computes_the_same_sums(case, way, axis):
     taps = table(*case)
@@ -95,7 +96,7 @@ def test_every_way_computes_the_same_sums(case, way, axis):
 RULES = [(name, method) for name, rules in CONVENTIONS.items() for method in rules.methods]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("rule", RULES, ids="-".join)
 def test_a_resize_is_its_definition_axis_by_axis(rule, dtype):
@@ -124,6 +125,7 @@ def test_a_resize_is_its_definition_axis_by_axis(rule, dtype):
     np.testing.assert_allclose(result, expected.astype(dtype), atol=atol, rtol=0)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("way", ["phase", "gather", "loop"])
 @pytest.mark.parametrize("case", AXES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -163,7 +165,7 @@ def test_no_phases_where_the_ratio_has_none():
     assert plan_phases(table(5, 3, "bilinear", False)) is None
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "sizes", [((40, 36), (20, 18)), ((20, 18), (40, 54)), ((700, 9), (350, 9))]
 )
@@ -194,6 +196,7 @@ def test_products_for_tpu_agree_with_sums(sizes, bad):
     np.testing.assert_allclose(gradient, other, atol=1e-5, rtol=0)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("after", [(20, 18), (90, 54), (7, 80)])
 @pytest.mark.parametrize(
     ("library", "method"),
@@ -261,6 +264,7 @@ def test_a_gradient_scatters_nothing(run):
     assert "scatter" not in str(jax.make_jaxpr(gradient)(image))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(32, 36), (13, 11)], ids=["phases", "no period"])
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 def test_a_gpu_computes_what_torch_does(method, size):
@@ -272,8 +276,9 @@ def test_a_gpu_computes_what_torch_does(method, size):
     tensor = torch.from_numpy(image).requires_grad_()
     want = F.interpolate(tensor, size, mode=method)
     (gradient,) = torch.autograd.grad(want.square().sum(), tensor)
-    np.testing.assert_allclose(on_gpu(jnp.asarray(image), passes), want.detach(), atol=1e-5)
-    got = jax.grad(lambda x: (on_gpu(x, passes) ** 2).sum())(jnp.asarray(image))
+    result, back = jax.vjp(jax.jit(partial(on_gpu, passes=passes)), jnp.asarray(image))
+    np.testing.assert_allclose(result, want.detach(), atol=1e-5)
+    (got,) = back(2 * result)
     np.testing.assert_allclose(got, gradient, atol=1e-4)
 
 

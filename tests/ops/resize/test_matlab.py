@@ -65,7 +65,7 @@ def imresize(image: np.ndarray, size: tuple[int, int], scale: float | None, edge
     return image
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("edges", ["clamp", "mirror"])
 @pytest.mark.parametrize(("before", "scale", "after"), CASES)
 def test_uint8_is_bit_equal(before, scale, after, edges):
@@ -77,7 +77,7 @@ def test_uint8_is_bit_equal(before, scale, after, edges):
     np.testing.assert_array_equal(got, imresize(image, after, scale, edges))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("edges", ["clamp", "mirror"])
 @pytest.mark.parametrize(("before", "scale", "after"), CASES)
 def test_float32(before, scale, after, edges):

@@ -54,7 +54,7 @@ def theirs(image: np.ndarray, size: tuple[int, int], method: str) -> np.ndarray:
     return out.reshape(*size, image.shape[-1])
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("before", "after"), SIZES)
 def test_float32(before, after, channels):
@@ -66,7 +66,7 @@ def test_float32(before, after, channels):
         np.testing.assert_allclose(got, want, atol=ATOL, rtol=0, err_msg=method)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("before", "after"), SIZES)
 def test_uint8(before, after, channels):

@@ -49,7 +49,7 @@ def ours(image: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
     return {name: np.asarray(out) for name, out in jax.jit(run)(image).items()}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(), (3,)])
 @pytest.mark.parametrize(("before", "after"), SIZES + TALL)
 def test_uint8_is_bit_equal(before, after, shape):
@@ -61,7 +61,7 @@ def test_uint8_is_bit_equal(before, after, shape):
         np.testing.assert_array_equal(got, want, err_msg=method)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("before", "after"), SIZES)
 def test_mode_f(before, after):
     image = photo(before, np.float32)
@@ -76,7 +76,7 @@ def test_area_is_box():
     np.testing.assert_array_equal(area, box)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "channels"), [("RGBA", 4), ("LA", 2)])
 @pytest.mark.parametrize(("before", "after"), SIZES[::3])
 def test_alpha(mode, channels, before, after):
