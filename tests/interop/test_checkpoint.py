@@ -65,6 +65,7 @@ def test_lowest_metric_can_be_best(tmp_path):
         assert checkpoints.steps == [2, 3]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("saved_on", "restored_on"),
     [
@@ -162,7 +163,7 @@ def change_metrics(folder: Path) -> None:
     (folder / "metrics" / "metrics").write_text('{"psnr": 99.0}')
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("damage_folder", "reason"),
     [

@@ -45,7 +45,7 @@ def test_workers_of_torch_alone_work_and_the_fork_is_said(tmp_path):
     assert "os.fork() was called" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["apply", "convert"])
+@pytest.mark.parametrize("kind", ["apply", pytest.param("convert", marks=pytest.mark.slow)])
 def test_jax_in_a_worker_is_refused(tmp_path, kind):
     done = run(tmp_path, kind)
     assert done.returncode == 1

@@ -61,7 +61,7 @@ def test_unknown_and_absent_platforms():
         select_platform("npu")
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("platform", ["tpu", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_a_platform_that_is_not_there_is_one_line_and_status_2(platform, tmp_path):
     # A process of its own: JAX chooses its platform once.
     command = [sys.executable, "-m", "jaxsr.train", "--platform", platform]

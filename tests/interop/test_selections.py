@@ -146,7 +146,7 @@ def _both(function, mask, inputs=(X, Y)):
         np.testing.assert_allclose(gradients[0][name], expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_a_mask(name):
     _both(CASES[name], MASK)

@@ -40,6 +40,7 @@ def on_one(topology, *shapes, dtype=jnp.bfloat16):
     return [jax.ShapeDtypeStruct(shape, dtype, sharding=one) for shape in shapes]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", GPUS)
 def test_every_gpu_compiles(name):
     topology = load_topology(f"{name}:1")
@@ -120,6 +121,7 @@ def test_plugin_is_missing(monkeypatch):
 # ---- the report against arithmetic
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolution_and_both_gradients_against_arithmetic(h100, groups, stride):
@@ -195,6 +197,7 @@ class Block(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["h100:4", "b200:4", "a100:4", "l4:4"])
 def test_a_training_step_transposes_no_image_and_sends_one_sum(name):
     topology = load_topology(name)

@@ -55,6 +55,7 @@ def collected(model):
     return jax.jit(run)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_what_torch_refuses_is_an_error(name):
     _, last, counts_from_end = OPERATIONS[name]

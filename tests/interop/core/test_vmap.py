@@ -52,6 +52,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_gradients(name):
     module = Mapped(FUNCTIONS[name])

@@ -7,6 +7,7 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.lowerings.convolution import convolution
@@ -63,6 +64,7 @@ def test_a_second_process_uses_the_kept_program_and_computes_the_same(tmp_path):
     assert second == ["1", first[1]]
 
 
+@pytest.mark.slow
 def test_a_program_of_other_options_is_another_program(tmp_path):
     assert run(tmp_path, 1)[1] != run(tmp_path, 2)[1]
     assert run(tmp_path, 2)[0] == "1"

@@ -33,7 +33,7 @@ def close(got, want, dtype, size):
     assert (np.abs(got - want) <= 4 * unit * (size + 1e-3)).all(), np.abs(got - want).max()
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "width", [1, 8, 13, *(pytest.param(width, marks=pytest.mark.slow) for width in (7, 12))]
 )
@@ -126,7 +126,7 @@ def check_convolution(drawn):
         close(grads[name], parameter.grad.float(), dtype, sizes.get_parameter(name).grad)
 
 
-@settings(DRAWN, max_examples=20)
+@settings(DRAWN, max_examples=8)
 @given(convolutions())
 def test_any_convolution_and_its_gradients(drawn):
     check_convolution(drawn)
@@ -194,6 +194,7 @@ def test_five_hundred_offsets_before_and_after_a_convolution(seed):
     check_offsets(seed)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("network", "taps", "width", "dtype", "found"),
     [

@@ -34,6 +34,7 @@ def of_torch(module, x):
     return [each.detach().double().numpy() for each in (value, slope, curvature)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gelu_is_as_exact_as_torchs_own(approximate, dtype):

@@ -43,6 +43,7 @@ def test_grouped_queries_with_other_heads_for_keys_than_for_values():
         np.testing.assert_allclose(gradient, tensor.grad, atol=1e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("heads", ["one for all", "one a head", "shared by rows"])
 @pytest.mark.parametrize("kind", [bool, float])
 def test_grouped_queries_with_masks(heads, kind):
@@ -133,7 +134,7 @@ def _tensors(arrays, dtype=torch.float64):
     return [t if t.dtype == torch.bool else t.to(dtype) for t in tensors]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_float64(kernels, name):
     case = CASES[name]
@@ -176,6 +177,7 @@ def test_float64(kernels):
 DERIVED = ["causal", "grouped, mask of heads", "mask of heads"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DERIVED)
 def test_forward_mode(kernels, name):
     case = CASES[name]
@@ -206,7 +208,7 @@ def test_gradient_of_a_gradient(kernels):
         _assert_close(one, other, 5e-6)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mask of numbers", "grouped, mask of rows", "mask"])
 @pytest.mark.parametrize("mapped", [(0, None, 1, None), (None, 2, None, 0), (1, 0, 0, 1)], ids=str)
 def test_vmap_of_the_result_and_of_its_gradients(name, mapped):
@@ -280,6 +282,7 @@ def test_a_bias_of_the_scores_has_a_gradient():
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("axes", [{"data": 2}, {"tensor": 2}, {"data": 2, "tensor": 2}], ids=str)
 @pytest.mark.parametrize("name", ["grouped, mask of heads", "grouped, mask of rows", "mask"])
 def test_each_device_attends_in_its_rows_and_heads(axes, name, monkeypatch):

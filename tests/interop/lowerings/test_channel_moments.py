@@ -38,6 +38,7 @@ def over_pixels(axis, by_row):
     return [i for i in range(4) if i != axis and (i or not by_row)]
 
 
+@pytest.mark.sample(8)
 @LAYOUTS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sums(kernels, axis, by_row, dtype):
@@ -49,6 +50,7 @@ def test_sums(kernels, axis, by_row, dtype):
         assert ("jaxsr_channel_sums" in run.lower(x).as_text()) == (kernels == "native")
 
 
+@pytest.mark.sample(8)
 @LAYOUTS
 @pytest.mark.parametrize("mean", [0, 100])
 @pytest.mark.parametrize("pixels", [24 * 32, 23 * 31])  # the second one is odd
@@ -71,7 +73,7 @@ def normalised(x, scale, shift, axis, by_row):
     return affine(x, mean, scale, jnp.broadcast_to(shift, scale.shape), axis=axis)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @LAYOUTS
 def test_every_derivative_of_a_normalisation(kernels, axis, by_row):
     x = images(axis, mean=2)
@@ -120,6 +122,7 @@ def test_a_frozen_normalisation_needs_no_sums():
     np.testing.assert_allclose(gradient(x), np.cos(x), atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("axis", SHAPES)
 def test_spread_values_have_sums_as_gradient(kernels, axis):
     x = images(axis)

@@ -74,6 +74,7 @@ def any_size(monkeypatch):
     monkeypatch.setattr(choice, "_LEAST_CONCATENATED", 0)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     "module",
     [

@@ -151,7 +151,7 @@ def close(actual, expected):
     np.testing.assert_allclose(actual, expected.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(kernels, case):
     image, weight, options = CASES[case].arrays()
@@ -167,6 +167,7 @@ def test_gradients(kernels, case):
     assert ("jaxsr_convolution" in text) == (kernels == "native")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", DERIVED)
 def test_forward_mode(kernels, case):
     image, weight, options = CASES[case].arrays()
@@ -177,6 +178,7 @@ def test_forward_mode(kernels, case):
     close(tangent, expected)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", DERIVED)
 def test_gradient_of_a_gradient(kernels, case):
     image, weight, options = CASES[case].arrays()
@@ -191,7 +193,7 @@ def test_gradient_of_a_gradient(kernels, case):
         close(one, other)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", DERIVED)
 @pytest.mark.parametrize("mapped", [(1, 2), (0, None), (None, 0)], ids=str)
 def test_vmap_of_the_result_and_of_its_gradients(case, mapped):
@@ -233,6 +235,7 @@ def test_scan_and_remat():
     close(jax.jit(jax.grad(loss))(weight), torch.func.grad(torch_loss)(torch.from_numpy(weight)))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_dtypes(kernels, dtype):
     image, weight, options = CASES["plain"].arrays()

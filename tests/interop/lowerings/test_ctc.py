@@ -42,7 +42,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name):
     module = Loss(CASES[name])

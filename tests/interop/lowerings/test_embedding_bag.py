@@ -21,6 +21,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name):
     options, inputs = CASES[name]

@@ -42,6 +42,7 @@ class TwoReaders(nn.Module):
         return torch.relu(y) * y
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_activations(name, bias):
@@ -56,6 +57,7 @@ def test_activations(name, bias):
     assert program(fused(run), x).count(f"@{kernel}(") == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_residual_block_is_two_calls(dtype, bias):

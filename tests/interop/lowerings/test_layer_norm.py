@@ -51,6 +51,7 @@ def torch_gradient(module, x):
     return out.detach().numpy(), tensor.grad.numpy()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "module",
     [

@@ -161,6 +161,7 @@ def test_impossible_geometry_is_left_to_torch():
     assert not onednn.convolve("out", _channels_last(x), w, _channels_last(out), geometry)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_network_and_its_gradients(kernels, monkeypatch):
     monkeypatch.setenv("JAXSR_CPU_KERNELS", kernels)

@@ -26,7 +26,7 @@ def system(rows: int, columns: int, dtype: str, *, batch: tuple[int, ...] = (2, 
     return (a + 2 * rows**0.5 * np.eye(rows)).astype(dtype), b.astype(dtype)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("rows", "dtype"), [(1, "float32"), (7, "complex64"), (130, "float32")])
 @pytest.mark.parametrize("left_side", [False, True])
 @pytest.mark.parametrize("lower", [False, True])

@@ -50,6 +50,7 @@ def torch_loss(params, inputs, targets):
     return torch.mean((hidden - targets) ** 2)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_fifty_steps_equal_torch(config):
     start, inputs, targets = problem()

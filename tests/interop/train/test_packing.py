@@ -41,6 +41,7 @@ def test_unpacking_gives_the_tree_back(devices):
     jax.tree.map(np.testing.assert_array_equal, result, nested)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rule", ["adam", "adamw", "sgd", "adagrad"])
 def test_optimizers_take_the_same_steps(rule):
     config = OptimizerConfig(
