@@ -148,18 +148,15 @@ LIBRARY = {
     "int8, in turn": ["--quantize", "int8", "--batch-size", 2],
     "deterministic, bfloat16": ["--deterministic", "--dtype", "bfloat16"],
 }
-SLOW = pytest.mark.slow
 
 
-def cases(table):
-    """The first by default, the others where slow tests run."""
-    return [
-        pytest.param(options, id=name, marks=[SLOW] if place else [])
-        for place, (name, options) in enumerate(table.items())
-    ]
-
-
-@pytest.mark.parametrize("options", cases(OWN))
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=[pytest.mark.slow] if place else [])
+        for place, (name, options) in enumerate(OWN.items())
+    ],
+)
 def test_of_our_own_networks(options, both, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ahead, run = both(*PROMPT, "--model", model_folder("llama"), *COMMON, *options)
@@ -167,7 +164,8 @@ def test_of_our_own_networks(options, both, model_folder, tmp_path, monkeypatch)
     assert len(run) >= (1 if "--num-beams" in options else 3)
 
 
-@pytest.mark.parametrize("options", cases(LIBRARY))
+@pytest.mark.slow
+@pytest.mark.parametrize("options", LIBRARY.values(), ids=LIBRARY)
 def test_of_transformers_networks(options, both, gemma2):
     ahead, run = both(*PROMPT, "--model", gemma2, *COMMON, *options)
     assert ahead == run

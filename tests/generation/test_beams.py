@@ -142,7 +142,8 @@ def test_beams_of_models_of_transformers(kind, family, engines, models, prompts)
     check(complete(engine, prompts, BEAMS, batch_size=3, stop_ids=stops), reference)
 
 
-def test_processors_change_the_scores_of_beams_too(engines, models, prompts):
+@pytest.mark.parametrize("kind", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_processors_change_the_scores_of_beams_too(kind, engines, models, prompts):
     model = models("llama")[1]
     others = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 6}
     free = expected(model, prompts[0], BEAMS, [])[0]
@@ -150,7 +151,7 @@ def test_processors_change_the_scores_of_beams_too(engines, models, prompts):
     options = dataclasses.replace(BEAMS, num_beams=5, **others)
     reference = [expected(model, prompt, options, stops, **others) for prompt in prompts]
     check(
-        complete(engines("jax", "llama"), prompts, options, batch_size=3, stop_ids=stops), reference
+        complete(engines(kind, "llama"), prompts, options, batch_size=3, stop_ids=stops), reference
     )
 
 

@@ -21,6 +21,7 @@ from jaxsr.models.llama.quantized import quantize
 
 LENGTHS = (3, 17, 30, 16)
 GREEDY = SamplingOptions(max_new_tokens=24)
+LOOKUP = dataclasses.replace(GREEDY, prompt_lookup=3)
 DRAWN = SamplingOptions(max_new_tokens=24, temperature=0.8, top_k=60, top_p=0.9, seed=3)
 
 
@@ -84,15 +85,21 @@ def test_padding_side_and_batch_size_make_no_difference(kind, engines, hf_model,
     assert tokens(complete(engine, prompts, GREEDY, batch_size=1)) == want
 
 
-@pytest.mark.parametrize(("padding", "rows"), [("left", 3), ("right", 1)])
-def test_forms_for_gpus_give_the_same_tokens(padding, rows, network, hf_model, prompts):
+@pytest.mark.parametrize(
+    ("padding", "rows", "options"),
+    [
+        ("left", 3, GREEDY),
+        pytest.param("left", 3, LOOKUP, marks=pytest.mark.slow),
+        pytest.param("right", 1, GREEDY, marks=pytest.mark.slow),
+        pytest.param("right", 1, LOOKUP, marks=pytest.mark.slow),
+    ],
+)
+def test_forms_for_gpus_give_the_same_tokens(padding, rows, options, network, hf_model, prompts):
     engine = JaxEngine(network("llama"))
     engine._layout.writes_first = True
     take_fewer_kernels(engine._skeleton, join=True)
     want = expected(hf_model("llama"), prompts, 24)
-    assert tokens(complete(engine, prompts, GREEDY, batch_size=rows, padding=padding)) == want
-    lookup = dataclasses.replace(GREEDY, prompt_lookup=3)
-    assert tokens(complete(engine, prompts, lookup, batch_size=rows, padding=padding)) == want
+    assert tokens(complete(engine, prompts, options, batch_size=rows, padding=padding)) == want
 
 
 @pytest.mark.parametrize("kind", ["jax", "torch"])
@@ -158,12 +165,11 @@ def bits(engine, prompts, **how):
 FAMILIES = ("llama", "llama-plain", "qwen3")
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        ("jax", "llama"),
         ("torch", "qwen3"),
+        pytest.param("jax", "llama", marks=pytest.mark.slow),
         pytest.param("jax", "qwen3", marks=pytest.mark.slow),
         pytest.param("torch", "llama", marks=pytest.mark.slow),
         pytest.param("jax", "llama-plain", marks=pytest.mark.slow),
@@ -207,7 +213,8 @@ def test_deterministic_rows_of_wide_products_are_independent_of_company(rows, pr
     assert bits(engine, short * 4, batch_size=16) == alone * 4
     programs = [p for key, p in engine._programs.items() if key[0] == "decode"]
     assert all(('"__ynn_fusion"' in p.as_text()) == (rows == TILE) for p in programs)
-    assert bits(engine, [*short, short[0][:3]][::-1], batch_size=3)[:0:-1] == alone
+    mixed = [*short, short[1][:3]][::-1]
+    assert bits(engine, mixed, batch_size=3, padding="left", chunk=5)[:0:-1] == alone
 
 
 def test_deterministic_on_several_devices_is_refused(engines, prompts):
@@ -227,14 +234,13 @@ def test_deterministic_draws_are_the_prompts_own(kind, engines, prompts):
     assert again[0] == alone[0] != again[1]  # an equal prompt draws anew
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("first", "second", "options"),
     [
-        ("jax", "torch", GREEDY),
         ("torch", "jax", GREEDY),
+        pytest.param("jax", "torch", GREEDY, marks=pytest.mark.slow),
         pytest.param("jax", "jax", DRAWN, marks=pytest.mark.slow),
-        ("torch", "jax8", DRAWN),
+        pytest.param("torch", "jax8", DRAWN, marks=pytest.mark.slow),
     ],
 )
 def test_saved_cache_goes_on_elsewhere(first, second, options, engines, network, prompts, tmp_path):
@@ -364,7 +370,7 @@ def test_prompts_that_cannot_run_are_refused(prompts, message, engines):
 def test_decode_loop_updates_its_cache_in_place(engines, prompts):
     """No copy of a layer's cache, or every token would cost a pass over all of it."""
     engine = engines("jax")
-    batch = engine.start(prompts[:1], [0], GREEDY)
+    batch = engine.start(prompts, range(4), GREEDY)
     shapes = {
         "f32[" + ",".join(map(str, t.shape)) + "]" for pair in batch.state["cache"] for t in pair
     }

@@ -40,17 +40,21 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-def test_rows_hold_what_was_generated(capsys, model_folder, hf_model, hf_tokenizer, tmp_path):
+@pytest.mark.parametrize("sizes", [(2,), pytest.param((1, 2), marks=pytest.mark.slow)], ids=str)
+def test_rows_hold_what_was_generated(
+    sizes, capsys, model_folder, hf_model, hf_tokenizer, tmp_path
+):
     folder, out = model_folder("llama"), tmp_path / "rows.jsonl"
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "How are people?"}\n')
     common = ("--model", folder, "--max-new-tokens", 8, "--ignore-eos")
     status, shown, said = run(
-        capsys, "Hello there", "--prompts", prompts, *common, "--batch-size", 1, 2, "--out", out
+        capsys, "Hello there", "--prompts", prompts, *common, "--batch-size", *sizes, "--out", out
     )
     assert status == 0, said
     rows = [json.loads(line) for line in out.open()]
-    assert [(row["batch_size"], row["index"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    expected = [(size, index) for size in sizes for index in (0, 1)]
+    assert [(row["batch_size"], row["index"]) for row in rows] == expected
     for row in rows:
         chat = [{"role": "user", "content": row["prompt"]}]
         ids = hf_tokenizer.apply_chat_template(
@@ -67,7 +71,7 @@ def test_rows_hold_what_was_generated(capsys, model_folder, hf_model, hf_tokeniz
         assert (row["model"], row["finish"]) == (folder.name, "length")
         assert row["device"].startswith("cpu")
     assert rows[0]["output"] in shown
-    assert "4 outputs, 32 tokens" in said
+    assert f"{len(rows)} outputs, {8 * len(rows)} tokens" in said
     table = tmp_path / "rows.csv"
     status, _, said = run(
         capsys, "Hello there", *common, "--engine", "torch", "--out", table, "--deterministic"
@@ -136,7 +140,7 @@ def test_prompts_go_on_after_a_kill(capsys, model_folder, tmp_path):
     assert "was made with run=" in run(capsys, *common)[2]
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_stop_texts_end_the_output_exactly(engine, capsys, model_folder, hf_tokenizer, tmp_path):
     out = tmp_path / "rows.jsonl"
     common = ("Hello there", "--model", model_folder("llama"), "--max-new-tokens", 30, "--raw")

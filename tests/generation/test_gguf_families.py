@@ -67,7 +67,7 @@ def test_the_families_are_those_of_the_table():
     assert set(gguf_writer.ARCHITECTURES.values()) == set(ARCHITECTURES)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", gguf_writer.ARCHITECTURES)
 @torch.no_grad()
 def test_a_file_gives_the_logits_of_its_model(family, model, tmp_path):
@@ -78,22 +78,25 @@ def test_a_file_gives_the_logits_of_its_model(family, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family", ["falcon", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "qwen2"))]
+    ("family", "devices"),
+    [
+        ("falcon", 1),
+        *(pytest.param(f, 2, marks=pytest.mark.slow) for f in ("falcon", "gemma2", "qwen2")),
+    ],
 )
-def test_a_file_generates_by_either_engine_and_on_a_mesh(family, model, tmp_path):
+def test_a_file_generates_by_either_engine_and_on_a_mesh(family, devices, model, tmp_path):
     write_gguf(tmp_path / "m.gguf", model(family), K.Q8_0)
     network = load_language_model(tmp_path / "m.gguf").network
     options = SamplingOptions(max_new_tokens=8)
     prompts = [[5, 9, 31, 14], [61, 12]]
-    engines = [
-        TorchEngine(network), JaxEngine(network), JaxEngine(network, mesh=tensor_mesh(2)),
-    ]  # fmt: skip
+    engines = [TorchEngine(network), JaxEngine(network, mesh=tensor_mesh(devices))]
     tokens = [
         [c.tokens for c in complete(e, prompts, options, batch_size=2).completions] for e in engines
     ]
-    assert tokens[0] == tokens[1] == tokens[2]
+    assert tokens[0] == tokens[1]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", [K.Q4_0, K.Q4_1, K.Q5_0, K.Q5_1, K.Q8_0, K.MXFP4])
 @torch.no_grad()
 def test_weights_stay_in_their_blocks(kind, model, tmp_path):

@@ -25,10 +25,10 @@ from jaxsr.models.llama.quantized import QuantizedLinear
 
 GREEDY = SamplingOptions(max_new_tokens=NEW_TOKENS)
 
-# A window, attention and a recurrence, experts.
-FAMILIES = ("gemma2", "falcon_h1", "mixtral")
+FAMILIES = ("gemma2", "mamba2")  # a window, a recurrence
 MORE = (
-    "mamba2",  # a recurrence alone
+    "falcon_h1",  # attention and a recurrence
+    "mixtral",  # experts
     "deepseek_v3",  # latent attention
     "bloom",  # biased scores
     "mamba",
@@ -62,6 +62,19 @@ def models(tmp_path_factory):
     return make
 
 
+@pytest.fixture(scope="module")
+def engines(models):
+    """`engines(family)`: one engine for all tests, which share its programs."""
+    made = {}
+
+    def make(family, devices=1):
+        if (family, devices) not in made:
+            made[family, devices] = JaxEngine(models(family)[0], mesh=tensor_mesh(devices))
+        return made[family, devices]
+
+    return make
+
+
 def tokens_of(run):
     return [completion.tokens for completion in run.completions]
 
@@ -69,10 +82,9 @@ def tokens_of(run):
 @pytest.mark.parametrize(
     "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 )
-def test_tokens_are_those_of_transformers(family, models):
-    network, reference = models(family)
-    run = complete(JaxEngine(network), PROMPTS, GREEDY, batch_size=2, padding="left")
-    assert tokens_of(run) == reference
+def test_tokens_are_those_of_transformers(family, models, engines):
+    run = complete(engines(family), PROMPTS, GREEDY, batch_size=2, padding="left")
+    assert tokens_of(run) == models(family)[1]
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
@@ -97,12 +109,18 @@ def test_the_cache_goes_into_the_argument_that_forward_names(name, hf_model):
     LibraryLM(model).check_continues()
 
 
-@pytest.mark.parametrize("family", ["gemma2", pytest.param("falcon_h1", marks=pytest.mark.slow)])
-def test_padding_on_the_right_and_batches_of_one_change_nothing(family, models):
+@pytest.mark.parametrize(
+    ("family", "rows"),
+    [
+        ("gemma2", 2),
+        pytest.param("gemma2", 1, marks=pytest.mark.slow),
+        pytest.param("falcon_h1", 2, marks=pytest.mark.slow),
+        pytest.param("falcon_h1", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_padding_on_the_right_and_batches_of_one_change_nothing(family, rows, models, engines):
     network, reference = models(family)
-    engine = JaxEngine(network)
-    assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
-    assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=1)) == reference
+    assert tokens_of(complete(engines(family), PROMPTS, GREEDY, batch_size=rows)) == reference
     assert tokens_of(complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)) == reference
 
 
@@ -119,14 +137,13 @@ def test_entries_written_after_all_is_read_change_nothing(family, models):
 @pytest.mark.parametrize(
     ("family", "devices"), [("gemma2", 4), pytest.param("deepseek_v3", 2, marks=pytest.mark.slow)]
 )
-def test_a_mesh_changes_nothing(family, devices, models):
-    network, reference = models(family)
-    engine = JaxEngine(network, mesh=tensor_mesh(devices))
-    assert tokens_of(complete(engine, PROMPTS, GREEDY, batch_size=2)) == reference
+def test_a_mesh_changes_nothing(family, devices, models, engines):
+    run = complete(engines(family, devices), PROMPTS, GREEDY, batch_size=2)
+    assert tokens_of(run) == models(family)[1]
 
 
-def test_no_weights_and_caches_are_gathered_at_a_step(models):
-    engine = JaxEngine(models("gemma2")[0], mesh=tensor_mesh(4))
+def test_no_weights_and_caches_are_gathered_at_a_step(engines):
+    engine = engines("gemma2", 4)
     batch = engine.start(PROMPTS, [0, 1], GREEDY)
     arguments = engine._loop_args(batch, 2)
     text = engine._decode_program(batch, *arguments).as_text()
@@ -134,8 +151,8 @@ def test_no_weights_and_caches_are_gathered_at_a_step(models):
     assert "all-gather" not in text
 
 
-def test_a_plan_of_transformers_splits_the_weights(models):
-    engine = JaxEngine(models("gemma2")[0], mesh=tensor_mesh(2))
+def test_a_plan_of_transformers_splits_the_weights(engines):
+    engine = engines("gemma2", 4)
     split = [n for n, a in engine._weights.items() if not a.sharding.is_fully_replicated]
     assert any("q_proj" in name for name in split)
     assert any("down_proj" in name for name in split)
@@ -152,14 +169,15 @@ def test_a_plan_of_transformers_splits_the_weights(models):
         pytest.param("mamba2", TorchEngine, marks=pytest.mark.slow),
     ],
 )
-def test_a_saved_cache_goes_on_in_either_engine(family, second, models, tmp_path):
+def test_a_saved_cache_goes_on_in_either_engine(family, second, models, engines, tmp_path):
     network, reference = models(family)
     begun = dataclasses.replace(GREEDY, max_new_tokens=9)
-    run = complete(JaxEngine(network), PROMPTS, begun, batch_size=2, keep_snapshots=True)
+    run = complete(engines(family), PROMPTS, begun, batch_size=2, keep_snapshots=True)
     path, mark = tmp_path / "cache.safetensors", fingerprint(network)
     save_snapshot(path, run.snapshots[0], fingerprint=mark, model="tiny", prompts=["a", "b"])
     snapshot, _ = load_snapshot(path, fingerprint=mark, model="tiny", network=network)
-    assert tokens_of(continue_from(second(network), snapshot, GREEDY)) == reference
+    engine = engines(family) if second is JaxEngine else second(network)
+    assert tokens_of(continue_from(engine, snapshot, GREEDY)) == reference
 
 
 def test_a_folder_is_loaded_and_the_own_network_can_be_left_out(hf_model, tmp_path):
@@ -169,19 +187,21 @@ def test_a_folder_is_loaded_and_the_own_network_can_be_left_out(hf_model, tmp_pa
     library = load_language_model(tmp_path, implementation="transformers")
     assert isinstance(library.network, LibraryLM)
     outputs = [
-        complete(JaxEngine(m.network), PROMPTS, GREEDY, batch_size=2) for m in (own, library)
+        complete(TorchEngine(m.network), PROMPTS, GREEDY, batch_size=2) for m in (own, library)
     ]
     assert tokens_of(outputs[0]) == tokens_of(outputs[1]) == reference_tokens(model)
 
 
-def test_a_folder_in_bfloat16_stays_so(hf_model, tmp_path):
+@pytest.mark.parametrize("engine", [TorchEngine, pytest.param(JaxEngine, marks=pytest.mark.slow)])
+def test_a_folder_in_bfloat16_stays_so(engine, hf_model, tmp_path):
     hf_model("qwen3").save_pretrained(tmp_path)
     network = load_language_model(
         tmp_path, dtype=torch.bfloat16, implementation="transformers"
     ).network
     assert network.dtype == torch.bfloat16
-    assert all(len(t) == 3 for t in tokens_of(complete(
-        JaxEngine(network), PROMPTS, SamplingOptions(max_new_tokens=3), batch_size=2)))  # fmt: skip
+    options = SamplingOptions(max_new_tokens=3)
+    run = complete(engine(network), PROMPTS, options, batch_size=2)
+    assert all(len(t) == 3 for t in tokens_of(run))
 
 
 @pytest.mark.parametrize(
@@ -260,10 +280,15 @@ def test_weights_are_quantised_on_loading(family, tmp_path):
     reference = model(tokens).logits[:, -1]
     # int8 levels of weights about 0.15, in two blocks
     assert (network(tokens)[0] - reference).abs().max() < 0.05 * reference.abs().max()
-    run = complete(JaxEngine(network), PROMPTS, GREEDY, batch_size=2)
-    assert tokens_of(run) == tokens_of(
-        complete(TorchEngine(network), PROMPTS, GREEDY, batch_size=2)
-    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "bloom"])
+def test_quantised_weights_give_the_same_tokens_in_either_engine(family, tmp_path):
+    tiny_model(family, tmp_path).save_pretrained(tmp_path / "model")
+    network = load_language_model(tmp_path / "model", scheme="int8").network
+    runs = [complete(e(network), PROMPTS, GREEDY, batch_size=2) for e in (JaxEngine, TorchEngine)]
+    assert tokens_of(runs[0]) == tokens_of(runs[1])
 
 
 @pytest.mark.slow

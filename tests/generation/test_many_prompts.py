@@ -131,14 +131,16 @@ def test_places_are_taken_with_padding_on_the_left_and_alone(kind, engines, mode
     assert tokens(one) == reference[:3]
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_places_are_taken_on_a_mesh(family, engines, models, prompts):
     stops, reference = some_stops(models(family)[1], prompts)
     run = complete(engines("mesh", family), prompts, GREEDY, batch_size=3, stop_ids=stops)
     assert tokens(run) == reference
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("falcon_h1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
 def test_no_program_is_compiled_for_more_prompts_of_known_lengths(
     family, engines, models, prompts, monkeypatch
 ):
@@ -163,6 +165,7 @@ def test_each_prompt_is_fed_in_its_own_bucket(engines, prompts, monkeypatch):
     assert shapes == [(1, 32 if length > 16 else 16) for length in LENGTHS]
 
 
+@pytest.mark.slow
 def test_prompts_are_fed_together_and_ended_rows_leave_the_batch(
     engines, models, prompts, monkeypatch
 ):
@@ -206,6 +209,7 @@ def test_draws_depend_on_the_request_not_on_its_place(turns, engines, prompts, m
     )
 
 
+@pytest.mark.slow
 def test_a_prompt_may_have_a_seed_of_its_own(engines, prompts):
     drawn = dataclasses.replace(GREEDY, temperature=0.9)
     engine = engines("jax", "llama")
@@ -264,8 +268,8 @@ def test_no_sampling_value_compiles_again(engines, prompts):
 @pytest.mark.parametrize(
     ("second", "family"),
     [
-        ("jax", "llama"),
         ("torch", "llama"),
+        pytest.param("jax", "llama", marks=pytest.mark.slow),
         pytest.param("jax", "falcon_h1", marks=pytest.mark.slow),
     ],
 )
@@ -292,7 +296,9 @@ def test_penalties_go_on_after_a_resume(family, second, engines, models, prompts
 # ---- log-probabilities
 
 
-@pytest.mark.parametrize("kind", ["jax", "torch", pytest.param("mesh", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["torch", *(pytest.param(k, marks=pytest.mark.slow) for k in ("jax", "mesh"))]
+)
 def test_logprobs_are_transformers_raw_scores(kind, engines, models, prompts):
     options = dataclasses.replace(GREEDY, logprobs=3, repetition_penalty=1.5)
     model = models("llama")[1]

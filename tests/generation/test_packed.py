@@ -136,8 +136,9 @@ print((resident() - before) * 1024 / path.stat().st_size)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-@pytest.mark.parametrize("packed", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("packed", ["exact", "fast"])
 def test_a_file_takes_at_most_three_times_its_size(packed, path, tmp_path):
     import transformers
 

@@ -167,14 +167,15 @@ def test_logits_are_those_of_the_dequantised_model(family, case, tmp_path):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", ["gptq, ordered", "awq", "compressed-tensors, 8 bits"])
-def test_both_engines_and_our_own_network_compute_them(case, tmp_path):
+@pytest.mark.parametrize("in_jax", ["own", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_both_engines_and_our_own_network_compute_them(in_jax, case, tmp_path):
     folder, _ = make_folder("llama", case, tmp_path)
-    networks = [
-        load_language_model(folder, implementation=i).network for i in ("own", "transformers")
-    ]
+    networks = {
+        i: load_language_model(folder, implementation=i).network for i in ("own", "transformers")
+    }
     options = SamplingOptions(max_new_tokens=8)
     prompts = [[5, 9, 31, 14], [61, 12]]
-    engines = [make(network) for network in networks for make in (JaxEngine, TorchEngine)]
+    engines = [*map(TorchEngine, networks.values()), JaxEngine(networks[in_jax])]
     tokens = [
         [c.tokens for c in complete(e, prompts, options, batch_size=2).completions] for e in engines
     ]

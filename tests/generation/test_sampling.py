@@ -31,6 +31,7 @@ def no_history(rows):
     return History(empty, empty, np.zeros(rows, np.int32))
 
 
+_choose = jax.jit(choose)
 _filtered = jax.jit(filtered_logits)
 _processed = jax.jit(processed_logits)
 
@@ -41,7 +42,7 @@ def filtered(logits, **options):
 
 def chosen(logits, keys, number, options):
     history = no_history(len(logits))._replace(count_B=np.full(len(logits), number, np.int32))
-    return choose(jnp.asarray(logits), keys, history, settings_of(options, ()))
+    return _choose(jnp.asarray(logits), keys, history, settings_of(options, ()))
 
 
 def warped(process, logits, *, temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None):
@@ -58,6 +59,7 @@ def warped(process, logits, *, temperature=1.0, top_k=None, top_p=None, min_p=No
     return scores
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [None, 1, 7, 127, 128, 1000])
 @pytest.mark.parametrize("top_p", [None, 0.01, 0.5, 0.9, 1.0])
@@ -67,6 +69,7 @@ def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, process
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("min_p", [None, 0.0, 0.02, 0.3, 1.0])
 @pytest.mark.parametrize("typical_p", [None, 0.01, 0.4, 0.95, 1.0])
 @pytest.mark.parametrize("others", [{}, {"top_k": 20}, {"top_k": 50, "top_p": 0.8}])
@@ -94,6 +97,7 @@ def test_extreme_logits(name, options, process):
     np.testing.assert_allclose(filtered(EXTREMES[name], temperature=1.0, **options), want)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("vocabulary", [90, 400])
 @pytest.mark.parametrize(
     "options", [{"top_k": 7}, {"top_k": 30, "top_p": 0.7}, {"min_p": 0.1}, {"typical_p": 0.6}]

@@ -45,16 +45,23 @@ def test_a_stored_program_needs_no_trace_and_computes_the_same(network, folder, 
     assert "input_output_alias" in decode.as_text()
 
 
-def test_whatever_a_trace_depends_on_makes_another_program(network, folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "precision", "surroundings"),
+    [
+        ("llama", "high", None),
+        pytest.param("llama-plain", None, None, marks=pytest.mark.slow),
+        pytest.param("llama", None, "another jax", marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_a_trace_depends_on_makes_another_program(
+    family, precision, surroundings, network, folder, monkeypatch
+):
     count = len(kept(folder))
-    run(network("llama-plain"), folder)
+    if surroundings is not None:
+        monkeypatch.setattr(stored_programs, "_surroundings", lambda: (surroundings,))
+    with jax.default_matmul_precision(precision):
+        run(network(family), folder)
     assert len(kept(folder)) == count + 3
-    with jax.default_matmul_precision("high"):
-        run(network("llama"), folder)
-    assert len(kept(folder)) == count + 6
-    monkeypatch.setattr(stored_programs, "_surroundings", lambda: ("another jax",))
-    run(network("llama"), folder)
-    assert len(kept(folder)) == count + 9
 
 
 def test_a_damaged_file_is_made_anew(network, folder, caplog):

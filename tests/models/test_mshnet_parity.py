@@ -33,6 +33,7 @@ def _torch(batch):
     return {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
+@pytest.mark.slow  # test_mshnet_canvas.py compares those of three scales
 def test_logits_of_the_whole_network_agree():
     torch.manual_seed(0)
     network = MSHNet()
@@ -76,17 +77,19 @@ def _gradients(objective, batch, phase):
 
 
 @pytest.mark.parametrize(
-    ("phase", "form"),
+    ("scales", "phase", "form"),
     [
-        ("main", "corrected"),
-        pytest.param("main", "paper", marks=pytest.mark.slow),
-        pytest.param("warmup", "corrected", marks=pytest.mark.slow),
-        pytest.param("warmup", "paper", marks=pytest.mark.slow),
+        (2, "main", "corrected"),
+        pytest.param(3, "main", "corrected", marks=pytest.mark.slow),
+        pytest.param(3, "main", "paper", marks=pytest.mark.slow),
+        pytest.param(3, "warmup", "corrected", marks=pytest.mark.slow),
+        pytest.param(3, "warmup", "paper", marks=pytest.mark.slow),
     ],
 )
-def test_losses_and_gradients_agree(phase, form):
+def test_losses_and_gradients_agree(scales, phase, form):
     torch.manual_seed(1)
-    objective = MSHNetObjective(MSHNetConfig(**THIN, loss=form))
+    few = {"widths": THIN["widths"][:scales], "blocks": THIN["blocks"][:scales]}
+    objective = MSHNetObjective(MSHNetConfig(**THIN | few, loss=form))
     _hold_gradients(objective, *_gradients(objective, _batch(rows=3), phase))
 
 
