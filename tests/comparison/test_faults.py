@@ -16,7 +16,7 @@ JAX = BackendSpec(engine="jax", platform="cpu")
 BFLOAT16 = BackendSpec(engine="jax", platform="cpu", dtype="bfloat16")
 
 # The others run on JAX when slow tests are asked for: compiling takes most of the time.
-ON_JAX = ("slope off by 1e-4", "wrong padding mode")
+ON_JAX = ("slope off by 1e-4",)
 
 
 def assert_found(comparison, fault):
@@ -84,6 +84,7 @@ def test_nothing_is_found_between_torch_and_jax(subject, family):
     assert all(row.total is not None for row in comparison.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     ["span", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "span")],

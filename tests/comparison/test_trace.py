@@ -67,6 +67,7 @@ def test_results_are_those_without_the_recorder_even_where_it_is_noticed(subject
     assert noticed < 1e-5
 
 
+@pytest.mark.slow
 def test_operations_alone_are_the_same_when_heard(subject):
     span = subject("span")
     side = JaxBackend(span, JAX)

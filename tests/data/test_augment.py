@@ -163,6 +163,7 @@ def test_patch_exchanges_sides_of_image_and_mask_alike():
                 np.testing.assert_array_equal(got_mask[0], want[..., 3])
 
 
+@pytest.mark.slow
 def test_draws_of_the_paper_have_the_ranges_and_rates_it_names():
     keys = jax.random.split(jax.random.key(0), 4000)
     size = jnp.tile(jnp.array([[200, 300]]), (4000, 1))
@@ -234,6 +235,7 @@ def test_resident_and_streamed_are_equal_on_any_mesh(scenes, kind):
     assert alone["image"].shape == (8, 3, 32, 32) and alone["mask"].shape == (8, 1, 32, 32)
 
 
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_its_batch(scenes):
     prepare = jax.jit(make_augmentation(crop=32))
     key = jax.random.key(0)

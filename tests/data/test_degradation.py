@@ -76,9 +76,10 @@ def test_both_orders_are_drawn_and_every_kind_comes_once(levels):
     assert (damaged != levels).any((1, 2, 3)).all()
 
 
-def test_a_sample_depends_on_its_key_alone(levels):
+@pytest.mark.parametrize("jpeg", [None, pytest.param((40, 95), marks=pytest.mark.slow)])
+def test_a_sample_depends_on_its_key_alone(levels, jpeg):
     levels, keys = levels[:8, :, :16, :16], KEYS[:8]
-    damage = jax.jit(lambda x, k: degrade(x, k, Degradation(jpeg=(40, 95), noise=3.0, blur=0.5)))
+    damage = jax.jit(lambda x, k: degrade(x, k, Degradation(jpeg=jpeg, noise=3.0, blur=0.5)))
     alone = [np.asarray(damage(levels[row : row + 1], keys[row : row + 1])) for row in range(8)]
     mesh = Mesh(np.array(jax.devices()), ("data",))
     rows = NamedSharding(mesh, PartitionSpec("data"))

@@ -49,7 +49,7 @@ def test_every_call_gives_the_same(photos):
 
 
 def test_restoration_pairs_are_luma_of_one_size_with_less_detail(photos):
-    for index, pair in enumerate(validation_pairs(photos, 1, channels=1)):
+    for index, pair in enumerate(validation_pairs(photos.subset([0]), 1, channels=1)):
         assert pair.low.shape == pair.high.shape and pair.low.shape[1] == 1
         low, high = _picture(pair.low)[..., 0], _picture(pair.high)[..., 0]
         height, width = high.shape

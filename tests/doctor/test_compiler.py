@@ -31,6 +31,7 @@ def test_there_are_20_at_least_and_each_has_its_source():
         assert program.fault and program.workaround
 
 
+@pytest.mark.slow  # tests/test_doctor.py runs them all by the command
 def test_nothing_that_jaxsr_does_not_avoid_fails_here():
     listed = verdicts()
     assert [*listed] == [*SENTINELS] and all(verdict.ran for verdict in listed.values())

@@ -59,6 +59,7 @@ def test_the_task_goes_on_where_it_stopped(plain, tmp_path, monkeypatch):
     assert by_task(tmp_path / "parts", steps=40, devices=4)[0] == whole
 
 
+@pytest.mark.slow
 def test_the_loop_goes_on_where_it_stopped(plain, tmp_path):
     train = load_example("denoise", "own_loop").main
     whole = train(tmp_path / "whole", steps=40, devices=4)

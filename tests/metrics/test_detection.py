@@ -109,7 +109,7 @@ def _ours(probability, mask, **options: Any):
     return metrics.report()
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(200))
 def test_random_case_equals_pyirstdmetrics(seed):
     probability, mask = random_case(seed)

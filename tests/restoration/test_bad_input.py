@@ -233,6 +233,7 @@ def test_mutated_files_are_pictures_or_refused(tmp_path):
     assert refused > 200
 
 
+@pytest.mark.slow
 def test_five_hundred_mutated_files_go_through_the_command(tmp_path, weights):
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()

@@ -105,7 +105,7 @@ def test_a_luma_network_keeps_chroma_and_alpha_at_scale_one():
     assert np.abs(gray - want).max() <= 1
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_the_ensemble_averages_eight_symmetries(engine):
     torch.manual_seed(0)
     network = networks.Small()
@@ -123,11 +123,12 @@ def test_the_ensemble_averages_eight_symmetries(engine):
     assert np.abs(got - want).max() <= 0.5 + 1e-2
 
 
-def test_a_hundred_sizes_compile_at_most_four_programs():
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_many_sizes_compile_at_most_four_programs(count):
     import jax
 
     torch.manual_seed(0)
-    sizes = np.random.default_rng(0).integers(8, 260, (100, 2)).tolist()
+    sizes = np.random.default_rng(0).integers(8, 260, (count, 2)).tolist()
     pictures = [noise(*size, 3) for size in sizes]
     compiled = []
 

@@ -97,6 +97,7 @@ def test_a_decibel_better_than_bicubic_on_kodak_photos_that_it_never_saw(shared_
     assert np.mean(list(found.values())) >= 1, found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("quality", [60, 90])
 def test_photo_is_better_than_clean_and_bicubic_on_jpegs_that_it_never_saw(quality):
     path = PATH.with_name(SHIPPED["photo"])

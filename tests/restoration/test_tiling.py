@@ -224,6 +224,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [(200, 168), (64, 300), (131, 66), (33, 180), (1, 1), (5, 400)])
 def test_tiled_equals_untiled(name, size):

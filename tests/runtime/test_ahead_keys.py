@@ -156,7 +156,7 @@ def pictures(folder, *sizes, form="png"):
     return str(folder)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize(
     ("sizes", "options", "programs"),
@@ -175,7 +175,7 @@ def test_restore(name, sizes, options, programs, keys, own_network, tmp_path, mo
     assert sorted(set(live)) == ahead and len(ahead) == programs
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize(
     ("network", "options", "programs"),
@@ -193,7 +193,7 @@ def test_detect(name, network, options, programs, keys, own_network, tmp_path, m
     assert sorted(set(live)) == ahead and len(ahead) == programs
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEVICES)
 def test_train(name, keys, tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))

@@ -85,6 +85,7 @@ def test_a_fault_of_jaxsr_prints_its_traceback_and_exits_with_1():
     assert "Traceback" in done.stderr and "KeyError: 'a'" in done.stderr
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("words", [["restore", "--help"], ["help"], ["compare"]])
 def test_help_into_a_closed_pipe(words):
     process = subprocess.Popen(

@@ -133,8 +133,8 @@ KERNEL = """
     ("number", "line"),
     [
         (signal.SIGINT, "jaxsr: interrupted\n"),
-        (signal.SIGTERM, "jaxsr: ended by SIGTERM\n"),
-        (signal.SIGHUP, "jaxsr: ended by SIGHUP\n"),
+        pytest.param(signal.SIGTERM, "jaxsr: ended by SIGTERM\n", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, "jaxsr: ended by SIGHUP\n", marks=pytest.mark.slow),
     ],
 )
 def test_one_signal_during_a_kernel_closes_what_is_open(number, line):

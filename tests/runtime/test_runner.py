@@ -126,6 +126,7 @@ def test_bfloat16_is_computed_and_float32_returned(network, batch, options):
     assert next(network.parameters()).dtype == torch.float32
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("value_range", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
 def test_what_is_around_the_network_is_part_of_the_program(network, batch, options, value_range):
     low, high = value_range
@@ -134,6 +135,7 @@ def test_what_is_around_the_network_is_part_of_the_program(network, batch, optio
     np.testing.assert_allclose(runner.submit(batch)(), want, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 def test_the_ensemble_averages_the_eight_symmetries(network, batch, options):
     square = batch[..., :9]
     runner = open_runner(network, options, around=around_tiles((0.0, 1.0), ensemble=True))

@@ -33,6 +33,10 @@ def test_everything_is_set_in_one_place(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     values, _ = show("platform='cpu', mesh='3', matmul_precision='highest'")
     assert values == ["cpu", "3", "0.2", str(tmp_path / "jaxsr" / "compiled"), "highest", "40"]
+
+
+@pytest.mark.slow
+def test_the_cache_is_where_the_user_wants_it(tmp_path):
     values, _ = show(f"platform='cpu', compile_cache=__import__('pathlib').Path({str(tmp_path)!r})")
     assert values == ["cpu", "1", "0.2", str(tmp_path), "None", "40"]
 

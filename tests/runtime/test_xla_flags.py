@@ -45,7 +45,7 @@ def test_the_fusion_is_on_without_jaxsr():
     assert run("print(fused(64))").stdout == "True\n"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", ["jaxsr", "jaxsr.ops", "jaxsr.interop", "jaxsr.models.registry"])
 def test_any_part_of_jaxsr_turns_it_off(module):
     done = run(f"import {module}; print(fused(64))")
@@ -72,6 +72,7 @@ print(fused(64) if jax.clear_caches() is None else None)
         assert part in done.stderr
 
 
+@pytest.mark.slow
 def test_a_flag_that_is_set_after_the_backend_has_started_is_not_believed():
     code = f"""
 import os
@@ -85,6 +86,7 @@ print(fused(64))
     assert done.stdout == "False\n" and done.stderr.count("RuntimeWarning") == 1
 
 
+@pytest.mark.slow
 def test_a_running_backend_with_the_fusion_off_is_not_warned_about():
     done = run("import jax; jax.devices()\nimport jaxsr\nprint(fused(64))", flags=OFF)
     assert done.stdout == "False\n" and "RuntimeWarning" not in done.stderr
@@ -97,21 +99,29 @@ def test_what_the_user_turned_on_stands_and_is_warned_about():
     assert done.stderr.count("RuntimeWarning") == 1 and "leave its value empty" in done.stderr
 
 
-def test_other_flags_are_kept(tmp_path):
-    code = """
+DEVICES = """
 import jaxsr, jax
 print(len(jax.devices()), fused(64))
 """
-    flags = "--xla_force_host_platform_device_count=3"
-    assert run(code, flags=flags).stdout == "3 False\n"
+
+
+def test_other_flags_are_kept(tmp_path):
     # XLA reads flags from a file, too.
-    (tmp_path / "flags").write_text(f"{flags}\n--xla_cpu_multi_thread_eigen=true\n")
-    assert run(code, flags=str(tmp_path / "flags")).stdout == "3 False\n"
-    assert run(code, flags=str(tmp_path / "none")).stdout == "1 False\n"
+    flags = "--xla_force_host_platform_device_count=3\n--xla_cpu_multi_thread_eigen=true\n"
+    (tmp_path / "flags").write_text(flags)
+    assert run(DEVICES, flags=str(tmp_path / "flags")).stdout == "3 False\n"
+
+
+@pytest.mark.slow
+def test_other_flags_are_kept_wherever_they_are(tmp_path):
+    flags = "--xla_force_host_platform_device_count=3"
+    assert run(DEVICES, flags=flags).stdout == "3 False\n"
+    assert run(DEVICES, flags=str(tmp_path / "none")).stdout == "1 False\n"
     (tmp_path / "on").write_text(f"{OFF}reduce")
     assert "RuntimeWarning" in run("import jaxsr", flags=str(tmp_path / "on")).stderr
 
 
+@pytest.mark.slow
 def test_an_option_of_one_program_stands_in_a_running_backend():
     code = f"""
 import jax
@@ -130,7 +140,7 @@ import jaxsr
 import child
 
 if __name__ == "__main__":
-    for method in ("fork", "spawn"):
+    for method in sys.argv[1:]:
         with multiprocessing.get_context(method).Pool(1) as pool:
             print(method, pool.apply(child.fused, (64,)))
     code = "import child; print('subprocess', child.fused(64))"
@@ -138,14 +148,15 @@ if __name__ == "__main__":
 """
 
 
-def test_child_processes_are_safe_even_without_jaxsr(tmp_path):
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_child_processes_are_safe_even_without_jaxsr(tmp_path, method):
     (tmp_path / "child.py").write_text(FUSED)
     (tmp_path / "parent.py").write_text(CHILDREN)
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     done = subprocess.run(
-        [sys.executable, "parent.py"],
+        [sys.executable, "parent.py", method],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -153,7 +164,7 @@ def test_child_processes_are_safe_even_without_jaxsr(tmp_path):
         timeout=120,
         check=True,
     )
-    assert done.stdout.split() == ["fork", "False", "spawn", "False", "subprocess", "False"]
+    assert done.stdout.split() == [method, "False", "subprocess", "False"]
 
 
 def test_this_suite_is_safe():
@@ -163,13 +174,11 @@ def test_this_suite_is_safe():
     assert '"__ynn_fusion"' not in (program.compile().as_text() or "")
 
 
-def test_commands_are_safe():
-    code = (
-        "import sys, runpy; sys.argv[1:] = ['--help']; runpy.run_module('jaxsr.{}', run_name='x')"
-    )
-    for command in ("train", "doctor"):
-        script = code.format(command) + "; print(fused(64))"
-        assert run(script).stdout.splitlines()[-1] == "False"
+@pytest.mark.parametrize("command", ["train", pytest.param("doctor", marks=pytest.mark.slow)])
+def test_commands_are_safe(command):
+    code = "import sys, runpy; sys.argv[1:] = ['--help']; "
+    code += f"runpy.run_module('jaxsr.{command}', run_name='x'); print(fused(64))"
+    assert run(code).stdout.splitlines()[-1] == "False"
 
 
 def test_a_flag_that_this_jaxlib_does_not_know_is_not_set():
@@ -229,6 +238,14 @@ def test_programs_that_were_compiled_with_the_fusion_are_not_read_from_the_cache
     # The fault itself, in jaxlib 0.10.2, and the cache.
     right = str(version("jaxlib") != "0.10.2")
     assert run(start + COUNT).stdout == f"True 0 {right}\n"
+    assert run("import jaxsr" + start + COUNT).stdout == "False 0 True\n"
+
+
+@pytest.mark.slow
+def test_programs_without_the_fusion_are_read_from_the_cache(tmp_path):
+    start = STORED.format(folder=str(tmp_path))
+    right = str(version("jaxlib") != "0.10.2")
+    assert run(start + COUNT).stdout == f"True 0 {right}\n"
     assert run(start + COUNT).stdout == f"True 1 {right}\n"
     assert run("import jaxsr" + start + COUNT).stdout == "False 0 True\n"
     assert run("import jaxsr" + start + COUNT).stdout == "False 1 True\n"
@@ -239,6 +256,7 @@ def test_programs_that_were_compiled_with_the_fusion_are_not_read_from_the_cache
     assert run("import jaxsr" + start + COUNT).stdout == "False 1 True\n"
 
 
+@pytest.mark.slow
 def test_stored_traces_hold_no_fusion(tmp_path):
     start = (
         STORED.format(folder=str(tmp_path / "compiled"))

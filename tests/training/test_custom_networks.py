@@ -51,7 +51,7 @@ def losses(family, config):
     ("family", "config"),
     [
         (custom_super_resolution, ENLARGE),
-        (custom_detection, DETECT),
+        pytest.param(custom_detection, DETECT, marks=pytest.mark.slow),
         pytest.param(custom_super_resolution, ADVERSARIAL, marks=pytest.mark.slow),
     ],
     ids=["enlarger", "detector", "adversarial"],

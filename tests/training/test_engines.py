@@ -27,7 +27,8 @@ SMALL = FastSRGANRun(
     ema=0.9,
 )  # fmt: skip
 CONFIGS = {
-    "as published": dataclasses.replace(SMALL, steps=40, pretrain_steps=20),
+    "as published": SMALL,
+    "more steps": dataclasses.replace(SMALL, steps=40, pretrain_steps=20),
     "batch norm": dataclasses.replace(
         SMALL, model=dataclasses.replace(SMALL.model, norm="batch", discriminator_norm="batch")
     ),
@@ -77,6 +78,7 @@ def test_jax_equals_torch(config):
         np.testing.assert_allclose(our_weights[name], weight, atol=4e-4, err_msg=name)
 
 
+@slow  # of other objectives in test_user_task.py
 @pytest.mark.parametrize("config", EVERY)
 def test_eight_devices_equal_one(config):
     config = dataclasses.replace(config, batch=8 * config.accumulate)

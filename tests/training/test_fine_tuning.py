@@ -73,8 +73,10 @@ def test_frozen_weights_compute_in_bfloat16_and_stay():
         np.testing.assert_array_equal(weights[name], before[name].numpy(), err_msg=name)
 
 
-def test_a_factor_scales_the_learning_rate_as_torchs_groups_do():
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_a_factor_scales_the_learning_rate_as_torchs_groups_do(engine):
     base = dataclasses.replace(CONFIG, freeze=(), lr_factor=(), optimizer="sgd", lr=0.1, steps=1)
+    base = dataclasses.replace(base, engine=engine)
     before, _, _, plain, _ = trained(base)
     _, _, _, scaled, _ = trained(dataclasses.replace(base, lr_factor=("tail.bias=0.5", "tail.*=3")))
     for name, factor in (("tail.bias", 0.5), ("tail.weight", 3.0), ("head.weight", 1.0)):

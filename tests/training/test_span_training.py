@@ -28,12 +28,13 @@ def losses(config):
     return [step["generator/loss"] for step in metrics], weights
 
 
+@pytest.mark.slow  # test_engines.py compares the engines, models/test_span.py the network
 @pytest.mark.parametrize(
     "change",
     [
         {"block": "attention"},
-        pytest.param({"block": "attention", "expansion": 2}, marks=pytest.mark.slow),
-        pytest.param({"block": "residual"}, marks=pytest.mark.slow),
+        {"block": "attention", "expansion": 2},
+        {"block": "residual"},
     ],
 )
 def test_jax_equals_torch(change):

@@ -116,7 +116,7 @@ def test_killed_at_random_moments_ends_bit_equal(tmp_path):
     ("number", "name"),
     [
         (signal.SIGTERM, "SIGTERM"),
-        (signal.SIGINT, "Ctrl-C"),
+        pytest.param(signal.SIGINT, "Ctrl-C", marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, "SIGHUP", marks=pytest.mark.slow),
     ],
 )
@@ -220,6 +220,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_stops_at_once(tmp_path):
     options = ("--mesh", 2, "--steps", 2000, "--validate-every", 2000)
     process = start(tmp_path / "run", *options)
@@ -262,6 +263,7 @@ def test_a_second_run_of_a_folder_is_refused(tmp_path):
     finish(start(out, "--mesh", 2, "--steps", 20, "--validate-every", 2000, "--resume"))
 
 
+@pytest.mark.slow
 def test_a_folder_removed_under_the_run_is_said(tmp_path):
     out = tmp_path / "run"
     process = start(out, "--steps", 100_000, "--validate-every", 100_000, "--save-every", 20)

@@ -137,6 +137,7 @@ def test_exit_within_an_item_is_an_error():
         take(open_data(Leaving()), 1)
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_one_line():
     pytest.importorskip("grain", reason="the extra data is not installed")
     with pytest.raises(InputError, match=r"item \d failed: OSError: cannot read \d.png \(test_ta"):

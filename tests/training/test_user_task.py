@@ -270,7 +270,8 @@ def test_help_names_the_options(folder, capsys):
     assert "--width INT" in text and "Of the hidden layer." in text and "--cache-gb" not in text
 
 
-def test_the_same_steps_as_plain_torch(folder):
+@pytest.mark.parametrize("mesh", ["8", pytest.param("data=2,fsdp=4", marks=pytest.mark.slow)])
+def test_the_same_steps_as_plain_torch(folder, mesh):
     """Dropout aside, on both engines and a mesh."""
     from fit_task import Fit  # type: ignore[import-not-found]
 
@@ -283,7 +284,7 @@ def test_the_same_steps_as_plain_torch(folder):
     from jaxsr.training.task_run import TaskRun
 
     losses = {}
-    for options in ({}, {"mesh": "8"}, {"engine": "torch"}, {"mesh": "data=2,fsdp=4"}):
+    for options in ({}, {"mesh": mesh}, {"engine": "torch"}):
         family = type("Family", (), {"build": lambda c: TaskRun("t:Fit", NoDropout, c)})
         metrics, weights = take_steps(family, Fit.Config(**options))
         losses[str(options)] = [m["network/loss"] for m in metrics], weights
@@ -369,6 +370,7 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         assert checkpoints.best_step == 4
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -422,7 +424,7 @@ def test_load_family_names_what_there_is():
         load_family("nothing")
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize("engine", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
 def test_several_networks_and_phases(folder, engine):
     assert main(["fit_task:Gan", "--out", "gan", "--engine", engine]) == 0
     records = [json.loads(line) for line in Path("gan/metrics.jsonl").read_text().splitlines()]
@@ -433,7 +435,7 @@ def test_several_networks_and_phases(folder, engine):
 
 
 def test_other_runs_begin_with_its_configuration_or_weights(folder):
-    assert main(["fit_task:Fit", "--out", "first", "--width", "4"]) == 0
+    assert main(["fit_task:Fit", "--out", "first", "--width", "4", "--engine", "torch"]) == 0
     assert main(["--config", "first", "--out", "second", "--steps", "2"]) == 0
     assert main(["--branch-from", "first", "--out", "third", "--steps", "8"]) == 0
     for out, steps in (("second", 2), ("third", 8)):
@@ -465,7 +467,7 @@ def test_steps_before_damaged_data_are_saved(folder, capsys):
     assert Path("run/checkpoints/3").is_dir()
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize("engine", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
 def test_steps_before_damaged_validation_data_are_saved(folder, capsys, engine):
     words = ["fit_task:ShortHeldOut", "--engine", engine, "--out", "run", "--validate-every", "2"]
     assert main(words) == 2
