@@ -58,7 +58,7 @@ def report(path):
     return programs
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_train_compiles_and_leaves_no_run(four, tmp_path, capsys):
     options = (
         *TRAIN,
@@ -77,7 +77,7 @@ def test_train_compiles_and_leaves_no_run(four, tmp_path, capsys):
     assert f"{four}: 4 devices" in shown and "(estimate)" in shown
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_generate_needs_the_configuration_alone(four, tmp_path):
     fields = {
         "model_type": "llama", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
@@ -98,7 +98,7 @@ def test_generate_needs_the_configuration_alone(four, tmp_path):
     assert gathered["bytes"] < 100
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_restore_compiles_tiles(four, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
         "import torch\nclass Net(torch.nn.Conv2d):\n"
@@ -136,6 +136,7 @@ def test_detect_compiles_a_batch(four, tmp_path):
     assert not (tmp_path / "found").exists()
 
 
+@pytest.mark.sample(2)
 def test_check_compiles_forward_and_gradient(four, tmp_path):
     sizes = '{"in_features": 2048, "out_features": 1024}'
     options = ["--model", "torch.nn:Linear", "--model-options", sizes, "--input", "8,2048"]

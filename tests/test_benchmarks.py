@@ -192,7 +192,7 @@ def test_no_damage_is_accepted(tmp_path):
     assert not any(row["accepted"] for row in rows)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_hostile_inputs_are_read_or_refused(kind, tmp_path):
     """A shortened form of `python -m benchmarks.hostile_inputs`."""

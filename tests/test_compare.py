@@ -29,6 +29,7 @@ def test_figures_on_both_scales():
     )  # float32 near 1
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_library_gives_the_size_asked_for(method, dtype):

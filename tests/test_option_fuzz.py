@@ -127,7 +127,7 @@ FUZZ = settings(
 )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path):
     configuration, work, aot, needed = COMMANDS[command]
@@ -144,7 +144,7 @@ def test_options_are_refused_in_one_line(command, monkeypatch, capsys, tmp_path)
     fuzz()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", [*trainable_families(), *CUSTOM])
 def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     without_work(monkeypatch, "jaxsr.training.start:start", "jaxsr.training.aot:run")
@@ -160,6 +160,7 @@ def test_options_of_training(family, monkeypatch, capsys, tmp_path):
     fuzz()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["trace", "engines", "traces"])
 def test_options_of_comparisons(what, monkeypatch, capsys, tmp_path):
     kinds = {"trace": "TraceOptions", "engines": "EnginesOptions", "traces": "TracesOptions"}

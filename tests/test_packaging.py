@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 HOMES = {"jaxsr": ROOT / "jaxsr", "jaxsr.ops": ROOT / "ops", "jaxsr.interop": ROOT / "interop"}
 
@@ -93,6 +95,7 @@ assert not xla_bridge.backends_are_initialized(), "a device was touched"
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow  # tests/test_layers.py reads the same in the sources
 def test_models_never_load_jax():
     names = [
         ".".join(("jaxsr", *path.relative_to(ROOT / "jaxsr").with_suffix("").parts))

@@ -304,6 +304,7 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda p: p.write_bytes(b"")])
 def test_a_damaged_configuration_is_replaced_by_the_checkpoint_s(
     damage, caplog, finished, tmp_path
