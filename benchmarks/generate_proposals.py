@@ -8,7 +8,7 @@ to repeat a text, and to make one up.
 `draft`: of a Llama with random weights the draft is the first two of 24 blocks, with the norm, the
 embedding and the head. What the other 22 blocks add to the residual stream is scaled, which decides
 how often the draft is right, from always (0) to almost never. So the figures say what a share of
-accepted proposals gains with a draft of a ninth of the model's weights; what share a real pair of
+accepted proposals gains with a draft of an eighth of the model's weights; what share a real pair of
 models has, they do not say.
 
 `accepted` is the share of proposals that counted. Times are of the decode loop for each token: the
