@@ -163,7 +163,7 @@ def change_metrics(folder: Path) -> None:
     (folder / "metrics" / "metrics").write_text('{"psnr": 99.0}')
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("damage_folder", "reason"),
     [

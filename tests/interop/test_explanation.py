@@ -50,6 +50,7 @@ def test_every_operator_of_the_conformance_cases(operators):
             assert re.fullmatch(r"[\w/]+\.py:\d+", operator.source), func
 
 
+@pytest.mark.slow
 def test_every_operator_that_torch_has():
     for name in {n.partition(".")[0] for n in torch._C._dispatch_get_all_op_names()}:
         if name.startswith("aten::"):

@@ -158,7 +158,7 @@ def test_every_operation_between_convolutions(name, width, foldings):
     same(each_way(Network(BETWEEN[name]), (2, 3, 6, width), *foldings))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch norm", "amax", "bilinear", "parts"])
 def test_bfloat16_stays_within_its_rounding(name):
     torch.manual_seed(0)
@@ -263,7 +263,7 @@ def test_a_gradient_keeps_neither_maps_repeated_nor_what_is_made_value_by_value(
     assert sum(a.shape == (2, 8, 2, 24) for a in kept) == 2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [12, 16])  # without and with an offset
 def test_derivatives_of_any_kind_pass_what_gradients_make_again(width):
     random = np.random.default_rng(0)
@@ -331,7 +331,7 @@ STAY = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(29)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(
     "folding",
     [LaneFolding({4: 8, 64: 2}, fewest_lanes=16), CHANNELS_LAST],

@@ -193,6 +193,7 @@ def test_forward_mode(kernels, name):
     _assert_close(actual, expected.nan_to_num())
 
 
+@pytest.mark.sample(1)
 def test_gradient_of_a_gradient(kernels):
     case = CASES["grouped, causal"]
 

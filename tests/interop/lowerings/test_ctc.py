@@ -61,6 +61,7 @@ def test_values_and_gradients(name):
     np.testing.assert_allclose(gradient, logits.grad, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_probabilities_that_are_no_softmax_is_torchs():
     values = torch.from_numpy(LOGITS).requires_grad_()
     F.ctc_loss(values, TARGETS, IN, OUT).backward()

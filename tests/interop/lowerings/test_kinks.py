@@ -96,6 +96,7 @@ def test_slopes_are_torch_s(name):
     np.testing.assert_allclose(actual, gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("steps", [1, 7, 13, 29, 997])
 def test_whole_numbers_between_tensors_are_rounded_as_torch_rounds(steps):
     def spaced(start, end):
