@@ -72,12 +72,11 @@ def tokens_a_step(engine, prompts, steps=3):
     return ((engine.outputs(batch) != UNFILLED).sum(1) - 1) / steps
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("target", "draft"),
     [
         ("own", "own, wrong"),
-        ("transformers'", "transformers', wrong"),
+        pytest.param("transformers'", "transformers', wrong", marks=pytest.mark.slow),
         pytest.param("own", "transformers', wrong", marks=pytest.mark.slow),
         pytest.param("transformers'", "own, wrong", marks=pytest.mark.slow),
         pytest.param("own", "windows", marks=pytest.mark.slow),
@@ -98,6 +97,7 @@ def test_tokens_are_those_of_transformers(target, draft, networks, prompts, refe
     ]
 
 
+@pytest.mark.slow
 def test_the_model_itself_is_always_right(networks, prompts, reference):
     engine = JaxEngine(networks("own"), draft=networks("own"))
     assert tokens(complete(engine, prompts, DRAFTED, batch_size=3, padding="left")) == reference

@@ -154,6 +154,7 @@ def test_networks_of_transformers_have_their_tokens(family, library):
     assert tokens(run) == cut
 
 
+@pytest.mark.slow
 def test_their_saved_batches_go_on(library):
     network, prompts, reference = library("gemma2")
     begun = dataclasses.replace(OF_LIBRARY, max_new_tokens=12)
