@@ -77,7 +77,7 @@ def test_train_compiles_and_leaves_no_run(four, tmp_path, capsys):
     assert f"{four}: 4 devices" in shown and "(estimate)" in shown
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_generate_needs_the_configuration_alone(four, tmp_path):
     fields = {
         "model_type": "llama", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,

@@ -27,6 +27,7 @@ def assert_found(comparison, fault):
     assert fault.path in headline(comparison)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_found_between_two_torch_runs(subject, fault):
     comparison, *_ = compare_engines(
@@ -106,6 +107,7 @@ def stored(subject, fault=None, sides=(TORCH, TORCH)):
 FADING = ("wrong eps of BatchNorm",)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_found_in_stored_traces(subject, fault):
     comparison = stored(subject(fault.family), fault)

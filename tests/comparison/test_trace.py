@@ -169,6 +169,7 @@ def test_modules_instead_of_operations(subject):
     assert leaves_ <= {r.call.path for r in records[0]}
 
 
+@pytest.mark.slow
 def test_recording_programs_return_a_bounded_number_of_bytes(subject):
     span = subject("span")
     inputs = inputs_of(span)

@@ -92,6 +92,7 @@ def test_a_sample_depends_on_its_key_alone(levels, jpeg):
         assert collective not in program
 
 
+@pytest.mark.slow
 def test_validation_is_damaged_alike_every_time():
     held_out = open_training_photos(None, None, crop=96)[1].subset([0])
     options: dict[str, Any] = {"longest_px": 64, "degradation": Degradation(jpeg=(30, 30))}

@@ -85,13 +85,14 @@ def test_padding_side_and_batch_size_make_no_difference(kind, engines, hf_model,
     assert tokens(complete(engine, prompts, GREEDY, batch_size=1)) == want
 
 
+@pytest.mark.slow  # by default tests/generation/test_network.py compares their logits
 @pytest.mark.parametrize(
     ("padding", "rows", "options"),
     [
         ("left", 3, GREEDY),
-        pytest.param("left", 3, LOOKUP, marks=pytest.mark.slow),
-        pytest.param("right", 1, GREEDY, marks=pytest.mark.slow),
-        pytest.param("right", 1, LOOKUP, marks=pytest.mark.slow),
+        ("left", 3, LOOKUP),
+        ("right", 1, GREEDY),
+        ("right", 1, LOOKUP),
     ],
 )
 def test_forms_for_gpus_give_the_same_tokens(padding, rows, options, network, hf_model, prompts):

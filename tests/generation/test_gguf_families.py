@@ -77,6 +77,7 @@ def test_a_file_gives_the_logits_of_its_model(family, model, tmp_path):
     torch.testing.assert_close(network(TOKENS)[0], reference, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "devices"),
     [

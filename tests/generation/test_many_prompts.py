@@ -194,6 +194,7 @@ def test_prompts_are_fed_together_and_ended_rows_leave_the_batch(
     assert sizes[-1][0] < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_draws_depend_on_the_request_not_on_its_place(turns, engines, prompts, monkeypatch):
     monkeypatch.setattr(generate_loop, "_LEAST_TURNS", turns)
@@ -230,8 +231,8 @@ PENALTIES = {
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        ("jax", "llama"),
         ("torch", "llama"),
+        pytest.param("jax", "llama", marks=pytest.mark.slow),
         pytest.param("mesh", "llama", marks=pytest.mark.slow),
         pytest.param("jax", "gemma2", marks=pytest.mark.slow),
     ],

@@ -165,7 +165,7 @@ def test_logits_are_those_of_the_dequantised_model(family, case, tmp_path):
     torch.testing.assert_close(network(TOKENS)[0], reference, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gptq, ordered", "awq", "compressed-tensors, 8 bits"])
 @pytest.mark.parametrize("in_jax", ["own", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_both_engines_and_our_own_network_compute_them(in_jax, case, tmp_path):

@@ -31,7 +31,6 @@ def no_history(rows):
     return History(empty, empty, np.zeros(rows, np.int32))
 
 
-_choose = jax.jit(choose)
 _filtered = jax.jit(filtered_logits)
 _processed = jax.jit(processed_logits)
 
@@ -42,7 +41,7 @@ def filtered(logits, **options):
 
 def chosen(logits, keys, number, options):
     history = no_history(len(logits))._replace(count_B=np.full(len(logits), number, np.int32))
-    return _choose(jnp.asarray(logits), keys, history, settings_of(options, ()))
+    return choose(jnp.asarray(logits), keys, history, settings_of(options, ()))
 
 
 def warped(process, logits, *, temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None):
@@ -239,6 +238,7 @@ def test_values_are_no_part_of_the_program(history):
 # ---- draws
 
 
+@pytest.mark.slow
 def test_draws_follow_the_filtered_probabilities():
     options = SamplingOptions(temperature=0.7, top_k=6)
     count = 20000

@@ -210,6 +210,7 @@ def test_dropout_keys():
     np.testing.assert_allclose(a[a != 0], 1 / 0.75**2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_distributions():
     class Draws(nn.Module):
         def forward(self, x):

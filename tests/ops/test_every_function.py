@@ -137,7 +137,7 @@ def in_float(x):
     return np.asarray(x.astype(jnp.float32))
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_jit_vmap_mesh_and_layout_make_no_difference(name, dtype):
     function, _ = FUNCTIONS[name]

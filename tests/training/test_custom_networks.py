@@ -47,12 +47,13 @@ def losses(family, config):
     return [[step[name] for name in names] for step in metrics], weights
 
 
+@pytest.mark.slow  # by default test_engines.py and test_user_task.py compare the engines
 @pytest.mark.parametrize(
     ("family", "config"),
     [
         (custom_super_resolution, ENLARGE),
-        pytest.param(custom_detection, DETECT, marks=pytest.mark.slow),
-        pytest.param(custom_super_resolution, ADVERSARIAL, marks=pytest.mark.slow),
+        (custom_detection, DETECT),
+        (custom_super_resolution, ADVERSARIAL),
     ],
     ids=["enlarger", "detector", "adversarial"],
 )
