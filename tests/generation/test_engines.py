@@ -223,7 +223,7 @@ def test_deterministic_on_several_devices_is_refused(engines, prompts):
         complete(engines("jax8"), prompts, GREEDY, deterministic=True)
 
 
-@pytest.mark.parametrize("kind", ["jax", "torch"])
+@pytest.mark.parametrize("kind", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_deterministic_draws_are_the_prompts_own(kind, engines, prompts):
     def drawn(chosen, size):
         run = complete(engines(kind), chosen, DRAWN, deterministic=True, batch_size=size)
