@@ -51,7 +51,7 @@ def train_batches(
         def cut(rows: np.ndarray) -> None:
             for row in rows:
                 photo, top, left = map(int, windows[row])
-                image[row] = photos.read(photo)[top : top + crop, left : left + crop]
+                image[row] = photos.read_crop(photo, top=top, left=left, side=crop)
 
         return {"image": image}, cut
 

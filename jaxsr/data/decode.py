@@ -11,6 +11,7 @@ in 0…1.
 """
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from jaxsr.data.picture_file import (
     ORIENTATION,
+    ChangedFileError,
     UnreadablePicture,
     is_tiff,
     is_white_zero,
@@ -64,11 +66,18 @@ def claims_to_be_picture(path: Path) -> bool:
     return is_webp or is_avif or head.startswith(_SIGNATURES)
 
 
-def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
+def decode_rgb(
+    path: Path, *, cut: Callable[[Image.Image], Image.Image] = lambda image: image
+) -> UInt8[np.ndarray, "h w 3"]:
     """Reads a picture file as 8-bit RGB, as the module's docstring says.
+
+    Args:
+      path: of the file.
+      cut: makes a part of the upright picture, where no more is needed: all else is not converted.
 
     Raises:
       UnreadablePicture: not a picture, truncated, or of a kind that has no RGB form.
+      ChangedFileError: `cut` raised it.
       OSError: the file cannot be opened.
     """
     data = read_file(path)
@@ -95,8 +104,8 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
                 narrow.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
             # In place, and in _to_rgb nothing of what is RGB: a copy takes as long as unpacking.
             ImageOps.exif_transpose(narrow, in_place=True)
-            return np.asarray(_to_rgb(narrow))
-    except UnreadablePicture:
+            return np.asarray(_to_rgb(cut(narrow)))
+    except (UnreadablePicture, ChangedFileError):
         raise
     except UnidentifiedImageError:
         pass
@@ -105,8 +114,8 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError …
         raise UnreadablePicture(one_line(error)) from error
     try:
-        return np.asarray(_to_rgb(_unidentified(data)))
-    except UnreadablePicture:
+        return np.asarray(_to_rgb(cut(_unidentified(data))))
+    except (UnreadablePicture, ChangedFileError):
         raise
     except Exception as error:
         raise UnreadablePicture(one_line(error)) from error

@@ -52,6 +52,11 @@ class PixelCache:
     def get(self, key: Hashable) -> np.ndarray | None:
         return self._arrays.get(key)
 
+    def keeps(self, key: Hashable, nbytes: int) -> bool:
+        """Whether an array of so many bytes is kept, or would be."""
+        has_room = self.held_bytes + nbytes <= self.limit_bytes
+        return key in self._arrays or has_room or self._scratch is not None
+
     def keep(self, key: Hashable, array: np.ndarray) -> np.ndarray:
         """Keeps `array` if there is room, makes it read-only, returns what stands under `key`."""
         array.flags.writeable = False

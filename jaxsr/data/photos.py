@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -88,28 +88,53 @@ class Photos:
         Raises:
           ChangedFileError: the file changed or went away after it was checked.
         """
-        path = self.paths[index]
-        fraction = self.fractions[index] if self.fractions else 1.0
+        path, fraction = self.paths[index], self._fraction(index)
         key = path if fraction == 1 else (path, fraction)
         pixels = self.cache.get(key)
         if pixels is not None:
             return pixels
+        pixels = _shrunk(self._decoded(path), fraction)
+        self._check_size(index, pixels.shape[:2])
+        return self.cache.keep(key, pixels)
+
+    def read_crop(
+        self, index: int | np.integer, *, top: int, left: int, side: int
+    ) -> UInt8[np.ndarray, "side side 3"]:
+        """A square of photo `index`; of one that will not be kept, no more is converted.
+
+        Raises:
+          ChangedFileError: see `read`.
+        """
+        path = self.paths[index]
+        height, width = map(int, self.sizes[index])
+        if self._fraction(index) != 1 or self.cache.keeps(path, 3 * height * width):
+            return self.read(index)[top : top + side, left : left + side]
+
+        def cut(image: Image.Image) -> Image.Image:
+            self._check_size(index, (image.height, image.width))
+            return image.crop((left, top, left + side, top + side))
+
+        return self._decoded(path, cut=cut)
+
+    def _fraction(self, index: int | np.integer) -> float:
+        return self.fractions[index] if self.fractions else 1.0
+
+    def _decoded(self, path: Path, **options: Any) -> np.ndarray:
         try:
-            pixels = decode_rgb(path)
+            return decode_rgb(path, **options)
         except (OSError, UnreadablePicture) as error:
-            reason = _reason(error)
             raise ChangedFileError(
-                f"{path} was readable when this run checked it and no longer is: {reason}; "
+                f"{path} was readable when this run checked it and no longer is: {_reason(error)}; "
                 f"restore the file and resume"
             ) from error
-        pixels = _shrunk(pixels, fraction)
-        if pixels.shape[:2] != tuple(self.sizes[index]):
-            was, now = "×".join(map(str, self.sizes[index])), "×".join(map(str, pixels.shape[:2]))
+
+    def _check_size(self, index: int | np.integer, size: tuple[int, int]) -> None:
+        if size != tuple(self.sizes[index]):
+            was, now = "×".join(map(str, self.sizes[index])), "×".join(map(str, size))
             raise ChangedFileError(
-                f"{path} was {was} px (height×width) when this run checked it and is {now} now; "
-                f"restore the file and resume"
+                f"{self.paths[index]} was {was} px (height×width) when this run checked it and is "
+                f"{now} now; restore the file and resume"
             )
-        return self.cache.keep(key, pixels)
 
     def at_fractions(self, fractions: Sequence[float], *, crop: int) -> "Photos":
         """Each photo once per fraction of its size, those left out that a crop would not fit.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,6 +19,7 @@ from jaxsr.data.photos import (
     open_photos,
     open_training_photos,
 )
+from jaxsr.data.picture_file import ChangedFileError
 
 
 def _save(path: Path, height: int = 40, width: int = 50, seed: int = 0) -> np.ndarray:
@@ -179,6 +181,28 @@ def test_header_check_finds_small_files_but_not_truncated_ones(tmp_path):
     with pytest.raises(RuntimeError, match=r"cut\.png was readable"):
         photos.read(0)
     assert "300×200 px" in _complaint(tmp_path, crop=256, check="header")
+
+
+def test_a_crop_that_is_not_kept_is_that_of_the_whole_photo(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 4), np.uint8)
+    picture = Image.fromarray(pixels)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    picture.convert("RGB").save(tmp_path / "turned.jpg", exif=turned, quality=90)
+    picture.save(tmp_path / "transparent.png")
+    picture.convert("P").save(tmp_path / "palette.png", transparency=3)
+    cv2.imwrite(str(tmp_path / "deep.png"), pixels[..., :3].astype(np.uint16) * 257)
+    whole = open_photos(tmp_path, crop=32)
+    alone = open_photos(tmp_path, crop=32, cache_bytes=0)
+    assert whole.names == alone.names and len(whole) == 4
+    for index in range(4):
+        expected = whole.read(index)[9:41, 7:39]
+        np.testing.assert_array_equal(alone.read_crop(index, top=9, left=7, side=32), expected)
+        np.testing.assert_array_equal(whole.read_crop(index, top=9, left=7, side=32), expected)
+    picture.resize((60, 60)).save(tmp_path / "transparent.png")
+    index = alone.names.index("transparent.png")
+    with pytest.raises(ChangedFileError, match=r"was 48×64 px .* is 60×60 now"):
+        alone.read_crop(index, top=0, left=0, side=32)
 
 
 def test_a_file_that_changes_after_the_check(tmp_path):
