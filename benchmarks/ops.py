@@ -50,7 +50,14 @@ def measure(options: Options) -> None:
     import jax
     import torch
 
-    from benchmarks import _ops_filters, _ops_pictures, _ops_race, _ops_resize, _ops_warps
+    from benchmarks import (
+        _ops_filters,
+        _ops_functions,
+        _ops_pictures,
+        _ops_race,
+        _ops_resize,
+        _ops_warps,
+    )
 
     cv2.setNumThreads(threads)
     torch.set_num_threads(threads)
@@ -62,6 +69,7 @@ def measure(options: Options) -> None:
         *_ops_filters.ROWS,
         *_ops_warps.ROWS,
         *_ops_pictures.ROWS,
+        *_ops_functions.ROWS,
     ):
         if options.only in row.name:
             figures = _ops_race.measure(row, options.rounds, bandwidth)
