@@ -24,7 +24,7 @@ SCHEMA = 1
 PACKAGES = (
     "jax", "jaxlib", "libtpu", "torch", "torchax", "transformers", "opencv-python-headless",
     "pillow", "kornia", "dm_pix", "scipy", "scikit-image", "numpy", "timm", "torchvision",
-    "spandrel", "segmentation-models-pytorch", "diffusers",
+    "spandrel", "segmentation-models-pytorch", "diffusers", "albumentations", "augmax",
 )  # fmt: skip
 
 Row = dict[str, Any]

@@ -10,6 +10,8 @@ from typing import Any
 
 LARGE_PICTURE = 1 << 16
 """Pixels from which on most functions of OpenCV share a picture out among its threads."""
+_FEW_PICTURES = 2
+"""For each thread."""
 _LEAST_SHARED_S = 2e-3
 """Work that is worth waking another thread for."""
 _LEAST_CALL_S = 4e-4
@@ -55,8 +57,12 @@ def version_of(version: str) -> tuple[int, ...]:
     return tuple(int(digits) for digits in re.findall(r"\d+", version))
 
 
-_FEW_ROWS = 2
-"""For each thread: as many as leave none without work for long."""
+def shares_out(pixels: int, pictures: int) -> bool:
+    """Whether OpenCV's threads should share each picture: it is large, and they are few.
+
+    Many are faster in threads of their own, with all that is done besides.
+    """
+    return pixels > LARGE_PICTURE and pictures <= _FEW_PICTURES * _thread_count()
 
 
 def for_each_row(function: Callable[[int], None], rows: int, *, large: bool = False) -> None:
@@ -67,21 +73,19 @@ def for_each_row(function: Callable[[int], None], rows: int, *, large: bool = Fa
     Args:
       function: of a row; that of another library lets other threads run.
       rows: how many.
-      large: whether the library shares each row out among its threads by itself. Many rows are
-        faster in threads of their own, for what we do besides, too.
+      large: whether the library shares each row out among its threads by itself.
     """
     start = time.perf_counter()  # the thread's own clock takes 2 µs
     for row in range(min(rows, 1)):
         function(row)
     call_s = time.perf_counter() - start
-    is_shared = large and rows <= _FEW_ROWS * _thread_count()
-    is_long = (large or call_s > _LEAST_CALL_S) and call_s * (rows - 1) > _LEAST_SHARED_S
+    is_long = call_s > _LEAST_CALL_S and call_s * (rows - 1) > _LEAST_SHARED_S
 
     def run(share: range) -> None:
         for row in share:
             function(row)
 
-    if is_shared or not is_long:
+    if large or not is_long:
         run(range(1, rows))
         return
     parts = min(_thread_count(), rows - 1)

@@ -19,7 +19,7 @@ from jaxsr.ops._arguments import MASK_THRESHOLD
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
-from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv
+from jaxsr.ops._opencv import for_each_row, opencv, shares_out
 from jaxsr.ops._opencv_remap import is_finite, of_parts
 from jaxsr.ops._row_primitives import (
     CALLS,
@@ -69,7 +69,7 @@ def _crop_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
         if not (is_finite(result) or np.isfinite(result).all()):
             result[...] = of_parts(resize, cut, 0.0, least=_NO_WEIGHT)
 
-    for_each_row(crop, len(pictures), large=height * width > LARGE_PICTURE)
+    for_each_row(crop, len(pictures), large=shares_out(height * width, len(boxes)))
 
 
 @kernel("jaxsr_opencv_crop_masks")
@@ -94,7 +94,7 @@ def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attribute
         else:
             np.greater(shares, MASK_THRESHOLD, out=results[row])
 
-    for_each_row(crop, len(masks), large=height * width > LARGE_PICTURE)
+    for_each_row(crop, len(masks), large=shares_out(height * width, len(boxes)))
 
 
 def _crop_in_jax(

@@ -18,7 +18,7 @@ from jaxsr.ops._border import BORDERS, border_period
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
-from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, opencv_border
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._row_primitives import CALLS, first_installed, map_by_rows, without_single_channel
 
 CHANNELS = (1, 3, 4)
@@ -151,7 +151,7 @@ def _read_all(
             if is_lost is not None:
                 result[is_lost] = np.nan if is_real else 0
 
-    is_large = math.prod(results.shape[2:4]) > LARGE_PICTURE
+    is_large = shares_out(math.prod(results.shape[2:4]), len(pictures))
     for_each_row(read_row, len(pictures), large=is_large)
 
 
@@ -163,9 +163,9 @@ def _by_fields(
     if not all(
         _is_near(field, extent, border) for field, extent in zip(fields, extents, strict=True)
     ):
-        is_lost = np.isnan(rows + columns)
+        is_lost = np.isnan(rows) | np.isnan(columns)
         fields = tuple(
-            _within_periods(np.nan_to_num(field), extent, border)
+            _within_periods(np.nan_to_num(field).clip(-FARTHEST, FARTHEST), extent, border)
             for field, extent in zip(fields, extents, strict=True)
         )
 

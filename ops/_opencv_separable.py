@@ -19,7 +19,7 @@ from jaxsr.ops._border import Border
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
-from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, opencv_border
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._row_primitives import (
     CALLS,
     first_installed,
@@ -101,7 +101,7 @@ def _by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     def filter_one(row: int) -> None:
         cv2.sepFilter2D(pictures[row], -1, horizontal, vertical, results[row], borderType=border)
 
-    is_large = math.prod(pictures.shape[1:3]) > LARGE_PICTURE
+    is_large = shares_out(math.prod(pictures.shape[1:3]), len(pictures))
     for_each_row(filter_one, len(pictures), large=is_large)
 
 

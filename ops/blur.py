@@ -38,7 +38,7 @@ from jaxsr.ops._arguments import (
 from jaxsr.ops._border import Border, border_name
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import Parameter, in_dtype_of
-from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, opencv_border
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._opencv_separable import LONGEST_CALL, separable
 from jaxsr.ops._row_primitives import in_pictures, row_primitive, without_single_channel
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
@@ -242,7 +242,7 @@ def _blur_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
     def blur(row: int) -> None:
         cv2.GaussianBlur(pictures[row], size, horizontal, results[row], vertical, border)
 
-    is_large = math.prod(pictures.shape[1:3]) > LARGE_PICTURE
+    is_large = shares_out(math.prod(pictures.shape[1:3]), len(pictures))
     for_each_row(blur, len(pictures), large=is_large)
 
 

@@ -17,7 +17,7 @@ from jaxsr.ops._arguments import ImageLike, positive_pair
 from jaxsr.ops._border import Border, checked_border, pad_axis
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import in_dtype_of, picture, real_dtype
-from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, opencv_border
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
 from jaxsr.ops._opencv_remap import is_finite
 from jaxsr.ops._opencv_separable import in_jax as separable_in_jax
 from jaxsr.ops._opencv_separable import separable
@@ -173,7 +173,7 @@ def _mean_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
     def mean(row: int) -> None:
         opencv().blur(pictures[row], (width, height), results[row], borderType=border)
 
-    is_large = math.prod(pictures.shape[1:3]) > LARGE_PICTURE
+    is_large = shares_out(math.prod(pictures.shape[1:3]), len(pictures))
     for_each_row(mean, len(pictures), large=is_large)
 
 
@@ -321,7 +321,7 @@ def _window_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -
 
     cv2, passes = opencv(), 2 if _KINDS[kind] in ("opening", "closing") else 1
     reach = np.ones((passes * (height - 1) + 1, passes * (width - 1) + 1), np.uint8)
-    is_large = is_real and math.prod(pictures.shape[1:3]) > LARGE_PICTURE
+    is_large = is_real and shares_out(math.prod(pictures.shape[1:3]), len(pictures))
     for_each_row(filter_one, len(pictures), large=is_large)
 
 

@@ -328,6 +328,17 @@ def test_other_sizes(name, size):
     )
 
 
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("name", CASES)
+def test_pictures_in_several_threads(name, monkeypatch):
+    for limit in ("_LEAST_CALL_S", "_LEAST_SHARED_S"):
+        monkeypatch.setattr(_opencv, limit, 0.0)
+    case, images = CASES[name], pictures(name, (150, 170))
+    expected = case.theirs(images, *case.parameters)
+    for _ in range(3):
+        np.testing.assert_array_equal(case.ours(images, *case.parameters), expected)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_where_the_library_is_not_called(name, monkeypatch):
     case, images = CASES[name], pictures(name)
