@@ -32,6 +32,7 @@ from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 from jaxsr.data.batches import train_batches
 from jaxsr.data.photos import Photos, available_cpus, open_photos, open_training_photos
 from jaxsr.data.prefetch import HostBatch
+from jaxsr.runtime.allocator import keep_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,4 +228,5 @@ def measure(options: Options) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory("train")  # as the command does; workers of the DataLoader inherit it
     run_benchmark(measure, Options)

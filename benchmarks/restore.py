@@ -84,8 +84,7 @@ def _restorer(
     from jaxsr.restoration.batch import BatchRestorer
     from jaxsr.restoration.config import RestoreConfig
     from jaxsr.restoration.pipeline import Restorer
-    from jaxsr.restoration.restorer import configured_model, tile_runner
-    from jaxsr.restoration.tiling import Tiler
+    from jaxsr.restoration.restorer import configured_model, make_tiler, tile_runner
     from jaxsr.runtime.setup import torch_device
     from jaxsr.runtime.torch_runner import TorchRunner
 
@@ -101,8 +100,9 @@ def _restorer(
         if config.devices > 1:
             select_platform("auto", simulated_devices=config.devices)
         model = configured_model(config)
+        tiler = make_tiler(model, config, [size], devices=config.devices)
         if contender in (*JAX, "eager"):
-            engine, batch = tile_runner(model, config, Tiler(model.reach, sizes=[size]))
+            engine, batch = tile_runner(model, config, tiler)
         else:
             engine = TorchRunner(
                 model.network,
@@ -113,12 +113,11 @@ def _restorer(
                 channels_last=contender in ("channels_last", "max_autotune"),
             )
             batch = 1 if engine.platform == "cpu" else 8
-        tiler = Tiler(model.reach, sizes=[size])
         restorer = Restorer(
             engine, engine, tiler, scale=model.scale, channels=model.channels, batch=batch
         )
         plan = tiler.plan(size)
-        tiles = sum(len(row) for row in plan.rows)
+        tiles = plan.tiles
         sample = np.random.default_rng(0).random((batch, model.channels, *plan.shape), np.float32)
 
         def network() -> None:

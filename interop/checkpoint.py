@@ -13,6 +13,7 @@ is damaged, is renamed to `STEP.damaged`, and the newest sound one is used.
 import asyncio
 import gc
 import logging
+import math
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -35,6 +36,18 @@ from jaxsr.interop.checkpoint_record import (
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 
 log = logging.getLogger(__name__)
+
+
+def metric_rank(value: float, best: Literal["max", "min"]) -> float:
+    """Orders values of a validation metric: the better, the higher; NaN comes last.
+
+    Args:
+      value: the metric.
+      best: whether it is better when higher (`max`) or lower (`min`).
+    """
+    if math.isnan(value):
+        return -math.inf
+    return value if best == "max" else -value
 
 
 class Checkpoints:
@@ -70,11 +83,10 @@ class Checkpoints:
         self._notes = dict(notes or {})
         policies: list[Any] = [preservation.LatestN(keep)]
         if metric is not None:
-            sign = 1.0 if best == "max" else -1.0
             # Without the last argument every checkpoint saved between validations is kept for ever.
             policies.append(
                 preservation.BestN(
-                    get_metric_fn=lambda metrics: sign * metrics[metric],
+                    get_metric_fn=lambda metrics: metric_rank(metrics[metric], best),
                     n=1,
                     keep_checkpoints_without_metrics=False,
                 )
@@ -90,8 +102,7 @@ class Checkpoints:
                     RECORD_ITEM: ocp.JsonCheckpointHandler(filename=RECORD_ITEM),
                 },
                 options=ocp.CheckpointManagerOptions(
-                    best_fn=(lambda m: m[metric]) if metric else None,
-                    best_mode=best,
+                    best_fn=(lambda m: metric_rank(m[metric], best)) if metric else None,
                     preservation_policy=preservation.AnyPreservationPolicy(policies),
                     enable_async_checkpointing=True,
                     # Left behind by a killed run; they are never complete.

@@ -116,7 +116,8 @@ def test_restore_compiles_tiles(four, tmp_path, monkeypatch):
     assert one["name"] == "restore 64x64"
     assert restore.main([*options, "--benchmark", "96x48"]) == 0
     (one,) = report(tmp_path / "report")
-    assert one["name"] == "restore 49x48"  # two tiles, side by side, a pixel of margin each
+    # A tile for each of the four devices, a pixel of margin on its two inner sides.
+    assert one["name"] == "restore 49x25"
 
 
 @pytest.mark.slow

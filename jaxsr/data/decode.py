@@ -93,8 +93,9 @@ def decode_rgb(path: Path) -> UInt8[np.ndarray, "h w 3"]:
                 narrow = image
             if narrow is not image:  # exif_transpose looks for the tag on the image it turns
                 narrow.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
-            rgb = _to_rgb(ImageOps.exif_transpose(narrow))
-        return np.asarray(rgb)
+            # In place, and in _to_rgb nothing of what is RGB: a copy takes as long as unpacking.
+            ImageOps.exif_transpose(narrow, in_place=True)
+            return np.asarray(_to_rgb(narrow))
     except UnreadablePicture:
         raise
     except UnidentifiedImageError:
@@ -229,4 +230,4 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxsr.generation import sharding
 from jaxsr.generation.decoder import Snapshot
 from jaxsr.generation.jax_decoder import JaxBatch, JaxEngine
+from jaxsr.generation.jax_network import JaxNetwork
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.packed_layers import Packed
 from jaxsr.generation.stored_programs import exported_program
@@ -57,7 +58,15 @@ class _Rows:
         )
 
 
-class AheadEngine(JaxEngine):
+class _Shapes(JaxNetwork):
+    """A network whose weights are shapes."""
+
+    def _placed(self, network: Any) -> dict[str, Any]:
+        shapes = self._stored.shapes_of(network)
+        return abstract(shapes, self._layout.weight_shardings(shapes, self._stored.turned))
+
+
+class AheadEngine(_Shapes, JaxEngine):
     """Compiles for a topology what an engine on its devices would.
 
     Which programs a run of several prompts needs depends on when outputs end. Here each has all the
@@ -67,8 +76,10 @@ class AheadEngine(JaxEngine):
       network: the torch module, on the meta device or not.
       topology: where to compile to.
       devices: that weights and cache are split over. Default: all of them.
-      packed, rows: as for `JaxEngine`.
+      packed, rows, draft: as for `JaxEngine`.
     """
+
+    draft_kind = _Shapes
 
     def __init__(
         self,
@@ -78,12 +89,13 @@ class AheadEngine(JaxEngine):
         devices: int | None = None,
         packed: Packed = "exact",
         rows: int = 1,
+        draft: Any = None,
     ) -> None:
         self.reports: list[Ahead] = []
         self._topology = topology
         self._rows: dict[JaxBatch, _Rows] = {}
         mesh = Mesh(np.array(list(topology.devices)[:devices]), (sharding.AXIS,))
-        super().__init__(network, mesh=mesh, packed=packed, rows=rows)
+        super().__init__(network, mesh=mesh, packed=packed, rows=rows, draft=draft)
 
     def compile(
         self, options: SamplingOptions, *, batch: int, prompt: int, slots: int
@@ -103,10 +115,6 @@ class AheadEngine(JaxEngine):
         return made["prefill"], made["decode"]
 
     # ---- programs
-
-    def _placed(self, network: Any) -> dict[str, Any]:
-        shapes = self._stored.shapes_of(network)
-        return abstract(shapes, self._layout.weight_shardings(shapes, self._stored.turned))
 
     def _replicated(self, *arrays: Any) -> tuple[Any, ...]:
         everywhere = sharding.replicated(self.mesh)

@@ -14,6 +14,7 @@ import torch
 from jaxsr.errors import InputError
 from jaxsr.generation.ahead_engine import AheadEngine
 from jaxsr.generation.config import GenerateConfig
+from jaxsr.generation.draft_model import load_draft
 from jaxsr.generation.generate_loop import complete
 from jaxsr.generation.generate_prompts import check_packages
 from jaxsr.generation.options import SamplingOptions
@@ -50,6 +51,8 @@ def run(config: GenerateConfig) -> int:
         )
     check_packages(config)
     check_model(config.model, config.implementation, weights=False)
+    if config.draft_model is not None:
+        check_model(config.draft_model, weights=False)
     topology = prepare(config, deterministic=config.deterministic)
     model = load_shapes(
         config.model,
@@ -97,11 +100,20 @@ def compile_run(
       batch_size: prompts that run together.
       fill: repeat the prompts where they are fewer.
     """
-    engine = ahead_engine(config, model.network, topology)
     options = sampling_options(config, model.sampling)
     prompts = all_prompts(config.prompt, config.prompts, system=config.system)
     needs_tokenizer = prompts or any(not text.isdecimal() for text in config.stop)
     tokenizer = load_tokenizer(config.tokenizer or config.model) if needs_tokenizer else None
+    draft = None
+    if config.draft_model is not None:
+        draft = load_draft(
+            load_shapes,
+            config.draft_model,
+            tokenizer,
+            dtype=getattr(torch, config.dtype),
+            packed=config.packed != "off",
+        )
+    engine = ahead_engine(config, model.network, topology, draft)
     stop_ids, _ = stops(config, model.stop_ids, tokenizer, vocabulary=engine.config.vocab_size)
     if prompts:
         ids: Sequence[Sequence[int]] = prompt_ids(config, prompts, tokenizer)
@@ -122,7 +134,9 @@ def compile_run(
     return engine.reports
 
 
-def ahead_engine(config: GenerateConfig, network: Any, topology: Topology) -> AheadEngine:
+def ahead_engine(
+    config: GenerateConfig, network: Any, topology: Topology, draft: Any = None
+) -> AheadEngine:
     """The engine that a run of these options would have; without `mesh` on all devices."""
     settings = engine_settings(config)
     devices = None if config.devices == 1 and not config.deterministic else settings.devices
@@ -132,7 +146,12 @@ def ahead_engine(config: GenerateConfig, network: Any, topology: Topology) -> Ah
             f"{len(topology.devices)}; use --mesh {len(topology.devices)}"
         )
     return AheadEngine(
-        network, topology, devices=devices, packed=settings.packed, rows=settings.rows
+        network,
+        topology,
+        devices=devices,
+        packed=settings.packed,
+        rows=settings.rows,
+        draft=draft,
     )
 
 

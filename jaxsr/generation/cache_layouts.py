@@ -16,10 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxsr.generation import sharding
-from jaxsr.generation.decoder import ending_at, from_slot_zero
+from jaxsr.generation.decoder import from_slot_zero
 from jaxsr.interop.mesh import place
-from jaxsr.models.cache_entries import has_slots
-from jaxsr.models.llama.network import CausalLM
 
 Run = Callable[..., Any]
 """The network's forward as a function of its inputs."""
@@ -32,6 +30,8 @@ class CacheLayout(ABC):
     """Whether all running rows are filled up to the same slot."""
     packs_prompts = False
     """Whether it has `empty`, `prefill_packed`, `with_packed` and `resized`."""
+    ahead = 0
+    """Tokens fed at a step, any of which may be taken back; 0 where one is fed, for good."""
 
     def __init__(self, network: Any, mesh: Mesh) -> None:
         self.config, self.mesh = network.config, mesh
@@ -69,6 +69,23 @@ class CacheLayout(ABC):
         Returns:
           Logits (B, V), and a function from the tokens chosen to the cache with the new entries.
         """
+
+    @abstractmethod
+    def looking_ahead(self, proposals: int) -> "CacheLayout":
+        """The layout of such caches for so many proposals a step: it has `verify`.
+
+        Raises:
+          InputError: the network keeps what cannot be taken back.
+        """
+
+    def verify(
+        self, run: Run, state: Mapping[str, Any], tokens_BT: jax.Array, *, left: bool
+    ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+        """`decode` of several tokens for each row, with logits (B, T, V) after each.
+
+        Entries of tokens that turn out wrong lie after the filled slots, and are overwritten.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def admitted(
@@ -184,13 +201,12 @@ class OwnLayout(CacheLayout):
         tokens_B1 = jnp.maximum(state["token"], 0)[:, None]
         return self._fed(run, state, tokens_B1, jnp.zeros_like(state["filled"]), left=left)
 
+    def looking_ahead(self, proposals: int) -> "OwnLayout":
+        return self
+
     def verify(
         self, run: Run, state: Mapping[str, Any], tokens_BT: jax.Array, *, left: bool
     ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-        """`decode` of several tokens for each row, with logits (B, T, V) after each.
-
-        Entries of tokens that turn out wrong lie after the filled slots, and are overwritten.
-        """
         return self._fed(run, state, tokens_BT, None, left=left)
 
     def _fed(
@@ -220,7 +236,7 @@ class OwnLayout(CacheLayout):
             # XLA cannot know that the reads come first, and copies the cache at every step.
             at_B = jnp.where(chosen_B >= 0, filled_B, 0)
             return [
-                (_written(k, jnp.swapaxes(n, 2, 3), at_B, 3), _written(v, m, at_B, 2))
+                (written_at(k, jnp.swapaxes(n, 2, 3), at_B, 3), written_at(v, m, at_B, 2))
                 for (k, v), (n, m) in zip(state["cache"], new, strict=True)
             ]
 
@@ -229,7 +245,7 @@ class OwnLayout(CacheLayout):
     def admitted(
         self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array]:
-        cache = jax.tree.map(partial(_with_row, row=row), state["cache"], new["cache"])
+        cache = jax.tree.map(partial(with_row, row=row), state["cache"], new["cache"])
         filled_B, first_B = (state[n].at[row].set(new[n][0]) for n in ("filled", "first"))
         return cache, filled_B, first_B
 
@@ -313,119 +329,7 @@ class OwnLayout(CacheLayout):
         return cache, filled_B, np.zeros_like(filled_B)
 
 
-class LibraryLayout(CacheLayout):
-    """Of `jaxsr.models.hugging_face`: the table itself, all rows filled up to the same slot.
-
-    Blocks with a window have as many slots, a ring: slot s lies in place s modulo their number.
-    """
-
-    shares_slots = True
-
-    def __init__(self, network: Any, mesh: Mesh) -> None:
-        super().__init__(network, mesh)
-        self._rules, self._windows = network.sharding_rules(), network.cache_windows()
-        # A TPU's compiler moves what is written in place into fast memory, and back as a whole.
-        self.writes_aside = mesh.devices.flat[0].platform == "tpu"
-
-    def weight_shardings(
-        self, weights: Mapping[str, Any], turned: Collection[str]
-    ) -> dict[str, NamedSharding]:
-        return sharding.ruled_shardings(weights, self._rules, self.config, self.mesh, turned=turned)
-
-    def prefill(
-        self, run: Run, tokens_BT: jax.Array, length_B: jax.Array, *, left: bool, slots: int
-    ) -> tuple[jax.Array, Any, jax.Array, jax.Array]:
-        count = tokens_BT.shape[1]
-        first_B = count - length_B
-        if not left:  # a recurrence must end with each row's last token
-            tokens_BT = jax.vmap(jnp.roll)(tokens_BT, first_B)
-        logits_BV, cache = run(tokens_BT, first_B=first_B, slots=slots)
-        return logits_BV, self._held(cache), jnp.full_like(length_B, count), first_B
-
-    def _held(self, cache: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Split by heads, and not as the products that it comes from."""
-        hold = jax.lax.with_sharding_constraint
-        return {
-            n: hold(t, self.cache_sharding(t.shape[1])) if has_slots(n) else t
-            for n, t in cache.items()
-        }
-
-    def decode(
-        self, run: Run, state: Mapping[str, Any], *, left: bool
-    ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-        filled = state["filled"].max()  # rows that are done have stopped counting
-        logits_BV, new = run(
-            jnp.maximum(state["token"], 0)[:, None],
-            state["cache"],
-            filled=filled,
-            first_B=state["first"],
-            aside=self.writes_aside,
-        )
-
-        def written(chosen_B: jax.Array) -> dict[str, jax.Array]:
-            if not self.writes_aside:
-                return self._held(new)
-            # Depends on the logits, and so on every read of the cache; see OwnLayout.
-            at = jnp.maximum(filled, jnp.minimum(chosen_B.max(), 0))
-
-            def put(name: str, array: jax.Array) -> jax.Array:
-                place = at % array.shape[2] if name in self._windows else at
-                return jax.lax.dynamic_update_slice_in_dim(array, new[name], place, 2)
-
-            cache = {n: put(n, t) if has_slots(n) else new[n] for n, t in state["cache"].items()}
-            return self._held(cache)
-
-        return logits_BV, written
-
-    def admitted(
-        self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        length = (new["filled"] - new["first"])[0]
-        cache, filled_B, first_B = _moved(state, running_B, least=length)
-        end = jnp.maximum(filled_B.max(), length)
-        by = end - new["filled"][0]
-        cache = {n: _with_row(t, _rolled(n, new["cache"][n], by), row) for n, t in cache.items()}
-        return cache, filled_B.at[row].set(end), first_B.at[row].set(end - length)
-
-    def realigned(
-        self, state: Mapping[str, Any], running_B: jax.Array
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        return _moved(state, running_B, least=jnp.int32(0))
-
-    def on_host(
-        self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        return {
-            name: from_slot_zero(array, first_B, filled_B, window=self._windows.get(name))
-            if has_slots(name)
-            else array
-            for name, array in cache.items()
-        }
-
-    def placed(
-        self, entries: Mapping[str, np.ndarray], filled_B: np.ndarray, *, slots: int, dtype: Any
-    ) -> tuple[Any, np.ndarray, np.ndarray]:
-        longest = int(filled_B.max())
-        first_B = longest - filled_B
-        cache = {}
-        for name, array in entries.items():
-            if has_slots(name):
-                window = self._windows.get(name)
-                aligned = ending_at(array, filled_B, slots=slots, window=window)
-                where = self.cache_sharding(array.shape[1])
-                cache[name] = place(aligned.astype(dtype), where)
-            else:
-                cache[name] = place(array, sharding.replicated(self.mesh))
-        return cache, np.full_like(filled_B, longest), first_B
-
-
-def layout_of(network: Any, mesh: Mesh) -> CacheLayout:
-    """The layout for a network of `jaxsr.models.llama` or `jaxsr.models.hugging_face`."""
-    own = isinstance(network, CausalLM)
-    return (OwnLayout if own else LibraryLayout)(network, mesh)
-
-
-def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> jax.Array:
+def written_at(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> jax.Array:
     """The cache with each row's new entry at its own slot."""
     if cache.shape[0] == 1:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, at_B[0], axis)
@@ -433,23 +337,5 @@ def _written(cache: jax.Array, new: jax.Array, at_B: jax.Array, axis: int) -> ja
     return jax.vmap(put)(cache, new, at_B)
 
 
-def _with_row(array: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
+def with_row(array: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, new, row, 0)
-
-
-def _rolled(name: str, array: jax.Array, by: jax.Array) -> jax.Array:
-    """An entry with its slots moved up; what wraps around lies beyond the filled ones, or belongs
-    there, in a ring.
-    """
-    return jnp.roll(array, by, 2) if has_slots(name) else array
-
-
-def _moved(
-    state: Mapping[str, Any], running_B: jax.Array, *, least: jax.Array
-) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
-    """The running rows moved to end at the longest one's length, at slot `least` or above."""
-    filled_B, first_B = state["filled"], state["first"]
-    end = jnp.maximum(jnp.where(running_B, filled_B - first_B, 0).max(), least)
-    by = end - jnp.where(running_B, filled_B, 0).max()
-    cache = {n: _rolled(n, t, by) for n, t in state["cache"].items()}
-    return cache, jnp.where(running_B, end, 0), jnp.where(running_B, first_B + by, 0)

@@ -11,6 +11,8 @@ from jaxsr.errors import InputError
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.runtime.options import AotOptions
 
+_DRAFT_TOKENS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(SamplingOptions, AotOptions):
@@ -23,6 +25,9 @@ class GenerateConfig(SamplingOptions, AotOptions):
     implementation: Literal["auto", "own", "transformers"] = "auto"
     """Who computes: `own`, jaxsr's networks for Llama and Qwen3; or `transformers`, the code of
     the model's own family. `auto`: own where there is one, which is faster."""
+    draft_model: Path | None = None
+    """A smaller model with the same tokenizer, folder or .gguf file. It proposes tokens, of which
+    the model checks several in one forward; greedy tokens stay the same."""
     prompts: Path | None = None
     """File of prompts, one per line: .txt, or .jsonl with `prompt`, `text` or `messages`, and where
     wanted a `seed`. With --out FILE.jsonl a run that was killed goes on where it stopped."""
@@ -70,9 +75,27 @@ class GenerateConfig(SamplingOptions, AotOptions):
             raise InputError("stop got an empty text, which every output has; leave it out")
         if self.system and self.raw:
             raise InputError("system needs the chat template; drop --raw or --system")
+        if self.num_draft_tokens is not None and self.draft_model is None:
+            raise InputError(
+                f"num_draft_tokens={self.num_draft_tokens} needs a draft model; give --draft-model"
+            )
+        if self.proposals is not None and self.engine == "torch":
+            raise InputError(
+                f"{self.named_proposals} is for --engine jax; leave it out, or --engine torch"
+            )
+        if self.draft_model is not None and self.resume is not None:
+            raise InputError(
+                "a saved batch has no cache of the draft model; leave --draft-model or --resume out"
+            )
         if self.save_cache is not None and len(self.batch_size) > 1:
             raise InputError("save_cache needs a single batch size")
         self.streams(max(self.batch_size))
+
+    @property
+    def draft_tokens(self) -> int | None:
+        if self.draft_model is None:
+            return self.num_draft_tokens
+        return self.num_draft_tokens or _DRAFT_TOKENS
 
     def streams(self, batch_size: int) -> bool:
         """Whether tokens are printed as they come.

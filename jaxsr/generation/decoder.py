@@ -97,8 +97,6 @@ class Engine(ABC):
     tile: int = 1
     """Rows that decode together in deterministic mode. A row of so many computes the same bits in
     any place and beside any others, for its sums have the order that follows from their number."""
-    looks_up: bool = False
-    """Whether it can feed several proposed tokens at once, for `prompt_lookup`."""
 
     def start(
         self,
@@ -140,6 +138,19 @@ class Engine(ABC):
             max(prompt_slots, tokens.shape[1]),
             padding,
         )
+
+    @abstractmethod
+    def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
+        """Refuses proposals of tokens that cannot be taken back, or that nobody makes.
+
+        Args:
+          options: of a run.
+          longest: tokens of its longest prompt.
+
+        Raises:
+          InputError: the engine feeds one token at a time, a network keeps states, or the draft is
+            missing or has too short a context.
+        """
 
     def start_alone(
         self,

@@ -127,11 +127,11 @@ def complete(
             "beam search ends at tokens and saves no cache; leave out --save-cache, and name "
             "special tokens or ids with --stop"
         )
-    _check_lookup(engine, options)
     config = engine.config
     check_prompts(
         prompts, options, context=config.max_position_embeddings, vocabulary=config.vocab_size
     )
+    engine.check_proposals(options, longest=max(map(len, prompts)))
     together = 1 if deterministic else min(batch_size, len(prompts))
     # One cache size for the whole run means one compiled loop; a deterministic row has its own.
     longest = max(len(prompt) for prompt in prompts)
@@ -140,11 +140,12 @@ def complete(
     requests = _requests_of(prompts, options, seeds, deterministic=deterministic)
     rounds = Rounds(engine, options, stop_ids, stop_text, chunk, on_tokens, on_done)
     waiting = deque(request for request in requests if request.index not in skip)
-    if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.prompt_lookup:
+    if deterministic and engine.tile > 1 and options.num_beams == 1 and not options.proposals:
         rounds.tiles(waiting, min(batch_size, engine.tile), keep_snapshots=keep_snapshots)
         waiting.clear()
     alone = deterministic or keep_snapshots or options.num_beams > 1
-    if engine.packs_prompts and not alone and len(waiting) >= _LEAST_TURNS * together:
+    packs = engine.packs_prompts and not alone and options.num_draft_tokens is None
+    if packs and len(waiting) >= _LEAST_TURNS * together:
         PackedRounds(rounds, together, context=context).run(waiting)
     if engine.starts_alone and not alone and len(waiting) > together:
         # Together, the first prompts would all be padded to the longest one's bucket.
@@ -177,14 +178,6 @@ def complete(
             rounds.run.snapshots.append(engine.snapshot(batch).rows(range(len(first))))
     rounds.run.completions.sort(key=lambda completion: completion.index)
     return rounds.run
-
-
-def _check_lookup(engine: Engine, options: SamplingOptions) -> None:
-    if options.prompt_lookup is not None and not engine.looks_up:
-        raise InputError(
-            "prompt_lookup is for jaxsr's own networks (Llama, Qwen3) with --engine jax; leave it "
-            "out"
-        )
 
 
 def _requests_of(
@@ -236,7 +229,11 @@ def continue_from(
     """
     if options.num_beams > 1:
         raise InputError("a saved batch goes on without beams; leave out --num-beams or --resume")
-    _check_lookup(engine, options)
+    engine.check_proposals(options)
+    if options.num_draft_tokens is not None:
+        raise InputError(
+            "a saved batch has no cache of the draft model; leave --draft-model or --resume out"
+        )
     have = snapshot.outputs.shape[1]
     if have >= options.max_new_tokens:
         raise InputError(

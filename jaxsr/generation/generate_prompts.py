@@ -32,6 +32,8 @@ def run(config: GenerateConfig) -> None:
     from jaxsr.models.language_models import check_model
 
     check_model(config.model, config.implementation)
+    if config.draft_model is not None:
+        check_model(config.draft_model)
     from jaxsr.generation.session import Session
 
     session = Session(config, platform)
@@ -46,7 +48,8 @@ def check_packages(config: GenerateConfig) -> None:
     """Names what is not installed, in one line instead of a traceback."""
     needed = ["tokenizers", *([] if config.raw else ["jinja2"])]
     needed += ["flatbuffers"] if config.engine == "jax" else []
-    needed += ["gguf"] if config.model.is_file() else []
+    models = [config.model, *([config.draft_model] if config.draft_model is not None else [])]
+    needed += ["gguf"] if any(model.is_file() for model in models) else []
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise InputError(
             f"generating needs {', '.join(missing)}, which is not installed; "

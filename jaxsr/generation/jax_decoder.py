@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.generation import beams, sampling, sharding
-from jaxsr.generation.cache_layouts import OwnLayout
 from jaxsr.generation.decoder import (
     ENDED,
     LOGPROBS,
@@ -27,7 +26,7 @@ from jaxsr.generation.decoder import (
     end_rows,
     logprobs_capacity,
 )
-from jaxsr.generation.jax_network import JaxNetwork
+from jaxsr.generation.jax_proposals import ProposingNetwork
 from jaxsr.generation.jax_steps import State
 from jaxsr.generation.logits_processors import Settings, settings_of
 from jaxsr.generation.options import SamplingOptions
@@ -65,7 +64,7 @@ class JaxBatch:
         self.admits = False
 
 
-class JaxEngine(JaxNetwork, Engine):
+class JaxEngine(ProposingNetwork, Engine):
     """Runs a causal language model in JAX.
 
     Args:
@@ -76,6 +75,7 @@ class JaxEngine(JaxNetwork, Engine):
         `jaxsr.interop.cpu_kernels.packed_product`. `off`: unpacked in each product.
       rows: how many are to decode together, if known; `TILE` for deterministic generation. A CPU
         has a faster layout of float32 weights for a few, see `jaxsr.models.llama.transposed`.
+      draft: a smaller network of the same tokenizer, which proposes tokens. None: there is none.
     """
 
     def __init__(
@@ -86,10 +86,12 @@ class JaxEngine(JaxNetwork, Engine):
         programs: Path | None = None,
         packed: Packed = "exact",
         rows: int = 1,
+        draft: Any = None,
     ) -> None:
         mesh = sharding.tensor_mesh(1) if mesh is None else mesh
-        super().__init__(network, mesh=mesh, programs=programs, packed=packed, rows=rows)
-        self.looks_up = isinstance(self._layout, OwnLayout)
+        super().__init__(
+            network, mesh=mesh, programs=programs, packed=packed, rows=rows, draft=draft
+        )
         self.starts_alone = True
         self.packs_prompts = self._layout.packs_prompts and self.devices == 1
         # Where rows share slots, a row's place in them depends on the others.
@@ -103,7 +105,7 @@ class JaxEngine(JaxNetwork, Engine):
         self, options: SamplingOptions, padding: Padding
     ) -> tuple[bool, bool, int | None]:
         """Static arguments of `Steps.loop`."""
-        return padding == "left", self._is_plain(options), options.prompt_lookup
+        return padding == "left", self._is_plain(options), options.proposals
 
     def _is_plain(self, options: SamplingOptions) -> bool:
         """Whether programs are compiled for plain greedy decoding alone.
@@ -128,11 +130,11 @@ class JaxEngine(JaxNetwork, Engine):
         settings = settings_of(options, stop_ids)
         *inputs, settings = self._replicated(tokens, length, requests, seeds, settings)
         static = (slots, prompt_slots, padding)
-        args: tuple[Any, ...] = (self._weights, *inputs[:2])
+        args: tuple[Any, ...] = (self.weights_for(options), *inputs[:2])
         prefill = self._program(
-            ("prefill", *static, tokens.shape),
+            ("prefill", *static, tokens.shape, self.ahead(options)),
             _by(*tokens.shape),
-            partial(self._steps.prefill, *static),
+            partial(self.steps_for(options).prefill, *static),
             *args,
         )
         logits, state = prefill(*args)
@@ -278,7 +280,8 @@ class JaxEngine(JaxNetwork, Engine):
             batch.padding,
         )
         args = (batch.state, new.state, *self._replicated(np.int32(row)))
-        batch.state = self._replaced("admit", batch, self._steps.admitted, *args)
+        admitted = self.steps_for(batch.options).admitted
+        batch.state = self._replaced("admit", batch, admitted, *args)
         batch.requests[row], batch.seeds[row] = request, seed
         batch.admits = True
 
@@ -288,7 +291,8 @@ class JaxEngine(JaxNetwork, Engine):
         """The state that a program makes of `args`, of which the first is the batch's state."""
         shapes = tuple(x.shape for x in jax.tree.leaves(args))
         args = (*args, batch.settings)
-        key, size = (name, _tables(batch.settings), shapes), _by(len(batch.requests), batch.slots)
+        key = (name, _tables(batch.settings), shapes, self.ahead(batch.options))
+        size = _by(len(batch.requests), batch.slots)
         return self._program(key, size, function, *args, donate=0)(*args)
 
     def _loop_args(self, batch: JaxBatch, steps: int, least_running: int = 1) -> tuple[Any, ...]:
@@ -298,13 +302,14 @@ class JaxEngine(JaxNetwork, Engine):
         options = batch.options
         static = self._loop_options(options, batch.padding)
         shapes = tuple(x.shape for x in jax.tree.leaves(batch.state))
-        key = ("decode", _tables(batch.settings), static, shapes)
-        loop = partial(self._steps.loop, *static)
+        key = ("decode", _tables(batch.settings), static, shapes, self.ahead(options))
+        loop = partial(self.steps_for(options).loop, *static)
         size = _by(len(batch.requests), batch.slots)
-        return self._program(key, size, loop, self._weights, batch.state, *args, donate=1)
+        weights = self.weights_for(options)
+        return self._program(key, size, loop, weights, batch.state, *args, donate=1)
 
     def advance(self, batch: JaxBatch, steps: int, *, least_running: int = 1) -> None:
-        if batch.admits and self._layout.shares_slots:
+        if batch.admits and self.layout_for(batch.options).shares_slots:
             if self._reach(batch) + steps > batch.slots:
                 self._realign(batch)
             steps = min(steps, batch.slots - self._reach(batch))
@@ -313,7 +318,7 @@ class JaxEngine(JaxNetwork, Engine):
     def _decode(self, batch: JaxBatch, steps: int, least_running: int) -> None:
         args = self._loop_args(batch, steps, least_running)
         program = self._decode_program(batch, *args)
-        batch.state = program(self._weights, batch.state, *args)
+        batch.state = program(self.weights_for(batch.options), batch.state, *args)
 
     def _reach(self, batch: JaxBatch) -> int:
         """Slots that are filled in the longest row."""
@@ -359,10 +364,10 @@ class JaxEngine(JaxNetwork, Engine):
         batch.state |= dict(zip(state, self._replicated(*state.values()), strict=True))
 
     def snapshot(self, batch: JaxBatch) -> Snapshot:
-        state = self._fetched(batch.state)
+        state = self._fetched({n: v for n, v in batch.state.items() if n != "draft"})
         filled, first = state["filled"], state["first"]
         return Snapshot(
-            cache=self._layout.on_host(state["cache"], first, filled),
+            cache=self.layout_for(batch.options).on_host(state["cache"], first, filled),
             filled=filled - first,
             token=state["token"],
             done=state["done"],
@@ -379,7 +384,7 @@ class JaxEngine(JaxNetwork, Engine):
         longest = int(snapshot.filled.max())
         remaining = max(options.most_slots - int(count_B.min()), 1)
         slots = cache_slots(longest, remaining, context=self.config.max_position_embeddings)
-        cache, filled, first = self._layout.placed(
+        cache, filled, first = self.layout_for(options).placed(
             snapshot.cache, snapshot.filled.astype(np.int32), slots=slots, dtype=self._dtype
         )
         rows, room = len(count_B), max(room_for(options), snapshot.outputs.shape[1])

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxsr.generation import sharding
-from jaxsr.generation.cache_layouts import layout_of
+from jaxsr.generation.cache_layouts import OwnLayout
 from jaxsr.generation.jax_steps import Steps
+from jaxsr.generation.library_layouts import LibraryLayout
 from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.generation.stored_weights import StoredWeights
@@ -25,7 +26,7 @@ from jaxsr.interop.cpu_kernels import packed_product
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
-from jaxsr.models.llama.network import take_fewer_kernels
+from jaxsr.models.llama.network import CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
@@ -66,7 +67,8 @@ class JaxNetwork:
         multiply_integers(self._skeleton, weight_only=on_cpu)
         if self.platform == "gpu":
             take_fewer_kernels(self._skeleton, join=self.devices == 1)
-        self._layout = layout_of(network, self.mesh)
+        layout = OwnLayout if isinstance(network, CausalLM) else LibraryLayout
+        self._layout = layout(network, self.mesh)
         self._steps = Steps(self._layout, self._run)
         few = self.mesh.size == 1 and bool(product_fusion())
         self._stored = StoredWeights.chosen(

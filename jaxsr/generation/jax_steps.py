@@ -9,12 +9,24 @@ import jax
 import jax.numpy as jnp
 
 from jaxsr.generation import beams, prompt_lookup, sampling
-from jaxsr.generation.cache_layouts import CacheLayout, OwnLayout
+from jaxsr.generation.cache_layouts import CacheLayout
 from jaxsr.generation.decoder import LOGPROBS, UNFILLED, empty_logprobs
 from jaxsr.generation.logits_processors import History, Settings, is_stop
 from jaxsr.generation.padding import Padding
 
 State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A smaller network, which proposes tokens."""
+
+    layout: CacheLayout
+    """How it keeps its past."""
+    run: Callable[..., Any]
+    """`run(weights, …)`: its output, from the weights of both networks."""
+    vocab_size: int
+    """Tokens that both networks know."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,8 @@ class Steps:
     """How the network keeps its past."""
     run: Callable[..., Any]
     """`run(weights, …)`: the network's output."""
+    draft: Draft | None = None
+    """Proposes tokens; its part of a batch's state is `draft`. None: they come from the text."""
 
     def prefill(
         self,
@@ -41,12 +55,17 @@ class Steps:
             partial(self.run, weights), tokens_BT, length_B, left=left, slots=slots
         )
         prompt_BT = _widened(_right_aligned(tokens_BT, length_B, left=left), prompt_slots)
-        return logits_BV, {
-            "cache": cache,
-            "filled": filled_B,
-            "first": first_B,
-            "prompt": prompt_BT,
-        }
+        state = {"cache": cache, "filled": filled_B, "first": first_B, "prompt": prompt_BT}
+        if self.draft is not None:
+            _, cache, filled_B, first_B = self.draft.layout.prefill(
+                partial(self.draft.run, weights),
+                jnp.minimum(tokens_BT, self.draft.vocab_size - 1),
+                length_B,
+                left=left,
+                slots=slots,
+            )
+            state["draft"] = {"cache": cache, "filled": filled_B, "first": first_B}
+        return logits_BV, state
 
     def first_token(
         self,
@@ -114,7 +133,31 @@ class Steps:
         """Rows that met no stop token and may have more tokens."""
         return ~state["done"] & (state["count"] < settings["max_new_tokens"])
 
-    def _lookup_step(
+    def _drafted(
+        self, left: bool, proposals: int, weights: Any, state: State
+    ) -> tuple[jax.Array, State]:
+        """The draft's greedy tokens (B, N) after each row's last one, and its cache with all of
+        their entries.
+        """
+        draft = self.draft
+        assert draft is not None
+
+        def fed(carry: State, _: None) -> tuple[State, jax.Array]:
+            logits_BV, written = draft.layout.decode(partial(draft.run, weights), carry, left=left)
+            token_B = jnp.argmax(logits_BV[:, : draft.vocab_size], -1).astype(jnp.int32)
+            return {
+                "cache": written(token_B),
+                "filled": carry["filled"] + 1,
+                "first": carry["first"],
+                "token": token_B,
+            }, token_B
+
+        begin = {**state["draft"], "token": jnp.minimum(state["token"], draft.vocab_size - 1)}
+        # The last proposal is fed, too: if all are right, the next step needs its entries.
+        after, tokens_TB = jax.lax.scan(fed, begin, length=proposals + 1)
+        return tokens_TB[:-1].T, after["cache"]
+
+    def _verified_step(
         self,
         left: bool,
         proposals: int,
@@ -123,10 +166,13 @@ class Steps:
         state: State,
     ) -> State:
         """`_step` of one token or more."""
-        assert isinstance(self.layout, OwnLayout)
         running_B = self.running(state, settings)
-        history = History(state["prompt"], state["outputs"], state["count"])
-        proposed_BN = prompt_lookup.proposed(history, proposals)
+        draft_cache = None
+        if self.draft is None:
+            history = History(state["prompt"], state["outputs"], state["count"])
+            proposed_BN = prompt_lookup.proposed(history, proposals)
+        else:
+            proposed_BN, draft_cache = self._drafted(left, proposals, weights, state)
         tokens_BT = jnp.concatenate((state["token"][:, None], proposed_BN), 1)
         logits_BTV, written = self.layout.verify(
             partial(self.run, weights), state, tokens_BT, left=left
@@ -142,6 +188,10 @@ class Steps:
             place < new_B[:, None], state["count"][:, None] + place, state["outputs"].shape[1]
         )
         rows = jnp.arange(len(token_B))[:, None]
+        if draft_cache is not None:
+            draft = state["draft"]
+            taken = {"cache": draft_cache, "filled": draft["filled"] + new_B}
+            state = {**state, "draft": {**draft, **taken}}
         return state | {
             "token": token_B,
             "done": state["done"] | (running_B & is_stop(token_B, settings)),
@@ -186,7 +236,7 @@ class Steps:
         def advanced(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, state = carry
             if proposals is not None:
-                return step + 1, self._lookup_step(left, proposals, weights, settings, state)
+                return step + 1, self._verified_step(left, proposals, weights, settings, state)
             return step + 1, self._step(left, plain, weights, settings, state)
 
         return jax.lax.while_loop(goes_on, advanced, (jnp.int32(0), state))[1]
@@ -254,10 +304,17 @@ class Steps:
 
     def admitted(self, state: State, new: State, row: jax.Array, settings: Settings) -> State:
         running_B = self.running(state, settings).at[row].set(False)
-        cache, filled_B, first_B = self.layout.admitted(state, new, row, running_B)
-        others = {n: v for n, v in state.items() if n not in ("cache", "filled", "first")}
+        names = ("cache", "filled", "first")
+
+        def of(layout: CacheLayout, state: State, new: State) -> State:
+            values = layout.admitted(state, new, row, running_B)
+            return dict(zip(names, values, strict=True))
+
+        others = {n: v for n, v in state.items() if n not in (*names, "draft")}
         rows = {n: v.at[row].set(new[n][0]) for n, v in others.items()}
-        return {**rows, "cache": cache, "filled": filled_B, "first": first_B}
+        if self.draft is not None:
+            rows["draft"] = of(self.draft.layout, state["draft"], new["draft"])
+        return {**rows, **of(self.layout, state, new)}
 
     def realigned(self, state: State, settings: Settings) -> State:
         cache, filled_B, first_B = self.layout.realigned(state, self.running(state, settings))

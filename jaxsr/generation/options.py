@@ -99,7 +99,10 @@ class SamplingOptions(CheckedOptions):
     """With beams: so many of the best outputs are reported."""
     prompt_lookup: int | None = None
     """Propose so many tokens at each step where prompt or output repeat themselves; greedy tokens
-    stay the same. For jaxsr's own networks."""
+    stay the same."""
+    num_draft_tokens: int | None = None
+    """Tokens that the draft model proposes at each step; greedy tokens stay the same. Default: 4
+    with a draft model."""
     seed: int = 0
     """Of the random draws; each request draws with its own key, made of this and its number."""
 
@@ -136,11 +139,16 @@ class SamplingOptions(CheckedOptions):
                 )
         _ = self.biases
         self._check_beams()
-        self.check_at_least(1, "prompt_lookup")
-        alone = self.plain and self.num_beams == 1 and self.logprobs is None
-        if self.prompt_lookup is not None and not alone:
+        self.check_at_least(1, "prompt_lookup", "num_draft_tokens")
+        if None not in (self.prompt_lookup, self.draft_tokens):
             raise InputError(
-                f"prompt_lookup={self.prompt_lookup} is for plain greedy decoding; leave it out, "
+                f"prompt_lookup={self.prompt_lookup} and a draft model both propose tokens; use "
+                "one of them"
+            )
+        alone = self.plain and self.num_beams == 1 and self.logprobs is None
+        if self.proposals is not None and not alone:
+            raise InputError(
+                f"{self.named_proposals} is for plain greedy decoding; leave it out, "
                 "or temperature, penalties, bias, minimum length, logprobs and beams"
             )
 
@@ -172,7 +180,23 @@ class SamplingOptions(CheckedOptions):
     @property
     def most_slots(self) -> int:
         """Slots of a cache that an output may need; proposals may lie after its end."""
-        return self.max_new_tokens + (self.prompt_lookup or 0)
+        return self.max_new_tokens + (self.proposals or 0)
+
+    @property
+    def draft_tokens(self) -> int | None:
+        """Tokens that a draft model proposes at each step."""
+        return self.num_draft_tokens
+
+    @property
+    def proposals(self) -> int | None:
+        """Tokens that are proposed at each step."""
+        return self.prompt_lookup or self.draft_tokens
+
+    @property
+    def named_proposals(self) -> str:
+        """The option that they come from, for messages."""
+        name = "prompt_lookup" if self.draft_tokens is None else "num_draft_tokens"
+        return f"{name}={self.proposals}"
 
     @property
     def plain(self) -> bool:

@@ -29,7 +29,9 @@ def engine_settings(config: GenerateConfig) -> EngineSettings:
 
     # The layout of the weights must not depend on the batch size in deterministic mode.
     rows = TILE if config.deterministic else max(config.batch_size)
-    if config.num_beams > 1 or config.prompt_lookup:
+    if config.proposals:  # fed beside the last token
+        rows = (1 if config.deterministic else max(config.batch_size)) * (1 + config.proposals)
+    if config.num_beams > 1:
         rows = 1  # steps of other products
     devices = 1 if config.deterministic else config.devices
     return EngineSettings(devices=devices, packed=config.packed, rows=rows)
@@ -47,6 +49,7 @@ def sampling_options(config: GenerateConfig, generation: dict[str, Any]) -> Samp
     """
     names = [field.name for field in fields(SamplingOptions)]
     chosen = {name: getattr(config, name) for name in names}
+    chosen["num_draft_tokens"] = config.draft_tokens
     if not config.model_sampling:
         return SamplingOptions(**chosen)
     recommended, unknown = recommended_options(generation)

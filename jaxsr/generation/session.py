@@ -14,6 +14,7 @@ import torch
 from jaxsr.generation.cache_file import load_snapshot, merged, save_snapshot
 from jaxsr.generation.config import GenerateConfig
 from jaxsr.generation.decoder import UNFILLED
+from jaxsr.generation.draft_model import load_draft
 from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.prompts import Prompt, write_rows
@@ -23,6 +24,7 @@ from jaxsr.generation.run_settings import engine_settings, prompt_ids, sampling_
 from jaxsr.generation.stop_text import StopText
 from jaxsr.generation.streaming import StreamPrinter
 from jaxsr.interop.out_of_memory import naming_out_of_memory
+from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import LanguageModel, fingerprint
 from jaxsr.models.llama.tokenizer import load_tokenizer
 from jaxsr.models.load import load_model
@@ -84,13 +86,32 @@ class Session:
         settings, devices = engine_settings(self.config), self.config.devices
         if settings.devices < devices:
             print(f"deterministic: one device of {devices} computes", file=sys.stderr)
+        draft = self._draft_network()
         return JaxEngine(
             self.model.network,
+            draft=draft,
             mesh=tensor_mesh(settings.devices),
             programs=compiled_folder(self.config) / "traced",
             packed=settings.packed,
             rows=settings.rows,
         )
+
+    def _draft_network(self) -> Any:
+        """The draft model's, if there is one; both networks must be able to take proposals back."""
+        config, networks = self.config, [self.model.network]
+        if config.draft_model is not None:
+            draft = load_draft(
+                load_language_model,
+                config.draft_model,
+                self.tokenizer,
+                dtype=getattr(torch, config.dtype),
+                packed=config.packed != "off",
+            )
+            networks.append(draft)
+        if config.proposals is not None:
+            for network in networks:
+                network.check_verifies()
+        return networks[1] if len(networks) > 1 else None
 
     def run(self, prompts: Sequence[Prompt]) -> None:
         """Generates from all the prompts, with each batch size."""
@@ -158,6 +179,7 @@ class Session:
         return {
             "engine": config.engine,
             "model": self.model.name,
+            "draft_model": config.draft_model and config.draft_model.name,
             "dtype": config.dtype,
             "quantize": config.quantize,
             **{name: getattr(options, name) for name in names},

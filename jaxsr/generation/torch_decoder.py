@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jaxsr.errors import InputError
 from jaxsr.generation import beams
 from jaxsr.generation.decoder import (
     ENDED,
@@ -119,6 +120,12 @@ class TorchEngine(Engine):
         batch.done = np.zeros(rows, bool)
         top = logprobs_capacity(batch.options, self.config.vocab_size)
         batch.logprobs = empty_logprobs(rows, room, top)
+
+    def check_proposals(self, options: SamplingOptions, *, longest: int = 0) -> None:
+        if options.proposals is not None:
+            raise InputError(
+                f"{options.named_proposals} is for --engine jax; leave it out, or --engine torch"
+            )
 
     def _take(self, batch: TorchBatch, logits_BV: torch.Tensor) -> None:
         """Chooses each running row's next token and notes it."""

@@ -4,7 +4,7 @@ With pictures or `--benchmark` these are the programs that the same command runs
 as if nothing was restored yet; without, one of the largest tile.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxsr.data.sources import Source
 from jaxsr.data.video import UnreadableVideo, open_video
@@ -40,9 +40,10 @@ def run(config: RestoreConfig) -> int:
     programs: list[tuple[Compile, int]] = []
     for word, (stills, videos) in groups.items():
         model = configured_model(config, word)
-        runs = [(stills, all_stills), *(([size], [size]) for size in videos)]
+        runs = [(stills, all_stills, devices if len(all_stills) == 1 else None)]
+        runs += [([size], [size], None) for size in videos]
         if config.benchmark:
-            runs = [([size], [size]) for size in config.sizes()]
+            runs = [([size], [size], devices) for size in config.sizes()]
         batches = {batch for run in runs for batch in _batches(model, config, platform, *run)}
         if not config.inputs and not config.benchmark:
             tiler = make_tiler(model, config, ())
@@ -83,10 +84,11 @@ def _batches(
     config: RestoreConfig,
     platform: str,
     sizes: Iterable[Size],
-    known: Iterable[Size],
+    known: Sequence[Size],
+    devices: int | None,
 ) -> Iterator[Batch]:
     """What restoring pictures of these sizes computes, by a tiler that knows `known`."""
-    tiler = make_tiler(model, config, set(known))
+    tiler = make_tiler(model, config, set(known), devices=devices)
     rows = tiles_at_once(config, tiler, platform)
     for size in sizes:
         try:

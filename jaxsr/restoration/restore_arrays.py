@@ -99,7 +99,7 @@ def restore_arrays(
       ValueError: a picture could not be restored.
     """
     sizes = {picture.pixels.shape[:2] for picture in pictures}
-    restorer, _, tiler = make_restorer(model, config, sizes=sizes)
+    restorer, _, tiler = make_restorer(model, config, sizes=sizes, alone=len(pictures) == 1)
     if tiler.note:
         log.warning(tiler.note)
     sinks = [ArraySink(f"image {index}") for index in range(len(pictures))]

@@ -127,7 +127,11 @@ def _restore(
             if not stills:
                 continue
             restorer, runner, _ = make_restorer(
-                model, config, sizes=set(sizes), progress=progress.add
+                model,
+                config,
+                sizes=set(sizes),
+                alone=len(sizes) == 1,
+                progress=progress.add,
             )
             threads = 1 if any(h * w > _LARGE for h, w in sizes) else 2
             batch = BatchRestorer(restorer, config, left_out=leave_out, claimed=claimed)

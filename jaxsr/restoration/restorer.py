@@ -30,14 +30,28 @@ def configured_model(config: RestoreConfig, chosen: str = "clean") -> Restoratio
     )
 
 
-def make_tiler(model: RestorationModel, config: RestoreConfig, sizes: Iterable[Size]) -> Tiler:
-    """The tiler for pictures of these sizes."""
+def make_tiler(
+    model: RestorationModel,
+    config: RestoreConfig,
+    sizes: Iterable[Size],
+    *,
+    devices: int | None = None,
+) -> Tiler:
+    """The tiler for pictures of these sizes.
+
+    Args:
+      model: what they go through.
+      config: how.
+      sizes: theirs, where they are known.
+      devices: that each picture has to itself, because pictures come one at a time.
+    """
     return Tiler(
         model.reach,
         tile=config.tile,
         approximate=config.tiling == "approximate",
         uncut=config.tiling == "off",
         sizes=sizes,
+        devices=devices,
     )
 
 
@@ -62,10 +76,19 @@ def make_restorer(
     config: RestoreConfig,
     *,
     sizes: Iterable[Size] = (),
+    alone: bool = False,
     progress: Callable[[int], None] = lambda pixels: None,
 ) -> tuple[Restorer, Runner, Tiler]:
-    """The pipeline for pictures of these sizes, its runner and its tiler."""
-    tiler = make_tiler(model, config, sizes)
+    """The pipeline for pictures of these sizes, its runner and its tiler.
+
+    Args:
+      model: what they go through.
+      config: how.
+      sizes: theirs, where they are known.
+      alone: they come one at a time, and each has all devices to itself.
+      progress: see `Restorer`.
+    """
+    tiler = make_tiler(model, config, sizes, devices=config.devices if alone else None)
     runner, batch = tile_runner(model, config, tiler)
     host = runner
     if config.engine == "jax":

@@ -67,9 +67,14 @@ class Plan:
     rows: tuple[tuple[Tile, ...], ...]
 
     @property
+    def tiles(self) -> int:
+        """How many."""
+        return sum(map(len, self.rows))
+
+    @property
     def computed(self) -> int:
         """Input pixels computed, overlaps counted as often as they are."""
-        return self.shape[0] * self.shape[1] * sum(len(row) for row in self.rows)
+        return self.shape[0] * self.shape[1] * self.tiles
 
 
 class WholePictureTooLarge(InputError):
@@ -86,6 +91,8 @@ class Tiler:
       uncut: never cut.
       sizes: of the pictures to come, if they are known: where there are at most two, tiles are
         fitted to them, and nothing is computed twice that need not be.
+      devices: that each picture is spread over, because none shares its batches with another;
+        None where pictures share them, and so fill the devices together.
 
     A tile that is not asked for takes at most `MOST_BYTES`.
 
@@ -101,8 +108,10 @@ class Tiler:
         approximate: bool = False,
         uncut: bool = False,
         sizes: Iterable[Size] = (),
+        devices: int | None = None,
     ) -> None:
         self._reach = reach
+        self._devices = devices
         self._uncut = uncut or (reach.margin is None and not approximate)
         self.margin = APPROXIMATE_MARGIN if reach.margin is None else reach.margin
         if approximate and self.margin > LARGEST_EXACT_MARGIN:
@@ -155,7 +164,10 @@ class Tiler:
         return math.prod(shape) * self._pixel_bytes
 
     def at_once(self, most: int) -> int:
-        """Tiles of any shape, from 1 to `most`, that take `MOST_BYTES` together."""
+        """Tiles of any shape, from 1 to `most`, that a device takes: in `MOST_BYTES` together."""
+        if self._devices and self._fitted:
+            plans = [self._cut(size, shape, compiled=True) for size, shape in self._fitted.items()]
+            most = min(most, max(math.ceil(plan.tiles / self._devices) for plan in plans))
         shapes = self._known if self._uncut else [*self._fitted.values()] or [self._ladder[0]]
         largest = max(map(self.tile_bytes, shapes), default=MOST_BYTES)
         return max(1, min(most, MOST_BYTES // largest))
@@ -211,24 +223,25 @@ class Tiler:
         return self._cut(size, size, compiled=True)
 
     def _fit(self, size: Size) -> Size:
-        """The tile shape, of the largest tile's area at most, that computes the fewest pixels."""
+        """The tile shape, of the largest tile's area at most, that is computed soonest."""
         area = self.side**2
         costs: dict[Size, int] = {}
         for heights, widths in product(*map(self._splits, size)):
             shape = self._share(size[0], heights), self._share(size[1], widths)
             if math.prod(shape) <= area:
-                cost = (math.prod(shape) + _TILE_OVERHEAD) * heights * widths
+                rounds = math.ceil(heights * widths / (self._devices or 1))
+                cost = (math.prod(shape) + _TILE_OVERHEAD) * rounds
                 costs[shape] = min(cost, costs.get(shape, cost))
         return min(costs, key=lambda shape: costs[shape], default=self._ladder[0])
 
     def _splits(self, length: int) -> range:
-        return range(1, 2 + math.ceil(length / max(self.side - 2 * self.margin, 1)))
+        least = math.ceil(length / max(self.side - 2 * self.margin, 1))
+        return range(1, 1 + max(1 + least, self._devices or 1))
 
     def _share(self, length: int, parts: int) -> int:
         """Side of `parts` equal tiles that cover a length, with a margin on each inner side."""
-        return min(
-            length, self._aligned(math.ceil((length + 2 * self.margin * (parts - 1)) / parts))
-        )
+        share = math.ceil((length + 2 * self.margin * (parts - 1)) / parts)
+        return min(length, self._aligned(max(share, self._reach.least_side)))
 
     def _cut(self, size: Size, shape: Size, *, compiled: bool) -> Plan:
         vertical, horizontal = (

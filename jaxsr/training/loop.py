@@ -16,7 +16,7 @@ import jax
 from jaxsr.data.picture_file import ChangedFileError
 from jaxsr.errors import FileAccessError, InputError, UserError, one_line
 from jaxsr.interop.atomic_write import atomic_write, set_aside
-from jaxsr.interop.checkpoint import Checkpoints, restore_newest
+from jaxsr.interop.checkpoint import Checkpoints, metric_rank, restore_newest
 from jaxsr.interop.errors import IndexOutsideError
 from jaxsr.interop.train.step import decides_failure, index_rule
 from jaxsr.interop.train.torch_step import NonFiniteError
@@ -259,6 +259,11 @@ class _Run:
         newest = self.out / f"{self.task.exported}.safetensors"
         export_weights(newest, weights, metadata=notes)
         best = newest.with_suffix(".best.safetensors")
+        if math.isnan(self.figures.get(self.task.metric or "", 0.0)):
+            self.records.say(
+                f"{self.task.metric!r} is NaN in the validation of step {done}; that ranks below "
+                "every number"
+            )
         if self.task.metric is not None and (not best.exists() or self._better_than(best)):
             export_weights(best, weights, metadata=notes)
 
@@ -277,8 +282,10 @@ class _Run:
                 "weights of this validation take its place"
             )
             return True
-        gain = self.figures[metric] - best
-        return gain > 0 if self.task.best == "max" else gain < 0
+        this_rank, best_rank = (
+            metric_rank(value, self.task.best) for value in (self.figures[metric], best)
+        )
+        return this_rank > best_rank
 
 
 def _first_failure(

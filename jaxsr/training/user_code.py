@@ -23,7 +23,7 @@ def located(what: str) -> Generator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit() would end the run, and look like its end
         raise InputError(f"{what} failed: {_described(error)}") from error
 
 
@@ -37,7 +37,7 @@ def located_in_users_files() -> Generator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not _passes_users_file(error.__traceback__):
             raise
         # What happens while a network is traced for JAX names its place itself.
@@ -47,7 +47,7 @@ def located_in_users_files() -> Generator[None]:
         raise InputError(f"{text} (JAXSR_TRACEBACK=1 shows the traceback)") from error
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)} ({place_of(error)})"
 
 

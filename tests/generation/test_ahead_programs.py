@@ -140,12 +140,14 @@ OWN = {
     "deterministic": ["--deterministic", "--batch-size", 2],
     "beams": ["--num-beams", 3, "--batch-size", 2],
     "lookup": ["--prompt-lookup", 3, "--batch-size", 2],
+    "drafted": ["--draft-model", "qwen3", "--num-draft-tokens", 3, "--batch-size", 2],
     "saved": ["--batch-size", 2, "--save-cache", "saved.safetensors"],
     "transformers'": ["--implementation", "transformers", "--model-sampling"],
 }
 LIBRARY = {
     "four rows": ["--batch-size", 4],
     "int8, in turn": ["--quantize", "int8", "--batch-size", 2],
+    "lookup": ["--prompt-lookup", 3, "--batch-size", 2],
     "deterministic, bfloat16": ["--deterministic", "--dtype", "bfloat16"],
 }
 SLOW = pytest.mark.slow
@@ -162,6 +164,7 @@ def cases(table):
 @pytest.mark.parametrize("options", cases(OWN))
 def test_of_our_own_networks(options, both, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    options = [model_folder("qwen3") if option == "qwen3" else option for option in options]
     ahead, run = both(*PROMPT, "--model", model_folder("llama"), *COMMON, *options)
     assert ahead == run
     assert len(run) >= (1 if "--num-beams" in options else 3)

@@ -9,7 +9,7 @@ import torch
 
 from jaxsr.errors import InputError
 from jaxsr.generation.decoder import UNFILLED
-from jaxsr.generation.generate_loop import complete
+from jaxsr.generation.generate_loop import complete, continue_from
 from jaxsr.generation.jax_decoder import JaxEngine
 from jaxsr.generation.logits_processors import History
 from jaxsr.generation.options import SamplingOptions
@@ -64,8 +64,6 @@ def test_tokens_stay_the_same_in_fewer_steps(repeating):
 
 
 def test_saved_batches_go_on(repeating):
-    from jaxsr.generation.generate_loop import continue_from
-
     engine = JaxEngine(repeating)
     begun = dataclasses.replace(LOOKUP, max_new_tokens=9)
     run = complete(engine, [[5, 6, 7], [9] * 8], begun, batch_size=2, keep_snapshots=True)
@@ -101,6 +99,94 @@ def test_other_ways_of_choosing_are_refused(fields):
         SamplingOptions(prompt_lookup=0)
 
 
-def test_engines_that_cannot_are_refused(repeating):
-    with pytest.raises(InputError, match="for jaxsr's own networks"):
+def test_torch_is_refused(repeating):
+    with pytest.raises(InputError, match="prompt_lookup=5 is for --engine jax"):
         complete(TorchEngine(repeating), [[5]], LOOKUP)
+
+
+# A window, experts, latent attention, sparse attention, chunks and biases by place, …
+FAMILIES = ("gemma2", "mixtral", "deepseek_v3", "deepseek_v32", "llama4_text", "mpt", "mistral")
+FAMILIES += ("bloom", "gpt2", "gpt_oss", "falcon", "gptj", "phi3", "cohere2", "gemma3_text")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """`library(family)`: the network, prompts and transformers' tokens."""
+    pytest.importorskip("transformers")
+    from benchmarks._tiny_language_models import reference_tokens, tiny_model
+    from jaxsr.models.hugging_face.network import LibraryLM
+
+    folder, rng = tmp_path_factory.mktemp("configurations"), np.random.default_rng(0)
+    # Longer than windows, growing past them, and one that repeats itself.
+    prompts = [rng.integers(3, 90, n).tolist() for n in (20, 5)] + [[7, 8, 9, 10] * 3]
+
+    made = {}
+
+    def make(family):
+        if family not in made:
+            model = tiny_model(family, folder)
+            reference = reference_tokens(model, prompts=prompts, new_tokens=23)
+            made[family] = (LibraryLM(model).requires_grad_(False).eval(), prompts, reference)
+        return made[family]
+
+    return make
+
+
+OF_LIBRARY = dataclasses.replace(LOOKUP, max_new_tokens=23)
+
+
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
+)
+def test_networks_of_transformers_have_their_tokens(family, library):
+    network, prompts, reference = library(family)
+    network.check_verifies()
+    engine = JaxEngine(network)
+    # The third prompt takes a row's place.
+    assert tokens(complete(engine, prompts, OF_LIBRARY, batch_size=2)) == reference
+    stop = reference[0][9]
+    cut = [row[: row.index(stop) + 1] if stop in row else row for row in reference]
+    run = complete(engine, prompts, OF_LIBRARY, batch_size=2, stop_ids=(stop,))
+    assert tokens(run) == cut
+
+
+def test_their_saved_batches_go_on(library):
+    network, prompts, reference = library("gemma2")
+    begun = dataclasses.replace(OF_LIBRARY, max_new_tokens=12)
+    plain = dataclasses.replace(begun, prompt_lookup=None)
+    engine = JaxEngine(network)
+    saved, of_torch = (
+        complete(each, prompts, options, batch_size=3, keep_snapshots=True).snapshots[0]
+        for each, options in ((engine, begun), (TorchEngine(network), plain))
+    )
+    np.testing.assert_array_equal(saved.outputs, of_torch.outputs)
+    for name, array in of_torch.cache.items():
+        np.testing.assert_allclose(saved.cache[name], array, atol=1e-5)  # of values about 1
+    assert tokens(continue_from(engine, saved, OF_LIBRARY)) == reference
+
+
+def test_states_are_refused_by_name(tmp_path):
+    pytest.importorskip("transformers")
+    from benchmarks._tiny_language_models import tiny_model
+    from jaxsr.models.hugging_face.network import LibraryLM
+
+    network = LibraryLM(tiny_model("mamba", tmp_path))
+    message = "mamba keeps states of convolutions or recurrences, from which proposed tokens cannot"
+    with pytest.raises(InputError, match=message):
+        network.check_verifies()
+    with pytest.raises(InputError, match=message):
+        complete(JaxEngine(network), [[5]], LOOKUP)
+
+
+def test_code_that_sees_other_tokens_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from benchmarks._tiny_language_models import tiny_model
+    from jaxsr.models.hugging_face import network as library_network
+
+    network = library_network.LibraryLM(tiny_model("gpt2", tmp_path))
+    network.check_verifies()
+    monkeypatch.setattr(
+        library_network, "mask_of_appended", lambda cache, first, length, count: torch.ones(1, 7)
+    )
+    with pytest.raises(InputError, match=r"gpt2's own code .* several tokens: logits differ by"):
+        network.check_verifies()

@@ -1,5 +1,6 @@
 """Margins measured on networks, and tiles that change nothing against the untiled torch network."""
 
+import math
 from typing import Any
 
 import jax
@@ -95,14 +96,20 @@ def test_networks_that_do_not_restore_are_refused():
     period=st.sampled_from([1, 2, 4, 8]),
     side=st.integers(64, 200),
     fitted=st.booleans(),
+    least=st.sampled_from([1, 48]),
+    devices=st.sampled_from([None, 2, 8]),
 )
-def test_tiles_cover_each_pixel_once_with_their_margin(size, margin, period, side, fitted):
+def test_tiles_cover_each_pixel_once_with_their_margin(
+    size, margin, period, side, fitted, least, devices
+):
     aligned = -(-margin // period) * period
-    reach = Reach(scale=2, margin=aligned, period=period, live=192)
-    plan = Tiler(reach, tile=side, sizes=[size] if fitted else []).plan(size)
+    reach = Reach(scale=2, margin=aligned, period=period, live=192, least_side=least)
+    plan = Tiler(reach, tile=side, sizes=[size] if fitted else [], devices=devices).plan(size)
     height, width = plan.size
+    assert min(plan.shape) >= least
     assert height % period == width % period == 0
-    assert 0 <= height - size[0] < period and 0 <= width - size[1] < period
+    for padded, length in zip(plan.size, size, strict=True):
+        assert 0 <= padded - max(length, least) < period
     counted = np.zeros(plan.size, int)
     for row in plan.rows:
         for tile in row:
@@ -130,6 +137,18 @@ def test_fitted_tiles_waste_little():
     for size, share in (((180, 320), 1.0), ((720, 1280), 1.25), ((4000, 4000), 1.25)):
         plan = Tiler(reach, sizes=[size]).plan(size)
         assert plan.computed <= share * size[0] * size[1]
+
+
+def test_a_picture_alone_is_spread_over_all_devices():
+    reach = Reach(scale=4, margin=20, live=192)
+    for devices, most in ((2, 0.65), (8, 0.25)):
+        tiler = Tiler(reach, sizes=[(180, 320)], devices=devices)
+        plan = tiler.plan((180, 320))
+        assert plan.tiles <= devices and tiler.at_once(8) == 1
+        assert math.prod(plan.shape) <= most * 180 * 320
+    # More tiles than devices: none waits for a last one.
+    tiler = Tiler(reach, sizes=[(720, 1280)], devices=8)
+    assert tiler.plan((720, 1280)).tiles == 8 * tiler.at_once(8)
 
 
 def test_a_line_of_hundreds_of_millions_of_pixels_is_planned_at_once(monkeypatch):

@@ -128,6 +128,15 @@ def test_an_iterator_that_ends_within_an_item_is_named():
         take(open_data(Ends()), 1)
 
 
+def test_exit_within_an_item_is_an_error():
+    class Leaving(Failing):
+        def __getitem__(self, index):
+            raise SystemExit
+
+    with pytest.raises(InputError, match=r"item \d failed: SystemExit: SystemExit \(test_ta"):
+        take(open_data(Leaving()), 1)
+
+
 def test_an_error_in_a_worker_is_one_line():
     pytest.importorskip("grain", reason="the extra data is not installed")
     with pytest.raises(InputError, match=r"item \d failed: OSError: cannot read \d.png \(test_ta"):

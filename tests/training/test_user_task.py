@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from jaxsr.errors import InputError
+from jaxsr.interop.checkpoint import Checkpoints
+from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.task import load_family
@@ -347,6 +349,24 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
     assert json.loads(Path("parts/config.json").read_text())["family"] == "fit_task:Fit"
     assert Path("parts/network.best.safetensors").exists()
     assert list(Path("parts/validation").glob("*.png"))
+
+
+def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
+    Path("counting.py").write_text(
+        "import torch\n"
+        "from fit_task import Fit\n"
+        "class Counting(Fit):\n"
+        "    def network(self):\n"
+        "        return torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))\n"
+        "    def metrics(self, network, batch):\n"
+        "        steps = network[0].num_batches_tracked.float()\n"
+        "        return {'error': torch.where(steps < 4, torch.nan, steps)}\n"
+    )
+    assert main(["counting:Counting", "--out", "run", "--validate-every", "2"]) == 0
+    assert "'error' is NaN in the validation of step 2" in capfd.readouterr().err
+    assert read_metadata(Path("run/network.best.safetensors"))["validation"]["error"] == 4
+    with Checkpoints(Path("run/checkpoints"), metric="error", best="min") as checkpoints:
+        assert checkpoints.best_step == 4
 
 
 @pytest.mark.parametrize(

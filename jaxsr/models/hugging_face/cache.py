@@ -36,11 +36,13 @@ class SlotLayer(StaticLayer):
 
     The first forward fills the slots of its tokens; a
     later one puts its single token into the slot that `filled` names: in place, or, where `aside`,
-    in what attention reads alone, with the token's entries in `new`.
+    in what attention reads alone, with the token's entries in `new`. Where it `appends`, tokens of
+    any number come after all slots, in what attention reads, and their entries are in `new`.
     """
 
     filled: Tensor | int = 0
     aside: bool = False
+    appends: bool = False
 
     def __init__(self, max_cache_len: int = 1) -> None:
         super().__init__(max_cache_len)
@@ -58,6 +60,9 @@ class SlotLayer(StaticLayer):
         slots = getattr(self, name)
         if slots is None:
             return states
+        if self.appends:
+            self.new[name] = states
+            return torch.cat((slots, states), 2)
         assert isinstance(self.filled, Tensor)
         place = self.place(self.filled, slots.shape[2])
         if not self.aside:
@@ -70,7 +75,7 @@ class SlotLayer(StaticLayer):
         """Where a slot lies in an array of so many."""
         return slot
 
-    def sized(self, name: str, slots: int) -> Tensor:
+    def sized(self, name: str, slots: int, ahead: int) -> Tensor:
         """What the first forward leaves in this name, in the array for a cache of so many slots."""
         states = getattr(self, name)
         return nn.functional.pad(states, (0, 0, 0, slots - states.shape[2]))
@@ -80,7 +85,8 @@ class SlotLayer(StaticLayer):
         return self.new[name] if name in self.new else getattr(self, name)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (query_length if self.keys is None else self.keys.shape[2]), 0
+        slots = query_length if self.keys is None else self.keys.shape[2]
+        return slots + (query_length if self.appends else 0), 0
 
     def get_seq_length(self) -> Any:
         return self.filled
@@ -93,6 +99,8 @@ class WindowLayer(SlotLayer):
     places, which a ring's is not; but a token that is fed alone sees the whole ring. So in the mask
     the ring stands after all slots of the other blocks, the token fed in its last place, and what
     the ring does not hold is masked as padding is: see `mask_of_slots`.
+
+    Where it `appends`, the ring comes turned, with its last token in its last place.
     """
 
     is_sliding = True
@@ -104,11 +112,11 @@ class WindowLayer(SlotLayer):
     def place(self, slot: Tensor, size: int) -> Tensor:
         return slot % size
 
-    def sized(self, name: str, slots: int) -> Tensor:
-        states, size = getattr(self, name), min(slots, self.window)
+    def sized(self, name: str, slots: int, ahead: int) -> Tensor:
+        states, size = getattr(self, name), min(slots, self.window + ahead)
         count = states.shape[2]
         if count <= size:
-            return super().sized(name, size)
+            return super().sized(name, size, ahead)
         return states[:, :, count - size :].roll(count % size, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -117,7 +125,9 @@ class WindowLayer(SlotLayer):
 
     def query_offset(self) -> Any:
         """Place of the first token fed, in the mask."""
-        return 0 if self.keys is None else self.mask_offset + self.keys.shape[2] - 1
+        if self.keys is None:
+            return 0
+        return self.mask_offset + self.keys.shape[2] - (0 if self.appends else 1)
 
 
 class SlotCache(StaticCache):
@@ -128,6 +138,12 @@ class SlotCache(StaticCache):
         if isinstance(layer, WindowLayer):
             return layer.query_offset()
         return super().get_query_offset(layer_idx)
+
+    def keeps_states(self) -> bool:
+        """Whether blocks keep states of convolutions or recurrences, from which no token can be
+        taken back.
+        """
+        return any(isinstance(layer, LinearAttentionLayer) for layer in self.layers)
 
     def windows(self) -> dict[str, int]:
         """Entries that are rings, and the most slots of each."""
@@ -182,6 +198,7 @@ def open_cache(
     filled: Tensor | int,
     *,
     aside: bool = False,
+    appended: int = 0,
 ) -> SlotCache:
     """The cache of a model before a forward.
 
@@ -190,6 +207,7 @@ def open_cache(
       entries: see `jaxsr.models.cache_entries`; None before the first token.
       filled: slots that are filled, the same in all rows.
       aside: `close_cache` gives the entries of the new token alone, for the caller to write.
+      appended: so many tokens come after all slots; the caller writes their entries.
 
     Raises:
       InputError: a block keeps what is not known here.
@@ -207,9 +225,10 @@ def open_cache(
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, SlotLayer):
             layer.is_initialized, layer.filled, layer.aside = True, filled, aside
+            layer.appends = appended > 0
         if entries is not None:
             _fill_layer(index, layer, entries)
-    offset = next((s for s, is_ring in _spans(cache) if not is_ring), 0)
+    offset = next((s + appended for s, is_ring in _spans(cache) if not is_ring), 0)
     for layer in cache.layers:
         if isinstance(layer, WindowLayer):
             layer.mask_offset = offset
@@ -223,12 +242,17 @@ def _window(config: PreTrainedConfig, layers: list[Any]) -> int | None:
     cannot be told a ring's order; of several windows the library makes one mask.
     """
     kinds, _ = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-    windows = {
-        layer.max_cache_len
-        for kind, layer in zip(kinds, layers, strict=True)
-        if type(layer) is StaticSlidingWindowLayer
-    }
+    windows = {layer.max_cache_len for layer in layers if type(layer) is StaticSlidingWindowLayer}
     return windows.pop() if len(windows) == 1 and "chunked_attention" not in kinds else None
+
+
+def needs_order(config: PreTrainedConfig) -> bool:
+    """Whether a block that keeps all slots must find its tokens in adjacent ones, where tokens are
+    appended: distances count in windows and chunks that are no rings, and in biases by place.
+    """
+    layers = StaticCache(config, max_cache_len=_NO_LIMIT).layers
+    has_windows = any(type(layer) is StaticSlidingWindowLayer for layer in layers)
+    return config.model_type in _UNCOUNTED or (has_windows and _window(config, layers) is None)
 
 
 def _opened(index: int, standard: Any, window: int | None) -> Any:
@@ -299,6 +323,27 @@ def mask_of_slots(cache: SlotCache, slots_T: Tensor, first_B1: Tensor) -> Tensor
     return torch.cat(parts)[None] >= first_B1
 
 
+def mask_of_appended(cache: SlotCache, first_B: Tensor, length_B: Tensor, count: int) -> Tensor:
+    """`mask_of_slots` of tokens that are appended: (B, S + T + R + T).
+
+    Args:
+      cache: that is opened.
+      first_B: slot of each row's first token, in blocks that keep all slots.
+      length_B: tokens of each row; in a ring they end in the last place.
+      count: tokens appended.
+    """
+    device, size = first_B.device, {is_ring: size for size, is_ring in _spans(cache)}
+    first_B1, length_B1 = first_B[:, None], length_B[:, None]
+    appended_BT = torch.ones((len(first_B), count), dtype=torch.bool, device=device)
+    parts = []
+    if False in size:
+        slots_S = torch.arange(size[False], device=device)
+        parts += [(slots_S >= first_B1) & (slots_S < first_B1 + length_B1), appended_BT]
+    if True in size:
+        parts += [torch.arange(size[True], device=device) >= size[True] - length_B1, appended_BT]
+    return torch.cat(parts, 1) if parts else appended_BT
+
+
 def _open_state(
     layer: LinearAttentionLayer, state: int, index: int, entries: Mapping[str, Tensor]
 ) -> None:
@@ -316,12 +361,13 @@ def _open_state(
     layer.has_previous_state[state] = conv is not None or recurrent is not None
 
 
-def close_cache(cache: SlotCache, slots: int | None = None) -> Entries:
+def close_cache(cache: SlotCache, slots: int | None = None, ahead: int = 0) -> Entries:
     """The tensors of a cache after a forward.
 
     Args:
       cache: that was opened.
       slots: after the first forward, of the cache to go on with. None: those of the tokens fed.
+      ahead: slots that a ring has beyond its window.
     """
     entries: Entries = {}
     for index, layer in enumerate(cache.layers):
@@ -331,7 +377,7 @@ def close_cache(cache: SlotCache, slots: int | None = None) -> Entries:
                 names = (*SLOTTED, INDEXER)
             entries |= {
                 f"layers.{index}.{name}": (
-                    layer.kept(name) if slots is None else layer.sized(name, slots)
+                    layer.kept(name) if slots is None else layer.sized(name, slots, ahead)
                 )
                 for name in names
             }

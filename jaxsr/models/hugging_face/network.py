@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError, one_line
 from jaxsr.interop.sharding_rules import Rules, planned_rules
 from jaxsr.models.cache_entries import has_slots
-from jaxsr.models.hugging_face.cache import Entries, close_cache, mask_of_slots, open_cache
+from jaxsr.models.hugging_face.cache import (
+    Entries,
+    close_cache,
+    mask_of_appended,
+    mask_of_slots,
+    needs_order,
+    open_cache,
+)
 from jaxsr.models.llama.network import wide
 
 _NO_LIMIT = 2**31 - 1
@@ -35,19 +42,34 @@ class LibraryConfig:
     """Tokens of context; the largest number where nothing bounds it."""
     num_key_value_heads: int
     """Of most blocks; 1 where the configuration does not say."""
+    keeps_states: bool
+    """Whether blocks keep states of convolutions or recurrences."""
     values: str
     """The configuration as JSON."""
 
     @classmethod
-    def of(cls, config: Any) -> "LibraryConfig":
+    def of(cls, config: Any, *, keeps_states: bool) -> "LibraryConfig":
         text = config.get_text_config(decoder=True)
         return cls(
+            keeps_states=keeps_states,
             model_type=config.model_type,
             vocab_size=text.vocab_size,
             max_position_embeddings=_context(text),
             num_key_value_heads=_kv_heads(text),
             values=config.to_json_string(use_diff=False),
         )
+
+    def check_takes_back(self) -> None:
+        """Refuses where tokens that were fed cannot be taken back, as wrong proposals are.
+
+        Raises:
+          InputError: a state is of all tokens that were fed.
+        """
+        if self.keeps_states:
+            raise InputError(
+                f"{self.model_type} keeps states of convolutions or recurrences, from which "
+                "proposed tokens cannot be taken back; leave --prompt-lookup and --draft-model out"
+            )
 
 
 class LibraryLM(nn.Module):
@@ -65,17 +87,18 @@ class LibraryLM(nn.Module):
         """
         super().__init__()
         self.inner = inner
-        self.config = LibraryConfig.of(inner.config)
         accepted = inspect.signature(inner.forward).parameters
         self._takes = {*accepted}
         names = [n for n in _CACHE_NAMES if n in accepted]
         if not names:
             raise InputError(
-                f"{self.config.model_type} keeps its past in a way of its own, not in "
+                f"{inner.config.model_type} keeps its past in a way of its own, not in "
                 "transformers' Cache; generate with transformers itself"
             )
         self._cache_name = names[0]
-        self._windows = open_cache(inner.config, None, 0).windows()  # refuses unknown blocks
+        cache = open_cache(inner.config, None, 0)  # refuses unknown blocks
+        self.config = LibraryConfig.of(inner.config, keeps_states=cache.keeps_states())
+        self._windows, self.needs_order = cache.windows(), needs_order(inner.config)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,8 +120,7 @@ class LibraryLM(nn.Module):
                 f"{self.config.model_type}'s own code does not continue a cache of fixed size "
                 f"({type(error).__name__}: {one_line(error)}); generate with transformers itself"
             ) from error
-        allowed = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.2
-        if not difference <= allowed:
+        if not difference <= self._allowed_error:
             encoder = getattr(self.inner.config, "is_decoder", True) is False
             remedy = 'set "is_decoder": true in config.json, or ' if encoder else ""
             raise InputError(
@@ -106,6 +128,10 @@ class LibraryLM(nn.Module):
                 f"one at a time (by {difference:.2g} of the largest): it sees tokens to come, or "
                 f"counts padding among its positions; {remedy}generate with transformers itself"
             )
+
+    @property
+    def _allowed_error(self) -> float:
+        return 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.2
 
     def _continuing_error(self) -> float:
         """Largest difference of logits that a cache and padding make, of the largest logit."""
@@ -119,9 +145,51 @@ class LibraryLM(nn.Module):
         continued, _ = self(tokens[:, 3:], entries, filled=filled, first_B=first)
         return float((continued - at_once).abs().max() / at_once.abs().max())
 
+    @torch.no_grad()
+    def check_verifies(self) -> None:
+        """Tries, in torch, that several tokens after a cache give the logits that they give in one
+        text, which proposals of tokens need.
+
+        Raises:
+          InputError: they do not, or the family's code fails with them.
+        """
+        self.config.check_takes_back()
+        refusal = f"{self.config.model_type}'s own code does not continue a cache by several tokens"
+        remedy = "leave --prompt-lookup and --draft-model out"
+        try:
+            difference = self._verifying_error()
+        except Exception as error:  # whatever a family's code raises
+            raise InputError(
+                f"{refusal} ({type(error).__name__}: {one_line(error)}); {remedy}"
+            ) from error
+        if not difference <= self._allowed_error:
+            raise InputError(
+                f"{refusal}: logits differ by {difference:.2g} of the largest; {remedy}"
+            )
+
+    def _verifying_error(self) -> float:
+        """Largest difference of the logits of two tokens after three, of the largest logit."""
+        device = next(self.parameters()).device
+        tokens = torch.arange(4, 9, device=device)[None] % self.config.vocab_size
+        at_once = torch.stack([self(tokens[:, :count])[0] for count in (4, 5)], 1)
+        padded = torch.cat((tokens.new_zeros(1, 2), tokens[:, :3]), 1)
+        first = torch.full((1,), 2, device=device)
+        _, entries = self(padded, first_B=first)
+        continued, _ = self(tokens[:, 3:], entries, first_B=first, length_B=first + 1)
+        return float((continued - at_once).abs().max() / at_once.abs().max())
+
     def sharding_rules(self) -> Rules:
-        """How weights are split over a mesh's `tensor` axis, from the configuration's plan."""
-        return {f"inner.{name}": style for name, style in planned_rules(self.inner).items()}
+        """How weights are split over a mesh's `tensor` axis, from the configuration's plan.
+
+        A head that is tied to the embedding is split by the vocabulary, as a plan splits one that
+        is not: the plans name the head, whose weight has the embedding's name.
+        """
+        rules = {f"inner.{name}": style for name, style in planned_rules(self.inner).items()}
+        embedding, head = self.inner.get_input_embeddings(), self.inner.get_output_embeddings()
+        if getattr(head, "weight", None) is not getattr(embedding, "weight", rules):
+            return rules
+        tied = [n for n, module in self.inner.named_modules() if module in (embedding, head)]
+        return {f"inner.{name}.weight": "colwise" for name in tied} | rules
 
     def program_key(self) -> list[tuple[str, str, str]]:
         """What a traced program depends on, besides the tensors."""
@@ -153,7 +221,9 @@ class LibraryLM(nn.Module):
         *,
         filled: Tensor | None = None,
         first_B: Tensor | None = None,
+        length_B: Tensor | None = None,
         slots: int | None = None,
+        ahead: int = 0,
         aside: bool = False,
     ) -> tuple[Tensor, Entries]:
         """Feeds tokens and gives the logits after them.
@@ -162,9 +232,14 @@ class LibraryLM(nn.Module):
           tokens_BT: token ids; they take the slots from `filled` on.
           cache: of the tokens before, see `jaxsr.models.hugging_face.cache`; None where there are
             none. Then T may be any number, with a cache it is 1.
-          filled: slots that are filled, a scalar. Needed with `cache`.
+          filled: slots that are filled, a scalar. Needed with `cache`, unless `length_B` is there.
           first_B: slot of each row's first true token, which has position 0.
+          length_B: tokens of each row in `cache`, from slot `first_B` on; rings are turned so that
+            they end in the last place, and if `needs_order` the other entries are, too. Then T may
+            be any number, the logits are (B, T, V), after each token, and of the cache the new
+            tokens' entries alone are given, as with `aside`.
           slots: without `cache`, of the one that is returned. Default: T.
+          ahead: slots that its rings have beyond their window.
           aside: give only the new token's entries of `cache`, (B, K, 1, D), to be written by the
             caller once all is read: a TPU would read and write the whole cache for them.
 
@@ -173,24 +248,46 @@ class LibraryLM(nn.Module):
         """
         batch, count = tokens_BT.shape
         device = tokens_BT.device
+        if length_B is not None:
+            assert cache is not None and first_B is not None
+            return self._appended(tokens_BT, cache, first_B, length_B)
         start = torch.zeros((), dtype=torch.int64, device=device) if filled is None else filled
         slots_T = start + torch.arange(count, device=device)
         first_B1 = slots_T.new_zeros(batch, 1) if first_B is None else first_B[:, None]
         state = open_cache(self.inner.config, cache, 0 if cache is None else start, aside=aside)
+        mask, positions = mask_of_slots(state, slots_T, first_B1), slots_T[None] - first_B1
+        logits = self._logits(tokens_BT, mask, positions.clamp(min=0), state, keep=1)
+        return logits[:, -1], close_cache(state, slots, ahead)
+
+    def _appended(
+        self, tokens_BT: Tensor, cache: Mapping[str, Tensor], first_B: Tensor, length_B: Tensor
+    ) -> tuple[Tensor, Entries]:
+        count = tokens_BT.shape[1]
+        sizes = [t.shape[2] for n, t in cache.items() if has_slots(n)]
+        state = open_cache(self.inner.config, cache, max(sizes, default=0), appended=count)
+        mask = mask_of_appended(state, first_B, length_B, count)
+        positions = length_B[:, None] + torch.arange(count, device=tokens_BT.device)
+        # Proposals may pass the end of a table of positions; those that do are never accepted.
+        positions = positions.clamp(max=self.config.max_position_embeddings - 1)
+        logits = self._logits(tokens_BT, mask, positions, state, keep=count)
+        return logits[:, -count:], close_cache(state)
+
+    def _logits(
+        self, tokens_BT: Tensor, mask: Tensor, positions: Tensor, state: Any, *, keep: int
+    ) -> Tensor:
         options: dict[str, Any] = {
-            "attention_mask": mask_of_slots(state, slots_T, first_B1).to(torch.int64),
-            "position_ids": (slots_T[None] - first_B1).clamp(min=0),
+            "attention_mask": mask.to(torch.int64),
+            "position_ids": positions,
             self._cache_name: state,
             "use_cache": True,
             "return_dict": True,
-            "logits_to_keep": 1,
+            "logits_to_keep": keep,
         }
         with _grouped_queries():
             outputs = self.inner(
                 tokens_BT, **{n: v for n, v in options.items() if n in self._takes}
             )
-        logits = outputs.logits[:, -1]
-        return logits.to(wide(logits.dtype)), close_cache(state, slots)
+        return outputs.logits.to(wide(outputs.logits.dtype))
 
 
 def _context(config: Any) -> int:

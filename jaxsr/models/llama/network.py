@@ -246,6 +246,9 @@ class CausalLM(nn.Module):
         """Entries of a cache that hold a window alone: none."""
         return {}
 
+    def check_verifies(self) -> None:
+        """Nothing to try: any number of tokens may follow a cache."""
+
     def forward(
         self,
         tokens_BT: Tensor,
