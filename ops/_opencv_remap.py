@@ -98,7 +98,8 @@ def warp_affine_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) 
     def reader(place: int, border: str, extents: tuple[int, int]) -> _Reader:
         if are_near[place]:
             return _by_matrix(matrices[place], size, border)
-        return _by_fields(*_fields_of(matrices[place], size), border, extents)
+        rows, columns = _fields_of(matrices[place], size)
+        return _by_fields(rows, columns, border, extents)
 
     _read_all(reader, inputs, outputs, attributes)
 
@@ -110,7 +111,7 @@ def _are_near(
     height, width = size
     corners = np.array([(x, y, 1) for x in (0, width - 1) for y in (0, height - 1)], np.float32)
     farthest = np.array([[_farthest(extent, border)] for extent in extents[::-1]])
-    near: np.ndarray = (np.abs(matrices @ corners.T) <= farthest).all((1, 2))
+    near: Any = (np.abs(matrices @ corners.T) <= farthest).all((1, 2))
     return near.tolist()
 
 
