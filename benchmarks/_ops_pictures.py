@@ -15,11 +15,11 @@ from benchmarks._ops_race import Entry, Row, importable, jit_entry
 COUNT, SIDE = 8, 224
 
 
-def pictures() -> np.ndarray:
+def pictures(count: int = COUNT, height: int = SIDE, width: int = SIDE) -> np.ndarray:
     """(n, h, w, 3), uint8."""
     from scipy import ndimage
 
-    noise = np.random.default_rng(0).random((COUNT, SIDE, SIDE, 3))
+    noise = np.random.default_rng(0).random((count, height, width, 3))
     return (ndimage.gaussian_filter(noise, (0, 2, 2, 0)) * 900 - 200).clip(0, 255).astype(np.uint8)
 
 

@@ -24,7 +24,7 @@ SCHEMA = 1
 PACKAGES = (
     "jax", "jaxlib", "libtpu", "torch", "torchax", "transformers", "opencv-python-headless",
     "pillow", "kornia", "dm_pix", "scipy", "scikit-image", "numpy", "timm", "torchvision",
-    "spandrel", "segmentation-models-pytorch", "diffusers",
+    "spandrel", "segmentation-models-pytorch", "diffusers", "albumentations", "augmax",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -63,7 +63,6 @@ class Report:
                 f"{self._path} needs a tree without uncommitted changes, for results name their "
                 "commit; commit first, or write elsewhere with --out"
             )
-        self._rows: dict[tuple[Any, ...], Row] = {}
         # A path by its name: results say nothing of the machine's folders.
         recorded = {
             name: value.name if isinstance(value, Path) else value
@@ -77,6 +76,11 @@ class Report:
             "environment": _environment(commit if is_clean or not commit else f"{commit}-dirty"),
             **notes,
         }
+
+        # Those of earlier runs, before notes are written.
+        self._rows: dict[tuple[Any, ...], Row] = (
+            {self._id(row): row for row in read_rows(self._path)} if key else {}
+        )
 
     def _id(self, row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in self._key)

@@ -1,4 +1,4 @@
-"""The image kernels against torch, OpenCV, Pillow, kornia, dm_pix, SciPy and jax.image.
+"""The image kernels against torch, OpenCV, Pillow, kornia, albumentations, dm_pix and others.
 
 On a machine with a GPU that JAX finds, it races torch on CUDA there, and reports the bandwidth of a
 plain copy. Every library gets the layout in which it is fastest: OpenCV channels last, Pillow one
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from benchmarks._ops_race import QUEUED, OnDevice
 from benchmarks._race import quiet_idle_threads, time_calls
-from benchmarks._results import Report, ReportOptions, run_benchmark
+from benchmarks._results import RESULTS, Report, ReportOptions, Row, run_benchmark
 from jaxsr.runtime.allocator import keep_freed_memory
+
+RECORD = RESULTS / "ops.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,8 @@ class Options(ReportOptions):
     """Turns of each contender."""
     only: str = ""
     """Measure only rows whose name contains this."""
+    skip: str = ""
+    """Leave out rows whose name contains this."""
 
 
 def copy_bandwidth(size: int = 1 << 27) -> float:
@@ -41,6 +45,34 @@ def copy_bandwidth(size: int = 1 << 27) -> float:
     return 2 * x.nbytes / timing.median_ms / 1e6
 
 
+def function_table(rows: list[Row]) -> list[str]:
+    """Markdown: jaxsr's speed over the fastest library, for each function raced on 64 pictures."""
+    lines = [
+        "| function | fastest of the same rule | by processor | by wall | fastest of another rule "
+        "| by processor |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name, _, work = row["name"].rpartition(", 64 x 224², ")
+        peers = [c for c in row["contenders"] if not c["name"].startswith("jaxsr")]
+        if not name or not peers:
+            continue
+        cells = [f"`{name}`, {work}"]
+        for same in (True, False):
+            of_rule = [c for c in peers if c["same"] is same]
+            best = min(of_rule, key=lambda c: c["jaxsr_is_faster_by_cpu"], default=None)
+            cells.append(best["name"] if best else "–")
+            cells.append(_times(best["jaxsr_is_faster_by_cpu"]) if best else "–")
+            if same:
+                cells.append(_times(best["jaxsr_is_faster"]) if best else "–")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
+
+
 def measure(options: Options) -> None:
     """Measures every row, prints it, and writes the report."""
     report = Report("ops", options, key=("name",))
@@ -50,7 +82,14 @@ def measure(options: Options) -> None:
     import jax
     import torch
 
-    from benchmarks import _ops_filters, _ops_pictures, _ops_race, _ops_resize, _ops_warps
+    from benchmarks import (
+        _ops_filters,
+        _ops_functions,
+        _ops_pictures,
+        _ops_race,
+        _ops_resize,
+        _ops_warps,
+    )
 
     cv2.setNumThreads(threads)
     torch.set_num_threads(threads)
@@ -62,8 +101,9 @@ def measure(options: Options) -> None:
         *_ops_filters.ROWS,
         *_ops_warps.ROWS,
         *_ops_pictures.ROWS,
+        *_ops_functions.ROWS,
     ):
-        if options.only in row.name:
+        if options.only in row.name and not (options.skip and options.skip in row.name):
             figures = _ops_race.measure(row, options.rounds, bandwidth)
             _ops_race.show(figures)
             report.add(figures)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, normal_axes, normal_axis
-from jaxsr.ops._typed_jax import asarray
+from jaxsr.ops._typed_jax import asarray, optimization_barrier, platform_dependent
 
 Parameter = float | Sequence[Any] | jax.Array | np.ndarray
 INTEGER_DTYPES = (jnp.dtype(jnp.uint8), jnp.dtype(jnp.uint16))
@@ -87,6 +87,29 @@ def mixed(planes: list[jax.Array], matrix: np.ndarray) -> list[jax.Array]:
 def joined(planes: list[jax.Array], channel: int) -> jax.Array:
     """Planes side by side in the axis of channels."""
     return jnp.concatenate(planes, normal_axis(channel, planes[0].ndim, "channel"))
+
+
+def planes_of_values(
+    function: Callable[[jax.Array], jax.Array], image: jax.Array, channel: int
+) -> list[jax.Array]:
+    """`channel_planes` of a function of single values, for sums of several planes.
+
+    XLA's CPU loops would compute it anew for each sum, and not in vectors where channels are last.
+    They do not fuse a concatenation into its readers, so there each half is computed apart.
+    """
+
+    def at_once(image: jax.Array) -> list[jax.Array]:
+        axis = max(range(image.ndim), key=lambda axis: (axis > 0, image.shape[axis], axis))
+        middle = image.shape[axis] // 2
+        halves = jnp.split(image, [middle], axis) if middle else [image]
+        stored = jnp.concatenate([function(half) for half in halves], axis)
+        return channel_planes(optimization_barrier(stored), channel)
+
+    def apart(image: jax.Array) -> list[jax.Array]:
+        return [function(plane) for plane in channel_planes(image, channel)]
+
+    channel_planes(image, channel)  # refuses other channels
+    return cast(Any, platform_dependent)(image, cpu=at_once, default=apart)
 
 
 def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.Array:

@@ -10,6 +10,8 @@ from typing import Any
 
 LARGE_PICTURE = 1 << 16
 """Pixels from which on most functions of OpenCV share a picture out among its threads."""
+_FEW_PICTURES = 2
+"""For each thread."""
 _LEAST_SHARED_S = 2e-3
 """Work that is worth waking another thread for."""
 _LEAST_CALL_S = 4e-4
@@ -53,6 +55,14 @@ def opencv_border(border: str) -> int:
 def version_of(version: str) -> tuple[int, ...]:
     """Numbers for a program's attributes, so that another library never serves a kept one."""
     return tuple(int(digits) for digits in re.findall(r"\d+", version))
+
+
+def shares_out(pixels: int, pictures: int) -> bool:
+    """Whether OpenCV's threads should share each picture: it is large, and they are few.
+
+    Many are faster in threads of their own, with all that is done besides.
+    """
+    return pixels > LARGE_PICTURE and pictures <= _FEW_PICTURES * _thread_count()
 
 
 def for_each_row(function: Callable[[int], None], rows: int, *, large: bool = False) -> None:

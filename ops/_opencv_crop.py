@@ -19,8 +19,8 @@ from jaxsr.ops._arguments import MASK_THRESHOLD
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
-from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv
-from jaxsr.ops._opencv_remap import of_parts
+from jaxsr.ops._opencv import for_each_row, opencv, shares_out
+from jaxsr.ops._opencv_remap import is_finite, of_parts
 from jaxsr.ops._row_primitives import (
     CALLS,
     first_installed,
@@ -66,10 +66,10 @@ def _crop_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
         x1, y1, x2, y2 = boxes[row]
         cut, result = pictures[row, y1:y2, x1:x2], results[row]
         resize(cut, 0.0, result)
-        if not np.isfinite(result).all():
+        if not (is_finite(result) or np.isfinite(result).all()):
             result[...] = of_parts(resize, cut, 0.0, least=_NO_WEIGHT)
 
-    for_each_row(crop, len(pictures), large=height * width > LARGE_PICTURE)
+    for_each_row(crop, len(pictures), large=shares_out(height * width, len(boxes)))
 
 
 @kernel("jaxsr_opencv_crop_masks")
@@ -77,13 +77,24 @@ def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attribute
     masks, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
     boxes, (height, width) = inputs[1].tolist(), results.shape[1:3]
 
+    cv2 = opencv()
+
+    def cut_off(x: np.ndarray, result: np.ndarray | None = None) -> np.ndarray:
+        """1 above the threshold, 0 elsewhere, at NaN too."""
+        return cv2.threshold(x, MASK_THRESHOLD, 1, cv2.THRESH_BINARY, result)[1]
+
     def crop(row: int) -> None:
         x1, y1, x2, y2 = boxes[row]
-        solid = (masks[row, y1:y2, x1:x2] > MASK_THRESHOLD).astype(np.float32)
-        shares = opencv().resize(solid, (width, height))
-        np.greater(shares, MASK_THRESHOLD, out=results[row])
+        cut = masks[row, y1:y2, x1:x2]
+        is_real = cut.dtype == np.float32
+        solid = cut_off(cut) if is_real else (cut > MASK_THRESHOLD).astype(np.float32)
+        shares = cv2.resize(solid, (width, height))
+        if is_real:
+            cut_off(shares, results[row])
+        else:
+            np.greater(shares, MASK_THRESHOLD, out=results[row])
 
-    for_each_row(crop, len(masks), large=height * width > LARGE_PICTURE)
+    for_each_row(crop, len(masks), large=shares_out(height * width, len(boxes)))
 
 
 def _crop_in_jax(

@@ -9,32 +9,36 @@
     edges = canny_p.bind(pictures, low, high, size=3)       # (n, h, w), (n,), (n,)
 
 The library is chosen while a program is lowered: the first that is installed. Where none is, and on
-other platforms, the function in JAX computes the same. Integer pictures have no derivative, so
-there is none here.
+other platforms, the function in JAX computes the same, and derivatives where there are any.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import batching
+from jax.interpreters import ad, batching
 
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import enabled
 from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import has_ipp, opencv_version
+from jaxsr.ops._pillow import pillow_version
 from jaxsr.ops._scipy import scipy_version
 
 LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
     "OpenCV": opencv_version,
     "OpenCV 5": lambda: version if (version := opencv_version()) and version[0] >= 5 else None,
     "OpenCV with IPP": lambda: opencv_version() if has_ipp() else None,
+    "Pillow": pillow_version,
     "SciPy": scipy_version,
 }
 """The version of each library that kernels call; None where it is not installed."""
+_CHANNELS = (1, 3, 4)
+"""Of pictures that kernels take with their channels last."""
 CALLS: dict[str, Mapping[str, str]] = {}
 """Kernels of each primitive, by library."""
 
@@ -47,6 +51,7 @@ def row_primitive(
     shape_of: Callable[..., tuple[int, ...]] | None = None,
     dtype: str | None = None,
     planes: bool = False,
+    is_differentiable: bool = False,
 ) -> Any:
     """A primitive of pictures (n, …) and parameters (n, …).
 
@@ -60,6 +65,7 @@ def row_primitive(
       dtype: of the result. Default: the pictures'.
       planes: whether the pictures are (n, h, w), of which kernels write results (n, h, w, 1). XLA
         copies a kernel's result to give it an axis of channels, and takes one away for nothing.
+      is_differentiable: whether derivatives are those of `plain`; for pictures of floats.
     """
 
     def result_shape(pictures: Any, *others: Any, **_: Any) -> tuple[int, ...]:
@@ -90,7 +96,17 @@ def row_primitive(
     CALLS[name] = kernels
     primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=result_shape, dtype=dtype)
     map_by_rows(primitive)
+    if is_differentiable:
+        ad.primitive_jvps[primitive] = partial(_derivative, primitive, plain)
     return primitive
+
+
+def _derivative(primitive: Any, plain: Any, primals: Any, tangents: Any, **options: Any) -> Any:
+    out = primitive.bind(*primals, **options)
+    if all(isinstance(tangent, ad.Zero) for tangent in tangents):
+        return out, cast(Any, ad.Zero).from_primal_value(out)
+    real = tuple(map(ad.instantiate_zeros, tangents))
+    return out, jax.jvp(partial(plain, **options), tuple(primals), real)[1]
 
 
 def first_installed(kernels: Mapping[str, str]) -> tuple[str, tuple[int, ...]] | None:
@@ -174,13 +190,18 @@ def in_pictures(
     function: Callable[..., jax.Array], image: jax.Array, axes: tuple[int, int]
 ) -> jax.Array:
     """A function of pictures (n, h, w, c) that treats channels alike, over any layout."""
-    if axes == (-3, -2) and image.shape[-1] in (1, 3, 4):
+    if axes == (-3, -2) and image.shape[-1] in _CHANNELS:
         return in_planes(function, image, axes, channel=-1)
 
     def of_planes(planes: jax.Array) -> jax.Array:
         return function(planes[..., None])[..., 0]
 
     return in_planes(of_planes, image, axes)
+
+
+def keeps_layout(image: jax.Array, axes: tuple[int, int]) -> bool:
+    """Whether `in_pictures` moves no axis."""
+    return axes == (-2, -1) or (axes == (-3, -2) and image.shape[-1] in _CHANNELS)
 
 
 def without_single_channel(pictures: np.ndarray) -> np.ndarray:

@@ -258,10 +258,7 @@ def _by_opencv(
         out = _warp_affine_p.bind(pictures, matrix[None], fill[None], **options)
     else:
         numbers = arange(size[0], dtype=np.int32)[:, None]
-        fields = (
-            jnp.clip(field.astype(np.float32), -FARTHEST, FARTHEST)
-            for field in place(numbers, *parameters)
-        )
+        fields = (field.astype(np.float32) for field in place(numbers, *parameters))
         fields = (jnp.broadcast_to(field, size)[None] for field in fields)
         out = _remap_p.bind(pictures, *fields, fill[None], **options)
     return out.reshape(*lead, *size, *tail).astype(image.dtype)

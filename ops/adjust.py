@@ -26,7 +26,8 @@ from jaxsr.ops._images import (
     spread,
     unit_planes,
 )
-from jaxsr.ops._typed_jax import asarray
+from jaxsr.ops._levels import look_up
+from jaxsr.ops._typed_jax import arange, asarray, platform_dependent
 from jaxsr.ops._types import Array, Float, Shaped
 from jaxsr.ops.gray import luma
 from jaxsr.ops.hsv import from_hue, hue_value_chroma
@@ -198,9 +199,22 @@ def adjust_gamma(
       >>> ops.adjust_gamma(np.full((1, 1, 1), 0.25, np.float32), 0.5).item()
       0.5
     """
-    array, _ = picture(image, axes)
-    unit = jnp.maximum(array.astype(real_dtype(array)) / peak_of(array), 0)
-    return in_dtype_of(array, unit ** spread(gamma, array, "gamma") * peak_of(array))
+    array, positions = picture(image, axes)
+    exponent = spread(gamma, array, "gamma")
+
+    def power(levels: jax.Array, exponent: jax.Array) -> jax.Array:
+        unit = jnp.maximum(levels.astype(real_dtype(array)) / peak_of(array), 0)
+        return in_dtype_of(array, unit**exponent * peak_of(array))
+
+    def by_table(array: jax.Array, exponent: jax.Array) -> jax.Array:
+        leading = array.shape[: array.ndim + min(positions)]
+        each = jnp.broadcast_to(exponent.reshape(exponent.shape[: len(leading)]), leading)
+        table = power(arange(256).astype(jnp.uint8), each[..., None])
+        return look_up(table, array.reshape(*leading, -1)).reshape(array.shape)
+
+    if array.dtype != jnp.uint8 or not array.size:
+        return power(array, exponent)
+    return platform_dependent(array, exponent, cpu=by_table, default=power)
 
 
 def invert(

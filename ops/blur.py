@@ -38,7 +38,8 @@ from jaxsr.ops._arguments import (
 from jaxsr.ops._border import Border, border_name
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import Parameter, in_dtype_of
-from jaxsr.ops._opencv import LARGE_PICTURE, for_each_row, opencv, opencv_border
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
+from jaxsr.ops._opencv_separable import LONGEST_CALL, separable
 from jaxsr.ops._row_primitives import in_pictures, row_primitive, without_single_channel
 from jaxsr.ops._separable import LONGEST_SUM, filter_bordered, fold_channels
 from jaxsr.ops._traced_blur import is_array, traced_blur
@@ -111,6 +112,9 @@ def gaussian_blur(
             sigmas = (0.0, 0.0) if sigma is None else _positive_floats(sigma)
             from_end = axes[0] - image.ndim, axes[1] - image.ndim
             return _blur_levels(image, sizes, sigmas, border, from_end)
+    if image.dtype == jnp.float32 and max(map(len, windows)) <= LONGEST_CALL:
+        from_end = axes[0] - image.ndim, axes[1] - image.ndim
+        return _blur_real(image, windows, border, from_end)
     return _blur(image, windows, border, convention, axes)
 
 
@@ -204,6 +208,9 @@ _LONGEST_CALL = 15
 by OpenCV: 5.1 and 3.7 for 7 pixels, 9.9 and 10.8 for 21 (`python -m benchmarks.ops`)."""
 
 
+_blur_real = jit("windows", "border", "axes")(separable)
+
+
 @jit("sizes", "sigmas", "border", "axes")
 def _blur_levels(
     image: jax.Array,
@@ -235,7 +242,7 @@ def _blur_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> 
     def blur(row: int) -> None:
         cv2.GaussianBlur(pictures[row], size, horizontal, results[row], vertical, border)
 
-    is_large = math.prod(pictures.shape[1:3]) > LARGE_PICTURE
+    is_large = shares_out(math.prod(pictures.shape[1:3]), len(pictures))
     for_each_row(blur, len(pictures), large=is_large)
 
 

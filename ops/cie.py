@@ -24,6 +24,7 @@ from jaxsr.ops._images import (
     mixed,
     peak_of,
     pixels,
+    planes_of_values,
     real_dtype,
     unit_planes,
 )
@@ -204,19 +205,24 @@ def _encoded(x: jax.Array) -> jax.Array:
     return jnp.where(x > 0.0031308, bright, 12.92 * x)
 
 
-def _xyz_of_rgb(rgb: Planes) -> Planes:
-    return mixed([_linear(plane) for plane in rgb], _XYZ_FROM_RGB)
+def _xyz_of_rgb(image: jax.Array, channel: int) -> Planes:
+    def light(x: jax.Array) -> jax.Array:
+        return _linear(x.astype(real_dtype(image)) / peak_of(image))
+
+    return mixed(planes_of_values(light, image, channel), _XYZ_FROM_RGB)
 
 
 def _rgb_of_xyz(xyz: Planes) -> Planes:
     return [_encoded(plane) for plane in mixed(xyz, _RGB_FROM_XYZ)]
 
 
-def _lab_of_rgb(rgb: Planes) -> Planes:
+def _lab_of_rgb(image: jax.Array, channel: int) -> Planes:
     def scaled(x: jax.Array) -> jax.Array:
         return jnp.where(x > _DARK, _power(jnp.maximum(x, _DARK), 1 / 3), 7.787 * x + 16 / 116)
 
-    x, y, z = (scaled(plane / white) for plane, white in zip(_xyz_of_rgb(rgb), _WHITE, strict=True))
+    xyz = zip(_xyz_of_rgb(image, channel), _WHITE, strict=True)
+    shares = joined([plane / white for plane, white in xyz], channel)
+    x, y, z = planes_of_values(scaled, shares, channel)
     return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
 
 
@@ -228,8 +234,8 @@ def _rgb_of_lab(lab: Planes) -> Planes:
     return _rgb_of_xyz([x * white for x, white in zip(light, _WHITE, strict=True)])
 
 
-def _luv_of_rgb(rgb: Planes) -> Planes:
-    x, y, z = _xyz_of_rgb(rgb)
+def _luv_of_rgb(image: jax.Array, channel: int) -> Planes:
+    x, y, z = _xyz_of_rgb(image, channel)
     bright = 116 * _power(jnp.maximum(y, _DARK), 1 / 3) - 16
     lightness = jnp.where(y > _DARK, bright, _DARK_SLOPE * y)
     total = x + 15 * y + 3 * z
@@ -250,19 +256,24 @@ def _rgb_of_luv(luv: Planes) -> Planes:
     return _rgb_of_xyz([9 * u * y / (4 * v), y, (12 - 3 * u - 20 * v) * y / (4 * v)])
 
 
-_CONVERSIONS: dict[str, Callable[[Planes], Planes]] = {
+_FROM_RGB: dict[str, Callable[[jax.Array, int], Planes]] = {
     "rgb_to_xyz": _xyz_of_rgb,
-    "xyz_to_rgb": _rgb_of_xyz,
     "rgb_to_lab": _lab_of_rgb,
-    "lab_to_rgb": _rgb_of_lab,
     "rgb_to_luv": _luv_of_rgb,
+}
+_TO_RGB: dict[str, Callable[[Planes], Planes]] = {
+    "xyz_to_rgb": _rgb_of_xyz,
+    "lab_to_rgb": _rgb_of_lab,
     "luv_to_rgb": _rgb_of_luv,
 }
 
 
 @jit("channel", "kind")
 def _converted(image: jax.Array, channel: int, kind: str) -> jax.Array:
-    planes = _CONVERSIONS[kind](unit_planes(image, channel))
+    if kind in _FROM_RGB:
+        planes = _FROM_RGB[kind](image, channel)
+    else:
+        planes = _TO_RGB[kind](unit_planes(image, channel))
     return _in_floats_of(image, joined(planes, channel))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxsr.ops._arguments import MASK_THRESHOLD, ImageLike, masks_and_axes
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
-from jaxsr.ops._opencv import for_each_row
+from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import in_planes, row_primitive
 from jaxsr.ops._scipy import ndimage
 from jaxsr.ops._typed_jax import arange, jit, platform_dependent, zeros
@@ -18,6 +18,9 @@ _FAR = 1 << 30
 """Squared pixels, beyond any picture."""
 _LONGEST = 1 << 14
 """Pixels of a side, whose squares stay below `_FAR` in sum."""
+_EXACT_EXTENT = 1 << 10
+"""Pixels of a side up to which OpenCV, which compares squares in float32, cannot take one pixel for
+another: where parabolas meet is then known to less than half the distance of two such places."""
 
 
 def distance_transform(
@@ -55,13 +58,13 @@ def distance_transform(
 def _distance(mask: jax.Array, axes: tuple[int, int]) -> jax.Array:
     if not mask.size:
         return zeros(mask.shape, jnp.float32)
-    squares = in_planes(_squares_p.bind, mask, axes)
-    return jnp.where(squares >= _FAR, jnp.inf, jnp.sqrt(squares.astype(jnp.float32)))
+    is_small = max(mask.shape[axis] for axis in axes) <= _EXACT_EXTENT
+    return in_planes((_near_p if is_small else _far_p).bind, mask, axes)
 
 
 @kernel("jaxsr_scipy_distance")
-def _squares_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    (planes,), squares = inputs, outputs[0][..., 0]
+def _by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (planes,), distances = inputs, outputs[0][..., 0]
     rows, columns = (np.arange(extent, dtype=np.int32) for extent in planes.shape[1:])
 
     def measure(row: int) -> None:
@@ -70,26 +73,43 @@ def _squares_by_scipy(inputs: Arrays, outputs: Arrays, attributes: Attributes) -
             planes[row], return_distances=False, return_indices=True
         )
         if down[0, 0] < 0:  # SciPy's sign that no pixel is unset
-            squares[row] = _FAR
+            distances[row] = np.inf
             return
         down -= rows[:, None]
         across -= columns
-        np.multiply(down, down, squares[row])
+        down *= down
         across *= across
-        squares[row] += across
+        down += across
+        np.sqrt(down.astype(np.float32), distances[row])
 
     for_each_row(measure, len(planes))
 
 
-def _squares_in_jax(planes: jax.Array) -> jax.Array:
+@kernel("jaxsr_opencv_distance")
+def _by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (planes,), distances, cv2 = inputs, outputs[0][..., 0], opencv()
+
+    def measure(row: int) -> None:
+        plane = planes[row].view(np.uint8)
+        if cv2.countNonZero(plane) == plane.size:
+            distances[row] = np.inf
+            return
+        cv2.distanceTransform(plane, cv2.DIST_L2, cv2.DIST_MASK_PRECISE, distances[row])
+
+    for_each_row(measure, len(planes))
+
+
+def _in_jax(planes: jax.Array) -> jax.Array:
     along = _to_nearest_unset(planes)
     squares = jnp.where(along >= planes.shape[-1], _FAR, jnp.square(along))
-    return platform_dependent(squares, cpu=_row_by_row, default=_in_one_reduction)
+    squares = platform_dependent(squares, cpu=_row_by_row, default=_in_one_reduction)
+    return jnp.where(squares >= _FAR, jnp.inf, jnp.sqrt(squares.astype(jnp.float32)))
 
 
-_squares_p = row_primitive(
-    "distance", _squares_in_jax, {"SciPy": _squares_by_scipy}, dtype="int32", planes=True
+_near_p = row_primitive(
+    "distance", _in_jax, {"OpenCV": _by_opencv, "SciPy": _by_scipy}, dtype="float32", planes=True
 )
+_far_p = row_primitive("far_distance", _in_jax, {"SciPy": _by_scipy}, dtype="float32", planes=True)
 
 
 def _in_one_reduction(squares: jax.Array) -> jax.Array:

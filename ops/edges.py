@@ -16,9 +16,9 @@ from jaxsr.ops._arguments import ImageLike, is_integer
 from jaxsr.ops._border import Border, checked_border, pad_axis
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, Parameter, picture, real_dtype, spread
-from jaxsr.ops._opencv import for_each_row, opencv
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border
 from jaxsr.ops._regions import greatest_in_region
-from jaxsr.ops._row_primitives import in_planes, row_primitive
+from jaxsr.ops._row_primitives import in_pictures, in_planes, row_primitive, without_single_channel
 from jaxsr.ops._separable import filter_bordered
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Bool, Float, Shaped
@@ -92,12 +92,7 @@ def laplacian(
     edge = checked_border(border)
     if not array.size:
         return _real(array)
-    curve, flat = _derivative(2, max(kernel_size, 3)), _derivative(0, kernel_size)
-    x = array.astype(real_dtype(array))
-    total = jnp.add(
-        *(_separable(x, pair, edge, positions) for pair in ((curve, flat), (flat, curve)))
-    )
-    return total if array.dtype in INTEGER_DTYPES else total.astype(array.dtype)
+    return _laplacian(array, kernel_size, edge, positions)
 
 
 def canny(
@@ -176,6 +171,46 @@ def _separable(
     for axis, window in zip(axes, windows, strict=True):
         x = filter_bordered(x, window, axis + x.ndim, border)
     return x if image.dtype in INTEGER_DTYPES else x.astype(image.dtype)
+
+
+@jit("size", "border", "axes")
+def _laplacian(image: jax.Array, size: int, border: Border, axes: tuple[int, int]) -> jax.Array:
+    if image.dtype == jnp.uint8 and border in _LIBRARY_BORDERS:
+        edge = _LIBRARY_BORDERS.index(border)
+        return in_pictures(partial(_laplacian_p.bind, size=size, border=edge), image, axes)
+    return _laplacian_in_jax(image, size, border, axes)
+
+
+def _laplacian_in_jax(
+    image: jax.Array, size: int, border: Border, axes: tuple[int, int]
+) -> jax.Array:
+    curve, flat = _derivative(2, max(size, 3)), _derivative(0, size)
+    x = image.astype(real_dtype(image))
+    pairs = (curve, flat), (flat, curve)
+    total = jnp.add(*(_separable(x, pair, border, axes) for pair in pairs))
+    return total if image.dtype in INTEGER_DTYPES else total.astype(image.dtype)
+
+
+@kernel("jaxsr_opencv_laplacian")
+def _laplacian_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    cv2, (size,) = opencv(), attributes["size"]
+    pictures, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
+    border = opencv_border(_LIBRARY_BORDERS[attributes["border"][0]])
+
+    def find(row: int) -> None:
+        cv2.Laplacian(pictures[row], cv2.CV_32F, results[row], size, borderType=border)
+
+    for_each_row(find, len(pictures))
+
+
+def _laplacian_of_levels(pictures: jax.Array, *, size: int, border: int) -> jax.Array:
+    return _laplacian_in_jax(pictures, size, _LIBRARY_BORDERS[border], (-3, -2))
+
+
+_LIBRARY_BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant")
+_laplacian_p = row_primitive(
+    "laplacian", _laplacian_of_levels, {"OpenCV": _laplacian_by_opencv}, dtype="float32"
+)
 
 
 @jit("axes", "size", "euclidean")

@@ -4,6 +4,7 @@ Images are uint8, uint16 or floating point in any layout; `axes` names height an
 default). Windows are rectangles of odd sides, in pixels. The median of a window with a NaN is NaN.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any
@@ -16,12 +17,21 @@ from jaxsr.ops._arguments import ImageLike, positive_pair
 from jaxsr.ops._border import Border, checked_border, pad_axis
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import in_dtype_of, picture, real_dtype
-from jaxsr.ops._opencv import for_each_row, opencv
-from jaxsr.ops._row_primitives import in_pictures, row_primitive, without_single_channel
-from jaxsr.ops._separable import filter_bordered
+from jaxsr.ops._opencv import for_each_row, opencv, opencv_border, shares_out
+from jaxsr.ops._opencv_remap import is_finite
+from jaxsr.ops._opencv_separable import in_jax as separable_in_jax
+from jaxsr.ops._opencv_separable import separable
+from jaxsr.ops._row_primitives import (
+    in_pictures,
+    keeps_layout,
+    row_primitive,
+    without_single_channel,
+)
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
 
+_LONGEST_REAL_MEDIAN = 5
+"""Pixels of a side for which OpenCV has medians of floats."""
 _LARGEST_NETWORK = 49
 """Pixels of a window up to which a network of comparisons is compiled, and not a sort."""
 
@@ -142,18 +152,49 @@ def erode(
 def _box(
     image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
 ) -> jax.Array:
-    x = image.astype(real_dtype(image))
-    for axis, taps in zip(axes, size, strict=True):
-        x = filter_bordered(x, (1 / taps,) * taps, axis + x.ndim, border)
-    return in_dtype_of(image, x)
+    fits = all(taps // 2 < image.shape[axis] for axis, taps in zip(axes, size, strict=True))
+    if image.dtype == jnp.uint8 and border in _MEAN_BORDERS and fits:
+        edge = _MEAN_BORDERS.index(border)
+        function = partial(_mean_p.bind, height=size[0], width=size[1], border=edge)
+        return in_pictures(function, image, axes)
+    windows = ((1 / size[0],) * size[0], (1 / size[1],) * size[1])
+    return in_dtype_of(image, separable(image.astype(real_dtype(image)), windows, border, axes))
+
+
+_MEAN_BORDERS: tuple[Border, ...] = ("reflect101", "symmetric", "edge", "constant")
+
+
+@kernel("jaxsr_opencv_mean")
+def _mean_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    pictures, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
+    (height,), (width,) = attributes["height"], attributes["width"]
+    border = opencv_border(_MEAN_BORDERS[attributes["border"][0]])
+
+    def mean(row: int) -> None:
+        opencv().blur(pictures[row], (width, height), results[row], borderType=border)
+
+    is_large = shares_out(math.prod(pictures.shape[1:3]), len(pictures))
+    for_each_row(mean, len(pictures), large=is_large)
+
+
+def _mean_in_jax(pictures: jax.Array, *, height: int, width: int, border: int) -> jax.Array:
+    windows = ((1 / height,) * height, (1 / width,) * width)
+    x = pictures.astype(jnp.float32)
+    x = separable_in_jax(x, windows=windows, border=_MEAN_BORDERS[border], axes=(-3, -2))
+    return in_dtype_of(pictures, x)
+
+
+_mean_p = row_primitive("mean", _mean_in_jax, {"OpenCV": _mean_by_opencv})
 
 
 @jit("size", "border", "axes")
 def _median(
     image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
 ) -> jax.Array:
-    if image.dtype == jnp.uint8 and border == "edge" and size[0] == size[1] > 1:
-        return _of_levels("median", image, size, axes)
+    fits = size[0] <= _LONGEST_REAL_MEDIAN or image.dtype == jnp.uint8
+    is_square = border == "edge" and size[0] == size[1] > 1
+    if is_square and fits and _has_library_dtype(image, axes):
+        return _of_library("median", image, size, axes)
     return _median_in_jax(image, size, border, axes)
 
 
@@ -197,6 +238,34 @@ def _sorting_network(count: int) -> Iterator[tuple[int, int]]:
         part *= 2
 
 
+def extremes(
+    kind: str,
+    image: ImageLike,
+    size: int | Sequence[int],
+    border: str,
+    axes: Sequence[int],
+) -> jax.Array:
+    """`"opening"`, `"closing"` or `"gradient"`; see `morphology.py`."""
+    array, positions = picture(image, axes)
+    window, edge = _odd_pair(size), checked_border(border)
+    return _extremes(kind, array, window, edge, positions) if array.size else array
+
+
+@jit("kind", "size", "border", "axes")
+def _extremes(
+    kind: str, image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
+) -> jax.Array:
+    if _is_library_window(image, size, border, axes):
+        return _of_library(kind, image, size, axes)
+    greatest, least = (
+        partial(_extreme, size=size, border=border, axes=axes, greatest=flag)
+        for flag in (True, False)
+    )
+    if kind == "gradient":
+        return greatest(image) - least(image)
+    return greatest(least(image)) if kind == "opening" else least(greatest(image))
+
+
 @jit("size", "border", "axes", "greatest")
 def _extreme(
     image: jax.Array,
@@ -205,20 +274,30 @@ def _extreme(
     axes: tuple[int, int],
     greatest: bool,
 ) -> jax.Array:
-    fits = all(taps // 2 < image.shape[axis] for axis, taps in zip(axes, size, strict=True))
-    # What these borders repeat is in the window already: OpenCV leaves it out.
-    if image.dtype == jnp.uint8 and border in ("symmetric", "edge") and fits:
-        return _of_levels("dilate" if greatest else "erode", image, size, axes)
+    if _is_library_window(image, size, border, axes):
+        return _of_library("dilate" if greatest else "erode", image, size, axes)
     return _extreme_in_jax(image, size, border, axes, greatest)
 
 
-_KINDS = ("median", "dilate", "erode")
+_KINDS = ("median", "dilate", "erode", "opening", "closing", "gradient")
 
 
-def _of_levels(
+def _is_library_window(
+    image: jax.Array, size: tuple[int, int], border: Border, axes: tuple[int, int]
+) -> bool:
+    fits = all(taps // 2 < image.shape[axis] for axis, taps in zip(axes, size, strict=True))
+    # What these borders repeat is in the window already: OpenCV leaves it out.
+    return _has_library_dtype(image, axes) and border in ("symmetric", "edge") and fits
+
+
+def _has_library_dtype(image: jax.Array, axes: tuple[int, int]) -> bool:
+    return image.dtype == jnp.uint8 or (image.dtype == jnp.float32 and keeps_layout(image, axes))
+
+
+def _of_library(
     kind: str, image: jax.Array, size: tuple[int, int], axes: tuple[int, int]
 ) -> jax.Array:
-    """A window of uint8, by OpenCV in programs for CPUs."""
+    """A window of uint8 or float32, by OpenCV in programs for CPUs."""
     function = partial(_window_p.bind, kind=_KINDS.index(kind), height=size[0], width=size[1])
     return in_pictures(function, image, axes)
 
@@ -229,10 +308,21 @@ def _window_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -
     (kind,), (height,), (width,) = (attributes[name] for name in ("kind", "height", "width"))
     function, window = _window_function(_KINDS[kind], height, width)
 
-    def filter_one(row: int) -> None:
-        function(pictures[row], window, results[row])
+    is_real = pictures.dtype == np.float32
 
-    for_each_row(filter_one, len(pictures))
+    def filter_one(row: int) -> None:
+        picture, result = pictures[row], results[row]
+        if is_real and not is_finite(picture) and (lost := np.isnan(picture)).any():
+            # OpenCV compares NaN with nothing in mind.
+            function(np.where(lost, np.float32(0), picture), window, result)
+            result[cv2.dilate(lost.astype(np.uint8), reach) > 0] = np.nan
+            return
+        function(picture, window, result)
+
+    cv2, passes = opencv(), 2 if _KINDS[kind] in ("opening", "closing") else 1
+    reach = np.ones((passes * (height - 1) + 1, passes * (width - 1) + 1), np.uint8)
+    is_large = is_real and shares_out(math.prod(pictures.shape[1:3]), len(pictures))
+    for_each_row(filter_one, len(pictures), large=is_large)
 
 
 @lru_cache
@@ -240,17 +330,40 @@ def _window_function(kind: str, height: int, width: int) -> tuple[Callable[..., 
     """OpenCV's function and its second argument."""
     if kind == "median":
         return opencv().medianBlur, height
-    return getattr(opencv(), kind), np.ones((height, width), np.uint8)
+    cv2, window = opencv(), np.ones((height, width), np.uint8)
+    if kind in ("dilate", "erode"):
+        return getattr(cv2, kind), window
+    operation = {"opening": cv2.MORPH_OPEN, "closing": cv2.MORPH_CLOSE}.get(
+        kind, cv2.MORPH_GRADIENT
+    )
+
+    def compound(picture: np.ndarray, window: np.ndarray, result: np.ndarray) -> None:
+        cv2.morphologyEx(picture, operation, window, result)
+
+    return compound, window
 
 
 def _window_in_jax(pictures: jax.Array, *, kind: int, height: int, width: int) -> jax.Array:
     size, axes = (height, width), (-3, -2)
     if _KINDS[kind] == "median":
         return _median_in_jax(pictures, size, "edge", axes)
-    return _extreme_in_jax(pictures, size, "symmetric", axes, _KINDS[kind] == "dilate")
+    greatest, least = (
+        partial(_extreme_in_jax, size=size, border="symmetric", axes=axes, greatest=flag)
+        for flag in (True, False)
+    )
+    compounds: dict[str, Callable[[jax.Array], jax.Array]] = {
+        "dilate": greatest,
+        "erode": least,
+        "opening": lambda x: greatest(least(x)),
+        "closing": lambda x: least(greatest(x)),
+        "gradient": lambda x: greatest(x) - least(x),
+    }
+    return compounds[_KINDS[kind]](pictures)
 
 
-_window_p = row_primitive("window", _window_in_jax, {"OpenCV": _window_by_opencv})
+_window_p = row_primitive(
+    "window", _window_in_jax, {"OpenCV": _window_by_opencv}, is_differentiable=True
+)
 
 
 def _extreme_in_jax(

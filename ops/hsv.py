@@ -13,13 +13,13 @@ OpenCV's uint8 of `rgb_to_hsv` and `hls_to_rgb` is equal in every colour. Of `rg
 four are OpenCV's own, where it is installed.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxsr.ops._arguments import ImageLike, normal_axis, one_of
-from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
+from jaxsr.ops._arguments import ImageLike, one_of
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
     channel_planes,
@@ -29,8 +29,7 @@ from jaxsr.ops._images import (
     pixels,
     unit_planes,
 )
-from jaxsr.ops._opencv import opencv
-from jaxsr.ops._row_primitives import row_primitive
+from jaxsr.ops._opencv_colours import conversion
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -134,7 +133,8 @@ def from_hue(sextant: jax.Array, value: jax.Array, chroma: jax.Array) -> list[ja
     """Red, green and blue; the inverse of `hue_value_chroma` for any turn of the circle."""
     planes: list[jax.Array] = []
     for corner in (5, 3, 1):
-        distance = jnp.mod(sextant + corner, 6)
+        turned = sextant + corner
+        distance = turned - 6 * jnp.floor(turned / 6)  # a remainder is a call for each pixel
         ramp = jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
         planes.append(value - chroma * ramp)
     return planes
@@ -163,14 +163,14 @@ def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
 @jit("convention", "channel", "kind")
 def _to_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax.Array:
     if convention == "opencv" and image.dtype == jnp.uint8:
-        return _opencv_levels(image, channel, f"RGB2{kind.upper()}")
+        return _TO_HUE[kind](image, channel)
     return _to_hue_in_jax(image, convention, channel, kind)
 
 
 @jit("convention", "channel", "kind")
 def _from_hue(image: jax.Array, convention: str, channel: int, kind: str) -> jax.Array:
     if convention == "opencv" and image.dtype == jnp.uint8:
-        return _opencv_levels(image, channel, f"{kind.upper()}2RGB")
+        return _FROM_HUE[kind](image, channel)
     return _from_hue_in_jax(image, convention, channel, kind)
 
 
@@ -201,46 +201,19 @@ def _from_hue_in_jax(image: jax.Array, convention: str, channel: int, kind: str)
     return in_dtype_of(image, x)
 
 
-_MANY_PIXELS = 1 << 20
-"""Pixels from which on it is worth waking other threads: 2 ms of one."""
-_CONVERSIONS = ("RGB2HSV", "RGB2HLS", "HSV2RGB", "HLS2RGB")
+def _converted(kind: str, *, to_hue: bool) -> Callable[[jax.Array, int], jax.Array]:
+    def plain(pictures: jax.Array) -> jax.Array:
+        if to_hue and kind == "hsv":
+            return _hsv_of_levels(pictures)
+        convert = _to_hue_in_jax if to_hue else _from_hue_in_jax
+        return convert(pictures, "opencv", -1, kind)
+
+    name = f"RGB2{kind.upper()}" if to_hue else f"{kind.upper()}2RGB"
+    return conversion(name, plain)
 
 
-def _opencv_levels(image: jax.Array, channel: int, conversion: str) -> jax.Array:
-    """uint8 by OpenCV's convention."""
-    axis = normal_axis(channel, image.ndim, "channel")
-    if image.shape[axis] != 3 or not image.size:
-        channel_planes(image, axis)  # refuses other channels
-        return image
-    x = jnp.moveaxis(image, axis, -1)
-    shape = (1,) * (4 - x.ndim) + x.shape
-    pictures = x.reshape(-1, *shape[-3:])
-    out = _conversion_p.bind(pictures, conversion=_CONVERSIONS.index(conversion))
-    return jnp.moveaxis(out.reshape(x.shape), -1, axis)
-
-
-@kernel("jaxsr_opencv_hue")
-def _convert_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
-    code = getattr(opencv(), f"COLOR_{_CONVERSIONS[attributes['conversion'][0]]}")
-    pictures, results = inputs[0], outputs[0]
-    count, height, width, _ = pictures.shape
-    if count * height * width > _MANY_PIXELS:
-        # As one tall picture, whose rows OpenCV shares out among its threads.
-        pictures, results = (x.reshape(1, count * height, width, 3) for x in (pictures, results))
-    convert = opencv().cvtColor
-    for picture, result in zip(pictures, results, strict=True):
-        convert(picture, code, result)
-
-
-def _convert_in_jax(pictures: jax.Array, *, conversion: int) -> jax.Array:
-    name = _CONVERSIONS[conversion]
-    if name == "RGB2HSV":
-        return _hsv_of_levels(pictures)
-    convert = _to_hue_in_jax if name.startswith("RGB") else _from_hue_in_jax
-    return convert(pictures, "opencv", -1, name.replace("RGB", "").replace("2", "").lower())
-
-
-_conversion_p = row_primitive("hue", _convert_in_jax, {"OpenCV": _convert_by_opencv})
+_TO_HUE = {kind: _converted(kind, to_hue=True) for kind in ("hsv", "hls")}
+_FROM_HUE = {kind: _converted(kind, to_hue=False) for kind in ("hsv", "hls")}
 
 
 def _hsv_of_levels(image: jax.Array, channel: int = -1) -> jax.Array:

@@ -6,20 +6,28 @@ Images are RGB or grey, uint8, or 0…1 in floating point, which is rounded to 2
 
 from collections.abc import Sequence
 from functools import partial
+from io import BytesIO
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, is_integer, one_of
 from jaxsr.ops._border import pad_axis
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import channel_planes, in_dtype_of, peak_of, per_picture, picture, real_dtype
 from jaxsr.ops._jpeg_blocks import quantised
+from jaxsr.ops._opencv import for_each_row
+from jaxsr.ops._pillow import pillow
+from jaxsr.ops._row_primitives import row_primitive, without_single_channel
 from jaxsr.ops._typed_jax import arange, asarray, jit
 from jaxsr.ops._types import Array, Shaped
 
 SUBSAMPLINGS = {"4:4:4": (1, 1), "4:2:2": (1, 2), "4:2:0": (2, 2)}
 """Rows and columns of pixels that share their colour."""
 _BITS = 16
+_LONGEST = 65500
+"""Pixels of a side that libjpeg writes."""
 
 
 def jpeg(
@@ -67,6 +75,56 @@ def jpeg(
 
 @jit("step", "axes", "channel")
 def _jpeg(
+    image: jax.Array,
+    quality: jax.Array,
+    step: tuple[int, int],
+    axes: tuple[int, int],
+    channel: int,
+) -> jax.Array:
+    if image.dtype == jnp.uint8 and max(image.shape[axis] for axis in axes) <= _LONGEST:
+        return _of_levels(image, quality, step, axes, channel)
+    return _jpeg_in_jax(image, quality, step, axes, channel)
+
+
+def _of_levels(
+    image: jax.Array,
+    quality: jax.Array,
+    step: tuple[int, int],
+    axes: tuple[int, int],
+    channel: int,
+) -> jax.Array:
+    x = jnp.moveaxis(image, (*axes, channel), (-3, -2, -1))
+    pictures = x.reshape(-1, *x.shape[-3:])
+    qualities = jnp.broadcast_to(quality, len(pictures))
+    out = _jpeg_p.bind(pictures, qualities, subsampling=[*SUBSAMPLINGS.values()].index(step))
+    return jnp.moveaxis(out.reshape(x.shape), (-3, -2, -1), (*axes, channel))
+
+
+@kernel("jaxsr_pillow_jpeg")
+def _jpeg_by_pillow(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (pictures, qualities), (results,) = inputs, outputs
+    subsampling = [*SUBSAMPLINGS][attributes["subsampling"][0]]
+
+    def compress(row: int) -> None:
+        picture, result = (without_single_channel(x[row]) for x in (pictures, results))
+        file, quality = BytesIO(), min(max(int(qualities[row]), 1), 100)
+        written = pillow().fromarray(picture)
+        written.save(file, "JPEG", quality=quality, subsampling=subsampling)
+        result[...] = np.asarray(pillow().open(file))
+
+    for_each_row(compress, len(pictures))
+
+
+def _jpeg_of_levels(pictures: jax.Array, qualities: jax.Array, *, subsampling: int) -> jax.Array:
+    step = [*SUBSAMPLINGS.values()][subsampling]
+    compress = partial(_jpeg_in_jax, step=step, axes=(-3, -2), channel=-1)
+    return jax.vmap(compress)(pictures, qualities)
+
+
+_jpeg_p = row_primitive("jpeg", _jpeg_of_levels, {"Pillow": _jpeg_by_pillow})
+
+
+def _jpeg_in_jax(
     image: jax.Array,
     quality: jax.Array,
     step: tuple[int, int],

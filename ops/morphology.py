@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import jax.numpy as jnp
-
 from jaxsr.ops._arguments import ImageLike
 from jaxsr.ops._types import Array, Shaped
-from jaxsr.ops.filters import dilate, erode
+from jaxsr.ops.filters import extremes
 
 
 def opening(
@@ -24,8 +22,7 @@ def opening(
       >>> ops.opening(np.array([[[1], [9], [1], [7], [7], [7]]], np.uint8), (1, 3)).ravel().tolist()
       [1, 1, 1, 7, 7, 7]
     """
-    eroded = erode(image, size, border=border, axes=axes)
-    return dilate(eroded, size, border=border, axes=axes)
+    return extremes("opening", image, size, border, axes)
 
 
 def closing(
@@ -43,8 +40,7 @@ def closing(
       >>> ops.closing(np.array([[[7], [7], [1], [7], [7]]], np.uint8), (1, 3)).ravel().tolist()
       [7, 7, 7, 7, 7]
     """
-    dilated = dilate(image, size, border=border, axes=axes)
-    return erode(dilated, size, border=border, axes=axes)
+    return extremes("closing", image, size, border, axes)
 
 
 def morphological_gradient(
@@ -63,5 +59,4 @@ def morphological_gradient(
       >>> ops.morphological_gradient(image, (1, 3)).ravel().tolist()
       [0, 4, 4, 0]
     """
-    greatest = dilate(image, size, border=border, axes=axes)
-    return jnp.subtract(greatest, erode(image, size, border=border, axes=axes))
+    return extremes("gradient", image, size, border, axes)

@@ -18,6 +18,7 @@ from jaxsr.ops._images import (
     pixels,
     real_dtype,
 )
+from jaxsr.ops._opencv_colours import conversion
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -71,6 +72,19 @@ def _clipped(planes: list[jax.Array], image: jax.Array, channel: int) -> jax.Arr
 
 @jit("channel")
 def _from_rgb(image: jax.Array, channel: int) -> jax.Array:
+    if image.dtype in INTEGER_DTYPES:
+        return _levels_from_rgb(image, channel)
+    return _from_rgb_in_jax(image, channel)
+
+
+@jit("channel")
+def _to_rgb(image: jax.Array, channel: int) -> jax.Array:
+    if image.dtype in INTEGER_DTYPES:
+        return _levels_to_rgb(image, channel)
+    return _to_rgb_in_jax(image, channel)
+
+
+def _from_rgb_in_jax(image: jax.Array, channel: int = -1) -> jax.Array:
     planes = channel_planes(image, channel)
     if image.dtype not in INTEGER_DTYPES:
         x = [plane.astype(real_dtype(image)) for plane in planes]
@@ -83,8 +97,7 @@ def _from_rgb(image: jax.Array, channel: int) -> jax.Array:
     return _clipped([luma, u, v], image, channel)
 
 
-@jit("channel")
-def _to_rgb(image: jax.Array, channel: int) -> jax.Array:
+def _to_rgb_in_jax(image: jax.Array, channel: int = -1) -> jax.Array:
     planes = channel_planes(image, channel)
     if image.dtype not in INTEGER_DTYPES:
         x = [plane.astype(real_dtype(image)) for plane in planes]
@@ -94,3 +107,7 @@ def _to_rgb(image: jax.Array, channel: int) -> jax.Array:
     u, v = u - centre, v - centre
     red, green = luma + _descaled(18678 * v), luma + _descaled(-6472 * u - 9519 * v)
     return _clipped([red, green, luma + _descaled(33292 * u)], image, channel)
+
+
+_levels_from_rgb = conversion("RGB2YUV", _from_rgb_in_jax)
+_levels_to_rgb = conversion("YUV2RGB", _to_rgb_in_jax)

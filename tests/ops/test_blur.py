@@ -20,6 +20,8 @@ from jaxsr.ops import _separable
 from jaxsr.ops.blur import gaussian_blur
 from tests.covering import every_pair
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 SHAPES = [(1, 7, 9, 1), (2, 32, 17, 3), (1, 1, 13, 3), (3, 64, 5, 4)]
 OPENCV_BORDERS = {
     "reflect101": cv2.BORDER_REFLECT_101,

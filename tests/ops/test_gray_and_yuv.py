@@ -16,6 +16,8 @@ from skimage import color
 from jaxsr import ops
 from tests.ops.dtypes import EVERY_DTYPE
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 CASES = 64
 PEAKS = {"uint8": 255, "uint16": 65535}
 

@@ -12,6 +12,8 @@ from skimage import data
 
 from jaxsr import ops
 
+pytestmark = pytest.mark.usefixtures("xla_kernels")
+
 QUALITIES = (1, 10, 30, 50, 75, 95, 100)
 
 

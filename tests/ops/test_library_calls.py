@@ -1,5 +1,6 @@
 """Functions that programs for CPUs leave to the library whose convention they follow."""
 
+import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from scipy import ndimage
 from jaxsr import ops
 from jaxsr.interop.aot.topology import load_topology
 from jaxsr.interop.aot.traffic import main_memory_bytes
-from jaxsr.ops import _opencv, _torch
+from jaxsr.ops import _opencv, _pillow, _torch
 from jaxsr.ops._cpu_calls import SWITCH
 from jaxsr.ops._row_primitives import CALLS
 
@@ -57,7 +58,33 @@ def by_plane(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
 def by_opencv(name: str, size: int, plane: np.ndarray) -> np.ndarray:
     if name == "median_filter":
         return cv2.medianBlur(plane, size)
-    return getattr(cv2, name)(plane, np.ones((size, size), np.uint8))
+    window = np.ones((size, size), np.uint8)
+    compounds = {
+        "opening": cv2.MORPH_OPEN,
+        "closing": cv2.MORPH_CLOSE,
+        "morphological_gradient": cv2.MORPH_GRADIENT,
+    }
+    if name in compounds:
+        return cv2.morphologyEx(plane, compounds[name], window)
+    return getattr(cv2, name)(plane, window)
+
+
+def separable(
+    images: np.ndarray,
+    down: np.ndarray,
+    across: np.ndarray,
+    border: int = cv2.BORDER_REFLECT_101,
+) -> np.ndarray:
+    return np.stack([cv2.sepFilter2D(x, -1, across, down, borderType=border) for x in images])
+
+
+def by_pillow(images: np.ndarray, qualities: np.ndarray) -> np.ndarray:
+    def kept(image: np.ndarray, quality: int) -> np.ndarray:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "JPEG", quality=quality, subsampling="4:2:2")
+        return np.asarray(Image.open(file))
+
+    return np.stack([*map(kept, images, qualities.tolist())])
 
 
 FIELDS = np.random.default_rng(1).uniform(-9, 60, (2, 8, 20, 30)).astype(np.float32)
@@ -84,6 +111,7 @@ class Case(NamedTuple):
     """One value for each picture."""
 
 
+OPENCV = {"convention": "opencv"}
 CASES = {
     "canny": Case(
         ops.canny,
@@ -123,7 +151,7 @@ CASES = {
     "distance_transform": Case(
         lambda x: ops.distance_transform(x > 40),
         by_plane(lambda plane: distance(plane > 40)),
-        "jaxsr_scipy_distance",
+        "jaxsr_opencv_distance",
     ),
     "connected_components": Case(
         lambda x: ops.connected_components(x > 128, connectivity=8).labels,
@@ -174,6 +202,41 @@ CASES = {
         ),
         "jaxsr_opencv_gaussian",
     ),
+    "gaussian_blur of floats": Case(
+        lambda x: ops.gaussian_blur(x * np.float32(1 / 256), sigma=(0.7, 1.3), kernel_size=(3, 7)),
+        lambda images: separable(
+            images * np.float32(1 / 256),
+            cv2.getGaussianKernel(3, 0.7, cv2.CV_32F),
+            cv2.getGaussianKernel(7, 1.3, cv2.CV_32F),
+        ),
+        "jaxsr_opencv_separable",
+    ),
+    "box_filter of floats": Case(
+        lambda x: ops.box_filter(x * np.float32(1 / 256), (3, 5), border="edge"),
+        lambda images: separable(
+            images * np.float32(1 / 256),
+            np.full(3, 1 / 3, np.float32),
+            np.full(5, 1 / 5, np.float32),
+            cv2.BORDER_REPLICATE,
+        ),
+        "jaxsr_opencv_separable",
+    ),
+    "box_filter": Case(
+        partial(ops.box_filter, size=(3, 5), border="edge"),
+        by_plane(lambda plane: cv2.blur(plane, (5, 3), borderType=cv2.BORDER_REPLICATE)),
+        "jaxsr_opencv_mean",
+    ),
+    "laplacian": Case(
+        partial(ops.laplacian, border="edge"),
+        by_plane(lambda plane: cv2.Laplacian(plane, cv2.CV_32F, borderType=cv2.BORDER_REPLICATE)),
+        "jaxsr_opencv_laplacian",
+    ),
+    "jpeg": Case(
+        partial(ops.jpeg, subsampling="4:2:2"),
+        by_pillow,
+        "jaxsr_pillow_jpeg",
+        (np.array([1, 10, 30, 50, 60, 75, 95, 100]),),
+    ),
     "gaussian_blur of uint16": Case(
         lambda x: ops.gaussian_blur(
             x.astype(jnp.uint16) * 251, kernel_size=(3, 7), convention="opencv"
@@ -187,20 +250,35 @@ CASES = {
             by_plane(partial(by_opencv, name, size)),
             "jaxsr_opencv_window",
         )
-        for name, size in (("median_filter", 3), ("median_filter", 7), ("dilate", 3), ("erode", 5))
+        for name, size in (
+            *(("median_filter", 3), ("median_filter", 7), ("dilate", 3), ("erode", 5)),
+            *(("opening", 3), ("closing", 3), ("morphological_gradient", 3)),
+        )
+    },
+    **{
+        f"{name} of floats": Case(
+            lambda x, name=name: getattr(ops, name)(x * np.float32(1 / 256), size=3),
+            lambda images, name=name: by_plane(partial(by_opencv, name, 3))(
+                images * np.float32(1 / 256)
+            ),
+            "jaxsr_opencv_window",
+        )
+        for name in ("median_filter", "dilate", "opening", "morphological_gradient")
     },
     **{
         name: Case(
-            partial(getattr(ops, name), convention="opencv"),
+            partial(getattr(ops, name), **options),
             lambda images, code=code: np.stack([cv2.cvtColor(image, code) for image in images]),
-            "jaxsr_opencv_hue",
+            "jaxsr_opencv_colours",
         )
-        for name, code in {
-            "rgb_to_hsv": cv2.COLOR_RGB2HSV,
-            "rgb_to_hls": cv2.COLOR_RGB2HLS,
-            "hsv_to_rgb": cv2.COLOR_HSV2RGB,
-            "hls_to_rgb": cv2.COLOR_HLS2RGB,
-        }.items()
+        for name, code, options in (
+            ("rgb_to_hsv", cv2.COLOR_RGB2HSV, OPENCV),
+            ("rgb_to_hls", cv2.COLOR_RGB2HLS, OPENCV),
+            ("hsv_to_rgb", cv2.COLOR_HSV2RGB, OPENCV),
+            ("hls_to_rgb", cv2.COLOR_HLS2RGB, OPENCV),
+            ("rgb_to_yuv", cv2.COLOR_RGB2YUV, {}),
+            ("yuv_to_rgb", cv2.COLOR_YUV2RGB, {}),
+        )
     },
 }
 
@@ -216,7 +294,8 @@ def pictures(name: str, size: tuple[int, int] = (37, 52)) -> np.ndarray:
 
 def test_every_call_has_a_case():
     kernels = {kernel for of_library in CALLS.values() for kernel in of_library.values()}
-    otherwise = {"jaxsr_opencv_histogram", "jaxsr_scipy_label"}  # within `equalize`; without OpenCV
+    otherwise = {"jaxsr_opencv_histogram"}  # within `equalize`
+    otherwise |= {"jaxsr_scipy_label", "jaxsr_scipy_distance"}  # without OpenCV; long sides
     otherwise |= {"jaxsr_opencv_crop", "jaxsr_opencv_crop_masks"}  # in `test_mask_crop.py`
     assert kernels - otherwise <= {case.target for case in CASES.values()}
 
@@ -249,6 +328,17 @@ def test_other_sizes(name, size):
     )
 
 
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("name", CASES)
+def test_pictures_in_several_threads(name, monkeypatch):
+    for limit in ("_LEAST_CALL_S", "_LEAST_SHARED_S"):
+        monkeypatch.setattr(_opencv, limit, 0.0)
+    case, images = CASES[name], pictures(name, (150, 170))
+    expected = case.theirs(images, *case.parameters)
+    for _ in range(3):
+        np.testing.assert_array_equal(case.ours(images, *case.parameters), expected)
+
+
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_where_the_library_is_not_called(name, monkeypatch):
@@ -263,6 +353,10 @@ def test_where_the_library_is_not_called(name, monkeypatch):
     assert not calls("tpu")
     if "opencv" in case.target:
         monkeypatch.setattr(_opencv, "opencv", lambda: None)
+        assert not calls()
+        monkeypatch.undo()
+    if "pillow" in case.target:
+        monkeypatch.setattr(_pillow, "pillow", lambda: None)
         assert not calls()
         monkeypatch.undo()
     if "torch" in case.target:
@@ -291,3 +385,35 @@ def test_planes_cost_a_tpu_nothing(name, times):
     text = jax.jit(case.ours).lower(*structs).compile().as_text() or ""
     assert " transpose(" not in text
     assert main_memory_bytes(text) < times * 2 * np.prod(shape)
+
+
+WINDOWS: dict[str, Callable[..., jax.Array]] = {
+    "dilate": partial(ops.dilate, size=3),
+    "median_filter": partial(ops.median_filter, size=3),
+    "opening": partial(ops.opening, size=(3, 5)),
+    "morphological_gradient": partial(ops.morphological_gradient, size=3),
+    "box_filter": partial(ops.box_filter, size=(3, 5)),
+    "gaussian_blur": partial(ops.gaussian_blur, sigma=0.8, kernel_size=5),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_floats_that_are_not_finite_and_derivatives_are_those_of_xla(name, monkeypatch):
+    function = WINDOWS[name]
+    finite = np.random.default_rng(0).normal(size=(2, 17, 21, 3)).astype(np.float32)
+    images, upstream = finite.copy(), finite[::-1]
+    images[0, 3, 4, 0], images[0, 9, 15, 1] = np.nan, np.inf
+    images[1, 8, 8], images[1, 0, 0, 2] = -np.inf, np.nan
+
+    def results() -> tuple[jax.Array, jax.Array, jax.Array]:
+        fresh = jax.jit(lambda x: function(x))  # noqa: PLW0108  # traced anew
+        slope = jax.grad(lambda x: (fresh(x) * upstream).sum())
+        change = jax.jvp(fresh, (finite,), (upstream,))[1]
+        return fresh(images), slope(finite), change
+
+    calls = results()
+    jax.clear_caches()
+    monkeypatch.setenv(SWITCH, "xla")
+    for got, want in zip(calls, results(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    jax.clear_caches()
