@@ -8,7 +8,7 @@ finite. Derivatives are those of the sums in JAX.
 
 import math
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,10 +114,8 @@ def _batched(operands: Any, batch_axes: Any, **static: Any) -> Any:
 
 
 def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:
-    out, (tangent,) = _separable_p.bind(*primals, **static), tangents
-    if isinstance(tangent, ad.Zero):
-        return out, cast(Any, ad.Zero).from_primal_value(out)
-    return out, jax.jvp(partial(in_jax, **static), primals, (tangent,))[1]
+    _, tangent = jax.jvp(partial(in_jax, **static), primals, tangents)
+    return _separable_p.bind(*primals, **static), tangent
 
 
 CALLS["separable"] = {"OpenCV": "jaxsr_opencv_separable"}

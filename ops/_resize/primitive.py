@@ -6,7 +6,8 @@ It is chosen while a program is lowered for its platform. Other platforms, and i
 library is not called for, take the passes of `dispatch.py`; so do all derivatives.
 """
 
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,12 +54,8 @@ def _batched(operands: Any, batch_axes: Any, *, axes: tuple[int, ...], **static:
 
 
 def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:
-    (image,), (tangent,) = primals, tangents
-    out = resize_p.bind(image, **static)
-    if isinstance(tangent, ad.Zero):
-        return out, cast(Any, ad.Zero).from_primal_value(out)
-    _, tangent = jax.jvp(lambda image: resize_in_jax(image, **static), (image,), (tangent,))
-    return out, tangent
+    _, tangent = jax.jvp(partial(resize_in_jax, **static), primals, tangents)
+    return resize_p.bind(*primals, **static), tangent
 
 
 resize_p = cpu_primitive("jaxsr_resize", resize_in_jax, _on_cpu, shape_of=_shape_of)
