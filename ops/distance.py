@@ -18,9 +18,10 @@ _FAR = 1 << 30
 """Squared pixels, beyond any picture."""
 _LONGEST = 1 << 14
 """Pixels of a side, whose squares stay below `_FAR` in sum."""
-_EXACT_EXTENT = 1 << 10
+_EXACT_EXTENT = 1 << 9
 """Pixels of a side up to which OpenCV, which compares squares in float32, cannot take one pixel for
-another: where parabolas meet is then known to less than half the distance of two such places."""
+another: where parabolas meet is then known to less than half the distance of two such places. Its
+roots are off by an ulp; their squares are then still nearest to the right integer."""
 
 
 def distance_transform(
@@ -95,6 +96,9 @@ def _by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
             distances[row] = np.inf
             return
         cv2.distanceTransform(plane, cv2.DIST_L2, cv2.DIST_MASK_PRECISE, distances[row])
+        np.square(distances[row], distances[row])
+        np.rint(distances[row], distances[row])
+        np.sqrt(distances[row], distances[row])
 
     for_each_row(measure, len(planes))
 
