@@ -104,13 +104,16 @@ def _of_levels(
 def _jpeg_by_pillow(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     (pictures, qualities), (results,) = inputs, outputs
     subsampling = [*SUBSAMPLINGS][attributes["subsampling"][0]]
+    # Not Image.open, which refuses large pictures from files of strangers.
+    from PIL.JpegImagePlugin import JpegImageFile
 
     def compress(row: int) -> None:
         picture, result = (without_single_channel(x[row]) for x in (pictures, results))
         file, quality = BytesIO(), min(max(int(qualities[row]), 1), 100)
         written = pillow().fromarray(picture)
         written.save(file, "JPEG", quality=quality, subsampling=subsampling)
-        result[...] = np.asarray(pillow().open(file))
+        file.seek(0)
+        result[...] = np.asarray(JpegImageFile(file))
 
     for_each_row(compress, len(pictures))
 

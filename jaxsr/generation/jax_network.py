@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from jaxsr.generation import sharding
 from jaxsr.generation.cache_layouts import OwnLayout
+from jaxsr.generation.hugging_face_layouts import LibraryLayout
 from jaxsr.generation.jax_steps import Steps
-from jaxsr.generation.library_layouts import LibraryLayout
 from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.generation.stored_weights import StoredWeights

@@ -51,6 +51,13 @@ def test_every_pixel_is_libjpegs(subsampling, size):
         np.testing.assert_array_equal(result, in_pillow(image, quality, subsampling))
 
 
+def test_pillows_bound_on_foreign_files_is_not_ours(monkeypatch):
+    image = data.astronaut()[:40, :48]
+    expected = ops.jpeg(image, 70)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    np.testing.assert_array_equal(ops.jpeg(image, 70), expected)
+
+
 def test_grey_and_layouts():
     images = pictures(19, 30)
     grey = jax.jit(ops.jpeg)(images[..., :1], 60)
