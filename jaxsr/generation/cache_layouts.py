@@ -87,7 +87,6 @@ class CacheLayout(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
     def admitted(
         self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array]:
@@ -102,6 +101,9 @@ class CacheLayout(ABC):
         Returns:
           The cache, filled slots and first slots.
         """
+        cache = jax.tree.map(partial(with_row, row=row), state["cache"], new["cache"])
+        filled_B, first_B = (state[n].at[row].set(new[n][0]) for n in ("filled", "first"))
+        return cache, filled_B, first_B
 
     def realigned(
         self, state: Mapping[str, Any], running_B: jax.Array
@@ -241,13 +243,6 @@ class OwnLayout(CacheLayout):
             ]
 
         return logits, written
-
-    def admitted(
-        self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        cache = jax.tree.map(partial(with_row, row=row), state["cache"], new["cache"])
-        filled_B, first_B = (state[n].at[row].set(new[n][0]) for n in ("filled", "first"))
-        return cache, filled_B, first_B
 
     def empty(self, rows: int, *, slots: int, dtype: Any) -> Any:
         heads, size = self.config.num_key_value_heads, self.config.head_dim

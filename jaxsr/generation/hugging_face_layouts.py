@@ -1,7 +1,6 @@
 """How the JAX engine keeps the cache of networks of transformers; see `cache_layouts`."""
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -179,12 +178,7 @@ class LookAheadLayout(LibraryLayout):
 
         return logits_BTV, written
 
-    def admitted(
-        self, state: Mapping[str, Any], new: Mapping[str, Any], row: jax.Array, running_B: jax.Array
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        cache = jax.tree.map(partial(with_row, row=row), state["cache"], new["cache"])
-        filled_B, first_B = (state[n].at[row].set(new[n][0]) for n in ("filled", "first"))
-        return cache, filled_B, first_B
+    admitted = CacheLayout.admitted  # rows have slots of their own
 
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
