@@ -25,6 +25,7 @@ PACKAGES = (
     "jax", "jaxlib", "libtpu", "torch", "torchax", "transformers", "opencv-python-headless",
     "pillow", "kornia", "dm_pix", "scipy", "scikit-image", "numpy", "timm", "torchvision",
     "spandrel", "segmentation-models-pytorch", "diffusers", "albumentations", "augmax",
+    "llvmlite", "llama-cpp-python",
 )  # fmt: skip
 
 Row = dict[str, Any]

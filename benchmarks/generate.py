@@ -6,14 +6,17 @@ together. Figures are medians and the spread from least to most. `transformers` 
 `generate` with its default cache; its decode time is that of N + 1 tokens less that of one.
 
 Also: what `--deterministic` costs on a batch, int8 weights, weights left in the blocks of the GGUF
-file, and how long the command takes with a cold and a warm compilation cache, with the processor
-time of all its threads. A run replaces only the rows that it measured.
+file and the memory that they take, the same network by transformers' code, llama.cpp on the same
+file with one prompt (two threads, greedy; `pip install llama-cpp-python`), and how long the command
+takes with a cold and a warm compilation cache, with the processor time of all its threads. A run
+replaces only the rows that it measured.
 
 `decode_processor_ms` is the processor time of all threads for a step of the batch, which other work
 disturbs less than the clock: the least of the rounds. torch's threads spin while they wait, unless
 the environment has `OMP_WAIT_POLICY=PASSIVE`.
 """
 
+import importlib.util
 import resource
 import subprocess
 import sys
@@ -35,16 +38,20 @@ from benchmarks._results import Report, ReportOptions, Row, run_benchmark
 if TYPE_CHECKING:
     from jaxsr.generation.decoder import Engine
 
-ContenderName = Literal["jaxsr", "int8", "packed", "deterministic", "torch", "transformers"]
+ContenderName = Literal[
+    "jaxsr", "library", "int8", "packed", "deterministic", "torch", "transformers", "llama.cpp"
+]
 Contender = Callable[[list[list[int]], int], tuple[float, float]]
 """From prompts and new tokens to (seconds to the first token, seconds for the others)."""
 TITLES: dict[ContenderName, str] = {
     "jaxsr": "jaxsr, JAX",
+    "library": "jaxsr, JAX, by transformers' code",
     "int8": "jaxsr, JAX, int8 weights",
     "packed": "jaxsr, JAX, weights in the file's blocks",
     "deterministic": "jaxsr, JAX, deterministic",
     "torch": "jaxsr, torch",
     "transformers": "transformers, torch",
+    "llama.cpp": "llama.cpp, the same file",
 }
 
 
@@ -68,6 +75,8 @@ class Options(ReportOptions):
     """Keep only the first of the model's blocks. Default: all."""
     start_up: bool = True
     """Also time the command from its start to its end."""
+    memory: bool = True
+    """Also measure the resident memory with weights in the file's blocks."""
 
 
 def measure(options: Options) -> None:
@@ -77,23 +86,25 @@ def measure(options: Options) -> None:
     path = options.model or shipped_model()
     names = {network_of(name) for name in options.contenders} if options.batches else {"float32"}
     models = {name: load_model(path, **_LOADED[name]) for name in sorted(names | {"float32"})}
-    report = Report("generate", options, key=("contender", "batch"), model=models["float32"].name)
+    key = ("contender", "batch", "prompt_tokens")
+    report = Report("generate", options, key=key, model=models["float32"].name)
     for model in models.values():
         keep_blocks(model.network, options.blocks)
     rng = np.random.default_rng(0)
     prompts = rng.integers(100, 10000, (max(options.batches, default=1), options.prompt_tokens))
     for batch in options.batches:
         contenders = {
-            TITLES[name]: build(name, models[network_of(name)].network, batch)
+            TITLES[name]: build(name, models[network_of(name)].network, batch, path)
             for name in options.contenders
+            if runs(name, batch)
         }
         for row in race(contenders, prompts[:batch].tolist(), options):
             print(row, flush=True)
             report.add(row)
-    if options.start_up:
-        for row in start_up(path):
-            print(row, flush=True)
-            report.add(row)
+    rows = start_up(path) if options.start_up else []
+    for row in [*rows, *([memory(path)] if options.memory else [])]:
+        print(row, flush=True)
+        report.add(row)
 
 
 _LOADED: dict[str, dict[str, Any]] = {
@@ -116,8 +127,18 @@ def keep_blocks(network: Any, count: int | None) -> None:
         network.config = replace(network.config, num_hidden_layers=len(network.model.layers))
 
 
-def build(name: ContenderName, network: Any, batch: int) -> Contender:
-    """A contender for batches of so many prompts."""
+def runs(name: ContenderName, batch: int) -> bool:
+    """Whether a contender takes part; llama.cpp is optional, and has one prompt at a time here."""
+    if name != "llama.cpp":
+        return True
+    if importlib.util.find_spec("llama_cpp") is None:
+        print("llama.cpp is left out: pip install llama-cpp-python", flush=True)
+        return False
+    return batch == 1
+
+
+def build(name: ContenderName, network: Any, batch: int, path: Path) -> Contender:
+    """A contender for batches of so many prompts; `path` is the network's file."""
     from jaxsr.generation.jax_decoder import TILE, JaxEngine
     from jaxsr.generation.torch_decoder import TorchEngine
 
@@ -125,6 +146,13 @@ def build(name: ContenderName, network: Any, batch: int) -> Contender:
         return engine_contender(TorchEngine(network))
     if name == "transformers":
         return transformers_contender(network)
+    if name == "llama.cpp":
+        return llama_contender(path)
+    if name == "library":
+        from jaxsr.models.hugging_face.network import LibraryLM
+
+        model = transformers_model(network).requires_grad_(False)
+        return engine_contender(JaxEngine(LibraryLM(model).eval(), rows=batch))
     deterministic = name == "deterministic"
     engine = JaxEngine(network, rows=TILE if deterministic else batch)  # as the command has it
     return engine_contender(engine, deterministic=deterministic)
@@ -155,16 +183,31 @@ def engine_contender(engine: "Engine", *, deterministic: bool = False) -> Conten
     return run
 
 
-def transformers_contender(
-    network: Any, *, device: str = "cpu", compiled: bool = False
-) -> Contender:
-    """`generate` of transformers with the network's weights.
+def llama_contender(path: Path) -> Contender:
+    """llama.cpp with the file as it is; the argument of a run is one prompt."""
+    from llama_cpp import Llama, llama_get_logits
 
-    Args:
-      network: of a family that both have.
-      device: torch's.
-      compiled: with a static cache, whose decode step transformers compiles on CUDA.
-    """
+    model = Llama(str(path), n_ctx=2048, n_batch=512, n_threads=2, n_threads_batch=2, verbose=False)
+
+    def fed(tokens: list[int]) -> int:
+        model.eval(tokens)
+        return int(np.ctypeslib.as_array(llama_get_logits(model.ctx), (model.n_vocab(),)).argmax())
+
+    def run(prompts: list[list[int]], new: int) -> tuple[float, float]:
+        (prompt,) = prompts
+        model.reset()
+        begin = time.perf_counter()
+        token = fed(prompt)
+        first = time.perf_counter()
+        for _ in range(new - 1):
+            token = fed([token])
+        return first - begin, time.perf_counter() - first
+
+    return run
+
+
+def transformers_model(network: Any, device: str = "cpu") -> Any:
+    """The model of transformers with the weights of a network whose family both have."""
     import torch
     import transformers
 
@@ -180,6 +223,22 @@ def transformers_contender(
         model = make_model(make_config(**config, rope_parameters=rope)).eval().to(network.dtype)
     absent, unknown = model.load_state_dict(network.state_dict(), strict=False)
     assert not unknown and {*absent} <= {"lm_head.weight"}, "not the same network"
+    return model
+
+
+def transformers_contender(
+    network: Any, *, device: str = "cpu", compiled: bool = False
+) -> Contender:
+    """`generate` of transformers with the network's weights.
+
+    Args:
+      network: of a family that both have.
+      device: torch's.
+      compiled: with a static cache, whose decode step transformers compiles on CUDA.
+    """
+    import torch
+
+    model = transformers_model(network, device)
     cache = {"cache_implementation": "static"} if compiled else {}
 
     def generate(prompts: list[list[int]], new: int) -> float:
@@ -220,6 +279,7 @@ def race(contenders: dict[str, Contender], prompts: list[list[int]], options: Op
             {
                 "contender": name,
                 "batch": len(prompts),
+                "prompt_tokens": len(prompts[0]),
                 "first_token_ms": round(median(prefills), 1),
                 "first_token_ms_spread": [round(prefills[0], 1), round(prefills[-1], 1)],
                 "decode_tokens_per_s": round(median(rates), 2),
@@ -261,6 +321,7 @@ def start_up(path: Path) -> list[Row]:
                 {
                     "contender": f"python -m jaxsr.generate, {name}",
                     "batch": 1,
+                    "prompt_tokens": None,
                     "command_s": round(seconds, 2),
                     "loading_s": loaded,
                     "compiling_s": compiled,
@@ -269,6 +330,52 @@ def start_up(path: Path) -> list[Row]:
                 }
             )
     return rows
+
+
+_RESIDENT = """
+import sys
+from pathlib import Path
+from benchmarks.generate import engine_contender
+from jaxsr.generation.jax_decoder import JaxEngine
+from jaxsr.models.llama.config import LlamaConfig
+from jaxsr.models.llama.network import CausalLM
+from jaxsr.models.load import load_model
+from jaxsr.runtime.allocator import release_freed_memory
+
+def resident():
+    release_freed_memory()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssFile")))
+
+def decode(network):
+    engine = JaxEngine(network)
+    engine_contender(engine)([[1, 2, 3]], 9)
+    return engine
+
+path = Path(sys.argv[1])
+load_model(path)  # what it imports is no part of the model
+config = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 256}
+decode(CausalLM(LlamaConfig.from_hf({"model_type": "llama", "rms_norm_eps": 1e-5, **config})))
+before = resident()
+engine = decode(load_model(path).network)
+print((resident() - before) * 1024)
+"""
+
+
+def memory(path: Path) -> Row:
+    """Resident memory after a process loaded the file and decoded, less that with a tiny model."""
+    command = [sys.executable, "-c", _RESIDENT, str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    resident, size = int(done.stdout.split()[-1]), path.stat().st_size
+    return {
+        "contender": "memory with weights in the file's blocks",
+        "batch": 1,
+        "prompt_tokens": 3,
+        "file_mib": round(size / 2**20, 1),
+        "resident_mib": round(resident / 2**20, 1),
+        "resident_to_file": round(resident / size, 2),
+    }
 
 
 if __name__ == "__main__":

@@ -104,6 +104,12 @@ def kernel(name: str) -> Callable[[Kernel], str]:
     return register
 
 
+def register_function(name: str, address: int) -> None:
+    """Registers compiled code, which reads XLA's call frame itself, as the custom call `name`."""
+    pycapsule: Any = getattr(jax.ffi, "pycapsule")  # noqa: B009  # JAX gives it no types
+    jax.ffi.register_ffi_target(name, pycapsule(address), platform="cpu")
+
+
 def call(
     name: str,
     results: jax.ShapeDtypeStruct | list[jax.ShapeDtypeStruct],
@@ -177,8 +183,11 @@ _BUFFER = c_int64 * 6
 """XLA_FFI_Buffer: size, extension, dtype, data, rank and extents."""
 _TEXT = c_int64 * 2
 """XLA_FFI_ByteSpan: begin and length."""
-_CREATE_ERROR_WORD = 6
+INPUT_PLACES_WORD, OUTPUT_PLACES_WORD = _INPUTS + 2, _OUTPUTS + 2
+BUFFER_DATA_WORD, BUFFER_EXTENTS_WORD = 3, 5
+FIRST_FUNCTION_WORD = 6
 """Of XLA_FFI_Api: after size, extension, version (3 words) and internal API."""
+_CREATE_ERROR_WORD = FIRST_FUNCTION_WORD
 
 _HANDLER = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _CREATE_ERROR = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArguments))

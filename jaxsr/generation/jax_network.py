@@ -19,14 +19,14 @@ from jaxsr.generation import sharding
 from jaxsr.generation.cache_layouts import OwnLayout
 from jaxsr.generation.hugging_face_layouts import LibraryLayout
 from jaxsr.generation.jax_steps import Steps
-from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels
+from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_kernels, use_panels
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.generation.stored_weights import StoredWeights
-from jaxsr.interop.cpu_kernels import packed_product
+from jaxsr.interop.cpu_kernels import packed_product, panel_product
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
-from jaxsr.models.llama.network import CausalLM, take_fewer_kernels
+from jaxsr.models.llama.network import Attention, CausalLM, take_fewer_kernels
 from jaxsr.models.llama.packed import arranged_copy, has_blocks
 from jaxsr.ops._cpu_calls import xla_only
 from jaxsr.runtime.cuda_graphs import LOOPS_IN_GRAPHS
@@ -59,9 +59,14 @@ class JaxNetwork:
         )
         self.compile_s = 0.0
         on_cpu = self.platform == "cpu"
+        compiled = on_cpu and self.mesh.size == 1 and panel_product.available()
+        if compiled:
+            panel_product.register()
         if has_blocks(network):
             network = arranged_copy(network)
-            if packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
+            if packed != "off" and compiled:
+                use_panels(network)
+            elif packed != "off" and on_cpu and self.mesh.size == 1 and packed_product.available():
                 use_kernels(network, exact=packed == "exact")
         self._skeleton = without_values(network)
         multiply_integers(self._skeleton, weight_only=on_cpu)
@@ -72,8 +77,16 @@ class JaxNetwork:
         self._steps = Steps(self._layout, self._run)
         few = self.mesh.size == 1 and bool(product_fusion())
         self._stored = StoredWeights.chosen(
-            network, self._skeleton, on_cpu=on_cpu, rows=rows if few else 1
+            network,
+            self._skeleton,
+            on_cpu=on_cpu,
+            rows=rows if few else 1,
+            compiled=compiled,
         )
+        self._compiled_panels = compiled
+        for module in self._skeleton.modules():
+            if isinstance(module, Attention):
+                module.compiled = compiled
         self._folder = programs
         self._weights = self._placed(network)
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
@@ -100,6 +113,9 @@ class JaxNetwork:
 
         lowering("aten::_int_mm")(_integer_product)
         lowering("jaxsr::packed_product")(lower_packed_product)
+        lowering("jaxsr::panel_product")(panel_product.product)
+        lowering("jaxsr::packed_panels")(panel_product.packed)
+        lowering("jaxsr::batched_product")(panel_product.batched)
         return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +170,9 @@ class JaxNetwork:
     def _options_of_decode(self) -> dict[str, str | bool] | None:
         if self.platform == "gpu":
             return LOOPS_IN_GRAPHS
-        return product_fusion() if self._stored.panels else None  # others copy panels each time
+        if self._compiled_panels or not self._stored.panels:
+            return None
+        return product_fusion()  # without it XLA's kernels copy panels each time
 
 
 def _integer_product(a: jax.Array, b: jax.Array) -> jax.Array:

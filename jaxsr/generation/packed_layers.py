@@ -1,16 +1,19 @@
-"""Layers with packed weights whose products with a few tokens are torch's, in programs for CPUs.
+"""Layers with packed weights whose products kernels compute, in programs for CPUs.
 
-See `jaxsr.interop.cpu_kernels.packed_product`. Layers that multiply the same input (query, key and
-value; gate and up) share a matrix: each asks for all of it, and XLA computes equal calls once.
+Compiled ones for any number of tokens, see `jaxsr.interop.cpu_kernels.panel_product`; where they
+are not available torch's for a few, see `jaxsr.interop.cpu_kernels.packed_product`. Layers that
+multiply the same input (query, key and value; gate and up) share a matrix: each asks for all of it,
+and XLA computes equal calls once.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from jaxsr.interop.cpu_kernels import packed_product
+from jaxsr.interop.cpu_kernels import packed_product, panel_product
 from jaxsr.models.llama.packed import LevelsEmbedding, LevelsLinear
 from jaxsr.models.llama.quantized import swap
 
@@ -92,27 +95,96 @@ class KernelLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
+@torch.library.custom_op("jaxsr::packed_panels", mutates_args=())
+def _packed_panels(x: Tensor, levels: Tensor, tables: Tensor) -> Tensor:
+    return x @ panel_product.unpacked(levels, tables, inputs=x.shape[1])
+
+
+@_packed_panels.register_fake
+def _(x: Tensor, levels: Tensor, tables: Tensor) -> Tensor:
+    return x.new_empty(len(x), len(levels) * panel_product.PANEL)
+
+
+class PanelMatrix(nn.Module):
+    """Weights of one layer, or of several with the same input beneath each other, in panels."""
+
+    levels: Tensor
+    tables: Tensor
+
+    def __init__(self, layers: Sequence[LevelsLinear]) -> None:
+        super().__init__()
+        levels, tables = zip(*(self._panels(layer) for layer in layers), strict=True)
+        self.register_buffer("levels", torch.cat(levels))
+        self.register_buffer("tables", torch.cat(tables))
+
+    @staticmethod
+    def _panels(layer: LevelsLinear) -> tuple[Tensor, Tensor]:
+        matrix = layer.unpacked()
+        scale, zero = matrix.of_groups()
+        zero = zero - matrix.offset * scale
+        return panel_product.pack(matrix.levels, scale, zero, bits=layer.bits)
+
+
+class PackedPanelLinear(nn.Module):
+    """`x Wᵀ + b` by compiled kernels; the arguments are those of `KernelLinear`."""
+
+    def __init__(
+        self, plain: LevelsLinear, matrix: PanelMatrix, *, first: int = 0, owns: bool = True
+    ) -> None:
+        super().__init__()
+        self.first, self.out_features = first, plain.out_features
+        self.register_buffer("bias", plain.bias)
+        if owns:
+            self.matrix = matrix
+        self._matrix = (matrix,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (matrix,) = self._matrix
+        y = torch.ops.jaxsr.packed_panels(x.flatten(0, -2).float(), matrix.levels, matrix.tables)
+        y = y.narrow(-1, self.first, self.out_features).unflatten(0, x.shape[:-1])
+        return (y if self.bias is None else y + self.bias.to(y.dtype)).to(x.dtype)
+
+
+def use_panels(network: nn.Module) -> None:
+    """Swaps arranged layers for those with compiled kernels, in place, where the sizes fit."""
+    _swap_layers(network, _fits_panels, PanelMatrix, PackedPanelLinear, panel_product.PANEL)
+
+
 def use_kernels(network: nn.Module, *, exact: bool) -> None:
-    """Swaps arranged layers for those with kernels, in place, where the sizes fit."""
+    """Swaps arranged layers for those with torch's kernels, in place, where the sizes fit."""
+    _swap_layers(network, _fits, partial(KernelMatrix, exact=exact), KernelLinear, _OUTPUTS)
+
+
+def _swap_layers(
+    network: nn.Module,
+    fits: Callable[[LevelsLinear], bool],
+    matrix_of: Callable[[Sequence[LevelsLinear]], Any],
+    linear: Callable[..., nn.Module],
+    multiple: int,
+) -> None:
+    """Swaps layers for `linear` with a `matrix_of` them; each begins at a `multiple` of outputs."""
     modules = dict(network.named_modules())
     embeddings = [m for m in modules.values() if isinstance(m, LevelsEmbedding)]
     inside = {id(embedding.rows) for embedding in embeddings}
     for embedding in embeddings:
-        if _fits(embedding.rows) and embedding.is_head:
-            matrix = KernelMatrix([embedding.rows], exact=exact)
-            embedding.product = KernelLinear(embedding.rows, matrix)
+        if fits(embedding.rows) and embedding.is_head:
+            embedding.product = linear(embedding.rows, matrix_of([embedding.rows]))
     layers = {
         n: m
         for n, m in modules.items()
-        if isinstance(m, LevelsLinear) and _fits(m) and id(m) not in inside
+        if isinstance(m, LevelsLinear) and fits(m) and id(m) not in inside
     }
     while layers:
         names = _together(next(iter(layers)), layers)
         plain = [layers.pop(name) for name in names]
-        matrix, first = KernelMatrix(plain, exact=exact), 0
+        matrix, first = matrix_of(plain), 0
         for name, layer in zip(names, plain, strict=True):
-            swap(network, name, KernelLinear(layer, matrix, first=first, owns=not first))
-            first += layer.out_features
+            swap(network, name, linear(layer, matrix, first=first, owns=not first))
+            first += -(-layer.out_features // multiple) * multiple
+
+
+def _fits_panels(layer: LevelsLinear) -> bool:
+    return panel_product.fits(layer.in_features // layer.group_count)
 
 
 def _fits(layer: LevelsLinear) -> bool:

@@ -17,7 +17,7 @@ import jax
 from jax import export
 
 from jaxsr.interop.atomic_write import atomic_write
-from jaxsr.interop.cpu_kernels import packed_product
+from jaxsr.interop.cpu_kernels import packed_product, panel_product
 from jaxsr.runtime.source_digest import source_digest
 
 # Code that a trace runs through: a change in any of it makes other programs.
@@ -26,8 +26,11 @@ _PACKAGES = ("jax", "jaxlib", "torch", "torchax")
 # Settings of where files are, not of what is computed.
 _PLACES = ("jax_compilation_cache_dir",)
 
-# Calls that every process can make which imports `jaxsr.generation.jax_decoder`.
-_KERNELS = [export.DisabledSafetyCheck.custom_call(packed_product.NAME)]
+# Calls that every process can make whose engine would trace them.
+_KERNELS = [
+    export.DisabledSafetyCheck.custom_call(name)
+    for name in (packed_product.NAME, *panel_product.NAMES.values())
+]
 
 _LOG = logging.getLogger(__name__)
 

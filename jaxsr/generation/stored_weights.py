@@ -1,5 +1,6 @@
 """How an engine stores a network's weights on its devices."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,10 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsr.models.hugging_face.direct_weights import directly_read
 from jaxsr.models.llama.host_weights import host_weights
 from jaxsr.models.llama.network import CausalLM
 from jaxsr.models.llama.packed import level_arrays
-from jaxsr.models.llama.transposed import arranged, linear_weights, transpose, untie_head
+from jaxsr.models.llama.transposed import (
+    arranged,
+    in_panels,
+    linear_weights,
+    transpose,
+    untie_head,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +37,9 @@ class StoredWeights:
     """A weight of its own -> the weight whose values it has."""
 
     @classmethod
-    def chosen(cls, network: Any, skeleton: Any, *, on_cpu: bool, rows: int) -> "StoredWeights":
+    def chosen(
+        cls, network: Any, skeleton: Any, *, on_cpu: bool, rows: int, compiled: bool = False
+    ) -> "StoredWeights":
         """What the devices read fastest.
 
         Args:
@@ -37,16 +47,26 @@ class StoredWeights:
           skeleton: of it, on the meta device; layers that take other weights replace its own.
           on_cpu: whether programs run on CPUs.
           rows: that decode together; 1 where weights may not be in panels.
+          compiled: whether programs may call kernels that are compiled for panels.
         """
         levels = level_arrays(skeleton)
         if not on_cpu:
             return cls(turned=levels, turned_back=levels)
         if isinstance(network, CausalLM):
-            turned, panels = transpose(skeleton, rows=rows)
+            turned, panels = transpose(skeleton, rows=rows, compiled=compiled)
             return cls(turned=turned | levels, panels=panels, turned_back=levels)
         copied = untie_head(skeleton)
-        back = levels | linear_weights(skeleton)
-        return cls(turned=back, turned_back=back, copied=copied)
+        linear, panels = linear_weights(skeleton), frozenset[str]()
+        if compiled:
+            # In bfloat16, which grouped products take without values.
+            direct = directly_read(copy.deepcopy(skeleton).bfloat16())
+            panels = in_panels(skeleton, linear - {f"{name}.weight" for name in direct})
+        return cls(
+            turned=levels | linear,
+            panels=panels,
+            turned_back=levels | linear - panels,
+            copied=copied,
+        )
 
     def of(self, network: Any) -> dict[str, np.ndarray]:
         """The weights of a network as they are stored."""

@@ -103,6 +103,8 @@ Cache = tuple[Tensor, Tensor]
 class Attention(nn.Module):
     """Grouped-query attention over the cache; Qwen3 normalises queries and keys per head."""
 
+    compiled = False
+    """Whether programs may call `jaxsr.interop.cpu_kernels.panel_product`."""
     joins_projections = False
     """One product for queries, keys and values of one token; see `take_fewer_kernels`."""
 
@@ -144,18 +146,41 @@ class Attention(nn.Module):
         if cache is not None and places.slots is not None:
             k, v = (_written(old, t, places.slots) for old, t in zip(cache, (k, v), strict=True))
             cache = None
-        scores = q @ k.transpose(2, 3)
+        scores = self._product(q, k.transpose(2, 3))
         if cache is not None:
-            scores = torch.cat((q @ cache[0].transpose(2, 3), scores), -1)
+            scores = torch.cat((self._product(q, cache[0].transpose(2, 3)), scores), -1)
         span, stored = scores.shape[-1], scores.shape[-1] - k.shape[2]
         scores = scores.view(batch, self.kv_heads, -1, count, span) + places.mask
         weights = scores.softmax(-1, dtype=wide(x_BTE.dtype)).to(x_BTE.dtype)
         weights = weights.view(batch, self.kv_heads, -1, span)
-        mixed = weights[..., stored:] @ v
+        mixed = self._product(weights[..., stored:], v)
         if cache is not None:
-            mixed = weights[..., :stored] @ cache[1] + mixed
+            mixed = self._product(weights[..., :stored], cache[1]) + mixed
         mixed = mixed.view(batch, self.heads, count, self.head_dim).transpose(1, 2)
         return self.o_proj(mixed.reshape(batch, count, -1)), k, v
+
+    def _product(self, a: Tensor, b: Tensor) -> Tensor:
+        inputs, outputs = b.shape[2:]
+        fits = inputs > 1 and outputs % _COLUMNS == 0 and a.dtype == torch.float32
+        if not (self.compiled and fits):
+            return a @ b
+        y = torch.ops.jaxsr.batched_product(a.flatten(0, 1), b.flatten(0, 1))
+        return y.unflatten(0, a.shape[:2])
+
+
+_COLUMNS = 32
+"""Of which the compiled product takes multiples."""
+
+
+@torch.library.custom_op("jaxsr::batched_product", mutates_args=())
+def batched_product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b`, (N, M, I) by (N, I, O): in JAX by `jaxsr.interop.cpu_kernels.panel_product`."""
+    return a @ b
+
+
+@batched_product.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(*a.shape[:2], b.shape[2])
 
 
 def _written(cache_BKSD: Tensor, new_BKTD: Tensor, slots_B1T1: Tensor) -> Tensor:

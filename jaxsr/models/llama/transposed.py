@@ -5,11 +5,13 @@ stored by inputs first, (I, O), and one with a few tokens at half. For 2 to 8 to
 half of the memory's speed: XLA computes 64 outputs at a time, and from (I, O) reads short pieces of
 far memory. Panels (O/64, I, 64) are each in one piece. Their products are XLA's YNN kernels', see
 `jaxsr.runtime.xla_flags.product_fusion`. A prompt's prefill takes up to a third longer from panels,
-and one token alone is no faster, so they serve batches of a few rows. Tensors keep their names.
-Quantised layers stay as they are.
+and one token alone is no faster, so they serve batches of a few rows. Where
+`jaxsr.interop.cpu_kernels.panel_product` is compiled, its kernels multiply panels for any number of
+tokens. Tensors keep their names. Quantised layers stay as they are.
 """
 
-from typing import cast
+from collections.abc import Collection
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,13 +51,14 @@ class PanelLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, *, compiled: bool = False) -> None:
         super().__init__()
+        self.compiled = compiled
         self.register_buffer("weight", _in_panels(linear.weight))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        y = _panel_product(x, self.weight)
+        y = _panel_product(x, self.weight, compiled=self.compiled)
         return y if self.bias is None else y + self.bias
 
 
@@ -64,8 +67,9 @@ class PanelEmbedding(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, embedding: nn.Embedding, *, compiled: bool = False) -> None:
         super().__init__()
+        self.compiled = compiled
         self.register_buffer("weight", _in_panels(embedding.weight))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -73,13 +77,26 @@ class PanelEmbedding(nn.Module):
 
     def head(self, x_BTE: Tensor) -> Tensor:
         """Logits of a head that is tied to the embedding."""
-        return _panel_product(x_BTE, self.weight)
+        return _panel_product(x_BTE, self.weight, compiled=self.compiled)
 
 
-def _panel_product(x: Tensor, weight: Tensor) -> Tensor:
+@torch.library.custom_op("jaxsr::panel_product", mutates_args=())
+def panel_product(x: Tensor, panels: Tensor) -> Tensor:
+    """`x Wᵀ`, (M, I) by (P, I, 64): in JAX by `jaxsr.interop.cpu_kernels.panel_product`."""
+    return torch.einsum("mi,pio->mpo", x, panels).flatten(1)
+
+
+@panel_product.register_fake
+def _(x: Tensor, panels: Tensor) -> Tensor:
+    return x.new_empty(len(x), len(panels) * _PANEL)
+
+
+def _panel_product(x: Tensor, weight: Tensor, *, compiled: bool) -> Tensor:
     """`x Wᵀ` from panels of Wᵀ."""
     panels, inputs, _ = weight.shape
     rows = x.reshape(-1, inputs)
+    if compiled:
+        return torch.ops.jaxsr.panel_product(rows, weight).reshape(*x.shape[:-1], -1)
     count = len(rows)
     if count > _FEW:
         y = rows @ weight.transpose(0, 1).reshape(inputs, -1)
@@ -168,28 +185,56 @@ def arranged(weight: np.ndarray, *, panels: bool) -> np.ndarray:
     return np.ascontiguousarray(turned)
 
 
-def transpose(network: nn.Module, *, rows: int) -> tuple[frozenset[str], frozenset[str]]:
+def transpose(
+    network: nn.Module, *, rows: int, compiled: bool = False
+) -> tuple[frozenset[str], frozenset[str]]:
     """Swaps the layers of a network on the meta device, in place.
 
     Args:
       network: on the meta device.
       rows: that decode together; 1 where weights may not be stored in panels, as on a mesh.
+      compiled: whether programs may call `jaxsr.interop.cpu_kernels.panel_product`.
 
     Returns:
       Names of the weights whose values must be passed as `arranged` has them, and of those among
       them that are in panels.
     """
     matrices = [t for t in (*network.parameters(), *network.buffers()) if t.ndim > 1]
-    panels = rows in _ROWS and all(t.dtype == torch.float32 for t in matrices)
+    few = rows in _ROWS and all(t.dtype == torch.float32 for t in matrices)
     names: dict[bool, set[str]] = {False: set(), True: set()}
     layers = {
         nn.Linear: (TransposedLinear, PanelLinear),
         Embedding: (TransposedEmbedding, PanelEmbedding),
     }
     for name, module in list(network.named_modules()):
-        for kind, forms in layers.items():
+        for kind, (plain, panels) in layers.items():
             if isinstance(module, kind):
-                in_panels = panels and len(cast(Tensor, module.weight)) % _PANEL == 0
-                swap(network, name, forms[in_panels](module))
+                weight = cast(Tensor, module.weight)
+                compiles = compiled and weight.dtype == torch.float32
+                in_panels = (few or compiles) and len(weight) % _PANEL == 0
+                if in_panels:
+                    swap(network, name, panels(cast(Any, module), compiled=compiles))
+                else:
+                    swap(network, name, plain(cast(Any, module)))
                 names[in_panels].add(f"{name}.weight")
     return frozenset(names[False] | names[True]), frozenset(names[True])
+
+
+def in_panels(network: nn.Module, names: Collection[str]) -> frozenset[str]:
+    """Swaps linear layers for those that multiply panels by compiled kernels, in place.
+
+    Args:
+      network: on the meta device.
+      names: of the weights of layers that may be swapped.
+
+    Returns:
+      Names of the weights that are in panels now.
+    """
+    swapped = set()
+    for name, module in list(network.named_modules()):
+        if f"{name}.weight" in names and isinstance(module, nn.Linear):
+            weight = module.weight
+            if weight.dtype == torch.float32 and len(weight) % _PANEL == 0:
+                swap(network, name, PanelLinear(module, compiled=True))
+                swapped.add(f"{name}.weight")
+    return frozenset(swapped)

@@ -1,0 +1,508 @@
+"""The kernels of `panel_product` as text of LLVM's language.
+
+XLA calls a handler, which gives tasks to XLA's threads and computes some itself until none is left.
+A task is some outputs for all tokens. Words of the call's frame, of its buffers and of XLA's table
+of functions are as in `cpu_calls`.
+"""
+
+from typing import Any
+
+from jaxsr.ops import _cpu_calls as cpu_calls
+
+PANEL = 64
+"""Outputs of a panel."""
+NAMES = {
+    "float": "jaxsr_panels_float",
+    "batched": "jaxsr_batched_product",
+    4: "jaxsr_panels_4",
+    8: "jaxsr_panels_8",
+}
+
+# M tokens, I inputs, O outputs, P panels, G groups; R rows at a time, W outputs at a time
+
+FEW = 2
+"""Tokens up to which levels are unpacked in registers; for more, a panel is unpacked first."""
+_SMALL = 32
+"""Tokens up to which a task of a batched product is all of one matrix."""
+
+
+def kernels(*, wide: bool, threads: int, schedule_word: int) -> str:
+    """All of it.
+
+    Args:
+      wide: whether the processor has AVX-512.
+      threads: of a call.
+      schedule_word: where XLA's table of functions has `XLA_FFI_ThreadPool_Schedule`.
+    """
+    # Sums of `rows` tokens and `width` outputs stay in registers. A few tokens take all of a panel
+    # at a time: what is read then lies in one piece.
+    rows, width = (8, 32) if wide else (5, 16)
+    panel = [_rows(r, width) for r in range(1, rows + 1)]
+    panel += [_rows(r, PANEL) for r in range(1, FEW + 1)]
+    direct = [_levels(bits, r, PANEL) for bits in (4, 8) for r in range(1, FEW + 1)]
+    unpack = [_levels(bits, 0, width) for bits in (4, 8)]
+    bodies = [_float_body(rows, width, threads), _batched_body(width)]
+    bodies += [_packed_body(bits, width) for bits in (4, 8)]
+    handlers = [_handler(kind, threads, width, schedule_word) for kind in NAMES]
+    attributes = (
+        'attributes #0 = { nounwind "min-legal-vector-width"="512" "prefer-vector-width"="512" }'
+    )
+    return "\n".join([_HEAD, *panel, *direct, *unpack, *bodies, *handlers, attributes])
+
+
+_HEAD = """
+declare ptr @malloc(i64)
+declare void @free(ptr)
+declare void @llvm.x86.sse2.pause()
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+"""
+# x, matrix, tables, y, scratch, M, I, O, G, tasks, most workers; next task, tasks done, references,
+# workers. Scratch memory, for each worker its own, may be of a program that another process made.
+_FIELDS = ("x", "w", "t", "y", "s", "M", "I", "O", "G", "T", "S", "next", "done", "refs", "workers")
+_JOB = "{ ptr, ptr, ptr, ptr, ptr" + ", i64" * 10 + " }"
+
+
+def _field(name: str) -> str:
+    return f"getelementptr {_JOB}, ptr %job, i64 0, i32 {_FIELDS.index(name)}"
+
+
+def _fetch(*names: str) -> str:
+    return "\n".join(
+        f"  %{n}.at = {_field(n)}\n  %{n} = load {'ptr' if n in 'xwtys' else 'i64'}, ptr %{n}.at"
+        for n in names
+    )
+
+
+def _splat(value: str, name: str, kind: str, width: int) -> str:
+    vector = f"<{width} x {kind}>"
+    return (
+        f"  %{name}.0 = insertelement {vector} poison, {kind} {value}, i64 0\n"
+        f"  %{name} = shufflevector {vector} %{name}.0, {vector} poison, "
+        f"<{width} x i32> zeroinitializer\n"
+    )
+
+
+def _fma(out: str, a: str, b: str, c: str, width: int) -> str:
+    v = f"<{width} x float>"
+    return f"  %{out} = call {v} @llvm.fma.v{width}f32({v} {a}, {v} {b}, {v} {c})\n"
+
+
+def _prefetch(place: str, ahead: str, width: int) -> str:
+    """Asks for what the thread's next task reads, so many bytes after what is read now.
+
+    Tasks read a part of each of a panel's lines, which the processor does not foresee.
+    """
+    return f"  %ahead.at = getelementptr i8, ptr {place}, i64 {ahead}\n" + "".join(
+        f"  %ahead{n} = getelementptr i8, ptr %ahead.at, i64 {64 * n}\n"
+        f"  call void @llvm.prefetch.p0(ptr %ahead{n}, i32 0, i32 2, i32 1)\n"
+        for n in range(max(1, width * 4 // 64))
+    )
+
+
+def _rows(rows: int, width: int) -> str:
+    """`rows` tokens by `width` outputs of a float panel: @rows_R_W(x, w, y, I, O, ld, ahead).
+
+    `ld` floats lie between inputs; `ahead` is `_prefetch`'s.
+    """
+    v = f"<{width} x float>"
+    fetched = _prefetch("%wp", "%ahead", width) if width < PANEL else ""
+    every = range(rows)
+    phis = "".join(f"  %a{r} = phi {v} [zeroinitializer, %entry], [%b{r}, %loop]\n" for r in every)
+    steps = "".join(
+        f"  %o{r} = add i64 %k, %i{r}\n  %p{r} = getelementptr float, ptr %x, i64 %o{r}\n"
+        f"  %e{r} = load float, ptr %p{r}\n"
+        + _splat(f"%e{r}", f"s{r}", "float", width)
+        + _fma(f"b{r}", "%weight", f"%s{r}", f"%a{r}", width)
+        for r in every
+    )
+    ends = "".join(
+        f"  %j{r} = mul i64 %O, {r}\n  %q{r} = getelementptr float, ptr %y, i64 %j{r}\n"
+        f"  store {v} %b{r}, ptr %q{r}, align 4\n"
+        for r in every
+    )
+    return f"""
+define internal void @rows_{rows}_{width}(
+  ptr noalias %x, ptr noalias %w, ptr noalias %y, i64 %I, i64 %O, i64 %ld, i64 %ahead) #0 {{
+entry:
+{"".join(f"  %i{r} = mul i64 %I, {r}{chr(10)}" for r in every)}  br label %loop
+loop:
+  %k = phi i64 [0, %entry], [%k.next, %loop]
+{phis}  %at = mul i64 %k, %ld
+  %wp = getelementptr float, ptr %w, i64 %at
+{fetched}  %weight = load {v}, ptr %wp, align 4
+{steps}  %k.next = add i64 %k, 1
+  %more = icmp ult i64 %k.next, %I
+  br i1 %more, label %loop, label %end
+end:
+{ends}  ret void
+}}"""
+
+
+def _levels(bits: int, rows: int, width: int) -> str:
+    """A panel of levels by `rows` tokens, @levels_B_R(x, w, t, y, I, O, words).
+
+    Unpacked into y for 0 rows.
+    """
+    v, vi = f"<{width} x float>", f"<{width} x i32>"
+    every, count = range(rows), 32 // bits
+    text = f"""
+define internal void @levels_{bits}_{rows}(
+  ptr noalias %x, ptr noalias %w, ptr noalias %t, ptr noalias %y, i64 %I, i64 %O, i64 %words) #0 {{
+entry:
+  br label %group
+group:
+  %g = phi i64 [0, %entry], [%g.next, %group.end]
+"""
+    text += "".join(
+        f"  %a{r} = phi {v} [zeroinitializer, %entry], [%b{r}, %group.end]\n" for r in every
+    )
+    text += f"""  %first = mul i64 %g, %words
+  %g2 = mul i64 %g, {2 * PANEL}
+  %sp = getelementptr float, ptr %t, i64 %g2
+  %zp = getelementptr float, ptr %sp, i64 {PANEL}
+  %scale = load {v}, ptr %sp, align 4
+  %zero = load {v}, ptr %zp, align 4
+  br label %word
+word:
+  %n = phi i64 [0, %group], [%n.next, %word]
+"""
+    for r in every:
+        text += f"  %c{r} = phi {v} [zeroinitializer, %group], [%d{r}.{count - 1}, %word]\n"
+        text += f"  %u{r} = phi float [0.0, %group], [%m{r}.{count - 1}, %word]\n"
+    text += f"""  %at = add i64 %first, %n
+  %wo = mul i64 %at, {PANEL}
+  %wp = getelementptr i32, ptr %w, i64 %wo
+  %packed = load {vi}, ptr %wp, align 4
+  %k0 = mul i64 %at, {count}
+"""
+    for j in range(count):
+        shift = bits * j if bits == 4 else 32 - bits * (j + 1)
+        text += _splat(str(shift), f"sh{j}", "i32", width)
+        if bits == 4:
+            text += f"  %r{j} = lshr {vi} %packed, %sh{j}\n"
+            text += _splat("15", f"low{j}", "i32", width) + f"  %l{j} = and {vi} %r{j}, %low{j}\n"
+        else:
+            text += f"  %r{j} = shl {vi} %packed, %sh{j}\n" + _splat("24", f"low{j}", "i32", width)
+            text += f"  %l{j} = ashr {vi} %r{j}, %low{j}\n"
+        text += f"  %f{j} = sitofp {vi} %l{j} to {v}\n  %k.{j} = add i64 %k0, {j}\n"
+        if not rows:
+            text += _fma(f"v{j}", f"%f{j}", "%scale", "%zero", width)
+            text += f"  %yo{j} = mul i64 %k.{j}, {PANEL}\n"
+            text += f"  %yp{j} = getelementptr float, ptr %y, i64 %yo{j}\n"
+            text += f"  store {v} %v{j}, ptr %yp{j}, align 4\n"
+        for r in every:
+            before, sum_before = (f"%d{r}.{j - 1}", f"%m{r}.{j - 1}") if j else (f"%c{r}", f"%u{r}")
+            text += f"  %o{r}.{j}.0 = mul i64 %I, {r}\n  %o{r}.{j} = add i64 %o{r}.{j}.0, %k.{j}\n"
+            text += f"  %p{r}.{j} = getelementptr float, ptr %x, i64 %o{r}.{j}\n"
+            text += f"  %e{r}.{j} = load float, ptr %p{r}.{j}\n"
+            text += _splat(f"%e{r}.{j}", f"s{r}.{j}", "float", width)
+            text += _fma(f"d{r}.{j}", f"%f{j}", f"%s{r}.{j}", before, width)
+            text += f"  %m{r}.{j} = fadd float {sum_before}, %e{r}.{j}\n"
+    text += """  %n.next = add i64 %n, 1
+  %more = icmp ult i64 %n.next, %words
+  br i1 %more, label %word, label %group.end
+group.end:
+"""
+    for r in every:
+        last = count - 1
+        text += _fma(f"h{r}", f"%d{r}.{last}", "%scale", f"%a{r}", width)
+        text += _splat(f"%m{r}.{last}", f"z{r}", "float", width)
+        text += _fma(f"b{r}", f"%z{r}", "%zero", f"%h{r}", width)
+    text += f"""  %g.next = add i64 %g, 1
+  %reached = mul i64 %g.next, %words
+  %k.end = mul i64 %reached, {count}
+  %again = icmp ult i64 %k.end, %I
+  br i1 %again, label %group, label %end
+end:
+"""
+    for r in every:
+        text += f"  %j{r} = mul i64 %O, {r}\n  %q{r} = getelementptr float, ptr %y, i64 %j{r}\n"
+        text += f"  store {v} %b{r}, ptr %q{r}, align 4\n"
+    return text + "  ret void\n}"
+
+
+def _over_rows(name: str, most: int, call: str) -> str:
+    """A loop over tokens, by as many at a time as there is a function for, and at last the rest."""
+    cases = "".join(f"    i64 {r}, label %{name}.{r}\n" for r in range(1, most))
+    blocks = "".join(
+        f"{name}.{r}:\n" + call.format(rows=r) + f"  br label %{name}.next\n"
+        for r in range(1, most + 1)
+    )
+    return f"""
+  %{name}.left = sub i64 %M, %m
+  switch i64 %{name}.left, label %{name}.{most} [
+{cases}  ]
+{blocks}{name}.next:
+"""
+
+
+def _place(width: int) -> str:
+    """The first output of a task, its panel, and its column there."""
+    return f"""  %few = icmp ule i64 %M, {FEW}
+  %width = select i1 %few, i64 {PANEL}, i64 {width}
+  %o = mul i64 %task, %width
+  %p = udiv i64 %o, {PANEL}
+  %c = urem i64 %o, {PANEL}
+  %yp = getelementptr float, ptr %y, i64 %o
+"""
+
+
+def _float_body(rows: int, width: int, threads: int) -> str:
+    """@body_float(job, task, worker), and @multiply: `width` columns of a panel by all tokens."""
+    sizes = "i64 %I, i64 %O, i64 %ld, i64 %next"
+    call = f"  call void @rows_{{rows}}_{width}(ptr %xm, ptr %w, ptr %ym, {sizes})\n"
+    few = "".join(
+        f"row.{r}:\n  call void @rows_{r}_{PANEL}"
+        f"(ptr %x, ptr %wp, ptr %yp, i64 %I, i64 %O, i64 {PANEL}, i64 0)\n"
+        "  ret void\n"
+        for r in range(1, FEW + 1)
+    )
+    return f"""
+define internal void @multiply(
+  ptr %x, ptr %w, ptr %y, i64 %M, i64 %I, i64 %O, i64 %ld, i64 %ahead) #0 {{
+entry:
+  br label %loop
+loop:
+  %m = phi i64 [0, %entry], [%m.next, %row.next]
+  %xo = mul i64 %m, %I
+  %xm = getelementptr float, ptr %x, i64 %xo
+  %yo = mul i64 %m, %O
+  %ym = getelementptr float, ptr %y, i64 %yo
+  %first = icmp eq i64 %m, 0
+  %next = select i1 %first, i64 %ahead, i64 0
+{_over_rows("row", rows, call)}
+  %m.next = add i64 %m, {rows}
+  %more = icmp ult i64 %m.next, %M
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}}
+define internal void @body_float(ptr %job, i64 %task, i64 %worker) #0 {{
+entry:
+{_fetch("x", "w", "y", "M", "I", "O")}
+{_place(width)}
+  %before = mul i64 %p, {PANEL}
+  %size = mul i64 %before, %I
+  %at = add i64 %size, %c
+  %wp = getelementptr float, ptr %w, i64 %at
+  switch i64 %M, label %many [
+{_cases()}  ]
+{few}many:
+  %ahead = mul i64 %I, {4 * width * threads}
+  call void @multiply(ptr %x, ptr %wp, ptr %yp, i64 %M, i64 %I, i64 %O, i64 {PANEL}, i64 %ahead)
+  ret void
+}}"""
+
+
+def _batched_body(width: int) -> str:
+    """@body_batched(job, task, worker): G columns of one matrix."""
+    return f"""
+define internal void @body_batched(ptr %job, i64 %task, i64 %worker) #0 {{
+entry:
+{_fetch("x", "w", "y", "M", "I", "O", "G")}
+  %parts = udiv i64 %O, %G
+  %n = udiv i64 %task, %parts
+  %part = urem i64 %task, %parts
+  %c = mul i64 %part, %G
+  %xn = mul i64 %n, %M
+  %xo = mul i64 %xn, %I
+  %xp = getelementptr float, ptr %x, i64 %xo
+  %wn = mul i64 %n, %I
+  %wo = mul i64 %wn, %O
+  %wc = add i64 %wo, %c
+  %wp = getelementptr float, ptr %w, i64 %wc
+  %yo = mul i64 %xn, %O
+  %yc = add i64 %yo, %c
+  %yp = getelementptr float, ptr %y, i64 %yc
+  br label %loop
+loop:
+  %j = phi i64 [0, %entry], [%j.next, %loop]
+  %wj = getelementptr float, ptr %wp, i64 %j
+  %yj = getelementptr float, ptr %yp, i64 %j
+  call void @multiply(ptr %xp, ptr %wj, ptr %yj, i64 %M, i64 %I, i64 %O, i64 %O, i64 0)
+  %j.next = add i64 %j, {width}
+  %more = icmp ult i64 %j.next, %G
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}}"""
+
+
+def _cases() -> str:
+    return "".join(f"    i64 {rows}, label %row.{rows}\n" for rows in range(1, FEW + 1))
+
+
+def _packed_body(bits: int, width: int) -> str:
+    """@body_B(job, task, worker)."""
+    call = "@levels_{bits}_{rows}(ptr %x, ptr %wp, ptr %tp, ptr %{out}, i64 %I, i64 %O, i64 %words)"
+    few = range(1, FEW + 1)
+    blocks = "".join(
+        f"row.{rows}:\n  call void {call.format(bits=bits, rows=rows, out='yp')}\n  ret void\n"
+        for rows in few
+    )
+    return f"""
+define internal void @body_{bits}(ptr %job, i64 %task, i64 %worker) #0 {{
+entry:
+{_fetch("x", "w", "t", "y", "s", "M", "I", "O", "G")}
+{_place(width)}
+  %all = udiv i64 %I, {32 // bits}
+  %words = udiv i64 %all, %G
+  %before = mul i64 %p, {PANEL}
+  %size = mul i64 %before, %all
+  %at = add i64 %size, %c
+  %wp = getelementptr i32, ptr %w, i64 %at
+  %go = mul i64 %G, {2 * PANEL}
+  %to = mul i64 %p, %go
+  %tc = add i64 %to, %c
+  %tp = getelementptr float, ptr %t, i64 %tc
+  switch i64 %M, label %many [
+{_cases()}  ]
+{blocks}many:
+  %so = mul i64 %I, {PANEL}
+  %sw = mul i64 %so, %worker
+  %scratch = getelementptr float, ptr %s, i64 %sw
+  call void {call.format(bits=bits, rows=0, out="scratch")}
+  call void @multiply(ptr %x, ptr %scratch, ptr %yp, i64 %M, i64 %I, i64 %O, i64 {PANEL}, i64 0)
+  ret void
+}}"""
+
+
+def _handler(kind: Any, threads: int, width: int, schedule_word: int) -> str:
+    """What XLA calls: it gives tasks to XLA's threads, and computes panels until none is left."""
+    packed = kind in (4, 8)
+    schedule = 8 * schedule_word
+    word = "getelementptr i64, ptr {of}, i64 {at}"
+
+    def buffer(name: str, places: int, index: int) -> str:
+        return f"""
+  %{name}.ps = {word.format(of="%frame", at=places)}
+  %{name}.places = load ptr, ptr %{name}.ps
+  %{name}.pp = {word.format(of=f"%{name}.places", at=index)}
+  %{name}.b = load ptr, ptr %{name}.pp
+  %{name}.dp = {word.format(of=f"%{name}.b", at=cpu_calls.BUFFER_DATA_WORD)}
+  %{name} = load ptr, ptr %{name}.dp
+  %{name}.ep = {word.format(of=f"%{name}.b", at=cpu_calls.BUFFER_EXTENTS_WORD)}
+  %{name}.e = load ptr, ptr %{name}.ep
+"""
+
+    def extent(name: str, of: str, axis: int) -> str:
+        place = word.format(of=f"%{of}.e", at=axis)
+        return f"  %{name}.ap = {place}\n  %{name} = load i64, ptr %{name}.ap\n"
+
+    inputs, outputs = cpu_calls.INPUT_PLACES_WORD, cpu_calls.OUTPUT_PLACES_WORD
+    text = buffer("x", inputs, 0) + buffer("w", inputs, 1) + buffer("y", outputs, 0)
+    first = 1 if kind == "batched" else 0
+    text += extent("M", "x", first) + extent("I", "x", first + 1) + extent("O", "y", first + 1)
+    text += f"  %few = icmp ule i64 %M, {FEW}\n"
+    if kind == "batched":
+        # A task is one matrix for a few tokens, else some of its columns.
+        text += f"""{extent("N", "x", 0)}  %small = icmp ule i64 %M, {_SMALL}
+  %G = select i1 %small, i64 %O, i64 {width}
+  %parts = udiv i64 %O, %G
+  %T = mul i64 %N, %parts
+"""
+    else:
+        text += f"""  %width = select i1 %few, i64 {PANEL}, i64 {width}
+  %T = udiv i64 %O, %width
+"""
+    values = {n: f"%{n}" for n in ("x", "w", "y", "M", "I", "O", "T")}
+    values |= {"t": "null", "s": "null", "G": "0", "S": str(threads)}
+    if kind == "batched":
+        values["G"] = "%G"
+    if packed:
+        text += buffer("t", inputs, 2) + buffer("s", outputs, 1)
+        text += extent("G", "t", 1) + extent("S", "s", 0)
+        values |= {n: f"%{n}" for n in ("t", "s", "G", "S")}
+    values |= {"next": "0", "done": "0", "refs": str(threads), "workers": "0"}
+    stores = "".join(
+        f"  %{n}.job = {_field(n)}\n"
+        f"  store {'ptr' if n in 'xwtys' else 'i64'} {values[n]}, ptr %{n}.job\n"
+        for n in _FIELDS
+    )
+    tasks = "".join(
+        f"  %args{i} = alloca [5 x i64]\n  store i64 40, ptr %args{i}\n"
+        + "".join(
+            f"  %args{i}.{at} = getelementptr i64, ptr %args{i}, i64 {at}\n"
+            f"  store ptr {value}, ptr %args{i}.{at}\n"
+            for at, value in ((1, "null"), (2, "%context"), (3, f"@task_{kind}"), (4, "%job"))
+        )
+        + f"  %error{i} = call ptr %schedule(ptr %args{i})\n"
+        + f"  %refused{i} = icmp ne ptr %error{i}, null\n"
+        f"  br i1 %refused{i}, label %drop{i}, label %given{i}\ndrop{i}:\n"
+        f"  call void @release_{kind}(ptr %job)\n  br label %given{i}\ngiven{i}:\n"
+        for i in range(threads - 1)
+    )
+    return f"""
+define internal void @run_{kind}(ptr %job) #0 {{
+entry:
+{_fetch("T", "S")}
+  %next = {_field("next")}
+  %done = {_field("done")}
+  %workers = {_field("workers")}
+  %worker = atomicrmw add ptr %workers, i64 1 seq_cst
+  %welcome = icmp ult i64 %worker, %S
+  br i1 %welcome, label %loop, label %end
+loop:
+  %task = atomicrmw add ptr %next, i64 1 seq_cst
+  %more = icmp ult i64 %task, %T
+  br i1 %more, label %body, label %end
+body:
+  call void @body_{kind}(ptr %job, i64 %task, i64 %worker)
+  %old = atomicrmw add ptr %done, i64 1 seq_cst
+  br label %loop
+end:
+  ret void
+}}
+define internal void @release_{kind}(ptr %job) #0 {{
+entry:
+  %refs = {_field("refs")}
+  %old = atomicrmw sub ptr %refs, i64 1 seq_cst
+  %last = icmp eq i64 %old, 1
+  br i1 %last, label %drop, label %end
+drop:
+  call void @free(ptr %job)
+  br label %end
+end:
+  ret void
+}}
+define internal void @task_{kind}(ptr %job) #0 {{
+  call void @run_{kind}(ptr %job)
+  call void @release_{kind}(ptr %job)
+  ret void
+}}
+define ptr @{NAMES[kind]}(ptr %frame) #0 {{
+entry:
+  %ext.at = {word.format(of="%frame", at=1)}
+  %ext = load ptr, ptr %ext.at
+  %asked = icmp ne ptr %ext, null
+  br i1 %asked, label %version, label %start
+version:
+  %meta.at = {word.format(of="%ext", at=3)}
+  %meta = load ptr, ptr %meta.at
+  %numbers = getelementptr i32, ptr %meta, i64 6
+  store i32 0, ptr %numbers
+  %minor = getelementptr i32, ptr %meta, i64 7
+  store i32 3, ptr %minor
+  ret ptr null
+start:
+  %api.at = {word.format(of="%frame", at=2)}
+  %api = load ptr, ptr %api.at
+  %context.at = {word.format(of="%frame", at=3)}
+  %context = load ptr, ptr %context.at
+  %schedule.at = getelementptr i8, ptr %api, i64 {schedule}
+  %schedule = load ptr, ptr %schedule.at
+{text}  %job = call ptr @malloc(i64 {8 * len(_FIELDS)})
+{stores}{tasks}  call void @run_{kind}(ptr %job)
+  %done = {_field("done")}
+  br label %wait
+wait:
+  %count = load atomic i64, ptr %done seq_cst, align 8
+  %ready = icmp uge i64 %count, %T
+  br i1 %ready, label %end, label %pause
+pause:
+  call void @llvm.x86.sse2.pause()
+  br label %wait
+end:
+  call void @release_{kind}(ptr %job)
+  ret ptr null
+}}"""

@@ -1,0 +1,169 @@
+"""Products of a few tokens with a matrix in panels, compiled for this processor by LLVM.
+
+XLA's CPU kernels read a float32 matrix well for one token and badly for several, and unpack
+levels of four bits element by element. The kernels here read each panel of 64 outputs once, for
+any number of tokens, and unpack levels in registers. They need `llvmlite`, which compiles the text
+below in half a second; there is no Python in a call. Sums run in float32 in the order of the
+inputs, the same for every token, whatever is multiplied beside it.
+
+- `NAMES["float"]`: x (M, I), matrix (P, I, 64), float32.
+- `NAMES["batched"]`: x (N, M, I), matrices (N, I, O), float32, O a multiple of 32: attention's.
+- `NAMES[4]`, `NAMES[8]`: levels of so many bits, (P, I · bits / 32, 64) words of 32 bits, each with
+  consecutive inputs from its lowest bits on; 8 bits are signed. Tables (P, G, 2, 64) are the scale
+  and the zero of each group of inputs: a weight is `level · scale + zero`.
+"""
+
+import functools
+import importlib.util
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import Tensor
+
+from jaxsr.interop.cpu_kernels.panel_kernels import FEW, NAMES, PANEL, kernels
+from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
+from jaxsr.ops import _cpu_calls as cpu_calls
+
+# M tokens, I inputs, O outputs, P panels, G groups
+
+
+def available() -> bool:
+    """Whether the kernels are to be compiled for this processor."""
+    return cpu_calls.is_native() and cpu_calls.enabled() and _compiles()
+
+
+@functools.cache
+def _compiles() -> bool:
+    if importlib.util.find_spec("llvmlite") is None or _schedule_word() is None:
+        return False
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    return platform.machine() == "x86_64" and bool(features.get("fma") and features.get("avx2"))
+
+
+def register() -> None:
+    """Compiles the kernels for the programs of this process."""
+    _register(threads_per_call())
+
+
+@functools.cache
+def _register(threads: int) -> None:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3
+    )
+    word = _schedule_word()
+    assert word is not None, "not available"
+    wide = bool(features.get("avx512f"))
+    module = llvm.parse_assembly(kernels(wide=wide, threads=threads, schedule_word=word))
+    module.triple = llvm.get_process_triple()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+    builder.getModulePassManager().run(module, builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    for name in NAMES.values():
+        cpu_calls.register_function(name, engine.get_function_address(name))
+
+
+_engines: list[Any] = []
+"""They own the code."""
+
+
+@functools.cache
+def _schedule_word() -> int | None:
+    """Where XLA's table of functions has the one that gives a task to its threads."""
+    import jaxlib
+
+    header = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
+    if not header.is_file():
+        return None
+    names = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\((XLA_FFI_\w+)\);", header.read_text())
+    if "XLA_FFI_ThreadPool_Schedule" not in names or names[0] != "XLA_FFI_Error_Create":
+        return None
+    return cpu_calls.FIRST_FUNCTION_WORD + names.index("XLA_FFI_ThreadPool_Schedule")
+
+
+def fits(group: int) -> bool:
+    """Whether levels with so many inputs in a group can be packed."""
+    return group % 8 == 0
+
+
+def pack(levels: Tensor, scale: Tensor, zero: Tensor, *, bits: int) -> tuple[Tensor, Tensor]:
+    """Levels and tables of a matrix `levels · scale + zero`, as the kernels take them.
+
+    Args:
+      levels: (O, I) whole numbers; from 0 to 15 for 4 bits, from -128 to 127 for 8.
+      scale: of each group of inputs, float32, (O, G).
+      zero: like `scale`.
+      bits: 4 or 8.
+
+    Returns:
+      Levels (P, I · bits / 32, 64), int32, and tables (P, G, 2, 64); missing outputs are 0.
+    """
+    each, missing = 32 // bits, -len(levels) % PANEL
+    words = torch.cat([_words(part, bits, each) for part in levels.split(_PACKED_AT_ONCE)])
+    tables = torch.stack((scale, zero), -1)
+    if missing:
+        words, tables = (
+            torch.cat((t, t.new_zeros(missing, *t.shape[1:]))) for t in (words, tables)
+        )
+    words = words.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    return words, tables.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1).contiguous()
+
+
+_PACKED_AT_ONCE = 4096
+"""Rows, for words of levels take several times their memory while they are packed."""
+
+
+def _words(levels: Tensor, bits: int, each: int) -> Tensor:
+    words = torch.zeros(len(levels), levels.shape[1] // each, dtype=torch.int32)
+    for place in range(each):
+        words |= (levels[:, place::each].int() & (2**bits - 1)) << (bits * place)
+    return words
+
+
+def unpacked(levels: Tensor, tables: Tensor, *, inputs: int) -> Tensor:
+    """The matrix (I, O) of what `pack` returns, O a multiple of 64."""
+    each = inputs // levels.shape[1]
+    bits = 32 // each
+    parts = torch.stack([levels >> bits * place for place in range(each)], 2) & 2**bits - 1
+    if bits == 8:
+        parts = (parts ^ 128) - 128
+    scale, zero = tables.repeat_interleave(inputs // tables.shape[1], 1).unbind(2)
+    return (parts.flatten(1, 2) * scale + zero).transpose(0, 1).flatten(1)
+
+
+def product(x: jax.Array, panels: jax.Array) -> jax.Array:
+    """`x Wᵀ` in a program for CPUs: (M, I) by (P, I, 64) float32 to (M, 64 P)."""
+    result = jax.ShapeDtypeStruct((len(x), len(panels) * PANEL), jnp.float32)
+    return cpu_calls.call(NAMES["float"], result, x, panels)
+
+
+def batched(x: jax.Array, matrices: jax.Array) -> jax.Array:
+    """`x @ matrices`, (N, M, I) by (N, I, O), O a multiple of 32."""
+    result = jax.ShapeDtypeStruct((*x.shape[:2], matrices.shape[2]), jnp.float32)
+    return cpu_calls.call(NAMES["batched"], result, x, matrices)
+
+
+def packed(x: jax.Array, levels: jax.Array, tables: jax.Array) -> jax.Array:
+    """The same of levels and tables."""
+    inputs = x.shape[1]
+    bits = 32 * levels.shape[1] // inputs
+    results = [
+        jax.ShapeDtypeStruct((len(x), len(levels) * PANEL), jnp.float32),
+        jax.ShapeDtypeStruct(
+            (threads_per_call(), inputs if len(x) > FEW else 1, PANEL), jnp.float32
+        ),
+    ]
+    return cpu_calls.call(NAMES[bits], results, x, levels, tables)[0]
