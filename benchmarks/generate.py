@@ -17,6 +17,8 @@ the environment has `OMP_WAIT_POLICY=PASSIVE`.
 """
 
 import importlib.util
+import json
+import os
 import resource
 import subprocess
 import sys
@@ -183,25 +185,49 @@ def engine_contender(engine: "Engine", *, deterministic: bool = False) -> Conten
     return run
 
 
+_LLAMA = """
+import json, sys, time
+import numpy as np
+from llama_cpp import Llama, llama_get_logits
+
+model = Llama(sys.argv[1], n_ctx=2048, n_batch=512, n_threads=2, n_threads_batch=2, verbose=False)
+
+def fed(tokens):
+    model.eval(tokens)
+    return int(np.ctypeslib.as_array(llama_get_logits(model.ctx), (model.n_vocab(),)).argmax())
+
+for line in sys.stdin:
+    prompt, new = json.loads(line)
+    model.reset()
+    begin = time.perf_counter()
+    token = fed(prompt)
+    first = time.perf_counter()
+    for _ in range(new - 1):
+        token = fed([token])
+    print(json.dumps([first - begin, time.perf_counter() - first]), flush=True)
+"""
+_OURS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GLIBC_TUNABLES")
+"""Settings for torch inside JAX's programs, with which llama.cpp's threads would sleep at each of
+its barriers: it takes three times as long."""
+
+
 def llama_contender(path: Path) -> Contender:
-    """llama.cpp with the file as it is; the argument of a run is one prompt."""
-    from llama_cpp import Llama, llama_get_logits
-
-    model = Llama(str(path), n_ctx=2048, n_batch=512, n_threads=2, n_threads_batch=2, verbose=False)
-
-    def fed(tokens: list[int]) -> int:
-        model.eval(tokens)
-        return int(np.ctypeslib.as_array(llama_get_logits(model.ctx), (model.n_vocab(),)).argmax())
+    """llama.cpp in a process of its own, with the file as it is; a run has one prompt."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LLAMA, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name not in _OURS},
+    )
+    to, answers = process.stdin, process.stdout
+    assert to is not None and answers is not None
 
     def run(prompts: list[list[int]], new: int) -> tuple[float, float]:
         (prompt,) = prompts
-        model.reset()
-        begin = time.perf_counter()
-        token = fed(prompt)
-        first = time.perf_counter()
-        for _ in range(new - 1):
-            token = fed([token])
-        return first - begin, time.perf_counter() - first
+        print(json.dumps([prompt, new]), file=to, flush=True)
+        first, later = json.loads(answers.readline())
+        return first, later
 
     return run
 
@@ -263,6 +289,10 @@ def transformers_contender(
     return run
 
 
+_LEAST_DECODED = 8
+"""New tokens from which on their time is reported."""
+
+
 def race(contenders: dict[str, Contender], prompts: list[list[int]], options: Options) -> list[Row]:
     """Median and spread of every contender at one batch size."""
     calls = {
@@ -275,19 +305,20 @@ def race(contenders: dict[str, Contender], prompts: list[list[int]], options: Op
         tokens = len(prompts) * (options.new_tokens - 1)
         rates = sorted(tokens / decode for _, decode in pairs)
         prefills = sorted(1e3 * prefill for prefill, _ in pairs)
-        rows.append(
-            {
-                "contender": name,
-                "batch": len(prompts),
-                "prompt_tokens": len(prompts[0]),
-                "first_token_ms": round(median(prefills), 1),
-                "first_token_ms_spread": [round(prefills[0], 1), round(prefills[-1], 1)],
-                "decode_tokens_per_s": round(median(rates), 2),
-                "decode_tokens_per_s_spread": [round(rates[0], 2), round(rates[-1], 2)],
-                "decode_processor_ms": round(1e3 * min(cpu for _, cpu in turns), 2),
-                "rounds": options.rounds,
-            }
-        )
+        row: Row = {
+            "contender": name,
+            "batch": len(prompts),
+            "prompt_tokens": len(prompts[0]),
+            "first_token_ms": round(median(prefills), 1),
+            "first_token_ms_spread": [round(prefills[0], 1), round(prefills[-1], 1)],
+            "rounds": options.rounds,
+        }
+        if options.new_tokens >= _LEAST_DECODED:
+            row["decode_tokens_per_s"] = round(median(rates), 2)
+            row["decode_tokens_per_s_spread"] = [round(rates[0], 2), round(rates[-1], 2)]
+            if name != TITLES["llama.cpp"]:  # which is another process
+                row["decode_processor_ms"] = round(1e3 * min(cpu for _, cpu in turns), 2)
+        rows.append(row)
     return rows
 
 
