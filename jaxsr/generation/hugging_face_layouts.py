@@ -27,8 +27,9 @@ class LibraryLayout(CacheLayout):
         super().__init__(network, mesh)
         self._rules, self._windows = network.sharding_rules(), network.cache_windows()
         self._needs_order = network.needs_order
-        # A TPU's compiler moves what is written in place into fast memory, and back as a whole.
-        self.writes_aside = mesh.devices.flat[0].platform == "tpu"
+        # A TPU's compiler moves what is written in place into fast memory, and back as a whole; a
+        # CPU's copies the cache.
+        self.writes_aside = mesh.devices.flat[0].platform in ("tpu", "cpu")
 
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
