@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
