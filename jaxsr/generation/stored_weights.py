@@ -58,8 +58,7 @@ class StoredWeights:
         copied = untie_head(skeleton)
         linear, panels = linear_weights(skeleton), frozenset[str]()
         if compiled:
-            # In bfloat16, which grouped products take without values.
-            direct = directly_read(copy.deepcopy(skeleton).bfloat16())
+            direct = directly_read(_in_bfloat16(skeleton))
             panels = in_panels(skeleton, linear - {f"{name}.weight" for name in direct})
         return cls(
             turned=levels | linear,
@@ -91,3 +90,10 @@ class StoredWeights:
     def for_network(self, weights: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Stored weights as the network takes them."""
         return {n: w.T if n in self.turned_back else w for n, w in weights.items()}
+
+
+def _in_bfloat16(network: Any) -> Any:
+    """A copy of a network on the meta device; grouped products take nothing else there."""
+    tensors = (*network.parameters(), *network.buffers())
+    floats = {id(t): t.detach().bfloat16() for t in tensors if t.is_floating_point()}
+    return copy.deepcopy(network, floats | {id(t): t for t in tensors if id(t) not in floats})
