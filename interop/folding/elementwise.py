@@ -222,7 +222,9 @@ def _same(array: jax.Array, remade: jax.Array) -> jax.Array:
 
 
 @_same.defjvp
-def _same_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _same_jvp(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     return primals[1], tangents[0]
 
 

@@ -158,7 +158,9 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
         return pixels(biased(result.holding(array), bias))
 
     @settled.defjvp
-    def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    def tangent(
+        primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
         array_tangent, bias_tangent = tangents
         out = settled(*primals)
         by_channel = jnp.moveaxis(bias_tangent.reshape(factor, factor, channels), 2, 0)

@@ -57,7 +57,9 @@ class FoldingRewriter:
 
     policy: LaneFolding
 
-    def rewrite(self, trace: Trace, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+    def rewrite(
+        self, trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+    ) -> tuple[bool, Any]:
         """Runs `func` on folded images, if an argument is one or a convolution calls for it.
 
         Returns:
@@ -219,7 +221,9 @@ def _first_largest(pixels: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
 
 
 @first_largest.defjvp
-def _first_largest_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _first_largest_jvp(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     best, index = _first_largest(primals)
     # XLA would keep what the comparisons gave, a byte for each, instead of one.
     index = jax.lax.optimization_barrier(index)
@@ -321,7 +325,7 @@ _INSTANCE_NORM = inspect.signature(F.instance_norm)
 
 
 @overrides(F.instance_norm)
-def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _instance_norm(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
     call = _INSTANCE_NORM.bind(*args, **kwargs)
     call.apply_defaults()
     x, weight, bias, eps = (call.arguments[n] for n in ("input", "weight", "bias", "eps"))
