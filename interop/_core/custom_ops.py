@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import PyTree
 from torch._library.custom_ops import OPDEFS
-from torch.autograd.function import Function
+from torch.autograd.function import Function, FunctionCtx
 
 
 def python_function(func: "torch._ops.OpOverload[..., Any]") -> Callable[..., Any] | None:
@@ -22,7 +23,7 @@ def python_function(func: "torch._ops.OpOverload[..., Any]") -> Callable[..., An
         return code
     setup = definition._setup_context_fn
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: PyTree) -> None:
         if setup is not None:
             setup(ctx=ctx, inputs=inputs, output=output)
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jaxtyping import PyTree
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.dispatch import Trace
@@ -19,12 +20,12 @@ TORCH = importlib.import_module("torch._functorch.vmap")
 
 def vmapped(
     trace: Trace,
-    function: Callable[..., Any],
-    in_dims: Any,
-    out_dims: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    function: Callable,
+    in_dims: PyTree,
+    out_dims: PyTree,
+    args: tuple,
+    kwargs: dict,
+) -> PyTree:
     """`torch.vmap(function, in_dims, out_dims)(*args, **kwargs)` in a trace.
 
     Raises:

@@ -8,7 +8,6 @@ outputs of a group fill them better.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,7 @@ class Shuffled(DeferredArray):
         return n, self.channels, height * self.factor, groups * self.fold * self.factor
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         return self.array.dtype
 
     @property

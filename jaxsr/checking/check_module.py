@@ -1,7 +1,7 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -317,9 +317,9 @@ class _StableSorts(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})

@@ -3,7 +3,7 @@
 import contextlib
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,13 @@ class Run:
 class _Float64(TorchFunctionMode):
     """Casts to a narrower dtype in the module's code become casts to float64."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
         elif func in (torch.nn.functional.grouped_mm, torch._grouped_mm):  # not in float64
@@ -81,7 +87,13 @@ class _ContiguousGradients(TorchFunctionMode):
     behind `bn(x).permute(2, 3, 0, 1)`.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is nn.functional.batch_norm and result.requires_grad:
             result.register_hook(lambda gradient: gradient.clone(

@@ -113,7 +113,11 @@ class CoveredTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+        cls,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return _dispatch(func, tuple(args), dict(kwargs or {}))
 
