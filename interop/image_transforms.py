@@ -23,7 +23,7 @@ class TensorTransform:
     def __init__(self, transform: Transform, fields: Mapping[str, str] | None = None) -> None:
         self._transform, self._fields = transform, {**FIELDS, **(fields or {})}
 
-    def __call__(self, sample: torch.Tensor | Mapping[str, Any]) -> Any:
+    def __call__(self, sample: torch.Tensor | Mapping[str, Any]) -> torch.Tensor | dict[str, Any]:
         """The changed tensor, or the dictionary with changed tensors, on the CPU."""
         image = self._fields["images"]
         record = {image: sample} if isinstance(sample, torch.Tensor) else sample

@@ -58,7 +58,7 @@ class TorchDraws(TorchDispatchMode):
             result.copy_(to_torch(jax.device_get(value.array())))
         return results
 
-    def _narrow(self, value: Any) -> Any:
+    def _narrow(self, value: object) -> object:
         if isinstance(value, torch.dtype):
             return _NARROW.get(value, value)
         if isinstance(value, torch.Tensor):

@@ -31,7 +31,7 @@ _LONGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
 
 def export_weights(
-    path: Path, arrays: Mapping[str, Any], *, metadata: Mapping[str, Any] | None = None
+    path: Path, arrays: Mapping[str, np.ndarray], *, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Writes arrays as a safetensors file that `load_state_dict` accepts.
 

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import jax
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.annotations import PyTree
 
 
 class _Split(NamedTuple):

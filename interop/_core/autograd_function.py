@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.utils.checkpoint
-from jaxtyping import PyTree
 from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
@@ -26,6 +25,7 @@ from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 

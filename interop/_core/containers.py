@@ -15,10 +15,10 @@ import jax
 import numpy as np
 import torch
 from jax.tree_util import default_registry
-from jaxtyping import PyTree
 from torch import nn
 from torch.utils import _pytree as torch_pytree
 
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 _INDIVISIBLE = (

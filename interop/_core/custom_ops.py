@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import PyTree
 from torch._library.custom_ops import OPDEFS
 from torch.autograd.function import Function, FunctionCtx
+
+from jaxsr.interop.annotations import PyTree
 
 
 def python_function(func: "torch._ops.OpOverload[..., Any]") -> Callable[..., Any] | None:

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.typing import ArrayLike
-from jaxtyping import PyTree
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
@@ -45,6 +44,7 @@ from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 # Constants up to this many elements are evaluated by torch while tracing; larger ones are built by

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.typing import ArrayLike
-from jaxtyping import PyTree
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -41,6 +40,7 @@ from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
 from jaxsr.interop.hooks import watching
 from jaxsr.interop.module_copy import copy_module
@@ -66,7 +66,7 @@ class Slot:
         return getattr(module.get_submodule(path), kind)[key]
 
 
-def array_of(tensor: torch.Tensor, name: str) -> jax.Array | jax.ShapeDtypeStruct:
+def array_of(tensor: torch.Tensor, name: str) -> Any:
     """A parameter or buffer as a JAX array, or as its shape if it has no values."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsupportedTorchError(f"{name} is {tensor.layout} or quantised; densify it first")
@@ -89,7 +89,7 @@ def functionalize(
 
     _refuse_wrappers(module)
     slots, aliases, non_persistent = _slots(module)
-    memo: dict[int, torch.Tensor] = {}
+    memo: dict[int, object] = {}
     for slot in slots.values():
         tensor = slot.source(module)
         meta = torch.empty_like(tensor.detach(), device="meta")
@@ -227,8 +227,8 @@ class FunctionalModule:
         self,
         params: Mapping[str, ArrayLike],
         buffers: Mapping[str, ArrayLike],
-        inputs: tuple,
-        kwargs: dict,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
         rng: jax.Array | None,
         train: bool | None,
         method: str,

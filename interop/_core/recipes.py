@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import PyTree
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.schema import schema_of
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.annotations import PyTree
 
 LIMIT = 1 << 26
 """Elements of the largest value that is computed for Python."""

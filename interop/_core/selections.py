@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 from jax import lax
-from jaxtyping import PyTree
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten

@@ -5,9 +5,9 @@ So the sum is that of a channel, which torch computes in programs for CPUs.
 """
 
 import torch
-from jaxtyping import PyTree
 
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.annotations import PyTree
 
 aten = torch.ops.aten
 _SPREADING = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)

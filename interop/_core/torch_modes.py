@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import PyTree
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core import registry, selections
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.registry import Kind
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 

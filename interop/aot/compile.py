@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import jax
 
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpu_program import GpuProgram, read_program
 from jaxsr.interop.aot.hlo import (
@@ -157,7 +158,7 @@ class Ahead:
         )
 
 
-def abstract(tree: Any, shardings: Any) -> Any:
+def abstract(tree: PyTree, shardings: PyTree) -> PyTree:
     """Shapes and dtypes of a tree, living where `shardings` says: arguments without values.
 
     Args:
@@ -169,13 +170,13 @@ def abstract(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(_abstract, tree, shardings)
 
 
-def _abstract(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _abstract(array: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def compile_ahead(
     function: Any,
-    arguments: Sequence[Any],
+    arguments: Sequence[PyTree],
     topology: Topology,
     *,
     name: str,

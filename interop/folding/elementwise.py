@@ -58,7 +58,11 @@ def is_pointwise(func: torch._ops.OpOverload) -> bool:
 
 
 def pointwise(
-    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
+    folding: LaneFolding,
+    func: "torch._ops.OpOverload[..., Any]",
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    meta: torch.Tensor,
 ) -> Folded | Shuffled | None:
     """The rule of all such operations: images in one layout, and what broadcasts against them."""
     entry = resolve(func)
