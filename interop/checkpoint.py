@@ -25,7 +25,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import tree_digests
 from jaxsr.interop.atomic_write import set_aside
 from jaxsr.interop.checkpoint_record import (
@@ -262,7 +262,7 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
-def read_notes(folder: Path) -> dict[str, Any] | None:
+def read_notes(folder: Path) -> JsonObject | None:
     """The notes of the newest checkpoint in a folder whose record is sound; None without one."""
     for step in reversed(steps_of(folder)):
         try:

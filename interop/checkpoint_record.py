@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import named_leaves, tree_digests
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.sealed_json import seal, unseal
@@ -40,7 +40,7 @@ class Record:
 
     step: int
     metrics: dict[str, float] | None
-    notes: dict[str, Any]
+    notes: JsonObject
     """JSON values of the run."""
     arrays: dict[str, SavedArray]
     """By the path of the leaf."""

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import jax
 
-from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpu_program import GpuProgram, read_program
 from jaxsr.interop.aot.hlo import (
@@ -212,7 +212,7 @@ def compile_lowered(
     options: Mapping[str, Any] | None = None,
 ) -> Ahead:
     """`compile_ahead` of what `jax.jit(function).lower(*arguments)` returned."""
-    report: dict[str, Any] = {
+    report: JsonObject = {
         "name": name,
         "topology": topology.name,
         "devices": len(topology.devices),
@@ -222,7 +222,7 @@ def compile_lowered(
     }
     began = time.perf_counter(), time.process_time()
 
-    def spent() -> dict[str, Any]:
+    def spent() -> JsonObject:
         ended = time.perf_counter(), time.process_time()
         return {"compile_s": ended[0] - began[0], "compile_cpu_s": ended[1] - began[1]}
 

@@ -55,8 +55,8 @@ class _Float64(TorchFunctionMode):
             func = torch.Tensor.double
         elif func in (torch.nn.functional.grouped_mm, torch._grouped_mm):  # not in float64
             func = _grouped_matmul
-        args, kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        wide_args, wide_kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
+        return func(*wide_args, **wide_kwargs)
 
 
 def _grouped_matmul(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -143,7 +143,7 @@ def run_torch(
     train: bool = False,
     key: jax.Array | None = None,
     differentiate: bool = False,
-    method: Callable[..., Any] | None = None,
+    method: Callable | None = None,
     device: str = "cpu",
 ) -> Run:
     """Runs a copy of the module.
@@ -223,11 +223,11 @@ def cotangent(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def torch_step(
     module: nn.Module, arguments: Arguments, *, differentiate: bool
-) -> Callable[[], Any]:
+) -> Callable[[], object]:
     """A step to be timed: forward, or forward and the gradients of parameters."""
     module = copy_module(module).cpu().eval()
 
-    def step() -> Any:
+    def step() -> object:
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})
         with torch.set_grad_enabled(differentiate):
             outputs = named_leaves(
@@ -242,7 +242,7 @@ def torch_step(
     return step
 
 
-def steps_per_second(run: Callable[[], Any], *, budget_s: float) -> float:
+def steps_per_second(run: Callable[[], object], *, budget_s: float) -> float:
     """How often `run` can be called in a second: the median of the calls in the budget."""
     run()
     times: list[float] = []

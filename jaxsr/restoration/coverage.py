@@ -27,7 +27,9 @@ from jaxsr.restoration.coverage_rules import rule_of
 from jaxsr.restoration.covered_tensor import Coverage, CoveredTensor, covered_constant, refresh
 
 
-def cover(network: nn.Module, *, channels: int, rows: int, columns: int, axis: int) -> Any:
+def cover(
+    network: nn.Module, *, channels: int, rows: int, columns: int, axis: int
+) -> tuple[Any, Coverage]:
     """Runs a network on a picture that it is not shown.
 
     Args:
