@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -124,7 +125,11 @@ class Attributes:
                         f"{keeps} and reads it in the next call; {_RETURN_IT}",
                         f"{keeps}, where it is lost after the call; return it if you need it",
                     )
-                elif isinstance(value, (bool, int, float)) and value != earlier:
+                elif (
+                    isinstance(value, (bool, int, float))
+                    and value != earlier
+                    and not isinstance(getattr(type(sub), key, None), cached_property)
+                ):
                     guards[name, key] = _Guard(
                         f"forward changes {where} from {earlier!r} to {value!r}"
                         f"{write_place(sub, key)}, which a compiled function would do only once; "

@@ -314,7 +314,8 @@ def _compiling() -> Generator[None]:
 
 
 class _StableSorts(TorchFunctionMode):
-    """`torch.sort` and its like keep the order of equal elements, as JAX's sorts do."""
+    """`torch.sort` and its like keep the order of equal elements, as JAX's do, and `topk` takes the
+    first of them."""
 
     def __torch_function__(
         self,
@@ -327,7 +328,16 @@ class _StableSorts(TorchFunctionMode):
         if func in (torch.sort, torch.argsort, torch.Tensor.sort, torch.Tensor.argsort):
             options |= dict(zip(("dim", "descending"), args[1:], strict=False)) | {"stable": True}
             args = args[:1]
+        if func in (torch.topk, torch.Tensor.topk):
+            return _first_topk(*args, **options)
         return func(*args, **options)
+
+
+def _first_topk(
+    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> torch.return_types.topk:
+    parts = torch.sort(x, dim=dim, descending=largest, stable=True)
+    return torch.return_types.topk(tuple(part.narrow(dim, 0, k) for part in parts))
 
 
 _OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...] = (
@@ -338,7 +348,7 @@ _OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...]
     ),
     (
         "torch computes otherwise, too, with stable sorts, as JAX's are: the module depends on the "
-        "order in which torch.sort leaves equal elements; use stable=True",
+        "order in which torch.sort or torch.topk leaves equal elements; a sort has stable=True",
         _StableSorts,
     ),
 )

@@ -76,7 +76,8 @@ class Taps:
         spare = np.arange(index.shape[1]) >= counts[:, None]
         index = np.where(spare, index[:, :1], index)
         weight = np.where(spare, np.copysign(SPARE, weight[:, :1]), weight)
-        return Taps(self.outputs, index, weight, 1 / self.step)
+        # A single output has no neighbour, and its step is 0.
+        return Taps(self.outputs, index, weight, 1 / self.step if self.step else 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -319,7 +319,21 @@ def test_a_module_that_depends_on_an_unstable_sort_is_said_to():
         pytest.skip("torch's sort is stable on this processor")
     result = jaxsr.check(Grouped(), x, mesh=1, speed_s=0)
     assert result.status == "differs"
-    assert any("use stable=True" in note for note in result.notes)
+    assert any("a sort has stable=True" in note for note in result.notes)
+
+
+class Chosen(nn.Module):
+    """Depends on which of equal scores `topk` takes, which torch does not promise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.take_along_dim(x, x.relu().topk(40, dim=-1).indices, -1).cumsum(-1)
+
+
+def test_a_module_that_depends_on_ties_of_topk_is_said_to():
+    x = torch.randn(2, 60, generator=torch.Generator().manual_seed(0))
+    result = jaxsr.check(Chosen(), x, mesh=1, speed_s=0)
+    assert result.status == "differs"
+    assert any("torch.topk leaves equal elements" in note for note in result.notes)
 
 
 def test_a_module_that_torch_refuses_to_copy():

@@ -1,5 +1,6 @@
 """What forward writes into attributes: caches of weights go through, state is refused."""
 
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -285,6 +286,22 @@ class SizedInTraining(Sized):
         if self.training:
             self.height = x.shape[-2]
         return x if self.height is None else self.scale(self.linear(x))
+
+
+def test_a_cached_property_is_no_state():
+    class Padded(nn.Conv1d):
+        @cached_property
+        def left(self) -> int:
+            return self.kernel_size[0] - 1
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(nn.functional.pad(input, (self.left, 0)))
+
+    module = Padded(3, 2, 3)
+    model = to_jax(module)
+    for _ in range(2):
+        y, _ = jax.jit(model.apply)(model.params, model.buffers, X)
+        np.testing.assert_allclose(y, module(torch.from_numpy(X)).detach(), atol=1e-6)
 
 
 @pytest.mark.parametrize("first", [False, True])

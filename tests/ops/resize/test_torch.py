@@ -152,6 +152,17 @@ def test_gradient(method, antialias, after):
     np.testing.assert_allclose(got, tensor.grad.numpy(), atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("after", [(1, 4), (5, 1)])
+def test_gradient_of_one_pixel_between_aligned_corners(after):
+    image = photo((1, 2, 7, 6), np.float32)
+    tensor = torch.from_numpy(image).requires_grad_()
+    F.interpolate(tensor, after, mode="bilinear", align_corners=True).square().sum().backward()
+    call = partial(resize, size=after, method="bilinear", align_corners=True, antialias=False)
+    gradient = jax.grad(lambda x: (call(x, axes=(-2, -1)) ** 2).sum())(image)
+    assert tensor.grad is not None
+    np.testing.assert_allclose(gradient, tensor.grad.numpy(), atol=1e-6)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("after", [(40, 43), (9, 11)])
 def test_a_gradient_that_is_not_finite_stays_with_the_pixels_read(after):
