@@ -1,12 +1,14 @@
 # pyright: basic
 # JAX gives primitives no types.
-"""Boxes cut and resampled: by `cv2.resize` in programs for CPUs, by `resample_window` elsewhere.
+"""Boxes cut and resampled: by OpenCV in programs for CPUs, in JAX elsewhere.
 
-OpenCV is called where Intel's IPP computes its positions, in float64 as ours; its own code has them
-in float32. It multiplies pixels by weights of zero, too, which we do not read: pictures that are
-not finite are taken apart.
+`cv2.resize` is called where Intel's IPP computes its positions, in float64 as ours; its own code
+has them in float32. It multiplies pixels by weights of zero, too, which we do not read: pictures
+that are not finite are taken apart. Boxes that are not whole are read by `cv2.remap`.
 """
 
+import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,7 @@ from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import for_each_row, opencv, shares_out
-from jaxsr.ops._opencv_remap import is_finite, of_parts
+from jaxsr.ops._opencv_remap import FARTHEST, Reader, is_finite, of_parts, read_all, read_at
 from jaxsr.ops._row_primitives import (
     CALLS,
     first_installed,
@@ -97,6 +99,47 @@ def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attribute
     for_each_row(crop, len(masks), large=shares_out(height * width, len(boxes)))
 
 
+@kernel("jaxsr_opencv_cut")
+def cut_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    """Boxes (n, 4) of any numbers; see `crop_and_resize`."""
+    pictures, boxes = inputs[0], np.nan_to_num(inputs[1]).clip(-FARTHEST, FARTHEST).tolist()
+    height, width = outputs[0].shape[1:3]
+
+    def reader(place: int, border: str, extents: tuple[int, int]) -> Reader:
+        x1, y1, x2, y2 = boxes[place]
+        is_whole = all(map(float.is_integer, boxes[place]))
+        if is_whole and 0 <= x1 < x2 <= extents[1] and 0 <= y1 < y2 <= extents[0]:
+            return _whole_reader((int(x1), int(y1), int(x2), int(y2)), (height, width))
+        lines = [
+            _positions(low, high, extent, outputs)
+            for low, high, extent, outputs in (
+                (y1, y2, extents[0], height), (x1, x2, extents[1], width)
+            )
+        ]  # fmt: skip
+        rows, columns = np.broadcast_arrays(lines[0][:, None], lines[1])
+        return read_at(np.ascontiguousarray(rows), np.ascontiguousarray(columns), border), None
+
+    inputs = [pictures[:, None], np.zeros(len(pictures), np.float32)]
+    read_all(reader, inputs, [outputs[0][:, None]], "edge")
+
+
+def _whole_reader(box: tuple[int, int, int, int], size: tuple[int, int]) -> Reader:
+    x1, y1, x2, y2 = box
+
+    def read(picture: np.ndarray, _: float, result: np.ndarray | None = None) -> np.ndarray:
+        return opencv().resize(picture[y1:y2, x1:x2], size[::-1], result)
+
+    return read, None
+
+
+def _positions(low: float, high: float, extent: int, outputs: int) -> np.ndarray:
+    """Of an axis, as `boxes.py` has them."""
+    first = min(max(math.floor(low), 0), extent - 1)
+    last = min(max(math.ceil(high) - 1, first), extent - 1)
+    centres = low + (np.arange(outputs) + 0.5) * ((high - low) / outputs) - 0.5
+    return centres.clip(first, last).astype(np.float32)
+
+
 def _crop_in_jax(
     groups: jax.Array, boxes: jax.Array, *, size: tuple[int, int], places: tuple[int, int]
 ) -> jax.Array:
@@ -111,7 +154,9 @@ def _crop_masks_in_jax(groups: jax.Array, boxes: jax.Array, **options: Any) -> j
     return (_crop_in_jax(solid, boxes, **options) > MASK_THRESHOLD).astype(groups.dtype)
 
 
-def _primitive(name: str, kernel: str, plain: Any) -> Any:
+def crop_primitive(name: str, kernels: Mapping[str, str], plain: Any) -> Any:
+    """A primitive of groups of pictures (g, …) and boxes (g, 4); see `_crop_in_jax`."""
+
     def shape_of(
         groups: Any, _: Any, *, size: tuple[int, int], places: tuple[int, int]
     ) -> tuple[int, ...]:
@@ -139,14 +184,16 @@ def _primitive(name: str, kernel: str, plain: Any) -> Any:
 
         return in_pictures(crop, groups, places)
 
-    CALLS[name] = {"OpenCV with IPP": kernel}
+    CALLS[name] = kernels
     primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of)
     map_by_rows(primitive)
     return primitive
 
 
-_crop_p = _primitive("crop", _crop_by_opencv, _crop_in_jax)
-_crop_masks_p = _primitive("crop_masks", _crop_masks_by_opencv, _crop_masks_in_jax)
+_crop_p = crop_primitive("crop", {"OpenCV with IPP": _crop_by_opencv}, _crop_in_jax)
+_crop_masks_p = crop_primitive(
+    "crop_masks", {"OpenCV with IPP": _crop_masks_by_opencv}, _crop_masks_in_jax
+)
 
 
 def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:
