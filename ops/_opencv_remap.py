@@ -32,9 +32,9 @@ LARGEST_EXTENT = (1 << 15) - 2
 _MOST_PERIODS = 64
 """OpenCV mirrors positions once for every period that they are away."""
 
-Read = Callable[..., np.ndarray]
+_Read = Callable[..., np.ndarray]
 """Of a picture, the fill of its border and an array for the result."""
-Reader = tuple[Read, np.ndarray | None]
+_Reader = tuple[_Read, np.ndarray | None]
 """And where the result is NaN, if anywhere."""
 
 
@@ -81,10 +81,10 @@ def remap_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> Non
     """Rows and columns (n, height, width)."""
     _, rows, columns, _ = inputs
 
-    def reader(place: int, border: str, extents: tuple[int, int]) -> Reader:
+    def reader(place: int, border: str, extents: tuple[int, int]) -> _Reader:
         return _by_fields(rows[place], columns[place], border, extents)
 
-    read_all(reader, inputs, outputs, BORDERS[attributes["border"][0]])
+    _read_all(reader, inputs, outputs, attributes)
 
 
 @kernel("jaxsr_opencv_warp_affine")
@@ -95,13 +95,13 @@ def warp_affine_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) 
     size, extents = (height, width), (pictures.shape[2], pictures.shape[3])
     are_near = _are_near(matrices, size, BORDERS[attributes["border"][0]], extents)
 
-    def reader(place: int, border: str, extents: tuple[int, int]) -> Reader:
+    def reader(place: int, border: str, extents: tuple[int, int]) -> _Reader:
         if are_near[place]:
             return _by_matrix(matrices[place], size, border)
         rows, columns = _fields_of(matrices[place], size)
         return _by_fields(rows, columns, border, extents)
 
-    read_all(reader, inputs, outputs, BORDERS[attributes["border"][0]])
+    _read_all(reader, inputs, outputs, attributes)
 
 
 def _are_near(
@@ -123,21 +123,14 @@ def _fields_of(matrix: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
     ]
 
 
-def read_all(
-    reader: Callable[[int, str, tuple[int, int]], Reader],
+def _read_all(
+    reader: Callable[[int, str, tuple[int, int]], _Reader],
     inputs: Arrays,
     outputs: Arrays,
-    border: str,
+    attributes: Attributes,
 ) -> None:
-    """Reads pictures (n, m, h, w, c), the first of the inputs, by the reader of each row.
-
-    Args:
-      reader: of a row, the border and the pictures' height and width.
-      inputs: the last are the fills (n,), or (1,) where all rows are read alike.
-      outputs: the results (n, m, height, width, c).
-      border: one of `_border.BORDERS`.
-    """
     pictures, fills, (results,) = inputs[0], inputs[-1], outputs
+    border = BORDERS[attributes["border"][0]]
     extents = pictures.shape[2], pictures.shape[3]
     is_real, fills = pictures.dtype == np.float32, fills.tolist()
     most = 1.0 if is_real else np.iinfo(pictures.dtype).max
@@ -165,8 +158,8 @@ def read_all(
 
 def _by_fields(
     rows: np.ndarray, columns: np.ndarray, border: str, extents: tuple[int, int]
-) -> Reader:
-    is_lost = None
+) -> _Reader:
+    cv2, flag, is_lost = opencv(), opencv_border(border), None
     fields: tuple[np.ndarray, ...] = (rows, columns)
     if not all(
         _is_near(field, extent, border) for field, extent in zip(fields, extents, strict=True)
@@ -177,21 +170,14 @@ def _by_fields(
             for field, extent in zip(fields, extents, strict=True)
         )
 
-    return read_at(*fields, border), is_lost
-
-
-def read_at(rows: np.ndarray, columns: np.ndarray, border: str) -> Read:
-    """Reads at positions that OpenCV takes as they are."""
-    cv2, flag = opencv(), opencv_border(border)
-
     def read(picture: np.ndarray, fill: float, result: np.ndarray | None = None) -> np.ndarray:
         value = (fill,) * 4
-        return cv2.remap(picture, columns, rows, cv2.INTER_LINEAR, result, flag, value)
+        return cv2.remap(picture, *fields[::-1], cv2.INTER_LINEAR, result, flag, value)
 
-    return read
+    return read, is_lost
 
 
-def _by_matrix(matrix: np.ndarray, size: tuple[int, int], border: str) -> Reader:
+def _by_matrix(matrix: np.ndarray, size: tuple[int, int], border: str) -> _Reader:
     cv2, flag, (height, width) = opencv(), opencv_border(border), size
     method = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
 
@@ -230,7 +216,7 @@ def is_finite(x: np.ndarray) -> bool:
     return math.isfinite(sum(opencv().sumElems(x)))
 
 
-def of_parts(read: Read, picture: np.ndarray, fill: float, *, least: float = 0.0) -> np.ndarray:
+def of_parts(read: _Read, picture: np.ndarray, fill: float, *, least: float = 0.0) -> np.ndarray:
     """Finite pixels, and beside them those of each other value that have a weight above `least`."""
     out = read(np.nan_to_num(picture, posinf=0, neginf=0), fill if math.isfinite(fill) else 0.0)
     tests = {np.inf: np.isposinf, -np.inf: np.isneginf, np.nan: np.isnan}
