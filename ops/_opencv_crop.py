@@ -8,7 +8,7 @@ that are not finite are taken apart. Boxes that are not whole are read by `cv2.r
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import for_each_row, opencv, shares_out
-from jaxsr.ops._opencv_remap import FARTHEST, Reader, is_finite, of_parts, read_all, read_at
+from jaxsr.ops._opencv_remap import FARTHEST, Read, is_finite, of_parts, read_at
 from jaxsr.ops._row_primitives import (
     CALLS,
     first_installed,
@@ -102,34 +102,42 @@ def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attribute
 @kernel("jaxsr_opencv_cut")
 def cut_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     """Boxes (n, 4) of any numbers; see `crop_and_resize`."""
-    pictures, boxes = inputs[0], np.nan_to_num(inputs[1]).clip(-FARTHEST, FARTHEST).tolist()
-    height, width = outputs[0].shape[1:3]
+    pictures, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
+    boxes = np.nan_to_num(inputs[1]).clip(-FARTHEST, FARTHEST).tolist()
+    size, extents = results.shape[1:3], pictures.shape[1:3]
 
-    def reader(place: int, border: str, extents: tuple[int, int]) -> Reader:
-        x1, y1, x2, y2 = boxes[place]
-        is_whole = all(map(float.is_integer, boxes[place]))
-        if is_whole and 0 <= x1 < x2 <= extents[1] and 0 <= y1 < y2 <= extents[0]:
-            return _whole_reader((int(x1), int(y1), int(x2), int(y2)), (height, width))
-        lines = [
-            _positions(low, high, extent, outputs)
-            for low, high, extent, outputs in (
-                (y1, y2, extents[0], height), (x1, x2, extents[1], width)
-            )
-        ]  # fmt: skip
-        rows, columns = np.broadcast_arrays(lines[0][:, None], lines[1])
-        return read_at(np.ascontiguousarray(rows), np.ascontiguousarray(columns), border), None
+    def cut(row: int) -> None:
+        read, least = _box_reader(boxes[row], size, extents)
+        picture, result = pictures[row], results[row]
+        read(picture, 0.0, result)
+        if not (is_finite(result) or np.isfinite(result).all()):
+            result[...] = of_parts(read, picture, 0.0, least=least)
 
-    inputs = [pictures[:, None], np.zeros(len(pictures), np.float32)]
-    read_all(reader, inputs, [outputs[0][:, None]], "edge")
+    for_each_row(cut, len(pictures), large=shares_out(math.prod(size), len(boxes)))
 
 
-def _whole_reader(box: tuple[int, int, int, int], size: tuple[int, int]) -> Reader:
+def _box_reader(
+    box: Sequence[float], size: tuple[int, int], extents: tuple[int, int]
+) -> tuple[Read, float]:
+    """And the least weight of a pixel."""
     x1, y1, x2, y2 = box
+    if (
+        all(map(float.is_integer, box))
+        and 0 <= x1 < x2 <= extents[1]
+        and 0 <= y1 < y2 <= extents[0]
+    ):
+        inside = slice(int(y1), int(y2)), slice(int(x1), int(x2))
 
-    def read(picture: np.ndarray, _: float, result: np.ndarray | None = None) -> np.ndarray:
-        return opencv().resize(picture[y1:y2, x1:x2], size[::-1], result)
+        def resize(picture: np.ndarray, _: float, result: np.ndarray | None = None) -> np.ndarray:
+            return opencv().resize(picture[inside], size[::-1], result)
 
-    return read, None
+        return resize, _NO_WEIGHT
+    rows, columns = (
+        _positions(low, high, extent, outputs)
+        for low, high, extent, outputs in zip((y1, x1), (y2, x2), extents, size, strict=True)
+    )
+    fields = np.broadcast_arrays(rows[:, None], columns)
+    return read_at(*map(np.ascontiguousarray, fields), "edge"), 0.0
 
 
 def _positions(low: float, high: float, extent: int, outputs: int) -> np.ndarray:
