@@ -18,12 +18,14 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from jaxsr.interop.annotations import PyTree
+
 _POLYNOMIAL = np.uint32(0xEDB88320)
 _ONES = 0xFFFFFFFF
 _LARGE = 2**17  # bytes; below, a thread costs more than it saves
 
 
-def tree_digests(tree: Any) -> dict[str, str]:
+def tree_digests(tree: PyTree) -> dict[str, str]:
     """Digest of every leaf, 8 hexadecimal digits, by its path.
 
     Args:
@@ -46,20 +48,20 @@ def tree_digests(tree: Any) -> dict[str, str]:
     return {name: f"{digest:08x}" for name, digest in zip(leaves, digests, strict=True)}
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, Any]:
     """The leaves of a tree, by the keys of their paths joined by slashes."""
     paths = cast(list[tuple[Sequence[Any], Any]], jax.tree_util.tree_flatten_with_path(tree)[0])
     return {"/".join(_key_name(key) for key in path): leaf for path, leaf in paths}
 
 
-def _key_name(key: Any) -> str:
+def _key_name(key: object) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
 
 
-def _local_digest(leaf: Any) -> int:
+def _local_digest(leaf: jax.Array | np.ndarray) -> int:
     """What this host contributes to the digest: every part of the array counts on one host only."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
         if jax.process_index():

@@ -18,12 +18,14 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from contextvars import Context
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import tree_digests
 from jaxsr.interop.atomic_write import set_aside
 from jaxsr.interop.checkpoint_record import (
@@ -137,7 +139,7 @@ class Checkpoints:
         """Step of the checkpoint with the best metric."""
         return self._manager.best_step()
 
-    def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, step: int, state: PyTree, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state off the devices and returns; writing goes on asynchronously.
 
         Raises:
@@ -173,7 +175,7 @@ class Checkpoints:
         self.wait()
         self._manager.close()
 
-    def restore(self, like: Any) -> tuple[int, Any] | None:
+    def restore(self, like: PyTree) -> tuple[int, PyTree] | None:
         """Reads the newest sound checkpoint.
 
         A damaged one is renamed to `STEP.damaged`, with a warning.
@@ -197,7 +199,7 @@ class Checkpoints:
         return _restore_newest(self.folder, like, rename)
 
 
-def restore_newest(folder: Path, like: Any) -> tuple[int, Any] | None:
+def restore_newest(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
     """`Checkpoints.restore` for another run's folder, in which nothing is changed.
 
     Checkpoints of jaxsr 0.2.0, which have no digests, are read with a warning.
@@ -218,8 +220,8 @@ def restore_newest(folder: Path, like: Any) -> tuple[int, Any] | None:
 
 
 def _restore_newest(
-    folder: Path, like: Any, on_damage: Callable[[int, Exception], None]
-) -> tuple[int, Any] | None:
+    folder: Path, like: PyTree, on_damage: Callable[[int, Exception], None]
+) -> tuple[int, PyTree] | None:
     steps = steps_of(folder)
     for step in reversed(steps):
         try:
@@ -260,7 +262,7 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
-def read_notes(folder: Path) -> dict[str, Any] | None:
+def read_notes(folder: Path) -> JsonObject | None:
     """The notes of the newest checkpoint in a folder whose record is sound; None without one."""
     for step in reversed(steps_of(folder)):
         try:
@@ -270,7 +272,7 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def restore_step(folder: Path, step: int, like: Any) -> Any:
+def restore_step(folder: Path, step: int, like: PyTree) -> PyTree:
     """The state of one checkpoint, compared with its digests; changes nothing in the folder.
 
     Every process of a job calls it, and it fails in all of them or in none.
@@ -307,7 +309,7 @@ def restore_step(folder: Path, step: int, like: Any) -> Any:
     return state
 
 
-def _read_state(path: Path, target: Any) -> Any:
+def _read_state(path: Path, target: PyTree) -> PyTree:
     """The state of a checkpoint, as it is on the disk.
 
     Raises:
@@ -337,7 +339,7 @@ def _all_processes(succeeded: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.array(succeeded))))
 
 
-def _abstract(leaf: Any) -> Any:
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf
@@ -371,7 +373,9 @@ def _without_late_tracebacks() -> Generator[None]:
 class _LenientLoop(asyncio.SelectorEventLoop):
     """An event loop that lets late results go: after a failure TensorStore's threads read on."""
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
         if not self.is_closed():
             return super().call_soon_threadsafe(callback, *args, context=context)
         return None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.array_digests import named_leaves, tree_digests
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 from jaxsr.interop.sealed_json import seal, unseal
@@ -39,14 +40,14 @@ class Record:
 
     step: int
     metrics: dict[str, float] | None
-    notes: dict[str, Any]
+    notes: JsonObject
     """JSON values of the run."""
     arrays: dict[str, SavedArray]
     """By the path of the leaf."""
 
     @classmethod
     def of(
-        cls, step: int, state: Any, metrics: Mapping[str, float] | None, notes: Mapping[str, Any]
+        cls, step: int, state: PyTree, metrics: Mapping[str, float] | None, notes: Mapping[str, Any]
     ) -> Self:
         """The record of a state; every process of a job calls it at the same time."""
         digests = tree_digests(state)
@@ -74,7 +75,7 @@ class Record:
             step=entries["step"], metrics=entries["metrics"], notes=entries["notes"], arrays=arrays
         )
 
-    def check_fits(self, target: Any, path: Path) -> None:
+    def check_fits(self, target: PyTree, path: Path) -> None:
         """Refuses a checkpoint whose leaves have other names, shapes or dtypes than the run's.
 
         Args:

@@ -115,7 +115,7 @@ def _detail(func: Overload, entry: Entry) -> str:
     return entry.reason
 
 
-def _full_name(function: Any) -> str:
+def _full_name(function: object) -> str:
     return str(function) if is_overload(function) else name_of(function)
 
 

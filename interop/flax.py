@@ -13,6 +13,7 @@ import jax
 from flax import nnx
 from torch import nn
 
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.module import JaxModule, to_jax
 
@@ -46,7 +47,7 @@ class TorchModule(nnx.Module):
         # The name that `train()` and `eval()` of an enclosing nnx.Module set.
         self.deterministic = False
 
-    def __call__(self, *inputs: Any, method: str = "forward", **kwargs: Any) -> Any:
+    def __call__(self, *inputs: PyTree, method: str = "forward", **kwargs: PyTree) -> PyTree:
         """Runs the module and keeps its new buffers.
 
         `train()` and `eval()`, of this module or of one around it, set torch's training mode.

@@ -17,8 +17,9 @@ from jaxsr.interop._core import index_bounds
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.annotations import PyTree
 
-Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
+Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[object]]
 """Gets the module that runs and its arguments; what it returns is entered around the run."""
 
 collecting_indices = index_bounds.collecting_indices
@@ -43,7 +44,7 @@ def watched(watch: Watch) -> Generator[None]:
 
 def watching(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager[object]:
     """What `watched` asks for around this run; nothing outside such a block."""
     watch = _WATCH.get()
     return nullcontext() if watch is None else watch(module, args, kwargs)
@@ -64,7 +65,7 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.const if isinstance(tensor, JaxTensor) else tensor
 
 
-def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_torch(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
     """Runs torch code on JAX arrays as `apply` would run it inside a module.
 
     Args:
@@ -87,7 +88,7 @@ def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     registry.load()
     trace = Trace(None)
 
-    def as_tensor(value: Any) -> Any:
+    def as_tensor(value: object) -> object:
         if isinstance(value, torch.Tensor):
             return trace.adopt(value)
         return to_tensor(trace, value, None)

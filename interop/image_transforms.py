@@ -1,7 +1,7 @@
 """Kernels and policies of `jaxsr.ops` as transforms of torch tensors, like torchvision's v2."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,13 @@ class TensorTransform:
     def __init__(self, transform: Transform, fields: Mapping[str, str] | None = None) -> None:
         self._transform, self._fields = transform, {**FIELDS, **(fields or {})}
 
-    def __call__(self, sample: torch.Tensor | Mapping[str, Any]) -> Any:
+    @overload
+    def __call__(self, sample: torch.Tensor) -> torch.Tensor: ...
+
+    @overload
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def __call__(self, sample: torch.Tensor | Mapping[str, Any]) -> torch.Tensor | dict[str, Any]:
         """The changed tensor, or the dictionary with changed tensors, on the CPU."""
         image = self._fields["images"]
         record = {image: sample} if isinstance(sample, torch.Tensor) else sample

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpus import skip_library_check
 from jaxsr.interop.distributed import has_tpu
@@ -127,7 +129,7 @@ def model_devices(mesh: Mesh) -> int:
     return mesh.shape["fsdp"] * mesh.shape.get("tensor", 1)
 
 
-def split_activations(mesh: Mesh, batch: Any) -> AbstractContextManager[None]:
+def split_activations(mesh: Mesh, batch: PyTree) -> AbstractContextManager[None]:
     """Around the tracing of a module: its activations are split as the batch's rows are.
 
     Stated only where the mesh has a `tensor` axis: without one XLA splits them so by itself.
@@ -145,7 +147,7 @@ def split_activations(mesh: Mesh, batch: Any) -> AbstractContextManager[None]:
     return split_rows(mesh, DATA_AXES, rows[0]) if rows else contextlib.nullcontext()
 
 
-def parameter_sharding(leaf: Any, mesh: Mesh, *, tensor: int | None = None) -> NamedSharding:
+def parameter_sharding(leaf: object, mesh: Mesh, *, tensor: int | None = None) -> NamedSharding:
     """Where one leaf of the training state lives.
 
     Its axis `tensor` is split over the mesh's, if it divides; of the others, the longest that
@@ -174,7 +176,7 @@ def parameter_sharding(leaf: Any, mesh: Mesh, *, tensor: int | None = None) -> N
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def tree_shardings(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
+def tree_shardings(tree: PyTree, mesh: Mesh, rules: Rules | None = None) -> PyTree:
     """`parameter_sharding` of every leaf.
 
     Args:
@@ -183,7 +185,7 @@ def tree_shardings(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
       rules: how weights are split over `tensor`, by pattern of their names.
     """
 
-    def one(path: Sequence[Any], leaf: Any) -> NamedSharding:
+    def one(path: Sequence[object], leaf: object) -> NamedSharding:
         name = str(getattr(path[-1], "key", "")) if path else ""
         axis = tensor_axis(name, len(getattr(leaf, "shape", ())), rules or {})
         return parameter_sharding(leaf, mesh, tensor=axis)
@@ -191,13 +193,13 @@ def tree_shardings(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
     return cast(Any, jax.tree_util).tree_map_with_path(one, tree)
 
 
-def place(tree: Any, shardings: Any) -> Any:
+def place(tree: PyTree, shardings: PyTree) -> PyTree:
     """Puts host arrays, equal on every process, where `shardings` says.
 
     Works across processes, where `jax.device_put` onto another host's devices does not.
     """
 
-    def one(leaf: Any, sharding: NamedSharding) -> Any:
+    def one(leaf: ArrayLike, sharding: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.device_put(leaf, sharding)
         host = np.asarray(leaf)
@@ -206,7 +208,7 @@ def place(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(one, tree, shardings)
 
 
-def place_batch(batch: Any, mesh: Mesh) -> Any:
+def place_batch(batch: PyTree, mesh: Mesh) -> PyTree:
     """Joins each process's rows into one global array per leaf, split over the mesh.
 
     Args:

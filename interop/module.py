@@ -20,6 +20,7 @@ from torch import nn
 
 from jaxsr.interop._core.functionalize import FunctionalModule, array_of, functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.folding.rules import FoldingRewriter
@@ -54,12 +55,12 @@ class JaxModule:
         self,
         params: Mapping[str, ArrayLike],
         buffers: Mapping[str, ArrayLike],
-        *inputs: Any,
+        *inputs: PyTree,
         rng: jax.Array | None = None,
         train: bool | None = False,
         method: str = "forward",
-        **kwargs: Any,
-    ) -> tuple[Any, Arrays]:
+        **kwargs: PyTree,
+    ) -> tuple[PyTree, Arrays]:
         """Runs a method of the module; pure, so usable under any JAX transformation.
 
         Args:

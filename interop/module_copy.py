@@ -1,7 +1,7 @@
 """Copies modules, also those that torch refuses to copy."""
 
 import copy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def copy_module(module: Module, memo: dict[int, Any] | None = None) -> Module:
+def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module:
     """A deep copy of a module.
 
     torch refuses to copy a tensor with a graph behind it, such as `torch.nn.utils.weight_norm`

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.errors import DamagedFileError
 
 DIGITS = 16
@@ -36,7 +37,7 @@ def seal(content: Mapping[str, Any], *, indent: int | None = None) -> str:
     return f'{_HEAD}{short_digest(body.encode())}",{body}'
 
 
-def unseal(content: bytes, *, source: Path | str) -> dict[str, Any]:
+def unseal(content: bytes, *, source: Path | str) -> JsonObject:
     """The entries of a sealed text; space around it does not count.
 
     Raises:

@@ -8,9 +8,12 @@ a rule is computed whole on every device of the axis. Results do not depend on t
 
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxsr.interop.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Rules = Mapping[str, str]
 """Pattern of a module's or parameter's name -> `colwise`, `rowwise` or `replicate`."""
@@ -55,7 +58,7 @@ def check_rules(rules: Rules, names: Collection[str]) -> None:
             )
 
 
-def planned_rules(network: Any) -> dict[str, str]:
+def planned_rules(network: "nn.Module") -> dict[str, str]:
     """The rules that a network of transformers comes with; none for others.
 
     What a plan says in other words, of experts for example, or of layers that this network does not

@@ -4,6 +4,7 @@ Dropout, drop path and noise then have equal values in torch and in JAX, so that
 training mode can be compared number by number.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,7 +38,13 @@ class TorchDraws(TorchDispatchMode):
         """Draws so far."""
         return self._trace.draws
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func not in DRAWS:
             return func(*args, **kwargs)
@@ -51,7 +58,7 @@ class TorchDraws(TorchDispatchMode):
             result.copy_(to_torch(jax.device_get(value.array())))
         return results
 
-    def _narrow(self, value: Any) -> Any:
+    def _narrow(self, value: object) -> object:
         if isinstance(value, torch.dtype):
             return _NARROW.get(value, value)
         if isinstance(value, torch.Tensor):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.errors import DamagedFileError, InputError, MissingFileError, check_utf8_path
 from jaxsr.interop.sealed_json import DIGITS
@@ -31,7 +32,7 @@ _LONGEST_HEADER = 100 * 2**20  # bytes; safetensors' own limit
 
 
 def export_weights(
-    path: Path, arrays: Mapping[str, Any], *, metadata: Mapping[str, Any] | None = None
+    path: Path, arrays: Mapping[str, np.ndarray], *, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Writes arrays as a safetensors file that `load_state_dict` accepts.
 
@@ -113,14 +114,14 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
         raise InputError(f"{path} is not a complete safetensors file ({reason}); {hint}") from error
 
 
-def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read_weights(path: Path) -> tuple[dict[str, np.ndarray], JsonObject]:
     """Arrays by torch name and the file's metadata; see `open_safetensors` for the errors."""
     with open_safetensors(path) as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return arrays, read_metadata(path)
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> JsonObject:
     """What a safetensors file says of itself: values that are JSON decoded, others as text."""
     with open_safetensors(path) as file:
         metadata: dict[str, str] = file.metadata() or {}

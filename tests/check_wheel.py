@@ -20,11 +20,11 @@ def main() -> None:
     inside = {name for name in names if name.endswith(".py")}
     tops = {name.split("/")[0] for name in inside}
     assert tops == {"jaxsr"}, f"top-level packages {tops}: only jaxsr may be installed"
-    wanted = {str(path.relative_to(root)) for path in (root / "jaxsr").rglob("*.py")}
+    sources = {str(path.relative_to(root)) for path in (root / "jaxsr").rglob("*.py")}
     for folder in ("ops", "interop"):
-        wanted |= {f"jaxsr/{path.relative_to(root)}" for path in (root / folder).rglob("*.py")}
-    wanted = {name for name in wanted if "__pycache__" not in name}
-    assert inside == wanted, f"the wheel and the tree differ: {sorted(inside ^ wanted)}"
+        sources |= {f"jaxsr/{path.relative_to(root)}" for path in (root / folder).rglob("*.py")}
+    sources = {name for name in sources if "__pycache__" not in name}
+    assert inside == sources, f"the wheel and the tree differ: {sorted(inside ^ sources)}"
     weights = {f"jaxsr/weights/{path.name}" for path in (root / "jaxsr" / "weights").iterdir()}
     assert "jaxsr/weights/restore_x4.safetensors" in weights
     assert weights <= names, f"the wheel misses {sorted(weights - names)}"

@@ -52,8 +52,8 @@ def report(path):
         memory = one["memory_bytes"]
         # On TPUs the code is most of a tiny program, and not always a part of XLA's peak.
         # Of a program without weights XLA's peak leaves out what is a third of its few kilobytes.
-        whole = memory["total"] > 2**16
-        if memory["peak"] is not None and "v5e" not in one["topology"] and whole:
+        is_large = memory["total"] > 2**16
+        if memory["peak"] is not None and "v5e" not in one["topology"] and is_large:
             assert memory["total"] == pytest.approx(memory["peak"], rel=0.15), one["name"]
     return programs
 

@@ -34,12 +34,12 @@ def diagnosis():
 
 
 def test_this_machine_is_healthy(diagnosis):
-    status, found = diagnosis
-    failed = [f for f in found["findings"] if f["status"] == "fail"]
+    status, report = diagnosis
+    failed = [f for f in report["findings"] if f["status"] == "fail"]
     # A checkout may be older or newer than its installed metadata; everything else must hold.
     failed = [f for f in failed if f["section"] != "installation"]
     assert not failed
-    assert status == (0 if found["healthy"] else 1)
+    assert status == (0 if report["healthy"] else 1)
 
 
 def test_every_section_looks_at_something(diagnosis):
@@ -58,12 +58,14 @@ def test_every_section_looks_at_something(diagnosis):
 
 
 def test_a_wrong_version_and_a_missing_library_are_named(monkeypatch):
-    wanted = ["torch>=99", "numpy>=1", "no-such-library>=2", "libtpu>=99; extra == 'aot'"]
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: wanted)
-    found = {f.subject: f for f in installation.check_installation()}
-    assert found["torch"].status == "fail" and found["torch"].advice == "pip install 'torch>=99'"
-    assert found["numpy"].status == "ok"
-    assert found["no-such-library"].detail == "is not installed"
+    requirements = ["torch>=99", "numpy>=1", "no-such-library>=2", "libtpu>=99; extra == 'aot'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: requirements)
+    findings = {f.subject: f for f in installation.check_installation()}
+    assert (
+        findings["torch"].status == "fail" and findings["torch"].advice == "pip install 'torch>=99'"
+    )
+    assert findings["numpy"].status == "ok"
+    assert findings["no-such-library"].detail == "is not installed"
 
 
 def test_a_platform_that_is_not_here_is_one_failure():
@@ -74,8 +76,8 @@ def test_a_platform_that_is_not_here_is_one_failure():
 def test_a_device_that_never_answers_is_reported(monkeypatch):
     monkeypatch.setattr(devices, "_PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(devices, "_TIMEOUT_S", 0.5)
-    (found,) = devices.check_devices("auto")
-    assert found.status == "fail" and "other hosts" in str(found.advice)
+    (finding,) = devices.check_devices("auto")
+    assert finding.status == "fail" and "other hosts" in str(finding.advice)
 
 
 def test_only_the_user_s_own_flags_are_named(monkeypatch):
@@ -91,9 +93,9 @@ def test_wrong_arithmetic_is_seen(monkeypatch):
 
     true = jax.numpy.exp
     monkeypatch.setattr(jax.numpy, "exp", lambda x: true(x) * 1.01)
-    found = {f.subject: f for f in arithmetic.check_arithmetic()}
-    assert found["exp"].status == "fail"
-    assert found["float32 product, highest"].status == "ok"
+    findings = {f.subject: f for f in arithmetic.check_arithmetic()}
+    assert findings["exp"].status == "fail"
+    assert findings["float32 product, highest"].status == "ok"
 
 
 def test_a_check_that_breaks_does_not_stop_the_others():
@@ -125,8 +127,8 @@ def test_an_adapter_that_raises_is_a_failure(monkeypatch):
 def test_an_unwritable_cache_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    found = next(iter(storage.check_storage()))
-    assert found.status == "fail" and "XDG_CACHE_HOME" in str(found.advice)
+    finding = next(iter(storage.check_storage()))
+    assert finding.status == "fail" and "XDG_CACHE_HOME" in str(finding.advice)
 
 
 def test_exit_status_and_lines(monkeypatch, capsys):

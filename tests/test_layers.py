@@ -33,6 +33,7 @@ FRAMEWORKS = {
 """What a package does not import of others."""
 
 INTEROP_OF_MODELS = {
+    "jaxsr.interop.annotations",
     "jaxsr.interop.bounded_read",
     "jaxsr.interop.errors",
     "jaxsr.interop.host_arrays",

@@ -17,13 +17,13 @@ def test_every_package_on_disk_is_listed():
     listed = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     )
-    found = set()
+    packages = set()
     for name, home in HOMES.items():
         for init in home.rglob("__init__.py"):
             parts = init.parent.relative_to(home).parts
             if name != "jaxsr" or parts[:1] not in (("ops",), ("interop",)):
-                found.add(".".join((name, *parts)))
-    assert listed == found
+                packages.add(".".join((name, *parts)))
+    assert listed == packages
 
 
 def modules(folder: str) -> list[Path]:
@@ -32,13 +32,13 @@ def modules(folder: str) -> list[Path]:
 
 def imports(path: Path) -> set[str]:
     """Names of imported modules."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            names.add(node.module)
+    return names
 
 
 def test_ops_and_interop_have_one_name_each():

@@ -71,14 +71,14 @@ def test_exported_weights_load_into_torch(finished):
 
 
 def test_the_best_weights_stay_beside_the_newest(finished):
-    found = {
+    psnr_by_step = {
         r["step"]: r["validation/psnr_y"] for r in records(finished) if "validation/psnr_y" in r
     }
     _, newest = read_weights(finished / "generator.safetensors")
     _, best = read_weights(finished / "generator.best.safetensors")
-    assert newest["step"] == max(found)
-    assert best["step"] == max(found, key=found.__getitem__)
-    assert best["validation"]["psnr_y"] == pytest.approx(max(found.values()))
+    assert newest["step"] == max(psnr_by_step)
+    assert best["step"] == max(psnr_by_step, key=psnr_by_step.__getitem__)
+    assert best["validation"]["psnr_y"] == pytest.approx(max(psnr_by_step.values()))
 
 
 def test_resume_goes_on_and_repeats_the_uninterrupted_run(finished, tmp_path):
@@ -119,14 +119,14 @@ def test_the_torch_engine_compiles_both_players(tmp_path):
 
 def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(capsys, tmp_path):
     line = refused(capsys, *TINY, "--lr", "1e30", "--optimizer", "sgd", "--out", tmp_path)
-    found = re.search(r"(\S+) is (nan|inf|-inf) at step (\d+); the state of step (\d+)", line)
-    assert found, line
-    assert int(found[4]) == int(found[3]) - 1
-    kept = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit())
-    assert kept == int(found[4])
+    failure = re.search(r"(\S+) is (nan|inf|-inf) at step (\d+); the state of step (\d+)", line)
+    assert failure, line
+    assert int(failure[4]) == int(failure[3]) - 1
+    newest = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit())
+    assert newest == int(failure[4])
     assert f"--branch-from {tmp_path}" in line
     values = records(tmp_path)[-1]
-    assert values["step"] == int(found[3]) and values[found[1]] in ("nan", "inf", "-inf")
+    assert values["step"] == int(failure[3]) and values[failure[1]] in ("nan", "inf", "-inf")
 
 
 @pytest.mark.slow

@@ -60,8 +60,8 @@ def main(out: Path, *, steps: int = 60, devices: int = 1) -> list[float]:
 
     waiting = []
     with Checkpoints(out / "checkpoints") as checkpoints:
-        found = checkpoints.restore(state)
-        first, state = found if found is not None else (0, state)
+        restored = checkpoints.restore(state)
+        first, state = restored if restored is not None else (0, state)
         for number in range(first, steps):
             state, metrics = step(state, place_batch(batch_of(number), mesh))
             waiting.append(metrics["denoiser/loss"])  # not fetched yet: the device runs ahead
@@ -69,8 +69,8 @@ def main(out: Path, *, steps: int = 60, devices: int = 1) -> list[float]:
                 checkpoints.save(number + 1, state)
     losses = [float(loss) for loss in waiting]
     weights = {**state.params, **state.buffers}
-    own = {name.removeprefix("denoiser."): array for name, array in weights.items()}
-    export_weights(out / "denoiser.safetensors", own)
+    network_weights = {name.removeprefix("denoiser."): array for name, array in weights.items()}
+    export_weights(out / "denoiser.safetensors", network_weights)
     if losses:
         print(f"loss {losses[0]:.4f} at step {first}, {losses[-1]:.4f} after {steps} steps")
     return losses

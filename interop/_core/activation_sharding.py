@@ -11,7 +11,7 @@ depend on it: where that axis is another one of the same length, only time is lo
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import torch
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.annotations import PyTree
 
 
 class _Split(NamedTuple):
@@ -60,7 +61,7 @@ def stating_results(module: nn.Module) -> Generator[None]:
         yield
         return
 
-    def state(_: nn.Module, inputs: Any, outputs: Any) -> None:
+    def state(_: nn.Module, inputs: tuple, outputs: PyTree) -> None:
         del inputs
         for tensor in pytree.tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor):

@@ -54,7 +54,7 @@ class Attributes:
         self._replaced: dict[int, str] = {}
         """Ids of those that a trace has replaced unread -> why none may read them."""
 
-    def snapshot(self) -> dict[int, dict[str, Any]]:
+    def snapshot(self) -> dict[int, dict[str, object]]:
         """The attributes now, for `check` to compare with."""
         return {id(m): dict(vars(m)) for m in self._module.modules()}
 
@@ -84,7 +84,7 @@ class Attributes:
                 module.__class__ = kind
 
     def check(
-        self, before: dict[int, dict[str, Any]], trace: Trace, tensors: Mapping[str, JaxTensor]
+        self, before: dict[int, dict[str, object]], trace: Trace, tensors: Mapping[str, JaxTensor]
     ) -> bool:
         """Refuses state that forward keeps in attributes.
 
@@ -159,7 +159,7 @@ class _Guarded:
         self.is_read = True
         return vars(module)[self.key]
 
-    def __set__(self, module: nn.Module, value: Any) -> None:
+    def __set__(self, module: nn.Module, value: object) -> None:
         vars(module)[self.key] = value
         self.is_written = True
 
@@ -169,7 +169,7 @@ class _Guarded:
             self.guard.loss = ""
 
 
-def _holds_traced(value: Any, registered: set[int], *, caches: bool, depth: int = 3) -> bool:
+def _holds_traced(value: object, registered: set[int], *, caches: bool, depth: int = 3) -> bool:
     """Whether it holds a tensor of the trace that is neither parameter nor buffer.
 
     Where `caches` holds, tensors that follow from parameters and constants do not count: the next

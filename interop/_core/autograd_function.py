@@ -19,11 +19,13 @@ import torch.utils.checkpoint
 from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -36,7 +38,7 @@ def _root(array: Any, like: JaxTensor) -> JaxTensor:
     return JaxTensor(meta, Cell(array, None), None, like.needs_grad)
 
 
-def _with_arrays(values: Sequence[Any], places: list[int], arrays: Sequence[Any]) -> list[Any]:
+def _with_arrays(values: Sequence, places: list[int], arrays: Sequence) -> list:
     """The values, with new tensors around arrays at some places."""
     result = list(values)
     for i, array in zip(places, arrays, strict=True):
@@ -44,13 +46,13 @@ def _with_arrays(values: Sequence[Any], places: list[int], arrays: Sequence[Any]
     return result
 
 
-def _refilled(values: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+def _refilled(values: Sequence, arrays: Sequence) -> list:
     """The values, with a new tensor around the next array for each tensor among them."""
     places = [i for i, value in enumerate(values) if isinstance(value, JaxTensor)]
     return _with_arrays(values, places, arrays)
 
 
-def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
+def checkpointed(fn: Callable) -> Callable:
     """`fn` with its activations recomputed in the backward pass."""
 
     @functools.wraps(fn)
@@ -61,7 +63,7 @@ def checkpointed(fn: Callable[..., Any]) -> Callable[..., Any]:
         region = Region(writable=True)
         returned: dict[str, Any] = {}
 
-        def pure(arrays: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        def pure(arrays: list[jax.Array]) -> tuple[list[jax.Array | ChannelArray], list[jax.Array]]:
             with region.entered():
                 inner = _with_arrays(leaves, places, arrays)
                 arguments = {inner[i].cell: i for i in places}
@@ -105,7 +107,7 @@ class _Context:
         self.undifferentiable: set[int] = set()
         self.materialize = True
 
-    def save_for_backward(self, *tensors: Any) -> None:
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
         self.saved_tensors = tensors
 
     save_for_forward = save_for_backward
@@ -115,13 +117,13 @@ class _Context:
         """torch's older name of `saved_tensors`."""
         return self.saved_tensors
 
-    def mark_non_differentiable(self, *tensors: Any) -> None:
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
         self.undifferentiable.update(id(t) for t in tensors)
 
     def set_materialize_grads(self, value: bool) -> None:
         self.materialize = value
 
-    def mark_dirty(self, *tensors: Any) -> None:
+    def mark_dirty(self, *tensors: torch.Tensor) -> None:
         raise UnsupportedTorchError(
             "torch.autograd.Function with ctx.mark_dirty writes in place; return a new tensor"
         )
@@ -178,7 +180,7 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
         with nullcontext() if is_running(trace) else session(trace):
             return forward(*arrays)
 
-    def run_backward(residuals: list[jax.Array], cotangents: list[Any]) -> tuple:
+    def run_backward(residuals: list[jax.Array], cotangents: list) -> tuple:
         with session(trace), Region(writable=False).entered():
             leaves = _refilled(traced["state"], residuals)
             ctx = _Context(needs)
@@ -226,12 +228,12 @@ def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict)
 
 def associative_scan(
     trace: Trace,
-    combine_fn: Callable[[Any, Any], Any],
-    xs: Any,
+    combine_fn: Callable[[PyTree, PyTree], PyTree],
+    xs: PyTree,
     dim: int,
     reverse: bool = False,
     combine_mode: str = "pointwise",
-) -> Any:
+) -> PyTree:
     """torch's function of that name by JAX's; `combine_fn` sees elements without the axis `dim`."""
     del combine_mode
     leaves, tree = pytree.tree_flatten(xs)
@@ -280,7 +282,7 @@ def patched(trace: Trace) -> Generator[None]:
     checkpoint, apply = torch.utils.checkpoint.checkpoint, Function.__dict__["apply"]
     plain = getattr(checkpoint, "__wrapped__", checkpoint)
 
-    def traced_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def traced_checkpoint(function: Callable, *args: Any, **kwargs: Any) -> Any:
         if not trace.is_tracing_thread():
             return plain(function, *args, **kwargs)
         if kwargs.pop("context_fn", None) is not None:
@@ -300,11 +302,11 @@ def patched(trace: Trace) -> Generator[None]:
     mapped = apis.vmap_impl
 
     def traced_vmap(
-        function: Any,
-        in_dims: Any,
-        out_dims: Any,
-        randomness: Any,
-        chunk: Any,
+        function: Callable,
+        in_dims: PyTree,
+        out_dims: PyTree,
+        randomness: str,
+        chunk: int | None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -320,7 +322,11 @@ def patched(trace: Trace) -> Generator[None]:
             return scan(*args, **kwargs)
         return associative_scan(trace, *args, **kwargs)
 
-    def traced_check(error_type: Any, cond: Any, message: Any = None) -> None:
+    def traced_check(
+        error_type: type[Exception],
+        cond: torch.Tensor | bool,
+        message: Callable[[], str] | None = None,
+    ) -> None:
         # A compiled program cannot raise; what is known is checked.
         if not (isinstance(cond, JaxTensor) and cond.const is None):
             check(error_type, cond, message)

@@ -8,7 +8,7 @@ caches, dictionaries of a library) is taken apart as `copy.copy` does, by `__red
 import copy
 import enum
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jax.tree_util import default_registry
 from torch import nn
 from torch.utils import _pytree as torch_pytree
 
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 _INDIVISIBLE = (
@@ -45,24 +46,24 @@ class _Static:
         return hash(len(self.values))
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     """Whether JAX may trace it, or has put it in the place of an array (`object()`, shardings)."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) or type(value) is object:
         return True
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def _register(cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any]) -> None:
+def _register(cls: type, flatten: Callable, unflatten: Callable) -> None:
     if not default_registry.is_node(cls):
         jax.tree_util.register_pytree_node(cls, flatten, unflatten)
 
 
-def _register_torch_node(cls: type, node: Any) -> None:
-    def flatten(value: Any) -> tuple[list[Any], _Static]:
+def _register_torch_node(cls: type, node: torch_pytree.NodeDef) -> None:
+    def flatten(value: PyTree) -> tuple[list[PyTree], _Static]:
         children, context = node.flatten_fn(value)
         return list(children), _Static(context)
 
-    def unflatten(static: _Static, children: Any) -> Any:
+    def unflatten(static: _Static, children: Iterable[PyTree]) -> PyTree:
         return node.unflatten_fn(list(children), static.values[0])
 
     _register(cls, flatten, unflatten)
@@ -75,7 +76,7 @@ def register_torch_nodes() -> None:
             _register_torch_node(cls, node)
 
 
-def _take_apart(value: Any) -> tuple[list[Any], _Static]:
+def _take_apart(value: PyTree) -> tuple[list[PyTree], _Static]:
     make, *parts = value.__reduce_ex__(4)
     arguments, state, items, pairs, *_ = [*parts, None, None, None]
     tree = (arguments, state, items and list(items), pairs and list(pairs))
@@ -88,7 +89,7 @@ def _take_apart(value: Any) -> tuple[list[Any], _Static]:
     return children, _Static(make, structure, traced, static)
 
 
-def _put_together(static: _Static, children: Any) -> Any:
+def _put_together(static: _Static, children: Iterable[PyTree]) -> PyTree:
     make, structure, traced, leaves = static.values
     remaining = iter(children)
     filled = [next(remaining) if t else leaf for leaf, t in zip(leaves, traced, strict=True)]
@@ -110,7 +111,7 @@ def _put_together(static: _Static, children: Any) -> Any:
     return value
 
 
-def _holds_arrays(value: Any, path: frozenset[int] = frozenset()) -> bool:
+def _holds_arrays(value: object, path: frozenset[int] = frozenset()) -> bool:
     if _is_array(value):
         return True
     if id(value) in path or isinstance(value, _INDIVISIBLE):
@@ -123,7 +124,7 @@ def _holds_arrays(value: Any, path: frozenset[int] = frozenset()) -> bool:
     return any(_holds_arrays(v, path) for v in _attributes(value))
 
 
-def _attributes(value: Any) -> list[Any]:
+def _attributes(value: object) -> list[object]:
     names = [n for cls in type(value).__mro__ for n in _slots_of(cls) if hasattr(value, n)]
     return [*getattr(value, "__dict__", {}).values(), *(getattr(value, n) for n in names)]
 
@@ -133,7 +134,7 @@ def _slots_of(cls: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def register(value: Any) -> bool:
+def register(value: PyTree) -> bool:
     """Makes the class of a container a JAX node if it holds arrays or tensors.
 
     Returns:
@@ -164,7 +165,7 @@ def register(value: Any) -> bool:
     return True
 
 
-def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], value: PyTree) -> PyTree:
     """`value` with `function` of every leaf; containers keep their types and their order."""
     if type(value) is dict:
         return {k: map_leaves(function, v) for k, v in value.items()}

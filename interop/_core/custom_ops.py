@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
-from torch.autograd.function import Function
+from torch.autograd.function import Function, FunctionCtx
+
+from jaxsr.interop.annotations import PyTree
 
 
 def python_function(func: "torch._ops.OpOverload[..., Any]") -> Callable[..., Any] | None:
@@ -22,7 +24,7 @@ def python_function(func: "torch._ops.OpOverload[..., Any]") -> Callable[..., An
         return code
     setup = definition._setup_context_fn
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: PyTree) -> None:
         if setup is not None:
             setup(ctx=ctx, inputs=inputs, output=output)
 

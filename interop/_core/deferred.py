@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import torch
 
 
 class DeferredArray(abc.ABC):
@@ -53,7 +54,7 @@ class Rewriter(Protocol):
     """Computes operators in a form of its own, where that is faster; a trace has one or none."""
 
     def rewrite(
-        self, trace: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, trace: Any, func: torch._ops.OpOverload, args: tuple, kwargs: dict
     ) -> tuple[bool, Any]:
         """Runs an operator of a `Trace`, if it wants to.
 

@@ -9,13 +9,14 @@ values. A result of another shape than torch's raises, one of another dtype is c
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.typing import ArrayLike
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
@@ -43,6 +44,7 @@ from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 # Constants up to this many elements are evaluated by torch while tracing; larger ones are built by
@@ -149,7 +151,9 @@ class Trace:
         selections.note_origin(func, args, kwargs, result)
         return result
 
-    def mark_input_free(self, func: Any, arguments: Any, result: Any, draws: int) -> None:
+    def mark_input_free(
+        self, func: Callable, arguments: tuple[tuple, dict], result: PyTree, draws: int
+    ) -> None:
         """Notes whether a result follows from parameters, buffers and constants alone.
 
         Args:
@@ -240,7 +244,7 @@ class Trace:
         """A tensor as the trace sees it: a plain torch tensor becomes a constant."""
         return tensor if isinstance(tensor, JaxTensor) else self.adopt(tensor)
 
-    def meta_result(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def meta_result(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """What torch says about shapes and dtypes; its errors are the user's errors."""
         margs, mkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.meta, (args, kwargs))
         if "device" in mkwargs:
@@ -260,7 +264,7 @@ class Trace:
 
     def _constant(
         self,
-        func: Any,
+        func: torch._ops.OpOverload,
         schema: Schema,
         entry: Entry,
         args: tuple,
@@ -286,7 +290,9 @@ class Trace:
             return True, self._view(func, entry.function, args, kwargs, metas, consts)
         return True, self._evaluated(func, args, kwargs, tensors)
 
-    def _evaluated(self, func: Any, args: tuple, kwargs: dict, tensors: list[JaxTensor]) -> Any:
+    def _evaluated(
+        self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, tensors: list[JaxTensor]
+    ) -> Any:
         """What torch computes of tensors whose values are known."""
         known = pytree.tree_map_only(JaxTensor, known_value, (args, kwargs))
         result = run_on_constants(func, *known)
@@ -301,7 +307,13 @@ class Trace:
         return pytree.tree_map_only(torch.Tensor, as_tensor, result)
 
     def _view(
-        self, func: Any, form: Any, args: tuple, kwargs: dict, metas: Any, consts: Any = None
+        self,
+        func: torch._ops.OpOverload,
+        form: Callable | None,
+        args: tuple,
+        kwargs: dict,
+        metas: Any,
+        consts: Any = None,
     ) -> Any:
         parent: JaxTensor = args[0]
         if isinstance(metas, torch.Tensor) and (metas.is_conj() or metas.is_neg()):
@@ -330,7 +342,9 @@ class Trace:
                 tensor.set_const(const)
         return out if isinstance(metas, (list, tuple)) else out[0]
 
-    def functional(self, func: Any, entry: Entry, args: tuple, kwargs: dict, metas: Any) -> Any:
+    def functional(
+        self, func: torch._ops.OpOverload, entry: Entry, args: tuple, kwargs: dict, metas: Any
+    ) -> Any:
         if entry.function is None:
             raise UnsupportedTorchError(f"{func} has no JAX lowering; {registry.HOW_TO_ADD}")
         for meta in _as_list(metas):
@@ -353,7 +367,7 @@ class Trace:
                 ) from e
         return self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
 
-    def wrap_result(self, func: Any, result: Any, metas: Any, needs_grad: bool) -> Any:
+    def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:
         """A lowering's arrays as tensors, in torch's dtypes and strides.
 
         Args:
@@ -371,7 +385,7 @@ class Trace:
                 f"{name_of(func)} gave {len(results)} results, not {len(metas_list)}"
             )
 
-        def wrapped(value: Any, meta: Any) -> Any:
+        def wrapped(value: Any, meta: object) -> Any:
             if not isinstance(meta, torch.Tensor) or value is None:
                 return value
             if isinstance(value, JaxTensor):
@@ -383,7 +397,14 @@ class Trace:
             return tensors[0]
         return tensors if type(metas) is list else tuple(tensors)
 
-    def _mutate(self, func: Any, schema: Schema, functional: Any, args: tuple, kwargs: dict) -> Any:
+    def _mutate(
+        self,
+        func: torch._ops.OpOverload,
+        schema: Schema,
+        functional: Callable | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> Any:
         if functional is None:
             raise UnsupportedTorchError(
                 f"{name_of(func)} changes its argument and has no functional form; "
@@ -433,7 +454,7 @@ class Trace:
         target.assign(value)
 
 
-def fit(func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
+def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
     """A lowering's result as torch has it: same shape or an error, same dtype by a cast."""
     value = jnp.asarray(value)
     if tuple(value.shape) != tuple(meta.shape):
@@ -450,7 +471,7 @@ def fit(func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
     return cast(value, dtype)
 
 
-def _check_scalars(func: Any, args: tuple) -> None:
+def _check_scalars(func: Callable, args: tuple) -> None:
     dtypes = [a.dtype for a in args if isinstance(a, jax.Array)]
     is_whole = dtypes and not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
     for value in args:
@@ -460,12 +481,12 @@ def _check_scalars(func: Any, args: tuple) -> None:
             raise UnsupportedTorchError(f"{name_of(func)}: {value} does not fit an integer")
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 @registry.lifts(torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
-def _lift(trace: Trace, func: Any, args: tuple, kwargs: dict) -> JaxTensor:
+def _lift(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> JaxTensor:
     """A tensor that the module's code makes of Python numbers."""
     (value,) = args
     return value if isinstance(value, JaxTensor) else trace.wrap_const(value.clone())

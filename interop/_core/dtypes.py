@@ -4,13 +4,12 @@ JAX without x64 has no 64-bit types. torch.int64 is carried by int32, with a ref
 do not fit; torch.float64 and complex128 are refused, because their promise is precision.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -64,7 +63,7 @@ def to_jax_dtype(dtype: torch.dtype) -> np.dtype:
     return jnp.dtype(_TO_JAX[dtype])
 
 
-def to_torch_dtype(dtype: Any) -> torch.dtype:
+def to_torch_dtype(dtype: DTypeLike) -> torch.dtype:
     """The torch dtype that a JAX array shows to torch code.
 
     Without x64, int32 is shown as int64: JAX's default integer stands for torch's, and torch's
@@ -78,7 +77,7 @@ def to_torch_dtype(dtype: Any) -> torch.dtype:
     return _TO_TORCH[dtype]
 
 
-def wide_dtype(dtype: Any) -> np.dtype:
+def wide_dtype(dtype: DTypeLike) -> np.dtype:
     """The dtype of sums and of functions that lose digits: float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 
@@ -98,7 +97,7 @@ def is_differentiable(meta: torch.Tensor) -> bool:
     return meta.dtype.is_floating_point or meta.dtype.is_complex
 
 
-def cast(value: Any, dtype: Any) -> jax.Array:
+def cast(value: ArrayLike, dtype: DTypeLike) -> jax.Array:
     """`value` as a JAX array of this dtype; of complex numbers the real part, where it is real."""
     value = jnp.asarray(value)
     if value.dtype == dtype:
@@ -108,7 +107,7 @@ def cast(value: Any, dtype: Any) -> jax.Array:
     return value.astype(dtype)
 
 
-def check_range(values: Any, what: str) -> None:
+def check_range(values: np.ndarray, what: str) -> None:
     """Refuses integers that int32 cannot carry while x64 is off."""
     if x64() or values.size == 0:
         return

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.typing import ArrayLike
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -39,6 +40,7 @@ from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_context import session
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
 from jaxsr.interop.hooks import watching
 from jaxsr.interop.module_copy import copy_module
@@ -87,7 +89,7 @@ def functionalize(
 
     _refuse_wrappers(module)
     slots, aliases, non_persistent = _slots(module)
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for slot in slots.values():
         tensor = slot.source(module)
         meta = torch.empty_like(tensor.detach(), device="meta")
@@ -223,20 +225,20 @@ class FunctionalModule:
 
     def run(
         self,
-        params: Mapping[str, Any],
-        buffers: Mapping[str, Any],
+        params: Mapping[str, ArrayLike],
+        buffers: Mapping[str, ArrayLike],
         inputs: tuple[Any, ...],
         kwargs: dict[str, Any],
         rng: jax.Array | None,
         train: bool | None,
         method: str,
-        compute_dtype: Any,
+        compute_dtype: np.dtype | None,
         rewriter: Rewriter | None = None,
-    ) -> tuple[Any, dict[str, jax.Array]]:
+    ) -> tuple[PyTree, dict[str, jax.Array]]:
         """What `JaxModule.apply` does: the method's result, and the buffers after it."""
         self._check_names(params, buffers)
 
-        def traced(*, compiling: bool) -> tuple[Any, dict[str, jax.Array]]:
+        def traced(*, compiling: bool) -> tuple[PyTree, dict[str, jax.Array]]:
             trace = Trace(rng, rewriter)
             trace.originals = self.originals
             with session(trace, compiling=compiling):
@@ -278,7 +280,9 @@ class FunctionalModule:
             except Exception:
                 raise error from None
 
-    def _check_names(self, params: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+    def _check_names(
+        self, params: Mapping[str, ArrayLike], buffers: Mapping[str, ArrayLike]
+    ) -> None:
         for label, arrays, trainable in (("params", params, True), ("buffers", buffers, False)):
             names = {n for n, s in self.slots.items() if s.trainable is trainable}
             missing, unknown = sorted(names - set(arrays)), sorted(set(arrays) - names)
@@ -289,7 +293,12 @@ class FunctionalModule:
                 )
 
     def _wrap(
-        self, trace: Trace, name: str, slot: Slot, arrays: Mapping[str, Any], compute: Any
+        self,
+        trace: Trace,
+        name: str,
+        slot: Slot,
+        arrays: Mapping[str, ArrayLike],
+        compute: np.dtype | None,
     ) -> JaxTensor:
         array = jnp.asarray(arrays[name])
         dtype = slot.dtype
@@ -347,7 +356,7 @@ class FunctionalModule:
                 _refill(container, content)
 
     def _collect(
-        self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, Any]
+        self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, ArrayLike]
     ) -> dict[str, jax.Array]:
         after: dict[str, jax.Array] = {}
         for path, sub in self.module.named_modules(remove_duplicate=False):
@@ -383,7 +392,7 @@ class FunctionalModule:
         return after
 
 
-def _containers(value: Any, depth: int = 3) -> list[Any]:
+def _containers(value: object, depth: int = 3) -> list:
     """A list, dictionary or set that code may write into, and those within it."""
     if not depth or not isinstance(value, (list, tuple, dict, set)):
         return []
@@ -392,7 +401,7 @@ def _containers(value: Any, depth: int = 3) -> list[Any]:
     return inner if isinstance(value, tuple) else [value, *inner]
 
 
-def _refill(container: Any, content: Any) -> None:
+def _refill(container: Any, content: list | dict | set) -> None:
     """Gives a list, dictionary or set the content that it had before."""
     if len(container) == len(content) and all(
         a is b for a, b in zip(_items(container), _items(content), strict=True)
@@ -402,7 +411,7 @@ def _refill(container: Any, content: Any) -> None:
     (container.extend if isinstance(container, list) else container.update)(content)
 
 
-def _items(container: Any) -> list[Any]:
+def _items(container: list | dict | set) -> list:
     """Its elements, and a dictionary's keys and values."""
     if isinstance(container, dict):
         return [*container.keys(), *container.values()]
@@ -434,7 +443,7 @@ def is_number(buffer: torch.Tensor) -> bool:
     return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"
 
 
-def _mentions(value: Any, known: Mapping[int, Any]) -> bool:
+def _mentions(value: object, known: Mapping[int, object]) -> bool:
     if isinstance(value, torch.Tensor):
         return id(value) in known
     if isinstance(value, (list, tuple)):
@@ -444,7 +453,7 @@ def _mentions(value: Any, known: Mapping[int, Any]) -> bool:
     return False
 
 
-def _replaced(value: Any, new: Mapping[int, Any]) -> Any:
+def _replaced(value: Any, new: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return new.get(id(value), value)
     if type(value) in (list, tuple):
@@ -454,7 +463,7 @@ def _replaced(value: Any, new: Mapping[int, Any]) -> Any:
     return value
 
 
-def to_tensor(trace: Trace, x: Any, compute: Any) -> Any:
+def to_tensor(trace: Trace, x: Any, compute: np.dtype | None) -> Any:
     """An argument as the module's code sees it."""
     if isinstance(x, torch.Tensor):
         raise InputTypeError(

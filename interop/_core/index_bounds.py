@@ -30,7 +30,7 @@ aten = torch.ops.aten
 class Use(NamedTuple):
     """Indices that an operation takes."""
 
-    index: Any
+    index: torch.Tensor
     """A tensor of integers."""
     size: int
     """How many things there are to index."""
@@ -40,30 +40,40 @@ class Use(NamedTuple):
     """A value that stands for none."""
 
 
-def _rows_of_table(weight: Any, index: Any, *_: Any, **__: Any) -> list[Use]:
+def _rows_of_table(
+    weight: torch.Tensor, index: torch.Tensor, *_: object, **__: object
+) -> list[Use]:
     return [Use(index, weight.shape[0])]
 
 
 def _classes(
-    x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
 ) -> list[Use]:
     del weight, reduction
     return [Use(target, x.shape[min(1, x.dim() - 1)], ignored=ignore_index)]
 
 
-def _margin_classes(x: Any, target: Any, *_: Any, **__: Any) -> list[Use]:
+def _margin_classes(x: torch.Tensor, target: torch.Tensor, *_: object, **__: object) -> list[Use]:
     return [Use(target, x.shape[-1])]
 
 
-def _along_axis(x: Any, dim: int, index: Any, *_: Any, **__: Any) -> list[Use]:
+def _along_axis(
+    x: torch.Tensor, dim: int, index: torch.Tensor, *_: object, **__: object
+) -> list[Use]:
     return [Use(index, x.shape[dim] if x.dim() else 1)]
 
 
-def _taken(x: Any, index: Any) -> list[Use]:
+def _taken(x: torch.Tensor, index: torch.Tensor) -> list[Use]:
     return [Use(index, x.numel(), negative=True)]
 
 
-def _axes(x: Any, indices: Sequence[Any], *_: Any, **__: Any) -> list[Use]:
+def _axes(
+    x: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: object, **__: object
+) -> list[Use]:
     uses: list[Use] = []
     axis = 0
     for index in indices:
@@ -76,11 +86,11 @@ def _axes(x: Any, indices: Sequence[Any], *_: Any, **__: Any) -> list[Use]:
     return uses
 
 
-def _one_hot(tensor: Any, num_classes: int = -1) -> list[Use]:
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> list[Use]:
     return [Use(tensor, num_classes)] if num_classes > 0 else []
 
 
-OPERATIONS: Mapping[Any, Callable[..., list[Use]]] = {
+OPERATIONS: Mapping[Callable, Callable[..., list[Use]]] = {
     aten.embedding: _rows_of_table,
     aten._embedding_bag: _rows_of_table,
     aten._embedding_bag_forward_only: _rows_of_table,
@@ -133,7 +143,7 @@ def worse(one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 @contextmanager
-def checked_indices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generator[None]:
+def checked_indices(func: Callable, args: Sequence, kwargs: Mapping) -> Generator[None]:
     """Around an operator or torch function: its indices are checked, or collected.
 
     Raises:
@@ -152,7 +162,7 @@ def checked_indices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         _CHECKED.reset(token)
 
 
-def _look(func: Any, use: Use) -> None:
+def _look(func: Callable, use: Use) -> None:
     index = use.index
     if not isinstance(index, JaxTensor):
         if isinstance(index, torch.Tensor):
@@ -178,7 +188,7 @@ def _look(func: Any, use: Use) -> None:
     collected[rule] = worse(collected[rule], worst) if rule in collected else worst
 
 
-def _worst(array: Any, use: Use) -> jax.Array:
+def _worst(array: jax.Array, use: Use) -> jax.Array:
     outside = _outside(array, use)
     values = jnp.where(outside, array, 0).astype(jnp.int32)
     return worse(values.max(initial=0), values.min(initial=0))
@@ -189,7 +199,7 @@ def _outside(array: Any, use: Use) -> Any:
     return outside if use.ignored is None else outside & (array != use.ignored)
 
 
-def _check(func: Any, use: Use, values: np.ndarray) -> None:
+def _check(func: Callable, use: Use, values: np.ndarray) -> None:
     outside = values[_outside(values, use)]
     if outside.size:
         error = IndexOutsideError.of(_rule(func, use), int(outside.flat[0]))
@@ -224,13 +234,25 @@ def _place() -> str:
 
 
 class _CheckedOperators(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         with checked_indices(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
 
 
 class _CheckedFunctions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         with checked_indices(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
 

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.schema import schema_of
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.annotations import PyTree
 
 LIMIT = 1 << 26
 """Elements of the largest value that is computed for Python."""
@@ -58,17 +59,17 @@ def known_value(tensor: JaxTensor) -> torch.Tensor | None:
     return None if recipe is None else recipe.value()
 
 
-def run_on_constants(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_constants(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     """Torch's result, with zeros for memory that torch leaves as it was."""
     result = func(*args, **kwargs)
     return result.zero_() if func.overloadpacket in _EMPTY else result
 
 
 def record(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    result: Any,
+    func: torch._ops.OpOverload,
+    args: tuple,
+    kwargs: dict,
+    result: PyTree,
     adopt: Callable[[torch.Tensor], JaxTensor],
 ) -> None:
     """Gives the results of an operator their recipes, where its arguments are known.
@@ -107,7 +108,7 @@ def record(
             Recipe(lambda index=index: computed()[index]).describe(tensor)
 
 
-def places_for_masks(func: Any, args: tuple[Any, ...], wrap: Callable) -> tuple[Any, ...]:
+def places_for_masks(func: torch._ops.OpOverload, args: tuple, wrap: Callable) -> tuple:
     """Arguments of an indexing operator with the places of each known mask instead of the mask.
 
     Args:
@@ -117,7 +118,7 @@ def places_for_masks(func: Any, args: tuple[Any, ...], wrap: Callable) -> tuple[
     """
     if func not in _INDEXED or (func is _INDEXED[1] and args[2].numel() == 1):
         return args
-    indices: list[Any] = []
+    indices: list[torch.Tensor | None] = []
     for index in args[1]:
         known = None
         if index is not None and index.dtype in (torch.bool, torch.uint8):

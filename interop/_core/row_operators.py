@@ -18,7 +18,7 @@ from jaxsr.interop._core.row_rules import (
     ROWWISE,
     WITH_WEIGHTS,
 )
-from jaxsr.interop._core.schema import functional_of, name_of, schema_of
+from jaxsr.interop._core.schema import Call, functional_of, name_of, schema_of
 from jaxsr.interop._core.selections import (
     REFUSAL,
     Selection,
@@ -33,7 +33,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 aten = torch.ops.aten
 
 
-def run(trace: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(trace: Any, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     """An operator of which an argument holds rows of a selection.
 
     Raises:
@@ -78,8 +78,8 @@ class _Rows:
     """One call of an operator with rows of a selection."""
 
     trace: Any
-    func: Any
-    call: dict[str, Any]
+    func: torch._ops.OpOverload
+    call: Call
     first: JaxTensor
     selection: Selection
 
@@ -105,7 +105,7 @@ class _Rows:
 
         return pytree.tree_map_only(JaxTensor, tagged, result)
 
-    def through_trace(self, func: Any, call: dict[str, Any]) -> Any:
+    def through_trace(self, func: torch._ops.OpOverload, call: Call) -> Any:
         """Runs an operator on tensors without selections, through the trace."""
         positional = [a.name for a in func._schema.arguments if not a.kwarg_only]
         count = max((i + 1 for i, n in enumerate(positional) if n in call), default=0)
@@ -115,7 +115,7 @@ class _Rows:
         with self.trace.dispatch_mode:
             return func(*args, **kwargs)
 
-    def filled(self, tensor: Any, value: Any) -> Any:
+    def filled(self, tensor: JaxTensor, value: float) -> Any:
         """The rows with `value` in those that do not count."""
         plain = plain_of(tensor)
         mask = self.trace.wrap(self.selection.aligned(plain.array()))
@@ -134,7 +134,7 @@ class _Rows:
         dims = [dims] if isinstance(dims, int) else dims
         return 0 in {dim % max(self.first.ndim, 1) for dim in dims}
 
-    def reduced(self, neutral: Callable[[torch.dtype], Any]) -> Any:
+    def reduced(self, neutral: Callable[[torch.dtype], float]) -> Any:
         """A reduction that leaves out rows which do not count."""
         of = next(iter(self.call.values()))
         if self.func not in MEANS:

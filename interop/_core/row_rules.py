@@ -6,33 +6,33 @@ apart.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from jaxsr.interop._core.schema import Call
 from jaxsr.interop._core.selections import selected
 from jaxsr.interop._core.tensor import JaxTensor
 
 aten = torch.ops.aten
 
 
-def _other_dims(call: dict[str, Any], first: JaxTensor) -> bool:
+def _other_dims(call: Call, first: JaxTensor) -> bool:
     dims = call.get("dim", -1)
     dims = [dims] if isinstance(dims, int) else dims
     return bool(dims) and first.ndim > 1 and all(dim % first.ndim for dim in dims)
 
 
-def _new_dim(call: dict[str, Any], first: JaxTensor) -> bool:
+def _new_dim(call: Call, first: JaxTensor) -> bool:
     return call["dim"] % (first.ndim + 1) != 0
 
 
-def _all_rows(call: dict[str, Any], first: JaxTensor) -> bool:
+def _all_rows(call: Call, first: JaxTensor) -> bool:
     return _other_dims(call | {"dim": call.get("dim", 0)}, first) or (
         call.get("start") in (None, 0) and call.get("end", 2**63 - 1) in (None, 2**63 - 1)
     )
 
 
-def _same_rows(call: dict[str, Any], first: JaxTensor) -> bool:
+def _same_rows(call: Call, first: JaxTensor) -> bool:
     size = call["size"]
     if not size or (size[0] not in (-1, first.shape[0])) or not first.shape[0]:
         return False
@@ -43,35 +43,35 @@ def _same_rows(call: dict[str, Any], first: JaxTensor) -> bool:
     return math.prod(size[1:]) == rest
 
 
-def _padded(call: dict[str, Any], first: JaxTensor) -> bool:
+def _padded(call: Call, first: JaxTensor) -> bool:
     return len(call["pad"]) < 2 * first.ndim
 
 
-def _expanded(call: dict[str, Any], first: JaxTensor) -> bool:
+def _expanded(call: Call, first: JaxTensor) -> bool:
     size = call["size"]
     return len(size) == first.ndim and size[0] in (-1, first.shape[0])
 
 
-def _matrix(call: dict[str, Any], first: JaxTensor) -> bool:
+def _matrix(call: Call, first: JaxTensor) -> bool:
     return selected(call["mat2"]) is None
 
 
-def _matrix_and_bias(call: dict[str, Any], first: JaxTensor) -> bool:
+def _matrix_and_bias(call: Call, first: JaxTensor) -> bool:
     bias = call["self"]
     return _matrix(call, first) and selected(bias) is None and bias.ndim == 1
 
 
-def _of_table(call: dict[str, Any], first: JaxTensor) -> bool:
+def _of_table(call: Call, first: JaxTensor) -> bool:
     return selected(call["weight"]) is None
 
 
-def _joined(call: dict[str, Any], first: JaxTensor) -> bool:
+def _joined(call: Call, first: JaxTensor) -> bool:
     return all(t.selection is not None for t in call["tensors"]) and _other_dims(
         {"dim": call.get("dim", 0)}, first
     )
 
 
-def _normalised(call: dict[str, Any], first: JaxTensor) -> bool:
+def _normalised(call: Call, first: JaxTensor) -> bool:
     return len(call["normalized_shape"]) < first.ndim
 
 
@@ -90,7 +90,7 @@ WITH_WEIGHTS = (
     aten.mm.default, aten.addmm.default, aten.embedding.default, aten.native_layer_norm.default,
 )  # fmt: skip
 """Operators that take tensors without rows, too."""
-ROWWISE: dict[Any, Callable[[dict[str, Any], JaxTensor], bool]] = {
+ROWWISE: dict[torch._ops.OpOverload, Callable[[Call, JaxTensor], bool]] = {
     **dict.fromkeys(
         (
             aten._softmax.default, aten._log_softmax.default, aten.softmax.int,
@@ -118,16 +118,16 @@ ROWWISE: dict[Any, Callable[[dict[str, Any], JaxTensor], bool]] = {
 }  # fmt: skip
 
 
-def _least(dtype: torch.dtype) -> Any:
+def _least(dtype: torch.dtype) -> float:
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-def _most(dtype: torch.dtype) -> Any:
+def _most(dtype: torch.dtype) -> float:
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 MEANS = (aten.mean.default, aten.mean.dim)
-REDUCTIONS: dict[Any, Callable[[torch.dtype], Any]] = {
+REDUCTIONS: dict[torch._ops.OpOverload, Callable[[torch.dtype], float]] = {
     aten.sum.default: lambda _: 0, aten.sum.dim_IntList: lambda _: 0,
     aten.mean.default: lambda _: 0, aten.mean.dim: lambda _: 0,
     aten.any.default: lambda _: 0, aten.any.dim: lambda _: 0,

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+Call = dict[str, Any]
+"""An operator's arguments by name."""
+
 
 class Schema:
     """What an aten overload's schema says about aliasing."""
@@ -59,7 +62,7 @@ def is_composite(func: torch._ops.OpOverload) -> bool:
     return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
-def name_of(func: Any) -> str:
+def name_of(func: object) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return str(func._schema.name).replace("aten::", "aten.")
     return getattr(func, "__qualname__", None) or getattr(func, "__name__", str(func))

@@ -12,7 +12,7 @@ computes is finite there, and so are gradients, which end in that copy.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax import lax
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
@@ -36,7 +37,7 @@ REFUSAL = (
 class Selection:
     """Which rows count."""
 
-    origin: Any
+    origin: tuple
     """How its mask was computed (`origin_of`)."""
     valid: jax.Array
     """bool (rows,)."""
@@ -71,14 +72,14 @@ class RowCount:
     def __repr__(self) -> str:
         return "rows"
 
-    def _refuse(self) -> Any:
+    def _refuse(self) -> NoReturn:
         raise UnsupportedTorchError(f"shape[0] {REFUSAL}")
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
     __index__ = __int__ = __float__ = __bool__ = _refuse
 
 
-def _arithmetic(name: str) -> Callable[[RowCount, Any], torch.Tensor]:
+def _arithmetic(name: str) -> Callable[[RowCount, object], torch.Tensor]:
     return lambda self, other: getattr(self.count, name)(other)
 
 
@@ -89,7 +90,7 @@ for _operator in (
     setattr(RowCount, f"__{_operator}__", _arithmetic(f"__{_operator}__"))
 
 
-def origin_of(tensor: JaxTensor) -> Any:
+def origin_of(tensor: JaxTensor) -> tuple:
     """What a tensor's value follows from: equal for equal values, where that is known."""
     cell, meta = tensor.cell, tensor.meta
     computed = cell.origin if cell.version == 0 else None
@@ -98,7 +99,7 @@ def origin_of(tensor: JaxTensor) -> Any:
     return (computed or (cell, cell.version), place)
 
 
-def note_origin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+def note_origin(func: torch._ops.OpOverload, args: tuple, kwargs: dict, result: PyTree) -> None:
     """Remembers of which tensors a mask was computed, and how."""
     is_mask = isinstance(result, JaxTensor) and result.dtype == torch.bool
     if not is_mask or result.view_of is not None or torch.Tag.pointwise not in func.tags:
@@ -116,17 +117,17 @@ def note_origin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
         result.cell.origin = (func, str(tree), *sizes, *parts)
 
 
-def selected(tensor: Any) -> Selection | None:
+def selected(tensor: object) -> Selection | None:
     """The selection whose rows a tensor holds, if it does."""
     return tensor.selection if isinstance(tensor, JaxTensor) else None
 
 
-def among(leaves: list[Any]) -> bool:
+def among(leaves: list) -> bool:
     """Whether one of these holds rows of a selection."""
     return any(selected(leaf) is not None for leaf in leaves)
 
 
-def select(trace: Any, func: Any, args: tuple[Any, ...]) -> JaxTensor | None:
+def select(trace: Any, func: torch._ops.OpOverload, args: tuple) -> JaxTensor | None:
     """The rows of `x[mask]`, `masked_select` or `nonzero`; None of any other call."""
     if func is aten.nonzero.default:
         mask, x = args[0], None
@@ -160,7 +161,7 @@ def new_tensor(
 
 
 def run_function(
-    trace: Any, func: Any, override: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    trace: Any, func: Callable, override: Any, args: tuple, kwargs: dict
 ) -> tuple[bool, Any]:
     """A torch function of which an argument holds rows of a selection.
 

@@ -4,11 +4,10 @@ XLA adds such a sum up with a hundred times torch's error on CPUs, which shows w
 So the sum is that of a channel, which torch computes in programs for CPUs.
 """
 
-from typing import Any
-
 import torch
 
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.annotations import PyTree
 
 aten = torch.ops.aten
 _SPREADING = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
@@ -16,7 +15,9 @@ _LEAST = 1 << 15
 """Elements from which on torch sums them."""
 
 
-def spread_numbers(func: Any, args: tuple, arrays: tuple, result: Any) -> tuple:
+def spread_numbers(
+    func: torch._ops.OpOverload, args: tuple, arrays: tuple, result: PyTree
+) -> tuple:
     """Arguments of an operator, with learned numbers spread over its result's shape.
 
     Args:

@@ -12,7 +12,7 @@ inside their cell, and torch computes them. So `.item()`, `if mask.any():` and d
 work on constants.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -58,7 +58,7 @@ class Cell:
         "version",
     )  # fmt: skip
 
-    _lazy: Any
+    _lazy: DeferredArray | Callable[[], jax.Array] | None
     _settled: tuple[Region | None, ChannelArray] | None
     _value: Any
 
@@ -67,7 +67,7 @@ class Cell:
         self.const = const
         self.owner = owner
         self.version = 0
-        self.origin: Any = None
+        self.origin: tuple | None = None
         self.input_free = const is not None
         self.region = Region.current()
 
@@ -86,7 +86,7 @@ class Cell:
             made = self._value = (Region.current(), self._dense(self._lazy))
         return made[1]
 
-    def _dense(self, lazy: Any) -> jax.Array:
+    def _dense(self, lazy: DeferredArray | Callable[[], jax.Array]) -> jax.Array:
         if not isinstance(lazy, DeferredArray):
             return lazy()
         # Once settled, the pixels are not moved a second time in another way.
@@ -106,7 +106,7 @@ class Cell:
         """The value, where it is deferred."""
         return self._lazy if isinstance(self._lazy, DeferredArray) else None
 
-    def settled(self) -> Any:
+    def settled(self) -> ChannelArray:
         """A deferred value in its settled form, made once."""
         made = self._settled
         if made is None or not Region.alive(made[0]):
@@ -192,7 +192,7 @@ class JaxTensor(torch.Tensor):
         self.viewed = False
         return self
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         """Nothing: `torch.Tensor(2, 3)` in a module's code makes one and calls this with (2, 3)."""
 
     def twin(self) -> "JaxTensor":
@@ -208,7 +208,11 @@ class JaxTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # pyright: ignore
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         raise UnsupportedTorchError(
             f"{func} met a tensor of a traced module outside JaxModule.apply; "
@@ -225,11 +229,11 @@ class JaxTensor(torch.Tensor):
         """The current value, where it is deferred."""
         return self.cell.deferred if self.view_of is None and self.cell.const is None else None
 
-    def settled(self) -> Any:
+    def settled(self) -> ChannelArray | None:
         """The current value as a `ChannelArray`, where it is deferred; else None."""
         return None if self.deferred is None else self.cell.settled()
 
-    def content(self) -> Any:
+    def content(self) -> jax.Array | ChannelArray:
         """The current value as a pytree: settled where it is deferred, else the array."""
         settled = self.settled()
         return self.array() if settled is None else settled
@@ -267,7 +271,7 @@ class JaxTensor(torch.Tensor):
         parent.assign(self.view_of.write(parent.array(), value))
         self.cache = (self.cell.version, Region.current(), value)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         del tensor_contents
         return f"JaxTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
@@ -320,7 +324,7 @@ class JaxTensor(torch.Tensor):
             "write a torch.autograd.Function with that backward"
         )
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
+    def backward(self, *args: object, **kwargs: object) -> None:
         raise GradientInForwardError(GRADIENT_IN_FORWARD)
 
     def set_const(self, const: torch.Tensor) -> "JaxTensor":

@@ -1,5 +1,6 @@
 """The modes through which torch hands what the module's code does to a `Trace`."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jaxsr.interop._core import registry, selections
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.registry import Kind
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -18,10 +20,12 @@ class Dispatcher(Protocol):
 
     draws: int
 
-    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """The result of an aten operator."""
 
-    def mark_input_free(self, func: Any, arguments: Any, result: Any, draws: int) -> None:
+    def mark_input_free(
+        self, func: Callable, arguments: tuple[tuple, dict], result: PyTree, draws: int
+    ) -> None:
         """Notes whether a result follows from parameters, buffers and constants alone."""
 
 
@@ -32,7 +36,13 @@ class DispatchMode(TorchDispatchMode):
         super().__init__()
         self.trace = trace
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         with torch._C.DisableTorchFunction():
             return self.trace.dispatch(func, args, kwargs or {})
 
@@ -45,7 +55,13 @@ class FunctionMode(TorchFunctionMode):
         self.trace = trace
         self.constructors = _device_constructors()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedTorchError(

@@ -18,7 +18,7 @@ _LOCK = threading.Lock()
 
 
 @functools.cache
-def _tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
+def _tables() -> tuple[dict, dict]:
     """torchax's aten lowerings and torch decompositions; imports torchax on first use.
 
     Importing it switches off torch's fused attention path for the whole process, sets a telemetry

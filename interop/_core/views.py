@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +18,14 @@ from jax import lax
 
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.registry import views
+from jaxsr.interop._core.schema import Call
 from jaxsr.interop._core.tensor import JaxTensor, View, stop_gradient, straight_through
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 
 aten = torch.ops.aten
 
 Metas = list[torch.Tensor]
-Form = Callable[[JaxTensor, dict[str, Any], Metas], list[View] | None]
+Form = Callable[[JaxTensor, Call, Metas], list[View] | None]
 
 
 def _reshape(parent: JaxTensor, shape: tuple[int, ...]) -> View:
@@ -122,7 +122,12 @@ def _strided(root: JaxTensor, meta: torch.Tensor) -> View:
 
 
 def make_views(
-    func: Any, form: Form | None, parent: JaxTensor, args: tuple, kwargs: dict, metas: Metas
+    func: torch._ops.OpOverload,
+    form: Form | None,
+    parent: JaxTensor,
+    args: tuple,
+    kwargs: dict,
+    metas: Metas,
 ) -> list[View]:
     """The views that `func(parent, ...)` returns, by the form registered for it, if any.
 
@@ -158,7 +163,7 @@ def without_grad(view: View) -> View:
     return View(view.parent, lambda p: stop_gradient(read(p)), write_through, detached=True)
 
 
-def _bind(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+def _bind(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Call:
     names = [a.name for a in func._schema.arguments]
     bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     bound.update(zip(names, args, strict=False))
@@ -256,7 +261,11 @@ def _reinterpreted(parent: JaxTensor, arguments: dict, metas: Metas) -> list[Vie
     ]
 
 
-def _maps(func: Any, read: Callable[..., Any], write: Callable[..., Any]) -> None:
+def _maps(
+    func: torch._ops.OpOverload,
+    read: Callable[[jax.Array], jax.Array],
+    write: Callable[[jax.Array], jax.Array],
+) -> None:
     """Registers a view whose functions depend on no argument: `read(p)` and `write(new)`."""
     views(func)(lambda parent, *_: [View(parent, read, lambda p, new: write(new))])
 

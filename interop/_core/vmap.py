@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 
 TORCH = importlib.import_module("torch._functorch.vmap")
@@ -19,12 +20,12 @@ TORCH = importlib.import_module("torch._functorch.vmap")
 
 def vmapped(
     trace: Trace,
-    function: Callable[..., Any],
-    in_dims: Any,
-    out_dims: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    function: Callable,
+    in_dims: PyTree,
+    out_dims: PyTree,
+    args: tuple,
+    kwargs: dict,
+) -> PyTree:
     """`torch.vmap(function, in_dims, out_dims)(*args, **kwargs)` in a trace.
 
     Raises:

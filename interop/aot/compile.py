@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import jax
 
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.aot.chips import quiet_libtpu
 from jaxsr.interop.aot.gpu_program import GpuProgram, read_program
 from jaxsr.interop.aot.hlo import (
@@ -157,7 +158,7 @@ class Ahead:
         )
 
 
-def abstract(tree: Any, shardings: Any) -> Any:
+def abstract(tree: PyTree, shardings: PyTree) -> PyTree:
     """Shapes and dtypes of a tree, living where `shardings` says: arguments without values.
 
     Args:
@@ -169,13 +170,13 @@ def abstract(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(_abstract, tree, shardings)
 
 
-def _abstract(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _abstract(array: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def compile_ahead(
     function: Any,
-    arguments: Sequence[Any],
+    arguments: Sequence[PyTree],
     topology: Topology,
     *,
     name: str,
@@ -211,7 +212,7 @@ def compile_lowered(
     options: Mapping[str, Any] | None = None,
 ) -> Ahead:
     """`compile_ahead` of what `jax.jit(function).lower(*arguments)` returned."""
-    report: dict[str, Any] = {
+    report: JsonObject = {
         "name": name,
         "topology": topology.name,
         "devices": len(topology.devices),
@@ -221,7 +222,7 @@ def compile_lowered(
     }
     began = time.perf_counter(), time.process_time()
 
-    def spent() -> dict[str, Any]:
+    def spent() -> JsonObject:
         ended = time.perf_counter(), time.process_time()
         return {"compile_s": ended[0] - began[0], "compile_cpu_s": ended[1] - began[1]}
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.aot.compile import Ahead, Memory
 from jaxsr.interop.aot.gpu_program import GpuProgram
 
@@ -76,9 +76,9 @@ def _gpu_advice(ahead: Ahead, program: GpuProgram) -> list[str]:
     return lines
 
 
-def as_json(ahead: Ahead) -> dict[str, Any]:
+def as_json(ahead: Ahead) -> JsonObject:
     """Everything in the report as plain data."""
-    result: dict[str, Any] = {
+    result: JsonObject = {
         **{name: getattr(ahead, name) for name in ("name", "topology", "devices", "compiles")},
         "compile_s": round(ahead.compile_s, 2),
         "compile_cpu_s": round(ahead.compile_cpu_s, 2),
@@ -116,7 +116,7 @@ def as_json(ahead: Ahead) -> dict[str, Any]:
     }
 
 
-def _device_figures(ahead: Ahead) -> dict[str, Any]:
+def _device_figures(ahead: Ahead) -> JsonObject:
     if ahead.gpu is not None:
         figures = asdict(ahead.gpu)
         return {name: figures[name] for name in figures if name not in ("flops", "bytes")}

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop.cpu_kernels.torch_calls import float_bits, float_of, torch_call, torch_kernel
@@ -86,7 +87,7 @@ def _call(
     *,
     is_causal: bool,
     scale: float,
-    precision: Any,
+    precision: lax.Precision | None,
 ) -> list[jax.Array]:
     del precision  # an accelerator's matter
     dtype = operands[0].dtype

@@ -4,7 +4,7 @@ By oneDNN's own interface where it is installed, otherwise by torch.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ def _leaky_relu(out: torch.Tensor, y: torch.Tensor, slope: float) -> None:
     aten.leaky_relu(y, slope, out=out)
 
 
-_FOLLOWERS: dict[str, Any] = {
+_FOLLOWERS: dict[str, Callable[..., object]] = {
     "": lambda out, y: out.copy_(y),
     "relu": lambda out, y: torch.clamp_min(y, 0, out=out),
     "leaky_relu": _leaky_relu,
@@ -44,7 +44,7 @@ def _out(inputs: Tensors, outputs: Tensors, options: Attributes, *, follower: st
     x, out = _images(x, options), _images(outputs[0], options)
     in_place = onednn.convolve("out", x, w, out, _geometry(options), bias)
     y = out if in_place else aten.convolution(x, w, bias, *_options(options))
-    operands: list[Any] = [_images(other, options) for other in rest]
+    operands: list[torch.Tensor | float] = [_images(other, options) for other in rest]
     if follower == "leaky_relu":
         operands = [float_of(options["slope"])]
     if follower or not in_place:
@@ -78,7 +78,9 @@ def _weight(inputs: Tensors, outputs: Tensors, options: Attributes) -> None:
         out.copy_(_backward(g, x, out, options, which=1))
 
 
-def _backward(g: Any, x: Any, w: Any, options: Attributes, *, which: int) -> torch.Tensor:
+def _backward(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, options: Attributes, *, which: int
+) -> torch.Tensor:
     """A gradient; the tensor that it belongs to gives shape and memory format alone."""
     mask = [which == i for i in range(3)]
     results = aten.convolution_backward(g, x, w, None, *_options(options), mask)
@@ -90,7 +92,7 @@ def _geometry(options: Attributes) -> onednn.Geometry:
     return onednn.Geometry(stride, padding, dilation, options["groups"][0])
 
 
-def _options(options: Attributes) -> tuple[Any, ...]:
+def _options(options: Attributes) -> tuple:
     spatial = len(options["stride"])
     return (
         options["stride"], options["padding"], options["dilation"], False, [0] * spatial,

@@ -230,7 +230,7 @@ def _attributes() -> _Handle:
     return handle
 
 
-def _numbers(values: Sequence[int]) -> Any:
+def _numbers(values: Sequence[int]) -> ctypes.Array:
     return (c_int64 * 12)(*values)
 
 
@@ -290,7 +290,7 @@ class _Execution:
     It can't be a thread's own: one of XLA's is a new thread to Python at each call.
     """
 
-    def __init__(self, layouts: dict[int, Any]) -> None:
+    def __init__(self, layouts: dict[int, c_void_p]) -> None:
         self._stream = _Handle("stream", "dnnl_stream_create", _engine().pointer, 1)
         self._memories = {
             index: _Handle(
@@ -312,17 +312,17 @@ class _Execution:
         )  # fmt: skip
 
 
-def _layout(description: _Handle, argument: int) -> Any:
+def _layout(description: _Handle, argument: int) -> c_void_p:
     """The memory descriptor of a primitive's argument, which lives as long as the description."""
     query = _library().dnnl_primitive_desc_query_md
     return c_void_p(query(description.pointer, _ARGUMENT_MD, argument))
 
 
-def _size(layout: Any) -> int:
+def _size(layout: c_void_p) -> int:
     return _library().dnnl_memory_desc_get_size(layout)
 
 
-def _reorder(source: Any, target: Any) -> _Primitive | None:
+def _reorder(source: c_void_p, target: c_void_p) -> _Primitive | None:
     """From one layout to another; None where they are equal."""
     if _library().dnnl_memory_desc_equal(source, target):
         return None

@@ -143,9 +143,9 @@ def product(
 def _half(x: torch.Tensor, half: int) -> torch.Tensor:
     """The activations with one half of each group alone."""
     groups = x.view(len(x), -1, 2, GROUP // 2)
-    kept = torch.zeros_like(groups)
-    kept[:, :, half] = groups[:, :, half]
-    return kept.view(x.shape)
+    halved = torch.zeros_like(groups)
+    halved[:, :, half] = groups[:, :, half]
+    return halved.view(x.shape)
 
 
 def _exact(rows: Sequence[torch.Tensor], plane: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -177,7 +177,9 @@ def _joined(
         return run(jnp.concatenate(pieces, axis=3), kernel)
 
     @joined.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    def _(
+        primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
         (pieces, kernel), (piece_tangents, kernel_tangent) = primals, tangents
         kernels, kernel_tangents = (jnp.split(k, stops, axis=2) for k in (kernel, kernel_tangent))
         terms = [

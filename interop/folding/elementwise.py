@@ -41,15 +41,15 @@ _FINITE = {
 }  # fmt: skip
 
 
-def leaves(args: tuple, kwargs: dict) -> list[Any]:
+def leaves(args: tuple, kwargs: dict) -> list:
     """All arguments, those in lists one by one."""
-    result: list[Any] = []
+    result = []
     for value in (*args, *kwargs.values()):
         result.extend(value) if isinstance(value, (list, tuple)) else result.append(value)
     return result
 
 
-def is_pointwise(func: Any) -> bool:
+def is_pointwise(func: torch._ops.OpOverload) -> bool:
     """Whether each element of the result depends on those at its place alone, and on no chance."""
     if func in _EXTRA_POINTWISE:
         return True
@@ -58,7 +58,11 @@ def is_pointwise(func: Any) -> bool:
 
 
 def pointwise(
-    folding: LaneFolding, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any
+    folding: LaneFolding,
+    func: "torch._ops.OpOverload[..., Any]",
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    meta: torch.Tensor,
 ) -> Folded | Shuffled | None:
     """The rule of all such operations: images in one layout, and what broadcasts against them."""
     entry = resolve(func)
@@ -118,13 +122,13 @@ def pointwise(
     return dataclasses.replace(result, maker=Maker(lambda: made(aligned(like)), sources=sources))
 
 
-def _called(lowered: Any, lanes: Callable[[Any], Any], args: tuple, kwargs: dict) -> jax.Array:
+def _called(lowered: Callable, lanes: Callable[[Any], Any], args: tuple, kwargs: dict) -> jax.Array:
     named = {k: lanes(v) for k, v in kwargs.items() if k not in PLACEMENT_OPTIONS}
     return lowered(*(lanes(v) for v in args), **named)
 
 
 def _on_shuffled(
-    lowered: Any, tensors: list[JaxTensor], shape: tuple[int, ...], args: tuple, kwargs: dict
+    lowered: Callable, tensors: list[JaxTensor], shape: tuple[int, ...], args: tuple, kwargs: dict
 ) -> Shuffled | None:
     """On pixels as before a pixel shuffle, if all images lie so and all else fits."""
     full_size = [t.deferred for t in tensors if tuple(t.shape) == shape]
@@ -222,7 +226,9 @@ def _same(array: jax.Array, remade: jax.Array) -> jax.Array:
 
 
 @_same.defjvp
-def _same_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _same_jvp(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     return primals[1], tangents[0]
 
 

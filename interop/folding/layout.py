@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxsr.interop._core.deferred import DeferredArray
 from jaxsr.interop._core.dtypes import wide_dtype, widened
@@ -70,7 +71,7 @@ class Folded(DeferredArray):
         return (self.array.shape[0], self.channels, self.array.shape[1], self.width)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         return self.array.dtype
 
     @property
@@ -156,7 +157,7 @@ class Recipe(NamedTuple):
     """How to make an array again, of one that gradients keep in any case and of small ones."""
 
     make: Callable[..., jax.Array]
-    values: tuple[Any, ...]
+    values: tuple
 
 
 class Maker:
@@ -362,7 +363,7 @@ def _over_columns(x: jax.Array, like: Folded, join: Callable[..., jax.Array]) ->
     return jnp.concatenate(joined, axis=-1)
 
 
-def by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
+def by_ones(x: jax.Array, ones: np.ndarray, out: DTypeLike | None = None) -> jax.Array:
     out = x.dtype if out is None else out
     return jax.lax.dot_general(
         x,
@@ -373,7 +374,7 @@ def by_ones(x: jax.Array, ones: np.ndarray, out: Any = None) -> jax.Array:
     )
 
 
-def _exact(dtype: Any) -> jax.lax.Precision:
+def _exact(dtype: DTypeLike) -> jax.lax.Precision:
     """With which a product with ones and zeros moves numbers unchanged: bfloat16's in one pass."""
     return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
 

@@ -8,7 +8,6 @@ outputs of a group fill them better.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,7 @@ class Shuffled(DeferredArray):
         return n, self.channels, height * self.factor, groups * self.fold * self.factor
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         return self.array.dtype
 
     @property
@@ -92,7 +91,9 @@ class Shuffled(DeferredArray):
             return unfold(Folded(lanes, (self.channels,), self.shape[3], columns))
 
         @pixels.defjvp
-        def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        def _(
+            primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+        ) -> tuple[jax.Array, jax.Array]:
             return jax.jvp(lambda a: unfold(self.holding(a).settled()), primals, tangents)
 
         return pixels(self.array)
@@ -171,7 +172,9 @@ def spread_lanes(array: jax.Array, rows: int, places: tuple[int, ...]) -> jax.Ar
         return split.reshape(n, height * rows, groups * len(places), lanes)
 
     @spread.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    def _(
+        primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
         return spread(*primals), by_stretches(*tangents)
 
     return spread(array)

@@ -4,8 +4,7 @@ Which pixels an enlargement reads, and with which weights, is the table of `jaxs
 matrix products. Output columns of the same phase are computed together, from shifted images.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +157,9 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
         return pixels(biased(result.holding(array), bias))
 
     @settled.defjvp
-    def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    def tangent(
+        primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
         array_tangent, bias_tangent = tangents
         out = settled(*primals)
         by_channel = jnp.moveaxis(bias_tangent.reshape(factor, factor, channels), 2, 0)
@@ -170,7 +171,7 @@ def shuffle(x: Folded, factor: int, *, fewest_lanes: int) -> Folded | Shuffled |
     return settled(result.array, bias)
 
 
-def pool(x: Folded, reduce: Any) -> Folded | None:
+def pool(x: Folded, reduce: Callable[..., jax.Array]) -> Folded | None:
     """Makes one pixel of each 2 × 2: `reduce` takes the four, row by row.
 
     None where columns cannot be paired within groups.

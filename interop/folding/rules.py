@@ -57,7 +57,9 @@ class FoldingRewriter:
 
     policy: LaneFolding
 
-    def rewrite(self, trace: Trace, func: Any, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+    def rewrite(
+        self, trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+    ) -> tuple[bool, Any]:
         """Runs `func` on folded images, if an argument is one or a convolution calls for it.
 
         Returns:
@@ -84,7 +86,7 @@ class FoldingRewriter:
         return True, tuple(wrapped(*each) for each in zip(result, metas, strict=True))
 
 
-def rule_of(func: Any) -> Rule | None:
+def rule_of(func: torch._ops.OpOverload) -> Rule | None:
     """The rule for an operator, or None; a lowering of the user's goes before all but one."""
     entry = folding_rule(func)
     if entry is not None and resolve(func).kind is not Kind.USER:
@@ -114,7 +116,7 @@ def _fitted(value: Any, meta: torch.Tensor, folding: LaneFolding) -> Any:
 
 @folds(aten.convolution.default)
 def _convolution(
-    folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any
+    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
 ) -> Folded | Shuffled | None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if transposed or groups != 1 or weight.dim() != 4 or x.dim() != 4 or min(meta.shape) < 1:
@@ -146,7 +148,9 @@ def _convolution(
 
 
 @folds(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
-def _reduce(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+def _reduce(
+    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
+) -> Folded | jax.Array | None:
     x, dims = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
     keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
     image = x.content()
@@ -182,7 +186,9 @@ def _reduce(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: An
 
 
 @folds(aten.mean.default, aten.sum.default)
-def _reduce_all(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+def _reduce_all(
+    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
+) -> Folded | jax.Array | None:
     return _reduce(folding, func, (args[0], [0, 1, 2, 3]), {}, meta)
 
 
@@ -190,7 +196,9 @@ def _reduce_all(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta
 
 
 @folds(aten.max_pool2d_with_indices.default)
-def _max_pool(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+def _max_pool(
+    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
+) -> tuple[Folded, Callable] | None:
     if not _halves(*args[1:], **kwargs):
         return None
     image = args[0].content()
@@ -219,7 +227,9 @@ def _first_largest(pixels: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
 
 
 @first_largest.defjvp
-def _first_largest_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _first_largest_jvp(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     best, index = _first_largest(primals)
     # XLA would keep what the comparisons gave, a byte for each, instead of one.
     index = jax.lax.optimization_barrier(index)
@@ -230,7 +240,9 @@ def _first_largest_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arra
 
 
 @folds(aten.avg_pool2d.default)
-def _mean_pool(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+def _mean_pool(
+    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
+) -> Folded | None:
     image, *options = args
     if len(options) > 3 or kwargs or not _halves(*options):
         return None
@@ -245,7 +257,11 @@ def _mean_pool(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta:
 
 
 def _halves(
-    kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
 ) -> bool:
     """Whether a pooling has windows of 2 × 2 that neither overlap nor leave the image."""
 
@@ -255,7 +271,9 @@ def _halves(
 
 
 @folds(aten.cat.default)
-def _cat(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Folded | None:
+def _cat(
+    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
+) -> Folded | None:
     tensors = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if meta.dim() != 4 or dim % 4 != 1 or any(t.dim() != 4 for t in tensors):
@@ -280,7 +298,13 @@ def _cat(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) 
 
 
 def _enlarging(method: str, aligns: bool) -> Rule:
-    def run(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+    def run(
+        folding: LaneFolding,
+        func: torch._ops.OpOverload,
+        args: tuple,
+        kwargs: dict,
+        meta: torch.Tensor,
+    ) -> Folded | Shuffled | jax.Array | None:
         x, size, *options = args
         align = bool(options.pop(0)) if aligns else False
         scales = (*options, None, None)[:2]
@@ -310,7 +334,9 @@ folds(aten.upsample_nearest2d.default)(_enlarging("nearest", False))
 
 
 @folds(aten.pixel_shuffle.default)
-def _pixel_shuffle(folding: LaneFolding, func: Any, args: tuple, kwargs: dict, meta: Any) -> Any:
+def _pixel_shuffle(
+    folding: LaneFolding, func: torch._ops.OpOverload, args: tuple, kwargs: dict, meta: torch.Tensor
+) -> Folded | Shuffled | jax.Array | None:
     return shuffle(args[0].content(), args[1], fewest_lanes=folding.fewest_lanes)
 
 
@@ -321,11 +347,11 @@ _INSTANCE_NORM = inspect.signature(F.instance_norm)
 
 
 @overrides(F.instance_norm)
-def _instance_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _instance_norm(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     call = _INSTANCE_NORM.bind(*args, **kwargs)
     call.apply_defaults()
     x, weight, bias, eps = (call.arguments[n] for n in ("input", "weight", "bias", "eps"))
-    image = x.settled() if isinstance(x, JaxTensor) else None
+    image: Any = x.settled() if isinstance(x, JaxTensor) else None
     running = any(call.arguments[n] is not None for n in ("running_mean", "running_var"))
     if image is None or running or not call.arguments["use_input_stats"]:
         return func(*args, **kwargs)

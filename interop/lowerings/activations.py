@@ -1,7 +1,6 @@
 """Activation functions, with torch's gradient at kinks."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,9 @@ def _rectified(x: jax.Array) -> jax.Array:
 
 
 @_rectified.defjvp
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     (tangent,) = tangents
     out = _rectified(*primals)
     # The mask is taken from the result, as torch does. Stored, because XLA's CPU fusions would
@@ -47,12 +48,12 @@ def relu(x: jax.Array) -> jax.Array:
 
 @lowers(aten.leaky_relu.default)
 @jax.jit
-def leaky_relu(x: jax.Array, slope: Any = 0.01) -> jax.Array:
+def leaky_relu(x: jax.Array, slope: jax.Array | float = 0.01) -> jax.Array:
     return jnp.where(x > 0, x, x * slope)
 
 
 @lowers(aten.elu.default)
-def elu(x: jax.Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> jax.Array:
+def elu(x: jax.Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> jax.Array:
     """Also of CELU and SELU. Their slope below zero is not found from 1 + expm1, which cancels."""
     below = alpha * scale
     function = with_partials(
@@ -68,7 +69,7 @@ lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
 
 
 @lowers(aten.softplus.default)
-def softplus(x: jax.Array, beta: Any = 1, threshold: Any = 20) -> jax.Array:
+def softplus(x: jax.Array, beta: float = 1, threshold: float = 20) -> jax.Array:
     wide = widened(x)
     is_line = wide * beta > threshold
     # Within, so that the exponential overflows in no gradient.
@@ -87,7 +88,7 @@ def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 @lowers(aten.hardtanh.default)
-def hardtanh(x: jax.Array, low: Any = -1.0, high: Any = 1.0) -> jax.Array:
+def hardtanh(x: jax.Array, low: float = -1.0, high: float = 1.0) -> jax.Array:
     # Its own backward excludes both bounds, unlike clamp's.
     inside = (x > low) & (x < high)
     return jnp.where(inside | is_nan(x), x, lax.stop_gradient(clamp(x, low, high)))

@@ -1,7 +1,7 @@
 """Scaled dot-product attention, as one function: torch splits it into many operators."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.registry import handles, overrides
+from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.interop.lowerings.dot_product_attention import attention
 
@@ -22,7 +23,7 @@ def _drop(rng: jax.Array, p: float, weights: jax.Array) -> jax.Array:
 
 
 @overrides(F.scaled_dot_product_attention)
-def _sdpa(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _sdpa(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     if torch.is_autocast_enabled("cpu"):
         return func(*args, **kwargs)
     return _run_attention(trace, func, *args, **kwargs)
@@ -30,16 +31,16 @@ def _sdpa(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 def _run_attention(
     trace: Trace,
-    func: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    func: Callable,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> JaxTensor:
     tensors = [
         None if t is None else trace.as_jax_tensor(t) for t in (query, key, value, attn_mask)
     ]
@@ -59,7 +60,9 @@ def _run_attention(
 
 
 @handles(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def _flash(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _flash(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, JaxTensor]:
     """What torch's own attention chooses on a CPU when reached from inside torch."""
     names = ("query", "key", "value", "dropout_p", "is_causal")
     call = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -69,7 +69,7 @@ def batch_norm(
     mean: JaxTensor | None,
     var: JaxTensor | None,
     training: bool,
-    momentum: Any,
+    momentum: JaxTensor | float,
     eps: float,
     axis: str | tuple[str, ...] | None = None,
 ) -> tuple[JaxTensor, JaxTensor, JaxTensor]:
@@ -129,11 +129,15 @@ class _DenseImages:
     ) -> jax.Array:
         return affine(array, mean, scale, shift, axis=1)
 
-    def made_into(self, array: jax.Array, make: Callable[..., jax.Array], *values: Any) -> Any:
+    def made_into(
+        self, array: jax.Array, make: Callable[..., jax.Array], *values: jax.Array
+    ) -> jax.Array:
         return array
 
 
-def _update_running(trace: Trace, running: JaxTensor, new: jax.Array, momentum: Any) -> None:
+def _update_running(
+    trace: Trace, running: JaxTensor, new: jax.Array, momentum: jax.Array | float
+) -> None:
     old = running.array()
     trace.write(running, (1 - momentum) * old + momentum * new, False)
 
@@ -143,7 +147,9 @@ def _update_running(trace: Trace, running: JaxTensor, new: jax.Array, momentum: 
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
 )
-def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
+def _native_batch_norm(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, ...]:
     if func is aten._native_batch_norm_legit.no_stats:
         args = (*args[:3], None, None, *args[3:])
     out, *saved = batch_norm(trace, *args, **kwargs)
@@ -153,7 +159,9 @@ def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
 
 
 @handles(aten._batch_norm_with_update.default)
-def _batch_norm_with_update(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
+def _batch_norm_with_update(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, ...]:
     args = (*args[:5], True, *args[5:])
     return (*batch_norm(trace, *args, **kwargs), trace.wrap(jnp.zeros((0,), jnp.uint8)))
 

@@ -109,7 +109,7 @@ def _plain_dots(g: jax.Array, x: jax.Array, mean: jax.Array, *, axis: int) -> ja
     return jnp.stack([channel_sums(each, axis=axis, by_row=by_row) for each in (g, products)], -2)
 
 
-def _pixels(x: Any, axis: int, by_row: bool) -> int:
+def _pixels(x: jax.Array, axis: int, by_row: bool) -> int:
     """Of each channel."""
     return x.size // x.shape[axis] // (x.shape[0] if by_row else 1)
 
@@ -147,15 +147,21 @@ spread_p = cpu_primitive("jaxsr_channel_spread", _at_pixels, shape_of=shape_opti
 # ---- derivatives
 
 
-def _sums_transposed(ct: Any, x: Any, *, axis: int, by_row: bool) -> Any:
+def _sums_transposed(
+    ct: jax.Array, x: ad.UndefinedPrimal, *, axis: int, by_row: bool
+) -> list[jax.Array]:
     return [spread(ct, x.aval.shape, axis=axis)]
 
 
-def _spread_transposed(ct: Any, values: Any, *, shape: Any, axis: int) -> Any:
+def _spread_transposed(
+    ct: jax.Array, values: ad.UndefinedPrimal, *, shape: tuple[int, ...], axis: int
+) -> list[jax.Array]:
     return [channel_sums(ct, axis=axis, by_row=values.aval.ndim == 2)]
 
 
-def _moments_jvp(primals: Any, tangents: Any, *, axis: int, by_row: bool) -> Any:
+def _moments_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array], *, axis: int, by_row: bool
+) -> tuple[jax.Array, jax.Array]:
     (x,), (dx,) = primals, tangents
     both = moments_p.bind(x, axis=axis, by_row=by_row)
     # The mean's own change leaves the variance as it is: sums of x - mean are zero.
@@ -164,7 +170,9 @@ def _moments_jvp(primals: Any, tangents: Any, *, axis: int, by_row: bool) -> Any
     return both, jnp.concatenate([of_mean / pixels, of_variance * (2 / pixels)], -2)
 
 
-def _affine_jvp(primals: Any, tangents: Any, *, axis: int) -> Any:
+def _affine_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], *, axis: int
+) -> tuple[jax.Array, jax.Array]:
     scale, _, x, mean = primals
     *of_channels, dx, dmean = tangents
     out = affine_p.bind(*primals, axis=axis)
@@ -177,7 +185,15 @@ def _affine_jvp(primals: Any, tangents: Any, *, axis: int) -> Any:
     return out, sum(terms[1:], terms[0])
 
 
-def _affine_transposed(ct: Any, scale: Any, shift: Any, x: Any, mean: Any, *, axis: int) -> Any:
+def _affine_transposed(
+    ct: jax.Array,
+    scale: jax.Array | ad.UndefinedPrimal,
+    shift: jax.Array | ad.UndefinedPrimal,
+    x: jax.Array,
+    mean: jax.Array,
+    *,
+    axis: int,
+) -> list[jax.Array | None]:
     dots = _dots(ct, x, mean, axis=axis)
     gradients = (dots[..., 1, :], dots[..., 0, :])
     return [
@@ -186,7 +202,9 @@ def _affine_transposed(ct: Any, scale: Any, shift: Any, x: Any, mean: Any, *, ax
     ] + [None, None]
 
 
-def _dots_jvp(primals: Any, tangents: Any, *, axis: int) -> Any:
+def _dots_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], *, axis: int
+) -> tuple[jax.Array, jax.Array]:
     (g, x, mean), (dg, dx, dmean) = primals, tangents
     out = dots_p.bind(*primals, axis=axis)
     change = jnp.zeros_like(out[..., 1, :])
@@ -198,7 +216,9 @@ def _dots_jvp(primals: Any, tangents: Any, *, axis: int) -> Any:
     return out, tangent if isinstance(dg, ad.Zero) else tangent + _dots(dg, x, mean, axis=axis)
 
 
-def _dots_transposed(ct: Any, g: Any, x: Any, mean: Any, *, axis: int) -> Any:
+def _dots_transposed(
+    ct: jax.Array, g: ad.UndefinedPrimal, x: jax.Array, mean: jax.Array, *, axis: int
+) -> list[jax.Array | None]:
     return [affine(x, mean, ct[..., 1, :], ct[..., 0, :], axis=axis), None, None]
 
 

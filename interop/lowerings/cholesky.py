@@ -3,7 +3,7 @@
 Torch's gradients are those of `A = L Lᴴ` with the whole of A and L, though one triangle is read.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,9 @@ def cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
 
 
 @lowers(aten.linalg_cholesky_ex.default)
-def cholesky_ex(a: jax.Array, *, upper: bool = False, check_errors: bool = False) -> Any:
+def cholesky_ex(
+    a: jax.Array, *, upper: bool = False, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array]:
     if check_errors:
         raise UnsupportedTorchError(
             "linalg.cholesky_ex with check_errors=True reads values; leave it out, and look for NaN"
@@ -55,13 +57,13 @@ def cholesky_solve(b: jax.Array, factor: jax.Array, upper: bool = False) -> jax.
     def matvec(x: jax.Array) -> jax.Array:
         return lower @ (_adjoint(lower) @ x)
 
-    def solve(_: Any, rhs: jax.Array) -> jax.Array:
+    def solve(_: Callable | None, rhs: jax.Array) -> jax.Array:
         half = lax.linalg.triangular_solve(read, rhs, left_side=True, lower=True)
         return lax.linalg.triangular_solve(
             read, half, left_side=True, lower=True, transpose_a=True, conjugate_a=True
         )
 
-    def transpose_solve(_: Any, rhs: jax.Array) -> jax.Array:
+    def transpose_solve(_: Callable | None, rhs: jax.Array) -> jax.Array:
         return jnp.conj(solve(None, jnp.conj(rhs)))
 
     return lax.custom_linear_solve(matvec, b, solve, transpose_solve)

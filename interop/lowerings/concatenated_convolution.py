@@ -5,11 +5,12 @@ memory and read again. Elsewhere, and in derivatives, it is the operations that 
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.interpreters import ad
 
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch, convolves_parts
@@ -26,7 +27,7 @@ from jaxsr.ops._cpu_primitives import cpu_primitive
 def without_concatenations(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program: a convolution takes the parts of a concatenation that no other reads."""
     jaxpr, readers = closed.jaxpr, readers_of(closed)
-    eqns: list[Any] = list(jaxpr.eqns)
+    eqns: list[JaxprEqn | None] = list(jaxpr.eqns)
     for i, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive is not lax.concatenate_p:
             continue
@@ -35,11 +36,11 @@ def without_concatenations(closed: ClosedJaxpr) -> ClosedJaxpr:
         if indices and convolutions == indices:
             eqns[i] = None
             for j in convolutions:
-                eqns[j] = _of_parts(eqns[j], eqn.invars)
+                eqns[j] = _of_parts(jaxpr.eqns[j], eqn.invars)
     return ClosedJaxpr(jaxpr.replace(eqns=[eqn for eqn in eqns if eqn]), closed.consts)
 
 
-def _convolves(eqn: Any, concatenation: Any) -> bool:
+def _convolves(eqn: JaxprEqn, concatenation: JaxprEqn) -> bool:
     """Whether an equation is a convolution of the channels that another one concatenates."""
     images, *others = eqn.invars
     if eqn.primitive not in (convolution_p, biased_p, fused_convolution_p):
@@ -54,7 +55,7 @@ def _convolves(eqn: Any, concatenation: Any) -> bool:
     )
 
 
-def _of_parts(eqn: Any, parts: Any) -> Any:
+def _of_parts(eqn: JaxprEqn, parts: Sequence[Var | Literal]) -> JaxprEqn:
     options = {"has_bias": eqn.primitive is biased_p, "follower": "", "slope": 0.0} | eqn.params
     options.pop("wrt", None)
     return eqn.replace(
@@ -94,7 +95,9 @@ def _on_cpu(*operands: jax.Array, parts: int, **options: Any) -> jax.Array:
     return FOLLOWERS[follower](total, *others)
 
 
-def _derivative(primals: Any, tangents: Any, **options: Any) -> Any:
+def _derivative(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], **options: Any
+) -> tuple[jax.Array, jax.Array]:
     tangents = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
     return jax.jvp(functools.partial(_concatenated, **options), primals, tangents)
 

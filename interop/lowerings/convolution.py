@@ -143,8 +143,15 @@ def _bind(a: jax.Array, b: jax.Array, *, shape: Sequence[int], **options: Any) -
 
 
 def _transposed(
-    side: int, cotangent: Any, a: Any, b: Any, *, wrt: str, shape: Any, **options: Any
-) -> Any:
+    side: int,
+    cotangent: jax.Array,
+    a: jax.Array | ad.UndefinedPrimal,
+    b: jax.Array | ad.UndefinedPrimal,
+    *,
+    wrt: str,
+    shape: tuple[int, ...],
+    **options: Any,
+) -> jax.Array:
     """The gradient of operand `side` from the cotangent of the result and the other operand."""
     arrays = {_RESULT[wrt]: cotangent, **dict(zip(_OPERANDS[wrt], (a, b), strict=True))}
     missing = _OPERANDS[wrt][side]
@@ -163,15 +170,15 @@ _INDICES = {
 
 
 def _batched(
-    operands: Any,
-    axes: Any,
+    operands: Sequence[jax.Array],
+    axes: Sequence[int | None],
     *,
     wrt: str,
-    shape: Any,
+    shape: tuple[int, ...],
     groups: int,
     channels_last: bool,
     **options: Any,
-) -> Any:
+) -> tuple[jax.Array, int]:
     """`vmap`: the mapped axis joins the rows, the inputs, the outputs or the groups."""
     size = next(a.shape[i] for a, i in zip(operands, axes, strict=True) if i is not None)
     roles, result = _OPERANDS[wrt], _RESULT[wrt]
@@ -208,7 +215,9 @@ def _merged(array: jax.Array, axis: int, outer: int) -> jax.Array:
     return merged.reshape(*shape[:axis], size * shape[axis], *shape[axis + 1 :])
 
 
-def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any) -> jax.Array:
+def _by_xla(
+    a: jax.Array, b: jax.Array, *, wrt: str, shape: tuple[int, ...], **options: Any
+) -> jax.Array:
     if wrt == "out":
         return _plain(a, b, **options)
     if not jnp.issubdtype(b.dtype, jnp.inexact):
@@ -225,8 +234,9 @@ def _by_xla(a: jax.Array, b: jax.Array, *, wrt: str, shape: Any, **options: Any)
 
 
 def _transposed_integers(
-    w: jax.Array, g: jax.Array, *, shape: Any, stride: Any, padding: Any, dilation: Any,
-    groups: int, channels_last: bool, precision: Any,
+    w: jax.Array, g: jax.Array, *, shape: tuple[int, ...], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int],
+    groups: int, channels_last: bool, precision: lax.Precision | None,
 ) -> jax.Array:  # fmt: skip
     """Transposed convolution as a convolution of g with zeros between, for want of gradients."""
     assert not channels_last
@@ -246,7 +256,13 @@ def _transposed_integers(
 
 
 def _plain(
-    x: jax.Array, w: jax.Array, *, padding: Any, dilation: Any, channels_last: bool, **options: Any
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    channels_last: bool,
+    **options: Any,
 ) -> jax.Array:
     n = w.ndim - 2
     letters = "DHW"[-n:] if n <= 3 else "ABCD"[:n]
@@ -286,7 +302,9 @@ def _biased_on_cpu(x: jax.Array, w: jax.Array, bias: jax.Array, **options: Any) 
     return convolution_by_torch(x, w, bias, wrt="out", has_bias=True, **options)
 
 
-def _biased_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
+def _biased_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[Any], **options: Any
+) -> tuple[jax.Array, jax.Array]:
     (x, w, bias), (dx, dw, dbias) = primals, tangents
     terms = [
         _bind(*operands, wrt="out", **options)
@@ -298,7 +316,9 @@ def _biased_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
     return biased_p.bind(x, w, bias, **options), sum(terms[1:], terms[0])
 
 
-def _at_outputs(bias: jax.Array, *, shape: Any, channels_last: bool, **_: Any) -> jax.Array:
+def _at_outputs(
+    bias: jax.Array, *, shape: tuple[int, ...], channels_last: bool, **_: Any
+) -> jax.Array:
     return spread(bias, shape, axis=len(shape) - 1 if channels_last else 1)
 
 

@@ -3,7 +3,7 @@
 Letters: T time, N batch, C classes, S target symbols, P places: targets with blanks around them.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -86,14 +86,14 @@ def ctc_loss(
     def losses(log_probs: jax.Array) -> jax.Array:
         return _negative_log_likelihood(log_probs, targets, input_lengths, target_lengths, blank)
 
-    def forward(log_probs: jax.Array) -> tuple[jax.Array, Any]:
+    def forward(log_probs: jax.Array) -> tuple[jax.Array, tuple]:
         values, pullback = jax.vjp(
             lambda p: _negative_log_likelihood(p, targets, input_lengths, target_lengths, blank),
             log_probs,
         )
         return values, (log_probs, values, pullback)
 
-    def backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array]:
+    def backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array]:
         log_probs, values, pullback = residuals
         possible = jnp.isfinite(values)
         (gradient,) = pullback(jnp.where(possible, cotangent, 0.0))
@@ -109,7 +109,7 @@ def ctc_loss(
 
 
 @overrides(F.ctc_loss)
-def _with_tensor_lengths(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _with_tensor_lengths(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """Lengths in a tuple become tensors: torch's own conversion cannot be traced."""
     names = (*_NAMES, "blank", "reduction", "zero_infinity")
     call = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -120,7 +120,9 @@ def _with_tensor_lengths(trace: Trace, func: Any, args: tuple, kwargs: dict) -> 
 
 
 @handles(aten._ctc_loss.default, aten._ctc_loss.Tensor)
-def _ctc_loss(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _ctc_loss(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, JaxTensor]:
     # torch knows no shapes of it beforehand, though the lengths do not matter to them.
     names = (*_NAMES, "blank", "zero_infinity")
     call = {"blank": 0, "zero_infinity": False, **dict(zip(names, args, strict=False)), **kwargs}

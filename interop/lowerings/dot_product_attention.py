@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad
+from jax.typing import DTypeLike
 
 from jaxsr.interop._core.dtypes import wide_dtype
 from jaxsr.interop.cpu_kernels.attention import attention_by_torch, gradients_by_torch
@@ -121,7 +122,13 @@ def _in_groups(
 
 
 def _product(
-    spec: str, a: jax.Array, b: jax.Array, *, grouped: bool, precision: Any, dtype: Any = None
+    spec: str,
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    grouped: bool,
+    precision: lax.Precision | None,
+    dtype: DTypeLike | None = None,
 ) -> jax.Array:
     einsum = functools.partial(jnp.einsum, precision=precision, preferred_element_type=dtype)
     if not grouped:
@@ -135,7 +142,9 @@ def _product(
 # ---- as a primitive: B batch, T queries, S keys, K heads of keys, G heads of queries for each
 
 
-def _has_primitive(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any) -> bool:
+def _has_primitive(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
+) -> bool:
     """Whether `attention_p` computes it: (B, heads, rows, D), one dtype, a mask that broadcasts."""
     if not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape):
         return False
@@ -242,11 +251,13 @@ map_by_rows(gradients_p, shared=6)
 # ---- derivatives
 
 
-def _jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+def _jvp(
+    function: Callable, primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero]
+) -> tuple:
     """Of the operands that have a tangent."""
     places = [i for i, each in enumerate(tangents) if not isinstance(each, ad.Zero)]
 
-    def of_places(*arrays: jax.Array) -> Any:
+    def of_places(*arrays: jax.Array) -> jax.Array | list[jax.Array]:
         operands = list(primals)
         for place, array in zip(places, arrays, strict=True):
             operands[place] = array
@@ -256,7 +267,9 @@ def _jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequenc
     return jax.jvp(of_places, chosen, of_chosen)
 
 
-def _attention_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
+def _attention_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], **options: Any
+) -> tuple:
     if not all(isinstance(each, ad.Zero) for each in tangents[3:]):
         return _jvp(functools.partial(_plain, **options), primals, tangents)
     out, logsumexp = attention_p.bind(*primals, **options)
@@ -268,18 +281,22 @@ def _attention_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
     return [out, logsumexp], [change, ad.Zero(jax.typeof(logsumexp).to_tangent_aval())]
 
 
-def _change_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
+def _change_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], **options: Any
+) -> tuple:
     _, tangent = _jvp(functools.partial(_plain_change, **options), primals, tangents)
     return change_p.bind(*primals, **options), tangent
 
 
-def _gradients_jvp(primals: Any, tangents: Any, **options: Any) -> Any:
+def _gradients_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], **options: Any
+) -> tuple:
     # Both depend on the result through queries, keys and values alone.
     _, tangent = _jvp(functools.partial(_plain_gradients, **options), primals, tangents)
     return gradients_p.bind(*primals, **options), tangent
 
 
-def _change_transposed(ct: Any, *operands: Any, **options: Any) -> Any:
+def _change_transposed(ct: jax.Array, *operands: Any, **options: Any) -> list[jax.Array | None]:
     linear, arrays = operands[:3], operands[3:]
     gradients = gradients_p.bind(*varying_alike(ct, *arrays), **options)
     return [

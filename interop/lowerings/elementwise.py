@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
@@ -45,7 +46,7 @@ def with_partials(
     return fn
 
 
-def common_dtype(*values: Any) -> list[jax.Array]:
+def common_dtype(*values: ArrayLike) -> list[jax.Array]:
     dtype = jnp.result_type(*values)
     return [jnp.asarray(v, dtype) for v in jnp.broadcast_arrays(*values)]
 
@@ -58,7 +59,7 @@ def _nonzero(x: jax.Array) -> jax.Array:
 
 
 @lowers(aten.clamp.default)
-def clamp(x: jax.Array, low: Any = None, high: Any = None) -> jax.Array:
+def clamp(x: jax.Array, low: ArrayLike | None = None, high: ArrayLike | None = None) -> jax.Array:
     dtype = jnp.result_type(x, *(v for v in (low, high) if v is not None))
     out = x.astype(dtype)
     if low is not None:
@@ -112,7 +113,7 @@ def absolute(x: jax.Array) -> jax.Array:
     return straight_through(x * lax.stop_gradient(jnp.sign(x)), jnp.abs(x))
 
 
-def _lowers_of_floats(func: Any, function: Callable[..., jax.Array]) -> None:
+def _lowers_of_floats(func: torch._ops.OpOverload, function: Callable[..., jax.Array]) -> None:
     """`func` as `function`, which takes no booleans or integers."""
     lowers(func)(lambda x: function(x if jnp.issubdtype(x.dtype, jnp.inexact) else widened(x)))
 
@@ -157,7 +158,7 @@ def polar(radius: jax.Array, angle: jax.Array) -> jax.Array:
 
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
-def copysign(x: jax.Array, sign: Any) -> jax.Array:
+def copysign(x: jax.Array, sign: jax.Array | float) -> jax.Array:
     out = jnp.copysign(x, sign)
     ratio = jnp.where(x == 0, 0, out / jnp.where(x == 0, 1, x))
     return straight_through(x * lax.stop_gradient(ratio) + 0 * sign, out)
@@ -178,7 +179,7 @@ _fmod = with_partials(lax.rem, lambda x, y, _: jnp.ones_like(x), lambda x, y, _:
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(x: jax.Array, y: Any) -> jax.Array:
+def fmod(x: jax.Array, y: ArrayLike) -> jax.Array:
     x, y = common_dtype(x, y)
     return _fmod(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else lax.rem(x, y)
 
@@ -189,7 +190,7 @@ _remainder = with_partials(
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(x: Any, y: Any) -> jax.Array:
+def remainder(x: ArrayLike, y: ArrayLike) -> jax.Array:
     x, y = common_dtype(x, y)
     return _remainder(x, y) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.remainder(x, y)
 
@@ -207,7 +208,7 @@ _pow = with_partials(
 
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def power(base: Any, exponent: Any) -> jax.Array:
+def power(base: ArrayLike, exponent: ArrayLike) -> jax.Array:
     base, exponent = common_dtype(base, exponent)
     if jnp.issubdtype(base.dtype, jnp.integer):
         # Of a whole number 1 and -1 alone have whole inverses.
@@ -222,7 +223,7 @@ def power(base: Any, exponent: Any) -> jax.Array:
 lowers(aten.sinc.default)(lambda x: jnp.sinc(widened(x)))
 
 
-def _lowers_wide(value: Callable[..., jax.Array], *funcs: Any) -> None:
+def _lowers_wide(value: Callable[..., jax.Array], *funcs: torch._ops.OpOverload) -> None:
     """`funcs` of two arguments as `value`, computed in float32 at least."""
     lowers(*funcs)(lambda x, y: value(*map(widened, common_dtype(x, y))))
 
@@ -381,7 +382,7 @@ _special_zeta = aten.special_zeta
 
 
 @lowers(_special_zeta.default, _special_zeta.self_scalar, _special_zeta.other_scalar)
-def special_zeta(s: Any, q: Any) -> jax.Array:
+def special_zeta(s: ArrayLike, q: ArrayLike) -> jax.Array:
     return zeta_value(*(widened(v) for v in common_dtype(s, q)))
 
 
@@ -413,14 +414,14 @@ _I1E = with_partials(_bessel.i1e, lambda x, y: _bessel.i0e(x) - jnp.sign(x) * y 
 _I0E = with_partials(_bessel.i0e, lambda x, y: _I1E(x) - jnp.sign(x) * y)
 
 
-def _of_numbers(func: Any) -> None:
+def _of_numbers(func: torch._ops.OpOverloadPacket) -> None:
     """Torchax's lowerings of an operator, which take no booleans."""
     for name in func.overloads():
         if "out" not in name:
             lowers(getattr(func, name))(functools.partial(_with_numbers, getattr(func, name)))
 
 
-def _with_numbers(func: Any, *values: Any) -> jax.Array:
+def _with_numbers(func: torch._ops.OpOverload, *values: Any) -> jax.Array:
     lowering = torchax.lowering(func)
     assert lowering is not None, func
     is_bool = (getattr(v, "dtype", None) == jnp.bool_ for v in values)

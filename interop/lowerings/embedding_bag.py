@@ -1,13 +1,12 @@
 """Sums, means and maxima of bags of embeddings."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import torch
 
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.registry import handles
+from jaxsr.interop._core.tensor import JaxTensor
 
 aten = torch.ops.aten
 _NAMES = (
@@ -48,7 +47,9 @@ def embedding_bag(
 
 
 @handles(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def _embedding_bag(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _embedding_bag(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, ...]:
     call = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     metas = trace.meta_result(func, args, kwargs)
     weight, samples = call["weight"], call.get("per_sample_weights")

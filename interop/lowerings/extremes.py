@@ -7,12 +7,12 @@ element whose index it returns.
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.typing import DTypeLike
 
 from jaxsr.interop._core.dtypes import is_nan, widened
 from jaxsr.interop._core.registry import lowers
@@ -46,7 +46,7 @@ def rounded(x: jax.Array) -> jax.Array:
     return lax.reduce_precision(x.astype(jnp.float32), kind.nexp, kind.nmant)
 
 
-def lowest(dtype: Any) -> Any:
+def lowest(dtype: DTypeLike) -> float:
     """The smallest value of a dtype."""
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
@@ -77,7 +77,9 @@ def sharing(
         return largest(array)
 
     @run.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    def _(
+        primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
         (x,), (dx,) = primals, tangents
         x = stored(x)
         extremes = run(x)
@@ -117,7 +119,9 @@ lowers(aten.fmax.default)(functools.partial(_number, better=operator.ge))
 lowers(aten.fmin.default)(functools.partial(_number, better=operator.le))
 
 
-def _lowers_pairwise(func: Any, value: Callable[..., jax.Array], less: Comparison) -> None:
+def _lowers_pairwise(
+    func: torch._ops.OpOverload, value: Callable[..., jax.Array], less: Comparison
+) -> None:
     """`func`, the larger of two or the smaller, with its gradient halved between equals.
 
     JAX asks which of the two equals the result. Neither does where the result was rounded and they
@@ -143,7 +147,7 @@ _lowers_pairwise(aten.minimum.default, jnp.minimum, operator.gt)
 # ---- along axes
 
 
-def _lowers_over_axes(func: Any, reduction: Callable[..., jax.Array]) -> None:
+def _lowers_over_axes(func: torch._ops.OpOverload, reduction: Callable[..., jax.Array]) -> None:
     @lowers(func)
     def run(x: jax.Array, dim: Sequence[int] = (), keepdim: bool = False) -> jax.Array:
         axes = tuple(d % max(x.ndim, 1) for d in dim)[: x.ndim] or tuple(range(x.ndim))

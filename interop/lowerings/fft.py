@@ -1,6 +1,7 @@
 """Fourier transforms in torch's three normalisations."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from jaxsr.interop._core.registry import lowers, overrides
 aten = torch.ops.aten
 
 
-def _on_cpu(context: Any, x: Any, **options: Any) -> list[Any]:
+def _on_cpu(
+    context: mlir.LoweringRuleContext, x: mlir.ir.Value, **options: Any
+) -> list[mlir.ir.Value]:
     """JAX's lowering, between arrays whose axes lie in their order.
 
     XLA's transform of CPUs takes no other, and its layout assignment does not see to that: a
@@ -27,7 +30,7 @@ def _on_cpu(context: Any, x: Any, **options: Any) -> list[Any]:
     return [_in_order(out)]
 
 
-def _in_order(x: Any) -> Any:
+def _in_order(x: mlir.ir.Value) -> mlir.ir.Value:
     order = [list(range(x.type.rank))[::-1]]
     constrained = mlir.custom_call(
         "LayoutConstraint", result_types=[x.type], operands=[x],
@@ -39,7 +42,9 @@ def _in_order(x: Any) -> Any:
 mlir.register_lowering(jax.lax.fft_p, _on_cpu, platform="cpu")
 
 
-def _norm(x: jax.Array, dims: Any, normalization: int, count: int | None = None) -> jax.Array:
+def _norm(
+    x: jax.Array, dims: Sequence[int], normalization: int, count: int | None = None
+) -> jax.Array:
     """torch's fft_norm_mode: 0 none, 1 by √n, 2 by n."""
     n = math.prod(x.shape[d] for d in dims) if count is None else count
     if normalization == 1:
@@ -48,7 +53,7 @@ def _norm(x: jax.Array, dims: Any, normalization: int, count: int | None = None)
 
 
 @lowers(aten._fft_c2c.default)
-def fft_c2c(x: jax.Array, dims: Any, normalization: int, forward: bool) -> jax.Array:
+def fft_c2c(x: jax.Array, dims: Sequence[int], normalization: int, forward: bool) -> jax.Array:
     if not dims:
         return x
     transform, norm = (jnp.fft.fftn, "backward") if forward else (jnp.fft.ifftn, "forward")
@@ -56,21 +61,21 @@ def fft_c2c(x: jax.Array, dims: Any, normalization: int, forward: bool) -> jax.A
 
 
 @lowers(aten._fft_r2c.default)
-def fft_r2c(x: jax.Array, dims: Any, normalization: int, onesided: bool) -> jax.Array:
+def fft_r2c(x: jax.Array, dims: Sequence[int], normalization: int, onesided: bool) -> jax.Array:
     n = math.prod(x.shape[d] for d in dims)
     transform = jnp.fft.rfftn if onesided else jnp.fft.fftn
     return _norm(transform(x, axes=tuple(dims)), dims, normalization, n)
 
 
 @lowers(aten._fft_c2r.default)
-def fft_c2r(x: jax.Array, dims: Any, normalization: int, last: int) -> jax.Array:
+def fft_c2r(x: jax.Array, dims: Sequence[int], normalization: int, last: int) -> jax.Array:
     shape = [x.shape[d] for d in dims[:-1]] + [last]
     out = jnp.fft.irfftn(x, s=shape, axes=tuple(dims), norm="forward")
     return _norm(out, dims, normalization, math.prod(shape))
 
 
 @overrides(torch.istft, torch.Tensor.istft)
-def _istft(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _istft(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """torch looks at values: whether the windows cover every sample."""
     return _istft_of(*args, **kwargs)
 

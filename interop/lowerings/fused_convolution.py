@@ -8,12 +8,12 @@ is the operations that it was made of. For inference: a gradient needs what lies
 
 import collections
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.interpreters import ad
 
 from jaxsr.interop.cpu_kernels.choice import convolves_by_torch
@@ -37,7 +37,7 @@ FOLLOWERS: dict[str, Callable[..., jax.Array]] = {
 def with_followers(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, its convolutions fused with what follows them."""
     jaxpr, readers = closed.jaxpr, readers_of(closed)
-    eqns: list[Any] = list(jaxpr.eqns)
+    eqns: list[JaxprEqn | None] = list(jaxpr.eqns)
     for i, convolution in enumerate(jaxpr.eqns):
         has_bias = convolution.primitive is biased_p
         if not has_bias and not _is_plain(convolution):
@@ -76,9 +76,9 @@ def with_followers(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr.replace(eqns=[eqn for eqn in eqns if eqn]), closed.consts)
 
 
-def readers_of(closed: ClosedJaxpr) -> Mapping[Any, list[int | None]]:
+def readers_of(closed: ClosedJaxpr) -> Mapping[Var, list[int | None]]:
     """For each variable the equations that read it, by number; None where it is a result."""
-    readers: dict[Any, list[int | None]] = collections.defaultdict(list)
+    readers: dict[Var, list[int | None]] = collections.defaultdict(list)
     for i, eqn in enumerate(closed.jaxpr.eqns):
         for var in eqn.invars:
             if not isinstance(var, Literal):
@@ -89,15 +89,15 @@ def readers_of(closed: ClosedJaxpr) -> Mapping[Any, list[int | None]]:
     return readers
 
 
-def _is_plain(eqn: Any) -> bool:
+def _is_plain(eqn: JaxprEqn) -> bool:
     return eqn.primitive is convolution_p and eqn.params["wrt"] == "out"
 
 
-def _name(eqn: Any) -> str:
+def _name(eqn: JaxprEqn) -> str:
     return eqn.params["name"] if eqn.primitive.name == "jit" else eqn.primitive.name
 
 
-def _fits(eqn: Any, out: Any, other: Any) -> bool:
+def _fits(eqn: JaxprEqn, out: Var, other: Var | Literal | None) -> bool:
     """Whether an equation of a follower's name is that follower, of all of `out`."""
     if eqn.outvars[0].aval.shape != out.aval.shape or eqn.outvars[0].aval.dtype != out.aval.dtype:
         return False
@@ -108,7 +108,7 @@ def _fits(eqn: Any, out: Any, other: Any) -> bool:
     return isinstance(other, Literal) if _name(eqn) == "leaky_relu" else other is None
 
 
-def _same_program(eqn: Any) -> bool:
+def _same_program(eqn: JaxprEqn) -> bool:
     """Other functions may have the same name."""
     operands = [
         v.val if isinstance(v, Literal) else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
@@ -144,7 +144,9 @@ def _on_cpu(x: jax.Array, w: jax.Array, *rest: jax.Array, **options: Any) -> jax
     return convolution_by_torch(x, w, *rest, wrt="out", **options)
 
 
-def _derivative(primals: Any, tangents: Any, **options: Any) -> Any:
+def _derivative(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], **options: Any
+) -> tuple[jax.Array, jax.Array]:
     tangents = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
     return jax.jvp(functools.partial(_by_parts, **options), primals, tangents)
 

@@ -35,11 +35,15 @@ def _products_of_rows(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array
     return lax.ragged_dot_general(a, b, sizes, _ROWS_OF_BOTH)
 
 
-def _products_forward(a: jax.Array, b: jax.Array, sizes: jax.Array) -> tuple[jax.Array, Any]:
+def _products_forward(
+    a: jax.Array, b: jax.Array, sizes: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return _products_of_rows(a, b, sizes), (a, b, sizes)
 
 
-def _products_backward(residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+def _products_backward(
+    residuals: tuple[jax.Array, ...], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, np.ndarray]:
     a, b, sizes = residuals
     no_gradient = np.zeros(sizes.shape, jax.dtypes.float0)
     return (
@@ -67,10 +71,10 @@ def grouped_matmul(a: jax.Array, b: jax.Array, ends: jax.Array | None) -> jax.Ar
 @handles(aten._grouped_mm.default)
 def _grouped_mm(
     trace: Trace,
-    func: Any,
+    func: torch._ops.OpOverload,
     args: tuple,
     kwargs: dict,
-) -> Any:
+) -> JaxTensor:
     # On the meta device torch knows it for bfloat16 alone.
     names = ("self", "mat2", "offs", "bias", "out_dtype")
     operands: list[Any] = [

@@ -4,12 +4,14 @@
 Python.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dispatch import Trace
@@ -38,7 +40,7 @@ def _slice_scatter(
 # ---- a traced integer as an index
 
 
-def _is_traced_scalar(item: Any) -> bool:
+def _is_traced_scalar(item: object) -> bool:
     return (
         isinstance(item, JaxTensor)
         and item.dim() == 0
@@ -48,7 +50,7 @@ def _is_traced_scalar(item: Any) -> bool:
     )
 
 
-def _is_basic(item: Any) -> bool:
+def _is_basic(item: object) -> bool:
     return item is None or item is Ellipsis or isinstance(item, (int, slice))
 
 
@@ -93,7 +95,7 @@ def _select(trace: Trace, parent: JaxTensor, dim: int, index: jax.Array) -> JaxT
 
 
 @overrides(torch.Tensor.__getitem__)
-def _getitem(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _getitem(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     x, key = args
     if isinstance(x, torch.Tensor):
         selected = _selected(trace, trace.as_jax_tensor(x), key)
@@ -103,7 +105,7 @@ def _getitem(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @overrides(torch.Tensor.__setitem__)
-def _setitem(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _setitem(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> None:
     x, key, value = args
     if isinstance(x, torch.Tensor):
         target = _selected(trace, trace.as_jax_tensor(x), key)
@@ -148,7 +150,7 @@ def repeat_interleave(repeats: jax.Array, output_size: int | None = None) -> jax
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     sequence: jax.Array,
-    values: Any,
+    values: ArrayLike,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
@@ -211,7 +213,7 @@ def scatter_reduce(
     return straight_through(share, out)
 
 
-def _by_torchax(func: Any, *args: Any, **kwargs: Any) -> jax.Array:
+def _by_torchax(func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> jax.Array:
     """Torchax's lowering; sums and products of booleans are those of integers, other than 0."""
     lowering = torchax.lowering(func)
     assert lowering is not None
@@ -222,12 +224,14 @@ def _by_torchax(func: Any, *args: Any, **kwargs: Any) -> jax.Array:
     return lowering(x.astype(jnp.int32), *rest, **kwargs) != 0
 
 
-def _is_bool(value: Any) -> bool:
+def _is_bool(value: object) -> bool:
     return getattr(value, "dtype", type(value)) in (jnp.bool_, bool)
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
-def index_put(x: jax.Array, indices: Any, values: Any, accumulate: bool = False) -> jax.Array:
+def index_put(
+    x: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
+) -> jax.Array:
     if not accumulate:
         lowering = torchax.lowering(aten.index_put.default)
         assert lowering is not None
@@ -236,7 +240,9 @@ def index_put(x: jax.Array, indices: Any, values: Any, accumulate: bool = False)
 
 
 @lowers(aten.scatter.reduce, aten.scatter.value_reduce)
-def scatter_by(x: jax.Array, dim: int, index: jax.Array, source: Any, *, reduce: str) -> jax.Array:
+def scatter_by(
+    x: jax.Array, dim: int, index: jax.Array, source: ArrayLike, *, reduce: str
+) -> jax.Array:
     source = jnp.asarray(source, x.dtype)
     source = jnp.broadcast_to(source, index.shape) if source.ndim == 0 else source
     return _by_torchax(aten.scatter_reduce.two, x, dim, index, source, reduce)
@@ -251,7 +257,9 @@ def scatter_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> 
     return general(x, dim, index, source)
 
 
-def _scattered(source: jax.Array, dim: int, index: jax.Array) -> tuple[jax.Array, Any]:
+def _scattered(
+    source: jax.Array, dim: int, index: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """The elements of `source` that are scattered, and the places that they go to."""
     indices = list(jnp.indices(index.shape, sparse=True))
     if indices:

@@ -4,7 +4,7 @@ Ordinary in-place operators (`add_`, `relu_`) need no entry: the dispatcher writ
 functional form.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from jax import lax
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 @handles(aten.copy_.default)
-def _copy_(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _copy_(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> JaxTensor:
     target, source = args[0], args[1]
     if target.const is not None and source.const is not None:
         target.cell.before_write()
@@ -43,7 +43,9 @@ _OVERLOADS = {
 
 
 @handles(*_OVERLOADS)
-def _reshape_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _reshape_in_place(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> JaxTensor:
     """A new shape for the same tensor object: it becomes a view of what it was."""
     target = args[0]
     if target.viewed:
@@ -60,7 +62,7 @@ def _reshape_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any
 
 
 @overrides(torch.Tensor.detach_)
-def _detach_(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _detach_(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     # torch implements it above its dispatcher, where the dispatch mode does not see it.
     (x,) = args
     if isinstance(x, JaxTensor):

@@ -5,8 +5,6 @@ store the stream: every reader adds all blocks so far up anew, and the gradient'
 A Swin of 12 blocks became kernels of 800 operations, and took twice the time to compile.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import torch
@@ -25,7 +23,9 @@ _LEAST_STORED = 1 << 14
 
 
 @handles(aten.native_layer_norm.default)
-def layer_norm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def layer_norm(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, ...]:
     """By torchax; whoever reads the input later reads the stored array, too."""
     x: JaxTensor = args[0] if args else kwargs["input"]
     cell = x.cell
@@ -50,8 +50,15 @@ def _is_stored(cell: Cell, x: JaxTensor) -> bool:
 
 @lowers(aten.native_group_norm.default)
 def group_norm(
-    x: jax.Array, weight: Any, bias: Any, n: int, c: int, pixels: int, groups: int, eps: float
-) -> Any:
+    x: jax.Array,
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    n: int,
+    c: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """By torchax, also of nothing."""
     if not x.size:
         statistics = jnp.zeros((n, groups), x.dtype)

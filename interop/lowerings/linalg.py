@@ -27,10 +27,10 @@ aten = torch.ops.aten
 # ---- products
 
 
-def _lowers_function(func: Any, lowering: Callable[..., Any]) -> None:
+def _lowers_function(func: Callable, lowering: Callable) -> None:
     """Registers a JAX lowering for a torch function, its shape and dtype checked against torch."""
 
-    def handler(trace: Trace, called: Any, args: tuple, kwargs: dict) -> Any:
+    def handler(trace: Trace, called: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if all(not isinstance(t, JaxTensor) or t.const is not None for t in tensors):
             return called(*args, **kwargs)
@@ -62,7 +62,7 @@ def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -
     return out + bias
 
 
-def einsum(equation: Any, *operands: Any) -> jax.Array:
+def einsum(equation: str, *operands: Any) -> jax.Array:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     return jnp.einsum(equation.replace(" ", ""), *operands)
@@ -87,7 +87,7 @@ def packed_lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 @lowers(aten._linalg_slogdet.default)
-def slogdet(a: jax.Array) -> Any:
+def slogdet(a: jax.Array) -> tuple[jax.Array, ...]:
     lu, pivots, _ = packed_lu(a)
     if not a.size:
         one = jnp.ones(a.shape[:-2], a.dtype)
@@ -97,7 +97,7 @@ def slogdet(a: jax.Array) -> Any:
 
 
 @lowers(aten._linalg_det.default)
-def det(a: jax.Array) -> Any:
+def det(a: jax.Array) -> tuple[jax.Array, ...]:
     lu, pivots, _ = packed_lu(a)
     if not a.size:
         return jnp.ones(a.shape[:-2], a.dtype), lu, pivots
@@ -105,7 +105,9 @@ def det(a: jax.Array) -> Any:
 
 
 @lowers(aten.linalg_lu_factor_ex.default)
-def lu_factor_ex(a: jax.Array, *, pivot: bool = True, check_errors: bool = False) -> Any:
+def lu_factor_ex(
+    a: jax.Array, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, ...]:
     del check_errors
     if not pivot:
         raise UnsupportedTorchError("LU without pivots; JAX has them always: leave pivot=False out")
@@ -114,7 +116,7 @@ def lu_factor_ex(a: jax.Array, *, pivot: bool = True, check_errors: bool = False
 
 
 @lowers(aten.linalg_lu.default)
-def lu_parts(a: jax.Array, *, pivot: bool = True) -> Any:
+def lu_parts(a: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, ...]:
     if not pivot:
         raise UnsupportedTorchError("LU without pivots; JAX has them always: leave pivot=False out")
     lu, _, order = packed_lu(a)
@@ -133,7 +135,7 @@ def eig(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @eig.defjvp
-def _eig_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Any:
+def _eig_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple:
     """torch's: eigenvectors keep their length; their phase is free, so no loss may depend on it."""
     values, vectors = eig(*primals)
     change = jnp.linalg.solve(vectors, tangents[0].astype(vectors.dtype) @ vectors)
@@ -159,7 +161,9 @@ def matrix_exp(a: jax.Array) -> jax.Array:
 
 
 @lowers(aten._linalg_solve_ex.default)
-def solve_ex(a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False) -> Any:
+def solve_ex(
+    a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, ...]:
     del check_errors  # a singular matrix gives inf or NaN, as on an accelerator
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     rhs = b[..., None] if vector else b
@@ -182,7 +186,7 @@ def _info(lu: jax.Array) -> jax.Array:
 
 
 @lowers(aten.linalg_inv_ex.default)
-def inv_ex(a: jax.Array, check_errors: bool = False) -> Any:
+def inv_ex(a: jax.Array, check_errors: bool = False) -> tuple[jax.Array, ...]:
     del check_errors
     return jnp.linalg.inv(a) if a.size else a, _info(packed_lu(a)[0])
 
@@ -223,6 +227,6 @@ def pinv(
 
 
 @lowers(aten._linalg_eigh.default)
-def eigh(a: jax.Array, uplo: str = "L", compute_v: bool = True) -> Any:
+def eigh(a: jax.Array, uplo: str = "L", compute_v: bool = True) -> tuple[jax.Array, ...]:
     values, vectors = jnp.linalg.eigh(_of_triangle(a, uplo), symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), a.dtype)

@@ -15,12 +15,12 @@ from jaxsr.interop._core.tensor import JaxTensor
 aten = torch.ops.aten
 
 
-def _of_pivots(func: Any, place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _of_pivots(func: torch._ops.OpOverload, place: int) -> Callable[[Callable], Callable]:
     """Registers a function of arrays. Torch wants int32 pivots; arrays of them show as int64."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable) -> Callable:
         @handles(func)
-        def handler(trace: Trace, called: Any, args: tuple, kwargs: dict) -> Any:
+        def handler(trace: Trace, called: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
             pivots: JaxTensor = args[place]
             with torch._C._DisableTorchDispatch():
                 narrow = torch.empty_like(pivots.meta, dtype=torch.int32)
@@ -40,7 +40,7 @@ def _permutation(pivots: jax.Array, rows: int) -> jax.Array:
 @_of_pivots(aten.lu_unpack.default, 1)
 def lu_unpack(
     packed: jax.Array, pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
-) -> Any:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     rows, columns = packed.shape[-2:]
     rank = min(rows, columns)
     p = lower = upper = jnp.zeros((0,), packed.dtype)

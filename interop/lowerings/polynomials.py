@@ -1,12 +1,12 @@
 """Orthogonal polynomials by their recurrences; orders may be traced. Torch has no gradient."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import lowers
@@ -47,7 +47,7 @@ def _legendre(k: jax.Array, x: jax.Array, last: jax.Array, before: jax.Array) ->
 def _register(name: str, first: Callable[[jax.Array], jax.Array], step: Step, shift: bool) -> None:
     packet = getattr(aten, name)
 
-    def lowering(x: Any, order: Any) -> jax.Array:
+    def lowering(x: ArrayLike, order: ArrayLike) -> jax.Array:
         x, order = (widened(v) for v in common_dtype(x, order))
         x = 2 * x - 1 if shift else x
         return polynomial(x, order, first(x), step)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,10 +24,10 @@ aten = torch.ops.aten
 
 def _max_pool(
     x: jax.Array,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
     *,
     ndim: int,
@@ -96,7 +97,9 @@ def _adaptive_windows(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
     return index, valid
 
 
-def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax.Array]:
+def _adaptive_max(
+    x: jax.Array, size: int | Sequence[int], *, ndim: int
+) -> tuple[jax.Array, jax.Array]:
     spatial, out = x.shape[-ndim:], per_axis(size, ndim)
     windows = [_adaptive_windows(n, o) for n, o in zip(spatial, out, strict=True)]
     flat = np.zeros((1,), np.int64)
@@ -118,7 +121,7 @@ def _adaptive_max(x: jax.Array, size: Any, *, ndim: int) -> tuple[jax.Array, jax
     return picked, jnp.take_along_axis(positions, best[..., None], -1)[..., 0]
 
 
-def _adaptive_mean(x: jax.Array, size: Any, *, ndim: int) -> jax.Array:
+def _adaptive_mean(x: jax.Array, size: int | Sequence[int], *, ndim: int) -> jax.Array:
     """Means over torch's windows, which overlap where the sizes do not divide."""
     sizes = per_axis(size, ndim)
     if not all(sizes):
@@ -139,7 +142,7 @@ def _adaptive_mean(x: jax.Array, size: Any, *, ndim: int) -> jax.Array:
     return wide.astype(x.dtype)
 
 
-def _unpool(x: jax.Array, indices: jax.Array, size: Any, *_: Any, ndim: int) -> jax.Array:
+def _unpool(x: jax.Array, indices: jax.Array, size: Sequence[int], *_: Any, ndim: int) -> jax.Array:
     """The options that follow `size` only say how the indices came about."""
     lead = x.shape[: x.ndim - ndim]
     rows = math.prod(lead)
@@ -165,10 +168,10 @@ for _ndim in (2, 3):
 def _max_pool2d_backward(
     grad: jax.Array,
     x: jax.Array,
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     ceil_mode: bool,
     indices: jax.Array,
 ) -> jax.Array:
@@ -180,7 +183,12 @@ def _max_pool2d_backward(
 
 
 def _fractional_max_pool(
-    x: jax.Array, kernel: Any, size: Any, samples: jax.Array, *, ndim: int
+    x: jax.Array,
+    kernel: int | Sequence[int],
+    size: int | Sequence[int],
+    samples: jax.Array,
+    *,
+    ndim: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Windows whose distances follow from one random number for each axis of a plane.
 

@@ -1,9 +1,11 @@
 """Random numbers: each draw takes a new key, made of the one that `apply` gets."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from jaxsr.interop._core.dispatch import Trace
@@ -16,19 +18,26 @@ from jaxsr.interop.errors import UnsupportedTorchError
 aten = torch.ops.aten
 
 
-def _uniform(key: jax.Array, shape: tuple, dtype: Any, low: float, high: float) -> jax.Array:
+def _uniform(key: jax.Array, shape: tuple, dtype: np.dtype, low: float, high: float) -> jax.Array:
     # bfloat16's own bits give only 128 distinct values; torch draws in float32 as well.
     wide = wide_dtype(dtype)
     return jax.random.uniform(key, shape, wide, low, high).astype(dtype)
 
 
-def _normal(key: jax.Array, shape: tuple, dtype: Any) -> jax.Array:
+def _normal(key: jax.Array, shape: tuple, dtype: np.dtype) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.random.normal(key, shape, dtype)
     return jax.random.normal(key, shape, wide_dtype(dtype)).astype(dtype)
 
 
-def _draw(func: Any, key: jax.Array, shape: tuple, dtype: Any, args: tuple, kw: dict) -> jax.Array:
+def _draw(
+    func: torch._ops.OpOverload,
+    key: jax.Array,
+    shape: tuple,
+    dtype: np.dtype,
+    args: tuple,
+    kw: dict,
+) -> jax.Array:
     name = func.overloadpacket.__name__.rstrip("_").removesuffix("_like")
 
     def arg(i: int, key_: str, default: Any = None) -> Any:
@@ -78,7 +87,9 @@ _IN_PLACE = [
 
 
 @handles(*_FRESH)
-def _random_fresh(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _random_fresh(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> JaxTensor:
     meta = trace.meta_result(func, args, kwargs)
     name = func.overloadpacket.__name__
     parameters = args[1:] if name.startswith("rand") else args
@@ -90,7 +101,9 @@ def _random_fresh(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @handles(*_IN_PLACE)
-def _random_in_place(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _random_in_place(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> JaxTensor:
     target = args[0]
     dtype = to_jax_dtype(target.dtype)
     value = _draw(func, trace.next_key(), tuple(target.shape), dtype, args, kwargs)
@@ -103,7 +116,9 @@ _NORMAL = [aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tenso
 
 
 @handles(*_NORMAL)
-def _normal_of_tensors(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _normal_of_tensors(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> JaxTensor:
     """Torch gives neither the mean nor the deviation a gradient."""
     meta = trace.meta_result(func, args, kwargs)
     parameters = (args[0], args[1] if len(args) > 1 else kwargs.get("std", 1.0))
@@ -120,7 +135,7 @@ _RANDINT = [
 
 
 @handles(*_RANDINT)
-def _randint(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _randint(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> JaxTensor:
     meta = trace.meta_result(func, args, kwargs)
     bounds = args[1:] if func.overloadpacket is aten.randint_like else args
     low, high = bounds[:2] if "low" in func._overloadname else (0, bounds[0])
@@ -131,14 +146,14 @@ def _randint(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @handles(aten.randperm.default)
-def _randperm(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _randperm(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> JaxTensor:
     meta = trace.meta_result(func, args, kwargs)
     value = jax.random.permutation(trace.next_key(), args[0])
     return trace.wrap_like(cast(value, to_jax_dtype(meta.dtype)), meta, False)
 
 
 @handles(aten.multinomial.default)
-def _multinomial(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _multinomial(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> JaxTensor:
     names = ("self", "num_samples", "replacement")
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     weights, count = call["self"], call["num_samples"]
@@ -154,7 +169,9 @@ def _multinomial(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @handles(aten.native_dropout.default)
-def _native_dropout(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _native_dropout(
+    trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict
+) -> tuple[JaxTensor, JaxTensor]:
     x, p, train = args
     keep = jnp.ones(x.shape, bool)
     value = x.array()
@@ -167,7 +184,7 @@ def _native_dropout(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return trace.wrap_like(value, meta, x.needs_grad), trace.wrap_like(keep, mask, False)
 
 
-DRAWS: dict[Any, Any] = {
+DRAWS: dict[torch._ops.OpOverload, Callable] = {
     **dict.fromkeys(_FRESH, _random_fresh),
     **dict.fromkeys(_IN_PLACE, _random_in_place),
     **dict.fromkeys(_NORMAL, _normal_of_tensors),

@@ -1,11 +1,10 @@
 """Evenly spaced numbers between tensors, by the arithmetic of torch's kernel; identity matrices."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxsr.interop._core.dtypes import to_jax_dtype
 from jaxsr.interop._core.registry import lowers
@@ -14,7 +13,9 @@ aten = torch.ops.aten
 
 
 @lowers(aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
-def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Array:
+def linspace(
+    start: ArrayLike, end: ArrayLike, steps: int, *, dtype: torch.dtype | None = None
+) -> jax.Array:
     """From both ends to the middle; whole numbers in float64, rounded towards 0."""
     result = to_jax_dtype(dtype or torch.get_default_dtype())
     is_integer = jnp.issubdtype(result, jnp.integer)
@@ -35,7 +36,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Arra
 
 
 @lowers(aten.eye.default, aten.eye.m)
-def eye(n: int, m: int | None = None, *, dtype: Any = None) -> jax.Array:
+def eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None) -> jax.Array:
     """(n, m). torch's decomposition counts in uint16, which its own `arange` on CPUs refuses."""
     return jnp.eye(n, m, dtype=to_jax_dtype(dtype or torch.get_default_dtype()))
 

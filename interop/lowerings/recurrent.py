@@ -1,6 +1,6 @@
 """LSTM, GRU and plain recurrent layers: one `lax.scan` each, not an unrolled graph."""
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxsr.interop._core.registry import overrides
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
-def _cell(mode: str) -> Any:
+def _cell(mode: str) -> Callable[..., tuple]:
     def lstm(state: tuple, gates_x: jax.Array, w: jax.Array, b: jax.Array) -> tuple:
         h, c = state
         i, f, g, o = jnp.split(gates_x + h @ w.T + b, 4, -1)
@@ -27,7 +27,7 @@ def _cell(mode: str) -> Any:
         n = jnp.tanh(xn + r * hn)
         return (n + z * (h - n),)
 
-    def plain(act: Any) -> Any:
+    def plain(act: Callable[[jax.Array], jax.Array]) -> Callable[..., tuple]:
         def step(state: tuple, gates_x: jax.Array, w: jax.Array, b: jax.Array) -> tuple:
             return (act(gates_x + state[0] @ w.T + b),)
 
@@ -38,11 +38,11 @@ def _cell(mode: str) -> Any:
     ]
 
 
-def _recurrent(mode: str) -> Any:
+def _recurrent(mode: str) -> Callable[..., tuple]:
     states = 2 if mode == "lstm" else 1
     step = _cell(mode)
 
-    def run(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    def run(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> tuple:
         if len(args) != 9 or not isinstance(args[3], bool):
             raise UnsupportedTorchError(
                 f"{mode} on a packed sequence; pad the batch and mask the loss instead"
@@ -68,7 +68,9 @@ def _recurrent(mode: str) -> Any:
                 bias_x, bias_h = (w[2], w[3]) if biases else (0.0, jnp.zeros(w[1].shape[0]))
                 gates = value @ w[0].T + bias_x
 
-                def body(state: tuple, g: Any, w: Any = w[1], b: Any = bias_h) -> tuple:
+                def body(
+                    state: tuple, g: jax.Array, w: jax.Array = w[1], b: jax.Array = bias_h
+                ) -> tuple:
                     new = step(state, g, w, b)
                     return new, new[0]
 

@@ -1,7 +1,7 @@
 """Norms, softmax and cumulative sums, with torch's gradient at zero and in masked rows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,11 @@ aten = torch.ops.aten
 
 def _reduced(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def lowering(
-        x: jax.Array, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+        x: jax.Array,
+        dim: Sequence[int] | None = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
     ) -> jax.Array:
         if dtype is not None:
             x = x.astype(to_jax_dtype(dtype))
@@ -41,7 +45,12 @@ def dist(x: jax.Array, y: jax.Array, p: float = 2) -> jax.Array:
 
 @lowers(aten.linalg_vector_norm.default)
 def vector_norm(
-    x: jax.Array, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    x: jax.Array,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> jax.Array:
     """A p-norm with torch's subgradients: zero at zero, shared among equal maxima."""
     if dtype is not None:
@@ -114,7 +123,7 @@ def softmax_of_dtype(x: jax.Array, dim: int, half_to_float: bool = False) -> jax
 
 
 @lowers(aten._safe_softmax.default)
-def safe_softmax(x: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
+def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
     if dtype is not None:
         x = x.astype(to_jax_dtype(dtype))
     wide = widened(x)
@@ -141,7 +150,11 @@ _root_of_variance = with_partials(
 
 @lowers(aten.std.correction)
 def std(
-    x: jax.Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    x: jax.Array,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
 ) -> jax.Array:
     axes = tuple(dim) if dim else None
     ddof = 1 if correction is None else correction
@@ -150,14 +163,18 @@ def std(
 
 @lowers(aten.std_mean.correction)
 def std_mean(
-    x: jax.Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    x: jax.Array,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     mean = jnp.mean(widened(x), tuple(dim) if dim else None, keepdims=keepdim)
     return std(x, dim, correction=correction, keepdim=keepdim), mean
 
 
 @lowers(aten.histc.default)
-def histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
+def histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.Array:
     """Counts by torch's rule for places: an edge, too, is found by one division."""
     x = x.reshape(-1)
     low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)

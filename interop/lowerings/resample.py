@@ -45,8 +45,8 @@ def resize_images(
     )
 
 
-def _register(op: Any, method: str, *, aligns: bool, aa: bool = False) -> None:
-    def lowering(x: jax.Array, size: Any, *rest: Any) -> jax.Array:
+def _register(op: torch._ops.OpOverload, method: str, *, aligns: bool, aa: bool = False) -> None:
+    def lowering(x: jax.Array, size: Sequence[int], *rest: Any) -> jax.Array:
         align = bool(rest[0]) if aligns else False
         scales = rest[1:] if aligns else rest
         scales = tuple(scales) + (None,) * (len(size) - len(scales))

@@ -4,6 +4,7 @@ Their Python code reads values, or names a device. A new one goes here: `@overri
 """
 
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +23,13 @@ aten = torch.ops.aten
 
 
 def _gaussian_nll(
-    input: Any,
-    target: Any,
-    var: Any,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
     full: bool = False,
     eps: float = 1e-6,
     reduction: str = "mean",
-) -> Any:
+) -> torch.Tensor:
     """torch's formula without its check that every variance is positive."""
     if isinstance(var, float):
         var = var * torch.ones_like(input)
@@ -46,7 +47,7 @@ overrides(F.gaussian_nll_loss)(lambda trace, func, args, kwargs: _gaussian_nll(*
 
 
 @overrides(F.one_hot)
-def _one_hot(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _one_hot(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     tensor = trace.as_jax_tensor(args[0])
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if tensor.const is not None:
@@ -58,10 +59,12 @@ def _one_hot(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @overrides(F.multi_margin_loss)
-def _multi_margin_loss(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _multi_margin_loss(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """On the meta device torch gives the loss of a single sample another shape."""
 
-    def as_batch(input: Any, target: Any, *options: Any, **named: Any) -> Any:
+    def as_batch(
+        input: torch.Tensor, target: torch.Tensor, *options: Any, **named: Any
+    ) -> torch.Tensor:
         if target.ndim:
             return func(input, target, *options, **named)
         loss = func(input.reshape(1, -1), target.reshape(1), *options, **named)
@@ -71,13 +74,19 @@ def _multi_margin_loss(trace: Trace, func: Any, args: tuple, kwargs: dict) -> An
 
 
 @overrides(torch.fake_quantize_per_tensor_affine, torch.fake_quantize_per_channel_affine)
-def _fake_quantize(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _fake_quantize(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """What torch's operator has no form of on the meta device; gradients end outside the range."""
     per_channel = func is torch.fake_quantize_per_channel_affine
     return (_fake_quantized_channels if per_channel else _fake_quantized)(*args, **kwargs)
 
 
-def _fake_quantized(input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
+def _fake_quantized(
+    input: torch.Tensor,
+    scale: torch.Tensor | float,
+    zero_point: torch.Tensor | int,
+    quant_min: int,
+    quant_max: int,
+) -> torch.Tensor:
     scale = torch.as_tensor(scale, dtype=torch.float32)
     level = torch.round(input * (1 / scale)) + zero_point
     in_range = (level >= quant_min) & (level <= quant_max)
@@ -86,26 +95,39 @@ def _fake_quantized(input: Any, scale: Any, zero_point: Any, quant_min: int, qua
 
 
 def _fake_quantized_channels(
-    input: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
-) -> Any:
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+) -> torch.Tensor:
     shape = [-1 if i == axis % input.ndim else 1 for i in range(input.ndim)]
     scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
     return _fake_quantized(input, scale, zero_point, quant_min, quant_max)
 
 
 @overrides(torch.combinations)
-def _combinations(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _combinations(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """Torch selects rows by a mask; which ones follows from the length."""
     return _combinations_of(*args, **kwargs)
 
 
-def _combinations_of(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
+def _combinations_of(
+    input: torch.Tensor, r: int = 2, with_replacement: bool = False
+) -> torch.Tensor:
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     rows = list(choose(range(input.shape[0]), r))
     return input[torch.tensor(rows, dtype=torch.int64).reshape(len(rows), r)]
 
 
-def _cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+def _cov(
+    input: torch.Tensor,
+    *,
+    correction: int = 1,
+    fweights: Any = None,
+    aweights: Any = None,
+) -> torch.Tensor:
     """torch's formula without its checks of the weights' values."""
     rows = input if input.dim() == 2 else input.reshape(1, -1)
     weights = fweights
@@ -130,24 +152,24 @@ def _cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any
 
 
 @overrides(torch.cov, torch.Tensor.cov)
-def _weighted_cov(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _weighted_cov(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     has_weights = kwargs.get("fweights") is not None or kwargs.get("aweights") is not None
     return _cov(*args, **kwargs) if has_weights else func(*args, **kwargs)
 
 
 @overrides(F.cosine_similarity)
-def _cosine_similarity(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _cosine_similarity(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return _cosine_of(*args, **kwargs)
 
 
-def _cosine_of(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+def _cosine_of(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
     """torch's formula; the gradient of a direction is taken across it, so that nothing cancels."""
     dtype = torch.promote_types(x1.dtype, x2.dtype)
     x1, x2 = torch.broadcast_tensors(x1.to(dtype), x2.to(dtype))
     return (_direction(x1, dim, eps) * _direction(x2, dim, eps)).sum(dim)
 
 
-def _direction(x: Any, dim: int, eps: float) -> Any:
+def _direction(x: torch.Tensor, dim: int, eps: float) -> torch.Tensor:
     size = torch.linalg.vector_norm(x, 2, dim, True).detach()
     unit = (x / size.clamp_min(eps)).detach()
     # x less its part along the direction: of value zero, with the derivative that is wanted.
@@ -157,25 +179,25 @@ def _direction(x: Any, dim: int, eps: float) -> Any:
 
 
 @overrides(F.rrelu)
-def _rrelu(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _rrelu(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return _rrelu_of(*args, **kwargs)
 
 
 def _rrelu_of(
-    input: Any,
+    input: torch.Tensor,
     lower: float = 1 / 8,
     upper: float = 1 / 3,
     training: bool = False,
     inplace: bool = False,
-) -> Any:
-    slope: Any = (lower + upper) / 2
+) -> torch.Tensor:
+    slope: torch.Tensor | float = (lower + upper) / 2
     if training:
         slope = torch.empty_like(input).uniform_(lower, upper)
     out = torch.where(input > 0, input, input * slope)
     return input.copy_(out) if inplace else out
 
 
-def _linear_cross_entropy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _linear_cross_entropy(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """Without `options`: by chunks torch computes gradients in forward, of what requires them."""
     if kwargs.get("options") is None:
         return func(*args, **kwargs)
@@ -196,17 +218,17 @@ if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and newer
 
 
 @overrides(torch.pinverse, torch.Tensor.pinverse)
-def _pinverse(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _pinverse(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """Torch makes a float64 tensor of `rcond`."""
     return _pinverse_of(*args, **kwargs)
 
 
-def _pinverse_of(input: Any, rcond: float = 1e-15) -> Any:
+def _pinverse_of(input: torch.Tensor, rcond: float = 1e-15) -> torch.Tensor:
     return torch.linalg.pinv(input, rtol=torch.tensor(rcond, dtype=torch.float32))
 
 
 @overrides(torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
-def _to_python(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _to_python(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
     tensor = args[0]
     const = known_value(tensor) if isinstance(tensor, JaxTensor) else tensor
     if const is None:
@@ -232,7 +254,7 @@ _INSTEAD = {
 
 
 @overrides(*(getattr(torch.Tensor, name) for name in _INSTEAD))
-def _value(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _value(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         return func(*args, **kwargs)
     except UnsupportedTorchError as error:
@@ -242,7 +264,7 @@ def _value(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @handles(aten._local_scalar_dense.default)
-def _item(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _item(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> float | complex:
     const = known_value(args[0])
     if const is None:
         raise UnsupportedTorchError(
@@ -253,7 +275,7 @@ def _item(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @overrides(torch.Tensor.__deepcopy__)
-def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _deepcopy(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     tensor, memo = args[0], args[1]
     if not isinstance(tensor, JaxTensor):
         return func(*args, **kwargs)
@@ -267,7 +289,9 @@ def _deepcopy(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @overrides(torch.tensor_split, torch.Tensor.tensor_split)
-def _tensor_split(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
+def _tensor_split(
+    trace: Trace, func: Callable, args: Sequence, kwargs: dict
+) -> tuple[torch.Tensor, ...]:
     sections = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
     if isinstance(sections, JaxTensor):
         known = known_value(sections)
@@ -285,7 +309,7 @@ def _tensor_split(trace: Trace, func: Any, args: Any, kwargs: dict) -> Any:
 
 
 @overrides(torch.Tensor.to)
-def _to(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _to(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     tensor, *positional = args
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
     other = kwargs.pop("other", None)
@@ -302,5 +326,5 @@ def _to(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @overrides(torch.Tensor.cuda, torch.Tensor.cpu)
-def _stay(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+def _stay(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return args[0]

@@ -11,16 +11,18 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxsr.interop._core.index_bounds import collecting_indices, worse
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.mesh import split_activations
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.train.objective import Phase
 
 Arrays = dict[str, jax.Array]
-_Vjp = Callable[..., tuple[Any, Callable[[Any], tuple[Arrays]], tuple[Arrays, Arrays]]]
+_Vjp = Callable[..., tuple[PyTree, Callable[[PyTree], tuple[Arrays]], tuple[Arrays, Arrays]]]
 
 
 def select_network(tree: Mapping[str, Any], network: str) -> dict[str, Any]:
@@ -37,9 +39,9 @@ def worse_of(one: Arrays, other: Arrays) -> Arrays:
 class Shared(NamedTuple):
     """What the players of a phase have in common on one batch."""
 
-    tensors: Any
+    tensors: PyTree
     """Result of the phase's `share`."""
-    pullback: Callable[[Any], Arrays]
+    pullback: Callable[[PyTree], Arrays]
     """From the tensors' cotangents to gradients of the networks that learn through them."""
     buffers: Arrays
     """All buffers after `share`."""
@@ -67,7 +69,7 @@ class Gradients:
     model: JaxModule
     """The objective, converted by `jaxsr.interop.train.step.convert`."""
     phase: Phase
-    compute_dtype: Any
+    compute_dtype: np.dtype
     """Floating dtype of the players' networks; gradients come back in the parameters' dtype."""
     mesh: Mesh
     """Where the step will run."""
@@ -77,7 +79,7 @@ class Gradients:
         networks = [p.network for p in self.phase.players if p.through_shared]
         learning = {k: v for n in networks for k, v in select_network(params, n).items()}
 
-        def run(learning: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
+        def run(learning: Arrays) -> tuple[PyTree, tuple[Arrays, Arrays]]:
             with split_activations(self.mesh, batch), collecting_indices() as indices:
                 tensors, new_buffers = self.model.apply(
                     self._cast(params | learning),
@@ -92,7 +94,7 @@ class Gradients:
         vjp = cast(_Vjp, jax.vjp)
         tensors, pullback, (new_buffers, indices) = vjp(run, learning, has_aux=True)
 
-        def gradients(cotangent: Any) -> Arrays:
+        def gradients(cotangent: PyTree) -> Arrays:
             return pullback(cotangent)[0]
 
         return Shared(tensors, gradients, new_buffers, indices)
@@ -109,7 +111,7 @@ class Gradients:
         """Gradients of player number `index` on one batch."""
         player = self.phase.players[index]
 
-        def loss(network_params: Arrays, tensors: Any) -> tuple[jax.Array, Any]:
+        def loss(network_params: Arrays, tensors: PyTree) -> tuple[jax.Array, PyTree]:
             with split_activations(self.mesh, batch), collecting_indices() as indices:
                 (value, metrics), new_buffers = self.model.apply(
                     self._cast(params | network_params),
@@ -164,8 +166,8 @@ class Gradients:
             )
 
         def body(
-            carry: tuple[Arrays, Any, Arrays], xs: tuple[jax.Array, Arrays]
-        ) -> tuple[Any, None]:
+            carry: tuple[Arrays, PyTree, Arrays], xs: tuple[jax.Array, Arrays]
+        ) -> tuple[PyTree, None]:
             buffers, total, indices = carry
             slice_index, rows = xs
             step = slice_gradients(buffers, rows, jax.random.fold_in(key, slice_index))

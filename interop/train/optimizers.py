@@ -139,7 +139,7 @@ def make_optimizer(
 def _scale_each(factors: Mapping[str, float]) -> optax.GradientTransformation:
     """Multiplies each update of a dictionary by its factor."""
 
-    def scaled(updates: optax.Updates, params: Any) -> optax.Updates:
+    def scaled(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         trees: Any = updates
         return {name: update * factors.get(name, 1.0) for name, update in trees.items()}
 
@@ -154,7 +154,7 @@ def updates_done(state: optax.OptState) -> jax.Array:
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Clips as `torch.nn.utils.clip_grad_norm_` does: scale by min(1, max_norm / (norm + 1e-6))."""
 
-    def clipped(updates: optax.Updates, params: Any) -> optax.Updates:
+    def clipped(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         scale = jnp.minimum(1.0, max_norm / (norm(updates) + 1e-6))
 
         def clip(g: jax.Array) -> jax.Array:
@@ -184,7 +184,9 @@ def scale_by_adagrad(*, eps: float = 1e-10) -> optax.GradientTransformation:
     def init(params: optax.Params) -> AdagradState:
         return AdagradState(jax.tree.map(_zeros, params))
 
-    def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, AdagradState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AdagradState]:
         def grown(s: jax.Array, g: jax.Array) -> jax.Array:
             return s + g * g
 
@@ -213,7 +215,9 @@ def scale_by_momentum(
     def init(params: optax.Params) -> MomentumState:
         return MomentumState(jax.tree.map(_zeros, params), jnp.zeros((), jnp.int32))
 
-    def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, MomentumState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, MomentumState]:
         weight = jnp.where(state.count == 0, 1.0, 1.0 - dampening)
 
         def grown(m: jax.Array, g: jax.Array) -> jax.Array:

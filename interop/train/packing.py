@@ -18,9 +18,10 @@ import optax
 from jax.sharding import Mesh
 
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.annotations import PyTree
 from jaxsr.ops import _cpu_calls as cpu_calls
 
-_structure = cast(Callable[[Any], Any], jax.tree.structure)  # untyped in JAX
+_structure = cast(Callable[[PyTree], Any], jax.tree.structure)  # untyped in JAX
 
 _MOST_ELEMENTS = 1 << 14
 """Of an array that is packed. The copies of larger ones cost more than is saved."""
@@ -54,7 +55,7 @@ class Packing:
     """The packed leaves by number; nothing is packed where there are none."""
 
     @classmethod
-    def of(cls, tree: Any, mesh: Mesh) -> "Packing":
+    def of(cls, tree: PyTree, mesh: Mesh) -> "Packing":
         """The float32 leaves of few elements, where CPUs compute and each has them whole.
 
         Args:
@@ -72,10 +73,10 @@ class Packing:
         packs = on_cpus and meshes.model_devices(mesh) == 1 and len(small) > 1
         return cls(structure, small if packs else {})
 
-    def pack(self, tree: Any) -> Any:
+    def pack(self, tree: PyTree) -> PyTree:
         """A tree with each part of this structure packed: an optimiser's state has several."""
 
-        def packed(part: Any) -> Any:
+        def packed(part: PyTree) -> PyTree:
             if not self._fits(part):
                 return part
             leaves = jax.tree.leaves(part)
@@ -84,10 +85,10 @@ class Packing:
 
         return self._map(packed, tree, self._fits)
 
-    def unpack(self, tree: Any) -> Any:
+    def unpack(self, tree: PyTree) -> PyTree:
         """The tree that `pack` was given."""
 
-        def unpacked(part: Any) -> Any:
+        def unpacked(part: PyTree) -> PyTree:
             if not isinstance(part, Packed):
                 return part
             arrays = dict(zip(self.small, _split(part.vector, [*self.small.values()]), strict=True))
@@ -100,18 +101,20 @@ class Packing:
 
         return self._map(unpacked, tree, _is_packed)
 
-    def _fits(self, part: Any) -> bool:
+    def _fits(self, part: PyTree) -> bool:
         return _structure(part) == self.structure
 
-    def _map(self, function: Callable[[Any], Any], tree: Any, is_part: Callable[..., bool]) -> Any:
+    def _map(
+        self, function: Callable[[PyTree], PyTree], tree: PyTree, is_part: Callable[[PyTree], bool]
+    ) -> PyTree:
         return jax.tree.map(function, tree, is_leaf=is_part) if self.small else tree
 
 
-def _is_packed(part: Any) -> bool:
+def _is_packed(part: PyTree) -> bool:
     return isinstance(part, Packed)
 
 
-def norm(tree: Any) -> jax.Array:
+def norm(tree: PyTree) -> jax.Array:
     """Euclidean norm of all elements of a tree, packed or not: a scalar.
 
     Args:

@@ -22,7 +22,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import flax.struct
 import jax
@@ -32,6 +32,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop._core.index_bounds import worse
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
@@ -39,6 +40,9 @@ from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
 from jaxsr.interop.train.objective import Objective, Phase
 from jaxsr.interop.train.optimizers import Elementwise, updates_done
 from jaxsr.interop.train.packing import Packing, norm
+
+if TYPE_CHECKING:
+    import torch
 
 Prepare = Callable[[Mapping[str, Any], jax.Array], Mapping[str, jax.Array]]
 _wrap_key = cast(Callable[[jax.Array], jax.Array], jax.random.wrap_key_data)  # untyped in JAX
@@ -62,7 +66,7 @@ class TrainState(flax.struct.PyTreeNode):
     step: jax.Array
     params: Arrays
     buffers: Arrays
-    optimizers: dict[str, Any]
+    optimizers: dict[str, optax.OptState]
     ema: Arrays
     key: jax.Array
     failed_step: jax.Array
@@ -191,7 +195,7 @@ def convert(
     return to_jax(objective, remat=remat, sync_axis=meshes.DATA_AXES, lane_folding=folding)
 
 
-def _cast_floats(tree: Any, dtype: Any) -> Any:
+def _cast_floats(tree: PyTree, dtype: "torch.dtype") -> PyTree:
     """The tree with its floating tensors in this dtype."""
     import torch
     from torch.utils import _pytree as pytree
@@ -202,7 +206,7 @@ def _cast_floats(tree: Any, dtype: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, in_dtype, tree)
 
 
-def _exchange_statistics(objective: Any) -> None:
+def _exchange_statistics(objective: Objective) -> None:
     """Makes each BatchNorm a SyncBatchNorm, as torch does for its own data parallelism."""
     from torch import nn
 
@@ -212,7 +216,7 @@ def _exchange_statistics(objective: Any) -> None:
                 setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
 
 
-def _player_networks(objective: Any) -> set[str]:
+def _player_networks(objective: Objective) -> set[str]:
     return {player.network for phase in objective.phases for player in phase.players}
 
 
@@ -247,7 +251,7 @@ class TrainStep:
     def __post_init__(self) -> None:
         self.config.check_fits(self.mesh.shape)
 
-    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Arrays]:
+    def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Arrays]:
         root = _wrap_key(state.key)
         prepared = dict(self.prepare(batch, root))
         key = jax.random.key_data(jax.random.fold_in(root, state.step))
@@ -274,12 +278,12 @@ class TrainStep:
         self,
         params: Arrays,
         buffers: Arrays,
-        opt_states: dict[str, Any],
+        opt_states: dict[str, optax.OptState],
         batch: Arrays,
         key_data: jax.Array,
-        average: Callable[[Any], Any] = lambda tree: tree,
+        average: Callable[[PyTree], PyTree] = lambda tree: tree,
         worst: Callable[[Arrays], Arrays] = lambda indices: indices,
-    ) -> tuple[Arrays, Arrays, dict[str, Any], Arrays]:
+    ) -> tuple[Arrays, Arrays, dict[str, optax.OptState], Arrays]:
         """Every player in turn: gradients, update, metrics; the last two are over the devices."""
         key = _wrap_key(key_data)
         gradients = Gradients(
@@ -376,7 +380,7 @@ def _per_device(
         must exchange them.
     """
 
-    def average(tree: Any) -> Any:
+    def average(tree: PyTree) -> PyTree:
         # A tree, not one vector of all: compilers join the sums of a tree into one all-reduce, and
         # a TPU pays dearly for reshaping kernels to rows (14 of 38 M cycles of a GAN's step).
         structure = cast(Any, jax.tree.structure(tree))
@@ -399,8 +403,12 @@ def _per_device(
         return dict(zip(indices, worse(highest, -lowest), strict=True))
 
     def local(
-        params: Arrays, buffers: Arrays, opt_states: Any, batch: Arrays, key_data: jax.Array
-    ) -> Any:
+        params: Arrays,
+        buffers: Arrays,
+        opt_states: dict[str, optax.OptState],
+        batch: Arrays,
+        key_data: jax.Array,
+    ) -> PyTree:
         # Each device draws its own random numbers, as it sees its own rows.
         key = _wrap_key(key_data)
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.DATA_AXES))

@@ -145,7 +145,9 @@ class TorchStep:
                 )
             )
 
-    def train_step(self, phase_name: str, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def train_step(
+        self, phase_name: str, batch: Mapping[str, np.ndarray | Tensor]
+    ) -> dict[str, Tensor]:
         """One step of the phase on a prepared batch; returns metrics by `network/name`.
 
         Raises:
@@ -165,7 +167,7 @@ class TorchStep:
             self._check_indices(phase_name, batch)
             raise
 
-    def _check_indices(self, phase_name: str, batch: Mapping[str, Any]) -> None:
+    def _check_indices(self, phase_name: str, batch: Mapping[str, np.ndarray | Tensor]) -> None:
         """Runs the phase forward once more, to name the index that torch refused, if it did."""
         phase = self.objective.phase(phase_name)
         tensors = {name: self.place(rows) for name, rows in batch.items()}
@@ -197,7 +199,9 @@ class TorchStep:
 
         return undo
 
-    def _train_step(self, phase_name: str, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _train_step(
+        self, phase_name: str, batch: Mapping[str, np.ndarray | Tensor]
+    ) -> dict[str, Tensor]:
         phase = self.objective.phase(phase_name)
         tensors = {name: self.place(rows) for name, rows in batch.items()}
         metrics: dict[str, Tensor] = {}
@@ -336,5 +340,5 @@ class TorchStep:
             self.objective.train()
 
 
-def _host(value: Any) -> np.ndarray:
+def _host(value: Tensor | float) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

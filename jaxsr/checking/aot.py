@@ -1,6 +1,6 @@
 """`python -m jaxsr.check --model MODEL --aot v5e:1x1`: a model, compiled ahead of time."""
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxsr.checking.arguments import Arguments, named_leaves
 from jaxsr.checking.check_model import load
 from jaxsr.checking.config import CheckConfig
-from jaxsr.checking.jax_runs import is_array
+from jaxsr.checking.jax_runs import Named, is_array
 from jaxsr.errors import InputError
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.folding.policy import choose_folding
@@ -33,17 +33,17 @@ def run(config: CheckConfig) -> int:
     )
     same, split = replicated(mesh), batch_sharding(mesh)
 
-    def forward(params: Any, buffers: Any, inputs: dict[str, Any], key: Any) -> dict[str, Any]:
+    def forward(params: Named, buffers: Named, inputs: Named, key: jax.Array) -> Named:
         values, keywords = arguments.call(inputs)
         outputs = module.apply(params, buffers, *values, rng=key, **keywords)[0]
         return named_leaves(outputs, is_array)
 
-    def loss(params: Any, buffers: Any, inputs: dict[str, Any], key: Any) -> jax.Array:
+    def loss(params: Named, buffers: Named, inputs: Named, key: jax.Array) -> jax.Array:
         outputs = forward(params, buffers, inputs, key).values()
         floating = [v.real.sum() for v in outputs if jnp.issubdtype(v.dtype, jnp.inexact)]
         return jnp.asarray(sum(floating), jnp.float32)
 
-    def program(name: str, function: Any) -> Compile:
+    def program(name: str, function: Callable) -> Compile:
         def compile_at(batch: int) -> Ahead:
             inputs = {
                 n: jax.ShapeDtypeStruct(

@@ -1,7 +1,7 @@
 """A module's arguments: the tensors among them by name, the rest as it is; outputs by name."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxsr.errors import InputTypeError
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 
 
@@ -16,14 +17,14 @@ from jaxsr.interop.host_arrays import to_numpy, to_torch
 class Arguments:
     """Positional and keyword arguments, with the places of their tensors."""
 
-    leaves: Sequence[Any]
+    leaves: Sequence
     """Tensors on the CPU, and whatever else there is."""
-    structure: Any
+    structure: pytree.TreeSpec
     names: Sequence[str]
     """Of all leaves: `input`, `input[1]`, `attention_mask`."""
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Arguments":
+    def of(cls, args: Sequence, kwargs: Mapping[str, PyTree]) -> "Arguments":
         """The arguments of `module(*args, **kwargs)`; NumPy arrays become tensors."""
         pairs, structure = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
         single = len(args) == 1
@@ -46,7 +47,7 @@ class Arguments:
         """The tensors as NumPy arrays."""
         return {name: to_numpy(tensor) for name, tensor in self.tensors.items()}
 
-    def call(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, values: Mapping[str, Any]) -> tuple[tuple, dict[str, PyTree]]:
         """The arguments with other values for their tensors."""
         pairs = zip(self.names, self.leaves, strict=True)
         return pytree.tree_unflatten([values.get(n, leaf) for n, leaf in pairs], self.structure)
@@ -90,7 +91,9 @@ def _argument_name(path: Any, single: bool) -> str:
     return name + pytree.keystr(tuple(rest))
 
 
-def named_leaves(value: Any, is_array: Any, name: str = "") -> dict[str, Any]:
+def named_leaves(
+    value: PyTree, is_array: Callable[[object], bool], name: str = ""
+) -> dict[str, Any]:
     """The arrays in a module's output, by where they stand: `logits`, `[0]`, `hidden[2]`.
 
     Args:

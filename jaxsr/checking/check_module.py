@@ -1,7 +1,7 @@
 """`jaxsr.check(module, *inputs)`: does a torch module compute the same in JAX?"""
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -28,6 +28,7 @@ from jaxsr.checking.module_errors import module_errors
 from jaxsr.checking.result import CheckResult, Row, Speed
 from jaxsr.checking.torch_runs import run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.mesh import platform_name
 
@@ -37,8 +38,8 @@ _MOST_ROWS = 4
 
 def check(
     module: nn.Module,
-    *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
+    *inputs: PyTree,
+    kwargs: Mapping[str, PyTree] | None = None,
     name: str | None = None,
     train: bool = True,
     gradients: bool = True,
@@ -288,10 +289,10 @@ class _Check:
                 f"float32 from float64{where}"
             )
 
-    def _differs_under(self, context: Callable[[], AbstractContextManager[Any]]) -> bool:
+    def _differs_under(self, context: Callable[[], AbstractContextManager[object]]) -> bool:
         """Whether torch itself gives other outputs within a context."""
 
-        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def run(module: nn.Module, *args: PyTree, **kwargs: PyTree) -> PyTree:
             with context():
                 return module(*args, **kwargs)
 
@@ -317,9 +318,9 @@ class _StableSorts(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
@@ -329,7 +330,7 @@ class _StableSorts(TorchFunctionMode):
         return func(*args, **options)
 
 
-_OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[Any]]], ...] = (
+_OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...] = (
     (
         "torch computes otherwise, too, while torch.compiler.is_compiling() is true, as it is "
         "while JAX traces: the module's library takes another branch then",
@@ -351,5 +352,5 @@ def _stacked(runs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.stack([run[name] for run in runs]) for name in runs[0]}
 
 
-def _same_bits(first: Any, second: Any) -> bool:
+def _same_bits(first: PyTree, second: PyTree) -> bool:
     return jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), first, second))

@@ -1,11 +1,13 @@
 """One mode of a module, torch against JAX: outputs, gradients and buffers with their errors."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,7 +30,7 @@ class TorchRuns:
     arguments: Arguments
     train: bool
     differentiate: bool
-    key: Any
+    key: jax.Array
     single: Run
     exact: Run
     referee: str
@@ -38,7 +40,13 @@ class TorchRuns:
 
     @classmethod
     def of(
-        cls, module: nn.Module, arguments: Arguments, *, train: bool, key: Any, differentiate: bool
+        cls,
+        module: nn.Module,
+        arguments: Arguments,
+        *,
+        train: bool,
+        key: jax.Array,
+        differentiate: bool,
     ) -> "TorchRuns":
         """Runs it in both precisions.
 
@@ -98,7 +106,7 @@ class TorchRuns:
         return self._noise
 
     def errors(
-        self, group: str, arrays: Any, *, rounding: float = FLOOR_ULPS * ULP
+        self, group: str, arrays: Mapping[str, np.ndarray], *, rounding: float = FLOOR_ULPS * ULP
     ) -> tuple[ArrayError, ...]:
         """The errors of a group of JAX's arrays.
 
@@ -171,7 +179,7 @@ def compare_mode(
     gradient_rows: list[Row] = []
     buffer_rows: list[Row] = []
 
-    def compare_forward(outputs: Any, buffers: Any) -> Row:
+    def compare_forward(outputs: dict[str, np.ndarray], buffers: dict[str, np.ndarray]) -> Row:
         run = as_run(outputs, buffers)
         errors = torch_runs.errors("buffers", run.buffers)
         if errors:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+import jax
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -13,6 +13,7 @@ from jaxsr.checking.comparison import TorchRuns, compare_mode
 from jaxsr.checking.jax_runs import JaxRuns
 from jaxsr.checking.result import Fault, Row
 from jaxsr.checking.torch_runs import run_torch
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.module_copy import copy_module
 
 _QUANTITIES = {"gradient": "gradient", "buffers": "buffer"}
@@ -24,27 +25,27 @@ class Call:
 
     path: str
     module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple
+    kwargs: dict[str, PyTree]
     inner: "list[Call]" = field(default_factory=list)
 
 
-def recorded_calls(module: nn.Module, arguments: Arguments, *, train: bool, key: Any) -> Call:
+def recorded_calls(module: nn.Module, arguments: Arguments, *, train: bool, key: jax.Array) -> Call:
     """The calls of a run in float32 torch, as a tree."""
     stack: list[Call] = []
     root: list[Call] = []
 
-    def run(copied: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def run(copied: nn.Module, *args: PyTree, **kwargs: PyTree) -> PyTree:
         names = {id(sub): name for name, sub in copied.named_modules()}
 
-        def before(sub: nn.Module, args: Any, kwargs: Any) -> None:
+        def before(sub: nn.Module, args: tuple, kwargs: dict) -> None:
             values = pytree.tree_map(_copied, (args, kwargs))
             state = copy_module(sub)  # as it is now: buffers change in training
             call = Call(path=names.get(id(sub), ""), module=state, args=values[0], kwargs=values[1])
             (stack[-1].inner if stack else root).append(call)
             stack.append(call)
 
-        def after(sub: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        def after(sub: nn.Module, args: tuple, kwargs: dict, result: PyTree) -> None:
             stack.pop()
 
         hooks = [
@@ -65,7 +66,7 @@ def recorded_calls(module: nn.Module, arguments: Arguments, *, train: bool, key:
     return root[0]
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -76,7 +77,7 @@ def find_fault(
     convert: Callable[[nn.Module, Arguments], JaxRuns],
     *,
     train: bool,
-    key: Any,
+    key: jax.Array,
 ) -> Fault | None:
     """Descends from the module into the first call that is wrong by itself.
 
@@ -123,7 +124,7 @@ def _wrong(
     quantity: str,
     convert: Callable[[nn.Module, Arguments], JaxRuns],
     train: bool,
-    key: Any,
+    key: jax.Array,
 ) -> Fault | None:
     """The fault of one call alone; None where it is right or cannot run alone."""
     arguments = Arguments.of(call.args, call.kwargs)

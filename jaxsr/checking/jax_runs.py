@@ -11,15 +11,18 @@ from torch import nn
 
 from jaxsr.checking.arguments import Arguments, named_leaves
 from jaxsr.checking.torch_runs import Run
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
 from jaxsr.interop.hooks import value_of, watched
 from jaxsr.interop.mesh import batch_sharding, make_mesh, replicated
 from jaxsr.interop.module import JaxModule, to_jax
 
 Named = dict[str, Any]
+State = tuple[Named, Named]
+"""Parameters and buffers by name."""
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether it is an array or a tracer of one."""
     return isinstance(value, (jax.Array, np.ndarray))
 
@@ -33,9 +36,7 @@ class Program:
       **options: of `jax.jit`.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], **options: Any
-    ) -> None:
+    def __init__(self, function: Callable, arguments: tuple, **options: Any) -> None:
         began = time.perf_counter()
         lowered = jax.jit(function, **options).lower(*arguments)
         traced = time.perf_counter()
@@ -44,7 +45,7 @@ class Program:
         self.compile_s = time.perf_counter() - traced
         self._arguments = arguments
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: PyTree) -> PyTree:
         """Runs it, on the arguments it was traced with by default; waits for the result."""
         return jax.block_until_ready(self._compiled(*(arguments or self._arguments)))
 
@@ -72,7 +73,7 @@ class JaxRuns:
     def forward(self, *, train: bool) -> Callable[..., tuple[Named, Named]]:
         """A pure function of (params, buffers), inputs and key: outputs by name, and buffers."""
 
-        def run(state: Any, inputs: Named, key: jax.Array) -> tuple[Named, Named]:
+        def run(state: State, inputs: Named, key: jax.Array) -> tuple[Named, Named]:
             args, kwargs = self.arguments.call(inputs)
             outputs, buffers = self.converted.apply(*state, *args, rng=key, train=train, **kwargs)
             return named_leaves(outputs, is_array), buffers
@@ -84,13 +85,20 @@ class JaxRuns:
         forward = self.forward(train=train)
 
         def loss(
-            params: Named, floats: Named, buffers: Named, rest: Named, key: Any, cotangents: Named
-        ) -> Any:
+            params: Named,
+            floats: Named,
+            buffers: Named,
+            rest: Named,
+            key: jax.Array,
+            cotangents: Named,
+        ) -> tuple[jax.Array, tuple[Named, Named]]:
             outputs, after = forward((params, buffers), floats | rest, key)
             products = [(outputs[n] * c).real.sum() for n, c in cotangents.items() if n in outputs]
             return jnp.asarray(sum(products), jnp.float32), (outputs, after)
 
-        def run(state: Any, inputs: Named, key: Any, cotangents: Named) -> tuple[Any, ...]:
+        def run(
+            state: State, inputs: Named, key: jax.Array, cotangents: Named
+        ) -> tuple[Named, Named, Named]:
             floats = {n: v for n, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
             rest = {n: v for n, v in inputs.items() if n not in floats}
             params, buffers = state
@@ -111,7 +119,7 @@ class JaxRuns:
         """Forward of each sample alone, vectorised by `jax.vmap`."""
         forward = self.forward(train=False)
 
-        def run(state: Any, inputs: Named, key: jax.Array) -> Named:
+        def run(state: State, inputs: Named, key: jax.Array) -> Named:
             def one(row: Named) -> Named:
                 return forward(
                     state, {n: v[None] if n in mapped else v for n, v in row.items()}, key
@@ -136,7 +144,7 @@ class JaxRuns:
         names = self.converted.functional.names
         forward = self.forward(train=False)
 
-        def run(state: Any, inputs: Named, key: jax.Array) -> Any:
+        def run(state: State, inputs: Named, key: jax.Array) -> PyTree:
             recorder = CallRecorder(names, value_of)
             with watched(lambda module, args, kwargs: recorder):
                 forward(state, inputs, key)
@@ -165,7 +173,7 @@ class CallRecorder:
     def __exit__(self, *error: object) -> None:
         self._hook.remove()
 
-    def _record(self, module: nn.Module, args: Any, result: Any) -> None:
+    def _record(self, module: nn.Module, args: tuple, result: PyTree) -> None:
         path = self._names.get(id(module))
         if not path or path in self.outputs:  # the module itself has the name ""
             return
@@ -174,7 +182,7 @@ class CallRecorder:
         self.outputs[path] = {n: v for n, v in values.items() if v is not None}
 
 
-def to_host(tree: Any) -> Any:
+def to_host(tree: PyTree) -> PyTree:
     """The tree with NumPy arrays."""
     return jax.tree.map(np.asarray, tree)
 

@@ -9,7 +9,6 @@ largest value, for arrays whose error in torch happens to be next to nothing.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -120,7 +119,7 @@ def _scale(array: np.ndarray) -> float:
     return float(finite.max(initial=0.0))
 
 
-def _distance(value: np.ndarray, exact: np.ndarray, torch_value: Any = None) -> float:
+def _distance(value: np.ndarray, exact: np.ndarray, torch_value: np.ndarray | None = None) -> float:
     """The largest absolute difference; whole numbers count 1 for each difference."""
     if value.shape != exact.shape:
         return math.inf

@@ -1,7 +1,5 @@
 """The error of every submodule's output in one evaluated forward of the whole module."""
 
-from typing import Any
-
 import numpy as np
 from torch import nn
 
@@ -10,6 +8,7 @@ from jaxsr.checking.jax_runs import CallRecorder, JaxRuns
 from jaxsr.checking.measures import ArrayError, compare_arrays
 from jaxsr.checking.result import ModuleError
 from jaxsr.checking.torch_runs import host_array, run_torch
+from jaxsr.interop.annotations import PyTree
 
 Recorded = dict[str, dict[str, np.ndarray]]
 
@@ -47,7 +46,7 @@ def _ratio(error: ArrayError) -> float:
 def _recorded(module: nn.Module, torch_runs: TorchRuns, *, double: bool) -> Recorded:
     recorders: list[CallRecorder] = []
 
-    def run(copied: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def run(copied: nn.Module, *args: PyTree, **kwargs: PyTree) -> PyTree:
         names = {id(sub): name for name, sub in copied.named_modules()}
         with CallRecorder(names, host_array) as recorder:
             recorders.append(recorder)

@@ -1,9 +1,10 @@
 """What a check gives: rows, costs, the first fault; `print` shows it on one screen."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from jaxsr.checking.measures import FACTOR, FLOOR_ULPS, ArrayError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.exit_status import ExitStatus
 
 Status = Literal["ok", "differs", "refused", "failed", "skipped"]
@@ -124,7 +125,7 @@ class CheckResult:
         """The row of that name."""
         return next((row for row in self.rows if row.name == name), None)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Everything as plain data."""
         content = asdict(self)
         for row, plain in zip(self.rows, content["rows"], strict=True):

@@ -3,7 +3,7 @@
 import contextlib
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +44,19 @@ class Run:
 class _Float64(TorchFunctionMode):
     """Casts to a narrower dtype in the module's code become casts to float64."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
         elif func in (torch.nn.functional.grouped_mm, torch._grouped_mm):  # not in float64
             func = _grouped_matmul
-        args, kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        wide_args, wide_kwargs = pytree.tree_map(_wide, (args, kwargs or {}))
+        return func(*wide_args, **wide_kwargs)
 
 
 def _grouped_matmul(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -81,7 +87,13 @@ class _ContiguousGradients(TorchFunctionMode):
     behind `bn(x).permute(2, 3, 0, 1)`.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is nn.functional.batch_norm and result.requires_grad:
             result.register_hook(lambda gradient: gradient.clone(
@@ -131,7 +143,7 @@ def run_torch(
     train: bool = False,
     key: jax.Array | None = None,
     differentiate: bool = False,
-    method: Callable[..., Any] | None = None,
+    method: Callable | None = None,
     device: str = "cpu",
 ) -> Run:
     """Runs a copy of the module.
@@ -211,11 +223,11 @@ def cotangent(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def torch_step(
     module: nn.Module, arguments: Arguments, *, differentiate: bool
-) -> Callable[[], Any]:
+) -> Callable[[], object]:
     """A step to be timed: forward, or forward and the gradients of parameters."""
     module = copy_module(module).cpu().eval()
 
-    def step() -> Any:
+    def step() -> object:
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})
         with torch.set_grad_enabled(differentiate):
             outputs = named_leaves(
@@ -230,7 +242,7 @@ def torch_step(
     return step
 
 
-def steps_per_second(run: Callable[[], Any], *, budget_s: float) -> float:
+def steps_per_second(run: Callable[[], object], *, budget_s: float) -> float:
     """How often `run` can be called in a second: the median of the calls in the budget."""
     run()
     times: list[float] = []

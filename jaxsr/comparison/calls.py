@@ -6,7 +6,13 @@ function's name and how many times that module has called it in that step.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from jaxsr.interop.annotations import JsonObject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils._pytree import TreeSpec
 
 ROOT = "(root)"
 """Stands for the path of the outermost module."""
@@ -37,12 +43,12 @@ class Result(NamedTuple):
 class Program:
     """What it takes to make the call again; lives only as long as the process."""
 
-    function: Callable[..., Any]
-    tree: Any
+    function: Callable
+    tree: "TreeSpec"
     """torch's description of how the arguments nest."""
-    leaves: tuple[Any, ...]
+    leaves: tuple
     """Flat arguments, `SLOT` where a tensor stood."""
-    constants: Mapping[int, Any]
+    constants: "Mapping[int, Tensor]"
     """Operand number → torch tensor, for operands of kind `constant`."""
     in_place: bool
     """Whether the result is the first argument, changed."""
@@ -93,12 +99,12 @@ class Call:
         step = f", step {self.step}" if self.step else ""
         return f"{self.path or ROOT} · {self.operation}{repeat}{step}"
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> JsonObject:
         """Everything but the program, for a file."""
         return {name: value for name, value in vars(self).items() if name != "program"}
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Call":
+    def from_row(cls, row: JsonObject) -> "Call":
         """Reads what `as_row` wrote, as JSON gives it back.
 
         Raises:

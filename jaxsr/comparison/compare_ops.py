@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from jaxsr.comparison.resize_backends import (
     make_resizers,
 )
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.options import CheckedOptions, Platform
 
 Method = Literal["nearest", "bilinear", "bicubic", "lanczos", "area"]
@@ -248,7 +249,7 @@ def against_published(options: Options, groups: Sequence[Group]) -> list[str]:
     return lines
 
 
-def as_json(options: Options, groups: Sequence[Group], pictures: dict[str, Any]) -> dict[str, Any]:
+def as_json(options: Options, groups: Sequence[Group], pictures: JsonObject) -> JsonObject:
     """Everything but the pictures, for a file."""
     import jax
 

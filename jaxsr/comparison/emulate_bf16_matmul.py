@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.extend.core import primitives as known
+from jax.typing import ArrayLike
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.lowerings import dot_product_attention
 from jaxsr.interop.lowerings.convolution import biased_p, convolution_p
 
@@ -32,7 +34,7 @@ _CALLS = {
 _LOOPS = (known.scan_p, known.while_p, known.cond_p)
 
 
-def emulate_bf16_matmul(function: Callable[..., Any]) -> Callable[..., Any]:
+def emulate_bf16_matmul(function: Callable) -> Callable:
     """The function with the operands of float32 products rounded to bfloat16, ties to even.
 
     Args:
@@ -44,7 +46,7 @@ def emulate_bf16_matmul(function: Callable[..., Any]) -> Callable[..., Any]:
         this module does not know.
     """
 
-    def run(*args: Any) -> Any:
+    def run(*args: PyTree) -> PyTree:
         traced, result = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = _run(traced.jaxpr, traced.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(result), leaves)
@@ -52,11 +54,11 @@ def emulate_bf16_matmul(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _run(program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(program.constvars, consts, strict=True))
+def _run(program: Jaxpr, consts: Sequence[ArrayLike], args: Sequence[ArrayLike]) -> list:
+    values: dict[Var, ArrayLike] = dict(zip(program.constvars, consts, strict=True))
     values |= zip(program.invars, args, strict=True)
 
-    def read(variable: Any) -> Any:
+    def read(variable: Var | Literal) -> Any:
         return variable.val if isinstance(variable, Literal) else values[variable]
 
     for equation in program.eqns:
@@ -65,7 +67,7 @@ def _run(program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
     return [read(v) for v in program.outvars]
 
 
-def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
+def _run_one(equation: JaxprEqn, operands: list) -> Sequence:
     primitive, params = equation.primitive, dict(equation.params)
     if primitive in dot_product_attention.PLAIN:
         plain = functools.partial(dot_product_attention.PLAIN[primitive], **params)
@@ -92,16 +94,16 @@ def _run_one(equation: Any, operands: list[Any]) -> Sequence[Any]:
     return results if primitive.multiple_results else [results]
 
 
-def _takes_one_pass(precision: Any) -> bool:
+def _takes_one_pass(precision: object) -> bool:
     """Whether a TPU would round: a program may ask for more in places, and gets it."""
     return all(p in (None, jax.lax.Precision.DEFAULT) for p in _several(precision))
 
 
-def _several(value: Any) -> Sequence[Any]:
+def _several(value: object) -> Sequence:
     return value if isinstance(value, (tuple, list)) else [value]
 
 
-def _programs(value: Any) -> list[Jaxpr | ClosedJaxpr]:
+def _programs(value: object) -> list[Jaxpr | ClosedJaxpr]:
     return [p for p in _several(value) if isinstance(p, (Jaxpr, ClosedJaxpr))]
 
 

@@ -3,8 +3,6 @@
 The page is the template `report.html.jinja`; here is what it shows.
 """
 
-from typing import Any
-
 from jaxsr.comparison.calls import ROOT
 from jaxsr.comparison.error_plot import Drawing, draw_depth
 from jaxsr.comparison.result import Comparison
@@ -19,6 +17,7 @@ from jaxsr.comparison.summary import (
     token_table,
     worst_rows,
 )
+from jaxsr.interop.annotations import JsonObject
 
 _WORST = 25
 
@@ -50,7 +49,7 @@ def page(comparison: Comparison, *, word: Word = str) -> str:
     )
 
 
-def _side(which: str, header: dict[str, Any]) -> tuple[str, dict[str, str]]:
+def _side(which: str, header: JsonObject) -> tuple[str, dict[str, str]]:
     facts = {name: header[name] for name in ("device", "computed", "recorder")}
     return f"{which} side: {header['side_short']}", {
         "model": header["subject"]["model"],

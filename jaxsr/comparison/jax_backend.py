@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.typing import ArrayLike
 
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.calls import Call
@@ -31,11 +32,13 @@ from jaxsr.comparison.op_recorder import (
 from jaxsr.comparison.torch_backend import cast_network
 from jaxsr.comparison.workload import Inputs, Workload
 from jaxsr.errors import DeviceError
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.hooks import constant_of, run_torch, value_of, watched
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module import to_jax
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.train.gradients import Arrays
 
 RECORD_BYTES = 1 << 30
 """Tensors that one run of a recording program returns at most; more are recorded in more runs."""
@@ -69,8 +72,8 @@ class JaxBackend:
         with jax.default_device(self.device):
             self._module = to_jax(network, compute_dtype=compute_dtype)
         self._state = jax.device_put((self._module.params, self._module.buffers), self.device)
-        self._programs: dict[Any, list[tuple[Any, _TracedObserver]]] = {}
-        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._programs: dict[tuple, list[tuple[jax.stages.Compiled, _TracedObserver]]] = {}
+        self._calls: dict[tuple | str, Callable] = {}
         self.inconsistent = False
 
     def describe(self) -> dict[str, str]:
@@ -88,10 +91,10 @@ class JaxBackend:
         with jax.default_device(self.device), jax.default_matmul_precision(precision):
             yield
 
-    def _rounding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _rounding(self, function: Callable) -> Callable:
         return emulate_bf16_matmul(function) if self.side.precision == "bfloat16" else function
 
-    def _apply(self, state: Any, inputs: Inputs) -> Any:
+    def _apply(self, state: tuple[Arrays, Arrays], inputs: Inputs) -> PyTree:
         args, kwargs = inputs
         return self._module.apply(*state, *args, **kwargs)[0]
 
@@ -102,7 +105,7 @@ class JaxBackend:
             lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, inputs
         )
 
-    def run(self, inputs: Inputs) -> Any:
+    def run(self, inputs: Inputs) -> PyTree:
         """One step as one program, without recording; host arrays."""
         inputs = self._cast(inputs)
         program = self._calls.setdefault("run", jax.jit(self._rounding(self._apply)))
@@ -117,7 +120,7 @@ class JaxBackend:
         granularity: Granularity = "operation",
         keep: Sequence[str] = (),
         alone: bool = False,
-    ) -> tuple[Any, list[Record]]:
+    ) -> tuple[PyTree, list[Record]]:
         """One step and its records; see `jaxsr.comparison.trace.make_trace`."""
         if alone:
             observer = StatisticsObserver(self.value, keep=keep)
@@ -142,19 +145,19 @@ class JaxBackend:
 
     def _compiled(
         self, inputs: Inputs, granularity: Granularity, keep: Sequence[str]
-    ) -> list[tuple[Any, "_TracedObserver"]]:
+    ) -> list[tuple[jax.stages.Compiled, "_TracedObserver"]]:
         """Programs that return every recorded tensor, each at most `record_bytes` of them."""
-        programs: list[tuple[Any, _TracedObserver]] = []
+        programs: list[tuple[jax.stages.Compiled, _TracedObserver]] = []
         while not programs or programs[-1][1].more:
             observer = _TracedObserver(keep, window=len(programs), budget=self.record_bytes)
             recorder = OpRecorder(observer, granularity=granularity, constant_of=constant_of)
 
             def program(
-                state: Any,
+                state: tuple[Arrays, Arrays],
                 inputs: Inputs,
                 observer: _TracedObserver = observer,
                 recorder: OpRecorder = recorder,
-            ) -> Any:
+            ) -> PyTree:
                 with watched(recorder):
                     return self._apply(state, inputs), observer.taken
 
@@ -170,7 +173,7 @@ class JaxBackend:
         *,
         step: int,
         granularity: Granularity = "operation",
-    ) -> Any:
+    ) -> PyTree:
         """One step operation by operation; the observer is called for each.
 
         Raises:
@@ -211,7 +214,7 @@ class JaxBackend:
                 values.append(program.constants[place])
                 constant = True
 
-        def run(*values: Any) -> list[jax.Array]:
+        def run(*values: jax.Array | torch.Tensor) -> list[jax.Array]:
             return run_torch(lambda *tensors: replay_call(program, list(tensors)), *values)
 
         with self._settings():
@@ -240,7 +243,7 @@ class _TracedObserver:
     """
 
     def __init__(self, keep: Sequence[str], *, window: int, budget: int) -> None:
-        self.taken: list[dict[str, Any]] = []
+        self.taken: list[dict[str, jax.Array]] = []
         self._keep = tuple(keep)
         self._window, self._budget = window, budget
         self._bytes = 0
@@ -252,10 +255,12 @@ class _TracedObserver:
         """Whether tensors are left for another program."""
         return self._bytes // self._budget > self._window
 
-    def before_call(self, tensors: list[Any]) -> Any:
+    def before_call(self, tensors: list[torch.Tensor]) -> list[jax.Array | None] | None:
         return [value_of(t) for t in tensors] if self._keep else None
 
-    def after_call(self, call: Call, operands: list[Any], results: list[Any], saved: Any) -> None:
+    def after_call(
+        self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
+    ) -> None:
         known: dict[str, np.ndarray] = {}
         arrays = {f"out{place}": value_of(tensor) for place, tensor in enumerate(results)}
         for name, tensor in zip(list(arrays), results, strict=True):
@@ -274,7 +279,7 @@ class _TracedObserver:
         self.taken.append(arrays if turn == self._window else {})
 
     def records(
-        self, arrays: list[dict[str, Any]], step: int, before: list[Record]
+        self, arrays: list[dict[str, jax.Array]], step: int, before: list[Record]
     ) -> list[Record]:
         """The records of all calls, those of earlier windows taken over from `before`."""
         made = []
@@ -290,7 +295,7 @@ class _TracedObserver:
         return made
 
 
-def _equal(first: Any, second: Any) -> bool:
+def _equal(first: PyTree, second: PyTree) -> bool:
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     return all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
@@ -310,7 +315,7 @@ def find_device(platform: str) -> Any:
         ) from error
 
 
-def _as_dtype(value: Any, torch_name: str) -> Any:
+def _as_dtype(value: ArrayLike, torch_name: str) -> jax.Array:
     """An array in the JAX dtype that carries a torch dtype."""
     dtype = {"int64": "int32", "uint64": "uint32"}.get(torch_name, torch_name)
     return jnp.asarray(value).astype(jnp.dtype(dtype))

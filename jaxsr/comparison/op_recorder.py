@@ -10,7 +10,7 @@ import fnmatch
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from jaxsr.comparison.calls import SLOT, Call, Operand, Program, Result, SourceKind
 from jaxsr.comparison.statistics import Figures, describe
+from jaxsr.interop.annotations import PyTree
 
 # Attributes that are tensors; reading any other attribute (`shape`, `grad`) is no operation.
 _TENSOR_ATTRIBUTES = ("T", "mT", "H", "mH", "data", "real", "imag")
@@ -63,7 +64,7 @@ class OpRecorder:
         *,
         step: int = 0,
         granularity: Granularity = "operation",
-        constant_of: Callable[[Any], Any] = lambda t: t,
+        constant_of: Callable[[torch.Tensor], Any] = lambda t: t,
     ) -> None:
         self.observer, self.step, self.constant_of = observer, step, constant_of
         self.granularity = granularity
@@ -83,7 +84,9 @@ class OpRecorder:
 
 
 class _Run(TorchFunctionMode):
-    def __init__(self, recorder: OpRecorder, module: nn.Module, arguments: Any) -> None:
+    def __init__(
+        self, recorder: OpRecorder, module: nn.Module, arguments: tuple[tuple, dict]
+    ) -> None:
         super().__init__()
         self.recorder, self.thread = recorder, threading.get_ident()
         self.names = {id(sub): name for name, sub in module.named_modules()}
@@ -97,11 +100,11 @@ class _Run(TorchFunctionMode):
         named = (*module.named_parameters(), *module.named_buffers())
         self.sources.update({tensor: ("parameter", name) for name, tensor in named})
 
-    def enter(self, module: nn.Module, args: Any) -> None:
+    def enter(self, module: nn.Module, args: tuple) -> None:
         if threading.get_ident() == self.thread:
             self.paths.append(self.names.get(id(module), self.paths[-1]))
 
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: tuple, output: PyTree) -> None:
         if threading.get_ident() != self.thread:
             return
         path = self.paths.pop()
@@ -110,7 +113,11 @@ class _Run(TorchFunctionMode):
             self._record(path, "forward", _tensors(args), results, "", None, None)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = operation_name(func)
@@ -191,12 +198,12 @@ class StatisticsObserver:
     """
 
     def __init__(
-        self, host: Callable[[Any], np.ndarray | None], *, keep: Sequence[str] = ()
+        self, host: Callable[[torch.Tensor], np.ndarray | None], *, keep: Sequence[str] = ()
     ) -> None:
         self.records: list[Record] = []
         self._host, self._keep = host, tuple(keep)
 
-    def before_call(self, tensors: list[torch.Tensor]) -> list[Any] | None:
+    def before_call(self, tensors: list[torch.Tensor]) -> list | None:
         return [_copied(self._host(t)) for t in tensors] if self._keep else None
 
     def after_call(
@@ -253,14 +260,14 @@ def operation_name(func: Any) -> str | None:
     return name.lstrip("_")
 
 
-def changes_first(func: Any) -> bool:
+def changes_first(func: object) -> bool:
     """Whether a torch function writes into its first argument."""
     name = getattr(func, "__name__", "")
     writers = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
     return name in writers or (name.endswith("_") and not name.endswith("__"))
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def _tensors(tree: PyTree) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
@@ -268,6 +275,6 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _settings(leaves: Sequence[Any]) -> str:
+def _settings(leaves: Sequence[object]) -> str:
     shown = (str(leaf).removeprefix("torch.") for leaf in leaves)
     return _MEMORY.sub("", ", ".join(shown))[:200]

@@ -71,7 +71,7 @@ def jax_image_resize(
     names = {"nearest": "nearest", "bilinear": "linear", "bicubic": cubic, "lanczos": "lanczos3"}
     name = _named(names, method)
 
-    def call(image: Any) -> Any:
+    def call(image: jax.Array) -> jax.Array:
         shape = list(image.shape)
         shape[axes[0]], shape[axes[1]] = size
         return jax.image.resize(image, shape, name, antialias=antialias)
@@ -165,7 +165,7 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
-Parts = tuple[str, Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+Parts = tuple[str, Callable, Callable, Callable]
 """`rule`, `load`, `run` and `fetch` of a `Resizer`."""
 
 
@@ -225,7 +225,7 @@ def _torchvision(method: str, dtype: str, antialias: bool, size: Size) -> Parts:
 def _on_torch(dtype: str, rule: str, call: Callable[[Any], Any]) -> Parts:
     import torch
 
-    def load(picture: np.ndarray) -> Any:
+    def load(picture: np.ndarray) -> torch.Tensor:
         first = np.ascontiguousarray(picture.transpose(2, 0, 1))[None]
         return torch.from_numpy(first).to(getattr(torch, dtype))
 

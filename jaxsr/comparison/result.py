@@ -1,13 +1,14 @@
 """The result of comparing two runs: a row for every operation, the faults, the verdict."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from jaxsr.comparison.calls import Call
 from jaxsr.comparison.metrics import ErrorMetrics
 from jaxsr.comparison.tokens import Step, first_divergence
+from jaxsr.interop.annotations import JsonObject
 
 Kind = Literal["local", "total", "structure"]
 
@@ -84,9 +85,9 @@ class Finding:
 class Comparison:
     """Everything that a report shows."""
 
-    first: dict[str, Any]
+    first: JsonObject
     """Header of the first side's trace."""
-    second: dict[str, Any]
+    second: JsonObject
     rows: list[Row] = field(repr=False)
     findings: list[Finding]
     """In order of execution."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.interop.annotations import JsonObject
+
 SAMPLE = 256
 """Elements sampled of a tensor; smaller tensors are stored whole."""
 
@@ -43,13 +45,13 @@ class Figures:
     def rms(self) -> float:
         return self.norm / max(self.count - self.beyond, 1) ** 0.5
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> JsonObject:
         """Everything but the sample, for a file; what JSON cannot say is None."""
         row = {name: value for name, value in vars(self).items() if name != "sample"}
         return {name: value if np.isfinite(value) else None for name, value in row.items()}
 
     @classmethod
-    def from_row(cls, row: dict[str, Any], sample: np.ndarray) -> "Figures":
+    def from_row(cls, row: JsonObject, sample: np.ndarray) -> "Figures":
         """Reads what `as_row` wrote."""
         names = ("count", "beyond", "mean", "std", "low", "high", "norm")
         numbers: dict[str, Any] = {k: np.nan if row[k] is None else row[k] for k in names}

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxsr.comparison.result import Comparison, Row
 from jaxsr.comparison.summary import Word, headline, notes, report_tables, token_lines
+from jaxsr.interop.annotations import JsonObject
 
 PLAIN_WIDTH = 150  # columns where the output is a file or a pipe, which has no width
 _MOST = 40  # rows of a table on the terminal
@@ -40,7 +41,7 @@ def print_report(comparison: Comparison, *, word: Word = str) -> None:
         say(line)
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> JsonObject:
     """Everything, for a file."""
     names = ("agree", "first", "second", "checked", "checked_locally", "compared_steps", "weights")
     content = {
@@ -59,9 +60,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     return _finite(content)
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: Row) -> JsonObject:
     call, local = row.call, row.local
-    entry: dict[str, Any] = {
+    entry: JsonObject = {
         "number": row.number,
         "step": row.step,
         "path": call.path,

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
+
+from jaxsr.interop.annotations import JsonObject
 
 TOP = 10
 """Tokens whose overlap is counted."""
@@ -44,7 +45,7 @@ class Step:
         margin = max(self.first_margin, self.second_margin)
         return not self.agree and margin <= 2 * min(self.moved, self.allowed)
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> JsonObject:
         return asdict(self) | {"agree": self.agree, "tie": self.tie}
 
 

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from jaxsr.comparison.op_recorder import (
     replay_call,
 )
 from jaxsr.comparison.workload import Inputs, Workload
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.runtime.setup import torch_device
@@ -85,7 +85,7 @@ class TorchBackend:
             dtype = torch.int64  # torch's own index type
         return tensor.to(self.device, dtype)
 
-    def run(self, inputs: Inputs) -> Any:
+    def run(self, inputs: Inputs) -> PyTree:
         """One step without recording; host arrays as the network nests its results."""
         args, kwargs = self._placed(inputs)
         with self._settings():
@@ -98,7 +98,7 @@ class TorchBackend:
         *,
         step: int,
         granularity: Granularity = "operation",
-    ) -> Any:
+    ) -> PyTree:
         """One step; the observer is called for every operation."""
         args, kwargs = self._placed(inputs)
         recorder = OpRecorder(observer, step=step, granularity=granularity)
@@ -114,7 +114,7 @@ class TorchBackend:
         granularity: Granularity = "operation",
         keep: Sequence[str] = (),
         alone: bool = False,
-    ) -> tuple[Any, list[Record]]:
+    ) -> tuple[PyTree, list[Record]]:
         """One step and its records."""
         observer = StatisticsObserver(to_numpy, keep=keep)
         return self.observe(inputs, observer, step=step, granularity=granularity), observer.records
@@ -164,7 +164,7 @@ def cast_network(network: torch.nn.Module, dtype: torch.dtype, buffers: bool) ->
     return network
 
 
-def to_host(outputs: Any) -> Any:
+def to_host(outputs: PyTree) -> PyTree:
     """Host arrays for tensors; the caller may keep them."""
     return pytree.tree_map_only(torch.Tensor, lambda t: np.array(to_numpy(t)), outputs)
 

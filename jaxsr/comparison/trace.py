@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.op_recorder import Granularity, Record
 from jaxsr.comparison.statistics import SAMPLE, Figures, describe
 from jaxsr.comparison.workload import LanguageWorkload, Workload
+from jaxsr.interop.annotations import JsonObject, PyTree
 
 if TYPE_CHECKING:
     from jaxsr.comparison.jax_backend import JaxBackend
@@ -32,7 +33,7 @@ FORMAT = 2
 class Trace:
     """A recorded run."""
 
-    header: dict[str, Any]
+    header: JsonObject
     """Workload, side, versions, device, precision, and the recorder's effect."""
     records: list[Record] = field(repr=False)
     """In order of execution, step after step."""
@@ -146,7 +147,7 @@ def _words(workload: Workload, tokens: list[int], outputs: list[np.ndarray]) -> 
     return {str(token): workload.word(token) for token in sorted(named)}
 
 
-def _difference(workload: Workload, plain: Any, recorded: Any) -> float:
+def _difference(workload: Workload, plain: PyTree, recorded: PyTree) -> float:
     """Largest difference that recording made to what counts; 0 where equal to the bit."""
     a, b = (np.asarray(workload.begin().take(r), np.float64) for r in (plain, recorded))
     return 0.0 if np.array_equal(a, b, equal_nan=True) else float(np.nanmax(np.abs(a - b)))

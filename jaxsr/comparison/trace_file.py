@@ -8,7 +8,6 @@ other file's, so a damaged, exchanged or truncated file is noticed.
 import hashlib
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.trace import FORMAT, Trace
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.sealed_json import seal, unseal
 
 JSON, TENSORS = "trace.json", "tensors.safetensors"
@@ -31,7 +31,7 @@ def save_trace(trace: Trace, folder: Path) -> None:
     samples: list[np.ndarray] = []
     ends = itertools.accumulate((len(sample) for sample in samples), initial=0)
 
-    def described(figures: Figures) -> dict[str, Any]:
+    def described(figures: Figures) -> JsonObject:
         """All samples are in one tensor: a name for each would cost more than what it names."""
         samples.append(figures.sample)
         return figures.as_row() | {"sample": [next(ends), len(figures.sample)]}
@@ -103,10 +103,10 @@ def load_trace(folder: Path) -> Trace:
         raise InputError(f"{folder / JSON} does not describe a trace {reason}") from error
 
 
-def _read(content: dict[str, Any], tensors: dict[str, np.ndarray]) -> Trace:
+def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> Trace:
     samples = tensors["samples"]
 
-    def figures(row: dict[str, Any]) -> Figures:
+    def figures(row: JsonObject) -> Figures:
         start, length = row["sample"]
         if start + length > len(samples):
             raise InputError("a sample lies beyond the samples' end")

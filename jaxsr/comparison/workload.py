@@ -8,7 +8,7 @@ or the one that another run took, so that two runs can be compared.
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -16,9 +16,10 @@ import numpy as np
 from torch import nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import PyTree
 from jaxsr.models.cache_entries import has_slots
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Inputs = tuple[tuple, dict[str, PyTree]]
 
 
 class Rollout(Protocol):
@@ -31,7 +32,7 @@ class Rollout(Protocol):
         """Arguments of the next step, host arrays; None when the run is over."""
         ...
 
-    def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
+    def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
         """Goes on with a step's outputs; returns the one that counts (image, logits).
 
         Args:
@@ -109,12 +110,12 @@ class _SingleRollout:
     def inputs(self) -> Inputs | None:
         return self._next
 
-    def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
+    def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
         self._next = None
         return np.asarray(first_array(outputs))
 
 
-def first_array(outputs: Any) -> Any:
+def first_array(outputs: PyTree) -> Any:
     """The first array of a network's output, a list, dictionary or dataclass among others.
 
     Raises:
@@ -146,7 +147,7 @@ class LanguageWorkload(Workload):
     """Token ids."""
     new_tokens: int
     """Steps: the prompt's, and one for each further token."""
-    decode: Any = None
+    decode: Callable[[list[int]], str] | None = None
     """Token ids → text, or None."""
 
     def begin(self) -> Rollout:
@@ -180,14 +181,14 @@ class _LanguageRollout:
         self._width = tokens.shape[1]
         self._count = count
         self._slots = cache_slots(len(prompt), count, context=context)
-        self._cache: Any = None
+        self._cache: PyTree = None
         self._next: Inputs | None = ((tokens,), self._prompt_options())
         self.tokens: list[int] = []
 
     def inputs(self) -> Inputs | None:
         return self._next
 
-    def take(self, outputs: Any, token: int | None = None) -> np.ndarray:
+    def take(self, outputs: PyTree, token: int | None = None) -> np.ndarray:
         logits, new = outputs
         self._store(new)
         self.tokens.append(int(np.argmax(logits[0])) if token is None else token)
@@ -203,7 +204,7 @@ class _LanguageRollout:
     def _token_options(self) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
-    def _store(self, new: Any) -> None:
+    def _store(self, new: PyTree) -> None:
         raise NotImplementedError
 
 
@@ -219,7 +220,7 @@ class _OwnRollout(_LanguageRollout):
     def _token_options(self) -> dict[str, np.ndarray]:
         return {"filled_B": np.array([self._filled], np.int32), "read_B": np.zeros(1, np.int32)}
 
-    def _store(self, new: Any) -> None:
+    def _store(self, new: PyTree) -> None:
         if self._cache is None:
             self._cache = [(_grown(k, self._slots), _grown(v, self._slots)) for k, v in new]
             return
@@ -242,7 +243,7 @@ class _LibraryRollout(_LanguageRollout):
         filled = np.array(self._filled, np.int32)
         return {"filled": filled, "first_B": self._width - self._length}
 
-    def _store(self, new: Any) -> None:
+    def _store(self, new: PyTree) -> None:
         if self._cache is None:
             self._cache = {
                 n: _grown(t, self._slots) if has_slots(n) else np.array(t) for n, t in new.items()
@@ -256,7 +257,7 @@ def _grown(cache: np.ndarray, slots: int) -> np.ndarray:
     return np.pad(cache, ((0, 0), (0, 0), (0, slots - cache.shape[2]), (0, 0)))
 
 
-def _digest(parts: Any) -> str:
+def _digest(parts: Iterable[str | bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part)

@@ -110,7 +110,7 @@ class BatchedNetwork:
 
     def run(
         self, batches: Iterable[Together], read: Callable[[int], Any]
-    ) -> Iterator[tuple[Together, list[Any], list[np.ndarray]]]:
+    ) -> Iterator[tuple[Together, list, list[np.ndarray]]]:
         """Runs a plan: each batch, what was read for it, and its logits.
 
         The next batch is under way while the caller works on one.
@@ -119,7 +119,7 @@ class BatchedNetwork:
           batches: what `plan` returned.
           read: the picture of a number, or a tuple that begins with it.
         """
-        started: deque[tuple[Together, list[Any], Callable[[], list[np.ndarray]]]] = deque()
+        started: deque[tuple[Together, list, Callable[[], list[np.ndarray]]]] = deque()
         for together in batches:
             samples = [read(number) for number in together.numbers]
             images = [s[0] if isinstance(s, tuple) else s for s in samples]

@@ -90,7 +90,7 @@ def _shelves(sizes: np.ndarray) -> tuple[tuple[int, int], Int32[np.ndarray, "pho
     """The smallest canvas of a few widths, (rows, columns), and each photo's corner on it."""
     widest = int(sizes[:, 1].max())
     tries = [_fill_shelves(sizes, columns * widest) for columns in (1, 2, 3, 4, 6, 8)]
-    return min(tries, key=lambda found: found[0][0] * found[0][1])
+    return min(tries, key=lambda shelves: shelves[0][0] * shelves[0][1])
 
 
 def _fill_shelves(sizes: Sequence | np.ndarray, columns: int):

@@ -111,9 +111,9 @@ class _ScratchFile:
         while rest:  # written, not copied into the mapping, where a full disk would be a signal
             wrote = os.pwrite(self._file.fileno(), rest, place)
             rest, place = rest[wrote:], place + wrote
-        kept = np.frombuffer(self._segment, np.uint8, data.nbytes, self._used)
+        stored = np.frombuffer(self._segment, np.uint8, data.nbytes, self._used)
         self._used += -(-data.nbytes // 64) * 64  # the next one aligned for any dtype
-        return kept.view(data.dtype).reshape(data.shape)
+        return stored.view(data.dtype).reshape(data.shape)
 
 
 def free_memory_bytes() -> int:

@@ -132,15 +132,18 @@ class Infrared:
                 "to validate on a list of your own, give its file"
             )
         draw = np.array([_name_draw(name) for name in self.names])
-        held = draw <= max(fraction, draw.min())  # a few names can all lie above the fraction
-        if held.all():
+        # A few names can all lie above the fraction.
+        in_validation = draw <= max(fraction, draw.min())
+        if in_validation.all():
             raise InputError(
                 f"{self.source} ({self.split}) has {len(self)} image(s), too few to hold out "
                 f"{fraction} for validation; add images, or give a validation list"
             )
         return (
-            self.subset(np.flatnonzero(~held).tolist(), f"{self.split}, less validation"),
-            self.subset(np.flatnonzero(held).tolist(), f"{self.split}, {fraction:g} by name hash"),
+            self.subset(np.flatnonzero(~in_validation).tolist(), f"{self.split}, less validation"),
+            self.subset(
+                np.flatnonzero(in_validation).tolist(), f"{self.split}, {fraction:g} by name hash"
+            ),
         )
 
 
@@ -179,15 +182,15 @@ def open_training(
         )  # fmt: skip
     if not isinstance(validation, Path):
         return train.held_out(validation)
-    held = open_split(folder, validation, cache=cache, **options)
+    validation_images = open_split(folder, validation, cache=cache, **options)
     for other, what in ((set(train.names), "the training list"), (tested, "the test list")):
-        shared = sorted(set(held.names) & other)
+        shared = sorted(set(validation_images.names) & other)
         if shared:
             raise InputError(
                 f"{len(shared)} image(s) of the validation list {validation} are also in {what}, "
                 f"{shared[0]} among them; give a list apart from both, or a fraction to hold out"
             )
-    return train, held
+    return train, validation_images
 
 
 def open_split(
@@ -229,14 +232,14 @@ def open_split(
             problems[name] = f"no {' and no '.join(absent)}"
 
     def load(name: str) -> Pair:
-        kept = cache.get((str(folder), name))
-        if kept is None:
+        pixels = cache.get((str(folder), name))
+        if pixels is None:
             rgb = decode_rgb(image_files[name])
             mask = decode_mask(mask_files[name], threshold=mask_threshold)
             if rgb.shape[:2] != mask.shape:
                 raise UnreadablePicture(f"image {_px(rgb.shape)}, mask {_px(mask.shape)}")
-            kept = cache.keep((str(folder), name), np.dstack([rgb, mask]))
-        return kept[..., :3], kept[..., 3]
+            pixels = cache.keep((str(folder), name), np.dstack([rgb, mask]))
+        return pixels[..., :3], pixels[..., 3]
 
     def examine(name: str) -> tuple[tuple[int, int], int, bool] | str:
         try:
@@ -248,8 +251,8 @@ def open_split(
 
     present = [name for name in names if name not in problems]
     with ThreadPoolExecutor(threads or available_cpus(), "check-infrared") as pool:
-        found = dict(zip(present, pool.map(examine, present), strict=True))
-    problems |= {name: result for name, result in found.items() if isinstance(result, str)}
+        examined = dict(zip(present, pool.map(examine, present), strict=True))
+    problems |= {name: result for name, result in examined.items() if isinstance(result, str)}
     if problems:
         gray_masks = any("gray values" in reason for reason in problems.values())
         raise InputError(
@@ -257,7 +260,7 @@ def open_split(
             f"{_listing(problems, names)}; mend the files or take the names out of the list"
             + (", or binarise gray masks with --mask-threshold 127" if gray_masks else "")
         )
-    good = [found[name] for name in names]
+    good = [examined[name] for name in names]
     return Infrared(
         source=str(folder),
         split=list_file.relative_to(folder).as_posix()
@@ -287,18 +290,18 @@ def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -
     stems = LISTS[split] if not isinstance(split, Path) else (split.stem,)
     for stem in stems:
         for where in ([places[0]], places[1:]):
-            found = [file for place in where for file in _lists_named(place, stem)]
-            if len(found) > 1:
-                given = ", ".join(file.relative_to(folder).as_posix() for file in found)
+            files = [file for place in where for file in _lists_named(place, stem)]
+            if len(files) > 1:
+                listed = ", ".join(file.relative_to(folder).as_posix() for file in files)
                 raise InputError(
-                    f"{folder} has several lists for {stem} ({given}); choose the folder they are "
+                    f"{folder} has several lists for {stem} ({listed}); choose the folder they are "
                     "in with --lists, or keep one of them"
                 )
-            if found:
-                return found[0]
-    wanted = " or ".join(f"{stem}.txt" for stem in stems)
+            if files:
+                return files[0]
+    list_names = " or ".join(f"{stem}.txt" for stem in stems)
     raise MissingFileError(
-        f"no {wanted} in {folder}{f'/{lists}' if lists else ' or one folder below'}; write the "
+        f"no {list_names} in {folder}{f'/{lists}' if lists else ' or one folder below'}; write the "
         "names of the split's images into it, one a line"
     )
 

@@ -52,9 +52,9 @@ def decode_mask(path: Path, *, threshold: int | None = None) -> UInt8[np.ndarray
     target = values.max()
     gray = np.unique(values[(values != 0) & (values != target)][:_MOST_LISTED])
     if gray.size or target < 0:
-        found = ", ".join(f"{value:g}" for value in [*gray[:3], target])
+        grays = ", ".join(f"{value:g}" for value in [*gray[:3], target])
         raise UnreadablePicture(
-            f"a mask with gray values ({found}{' …' if gray.size > 3 else ''}), where 0 and one "
+            f"a mask with gray values ({grays}{' …' if gray.size > 3 else ''}), where 0 and one "
             "other are expected"
         )
     return (values != 0).astype(np.uint8)

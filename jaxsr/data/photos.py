@@ -149,16 +149,16 @@ class Photos:
             raise InputError(
                 f"fractions must be one or more numbers above 0 and at most 1, got {fractions}"
             )
-        kept = [
+        shrunk = [
             (index, fraction, size)
             for fraction in fractions
-            for index, whole in enumerate(self.sizes)
-            if min(size := _shrunk_size(whole, fraction)) >= crop
+            for index, full_size in enumerate(self.sizes)
+            if min(size := _shrunk_size(full_size, fraction)) >= crop
         ]
         return dataclasses.replace(
-            self.subset([index for index, _, _ in kept]),
-            sizes=np.array([size for _, _, size in kept], np.int32).reshape(-1, 2),
-            fractions=tuple(fraction for _, fraction, _ in kept),
+            self.subset([index for index, _, _ in shrunk]),
+            sizes=np.array([size for _, _, size in shrunk], np.int32).reshape(-1, 2),
+            fractions=tuple(fraction for _, fraction, _ in shrunk),
         )
 
     def subset(self, indices: Sequence[int]) -> "Photos":
@@ -195,14 +195,14 @@ class Photos:
         draw = [_name_draw(self._twins.get(name, name)) for name in self.names]
         # A dozen photos can all lie above the fraction: the lowest is then the one held out.
         bar = max(held_out, min(draw))
-        held = [i for i, d in enumerate(draw) if d <= bar]
-        kept = [i for i, d in enumerate(draw) if d > bar]
-        if not kept:
+        validation = [i for i, d in enumerate(draw) if d <= bar]
+        training = [i for i, d in enumerate(draw) if d > bar]
+        if not training:
             raise InputError(
                 f"{self.source} has {len(self)} photo(s), too few to hold out held_out={held_out} "
                 f"for validation and train on the rest; add photos, or give --val FOLDER"
             )
-        return self.subset(kept), self.subset(held)
+        return self.subset(training), self.subset(validation)
 
 
 def open_training_photos(
@@ -241,30 +241,35 @@ def open_training_photos(
     cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
     options = {"on_bad_file": on_bad_file, "check": check, "threads": threads, "cache": cache}
     photos = open_photos(data, crop=crop, **options)
-    own = None
+    built_in_parts = None
     if built_in and data is not None:
-        own = _part_built_in(open_photos(None, crop=crop, **options), crop)
+        built_in_parts = _part_built_in(open_photos(None, crop=crop, **options), crop)
     if val is not None:
-        photos = _together(photos, own[0]) if own else photos
+        photos = _together(photos, built_in_parts[0]) if built_in_parts else photos
         validation = open_photos(val, crop=val_crop, **options)
         _refuse_overlap(photos, validation)
         return photos, validation
     if data is None:
         return _part_built_in(photos, crop)
-    kept, held = photos.split(held_out)
-    return (_together(kept, own[0]), _together(held, own[1])) if own else (kept, held)
+    training, validation = photos.split(held_out)
+    return (
+        (_together(training, built_in_parts[0]), _together(validation, built_in_parts[1]))
+        if built_in_parts
+        else (training, validation)
+    )
 
 
 def _part_built_in(photos: Photos, crop: int) -> tuple[Photos, Photos]:
     """The built-in photos to train on and those to validate on."""
-    kept = [i for i, name in enumerate(photos.names) if name in BUILT_IN_TRAINING]
-    held = [i for i, name in enumerate(photos.names) if name in BUILT_IN_VALIDATION]
-    if not kept or not held:
+    training = [i for i, name in enumerate(photos.names) if name in BUILT_IN_TRAINING]
+    validation = [i for i, name in enumerate(photos.names) if name in BUILT_IN_VALIDATION]
+    if not training or not validation:
         raise InputError(
-            f"{photos.source}: {len(kept)} left to train on and {len(held)} to validate on, "
-            f"at least one of each is needed; use a smaller crop than {crop} or give --data FOLDER"
+            f"{photos.source}: {len(training)} left to train on and {len(validation)} to validate "
+            f"on, at least one of each is needed; use a smaller crop than {crop} or give --data "
+            "FOLDER"
         )
-    return photos.subset(kept), photos.subset(held)
+    return photos.subset(training), photos.subset(validation)
 
 
 def _together(first: Photos, second: Photos) -> Photos:
@@ -323,10 +328,10 @@ def open_photos(
     if cache is None:
         cache = PixelCache(cache_bytes, scratch_folder=scratch_folder)
     if folder is None:
-        source, found, bad = "the built-in photos", _built_in(), []
+        source, candidates, bad = "the built-in photos", _built_in(), []
     else:
         source = str(folder)
-        found, bad = _search(Path(folder))
+        candidates, bad = _search(Path(folder))
 
     def examine(path: Path) -> tuple[int, int] | str:
         try:
@@ -344,9 +349,9 @@ def open_photos(
         return size
 
     with ThreadPoolExecutor(threads or available_cpus(), "check-photos") as pool:
-        results = list(pool.map(examine, found.values()))
-    good = {n: r for n, r in zip(found, results, strict=True) if not isinstance(r, str)}
-    bad += [BadFile(n, r) for n, r in zip(found, results, strict=True) if isinstance(r, str)]
+        results = list(pool.map(examine, candidates.values()))
+    good = {n: r for n, r in zip(candidates, results, strict=True) if not isinstance(r, str)}
+    bad += [BadFile(n, r) for n, r in zip(candidates, results, strict=True) if isinstance(r, str)]
     bad.sort(key=lambda file: file.name)
 
     if bad and on_bad_file == "error":
@@ -363,7 +368,7 @@ def open_photos(
         )
     if bad:
         _log.warning("skipped %d bad file(s) in %s: %s", len(bad), source, _listing(bad, 1000))
-    paths = tuple(found[name] for name in good)
+    paths = tuple(candidates[name] for name in good)
     return Photos(
         source=source,
         names=tuple(good),
@@ -394,7 +399,7 @@ def available_cpus() -> int:
 
 
 def _built_in() -> dict[str, Path]:
-    found = {}
+    paths = {}
     for name in sorted((*BUILT_IN_TRAINING, *BUILT_IN_VALIDATION)):
         package, _, inside = name.partition("/")
         spec = importlib.util.find_spec(package)  # finds the package without importing it
@@ -404,8 +409,8 @@ def _built_in() -> dict[str, Path]:
                 f"the built-in photos come with {wheel}, which is not installed; "
                 f"install it or give --data FOLDER"
             )
-        found[name] = Path(next(iter(spec.submodule_search_locations))) / inside
-    return found
+        paths[name] = Path(next(iter(spec.submodule_search_locations))) / inside
+    return paths
 
 
 def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:

@@ -79,10 +79,10 @@ def cut_to_multiple(
     """The photo without its last rows and columns beyond a multiple, or its middle if too large."""
     starts, sides = [], []
     for side in photo.shape[:2]:
-        kept = min(side, longest_px or side) // multiple * multiple
+        cut_side = min(side, longest_px or side) // multiple * multiple
         cut_middle = longest_px is not None and side > longest_px
-        starts.append((side - kept) // 2 if cut_middle else 0)
-        sides.append(kept)
+        starts.append((side - cut_side) // 2 if cut_middle else 0)
+        sides.append(cut_side)
     top, left = starts
     return photo[top : top + sides[0], left : left + sides[1]]
 

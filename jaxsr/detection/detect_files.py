@@ -148,8 +148,8 @@ class _Session:
         return 0
 
     def _frames(
-        self, source: Source, frames: list[Any], first: int, size: tuple[int, int], rate: Any
-    ) -> Iterator[Any]:
+        self, source: Source, frames: list, first: int, size: tuple[int, int], rate: Any
+    ) -> Iterator:
         """Overlays of some frames, number `first` and on, at their times."""
         import av
 
@@ -204,10 +204,10 @@ class _Session:
         atomic_write(path, data.tobytes())
 
 
-class _UntilDamaged(Iterator[Any]):
+class _UntilDamaged(Iterator):
     """An iterator that ends where FFmpeg can decode no further, and keeps the reason."""
 
-    def __init__(self, frames: Iterable[Any]) -> None:
+    def __init__(self, frames: Iterable) -> None:
         self._frames = iter(frames)
         self.damage: Exception | None = None
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.metrics.detection import ImageFigures
 from jaxsr.metrics.evaluation import Evaluation
@@ -34,7 +34,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
     atomic_write(folder / "roc.png", _draw_curves(evaluation))
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[JsonObject]) -> None:
     """Writes a table with a heading."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, restval="")

@@ -6,12 +6,12 @@ a pixel.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import cv2
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.metrics.components import components
 
 _BOX = (255, 64, 32)  # red, green, blue
@@ -45,15 +45,15 @@ class Findings:
     """255 on targets."""
 
     @property
-    def source(self) -> dict[str, Any]:
+    def source(self) -> JsonObject:
         """The file, and the frame of a video."""
         return {"file": self.name} | ({} if self.frame is None else {"frame": self.frame})
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """A row for each target, for a table."""
         return [self.source | asdict(target) for target in self.targets]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain data for JSON; a picture without targets has an empty list."""
         height, width = self.mask.shape
         targets = [asdict(target) for target in self.targets]

@@ -93,7 +93,7 @@ def _difference(module: Any, inputs: np.ndarray) -> float:
     module.train()
     model = to_jax(module)
 
-    def loss(params: Any, x: Any) -> Any:
+    def loss(params: dict[str, jax.Array], x: jax.Array) -> tuple:
         out, buffers = model.apply(params, model.buffers, x, train=True)
         # Not squares: those of normalised values sum to a constant, whose gradient is rounding.
         return (out**3).sum(), (out, buffers)

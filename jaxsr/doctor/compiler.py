@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from jaxsr.doctor.checks import Finding
 from jaxsr.doctor.sentinels import SENTINELS
 from jaxsr.doctor.sentinels.sentinel import NotHereError
 from jaxsr.errors import one_line
+from jaxsr.interop.annotations import PyTree
 from jaxsr.runtime.xla_flags import PRODUCTS, YNN_FUSION, product_fusion, without_ynn_flag
 
 # A TPU takes up to half a minute to start.
@@ -207,7 +207,7 @@ def _judge(name: str) -> Verdict:
     return Verdict(name, True, difference(result, reference, program.tolerance))
 
 
-def difference(result: Any, reference: Any, tolerance: float) -> str | None:
+def difference(result: PyTree, reference: PyTree, tolerance: float) -> str | None:
     """How a result differs from its reference; None where it agrees.
 
     Args:

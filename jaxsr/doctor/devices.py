@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from jaxsr.doctor.checks import Finding
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.runtime.xla_flags import without_ynn_flag
 
 # A TPU takes up to half a minute to start; beyond this somebody else holds it.
@@ -30,7 +30,7 @@ print(json.dumps([first.platform, len(devices), first.device_kind, memory]))
 """
 
 
-def probe(platform: str) -> tuple[dict[str, Any] | None, str]:
+def probe(platform: str) -> tuple[JsonObject | None, str]:
     """Starts JAX on a platform in a process of its own: one that hangs cannot hang the diagnosis.
 
     Returns:

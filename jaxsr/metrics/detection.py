@@ -21,12 +21,13 @@ A `DetectionMetrics` is for one pass over one data set: there is nothing to forg
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Array, Float, Int32, Shaped
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.metrics.components import components, match
 
 Empty = Literal["zero", "one", "skip"]
@@ -133,7 +134,7 @@ class DetectionReport:
     """Empty where all pixels are of one kind. Not in `as_dict`: it may have 65,536 corners."""
     per_image: tuple[ImageFigures, ...] = field(repr=False)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The report as plain data for JSON."""
         return {name: value for name, value in asdict(self).items() if name != "roc"}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxsr.data.batched_network import BatchedNetwork
 from jaxsr.data.infrared import Infrared
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.metrics.detection import DetectionMetrics, DetectionReport
 
 
@@ -25,7 +26,7 @@ class Evaluation:
     """How pictures and masks were sized."""
     figures: DetectionReport
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain data for JSON; Fa also as the papers print it."""
         described = {k: v for k, v in vars(self).items() if k != "figures"}
         figures = self.figures.as_dict()

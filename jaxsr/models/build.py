@@ -182,7 +182,7 @@ def _user_class(name: str, options: Mapping[str, Any], option: str) -> Any:
     return _call(make, name, options, option)
 
 
-def _call(make: Callable[..., Any], name: str, options: Mapping[str, Any], option: str) -> Any:
+def _call(make: Callable, name: str, options: Mapping[str, Any], option: str) -> Any:
     if hasattr(make, BUILDS_FROM_OPTIONS):  # a task of `jaxsr.train`, with the options of its run
         return getattr(make, BUILDS_FROM_OPTIONS)(options)
     try:

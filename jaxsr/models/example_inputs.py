@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, first_of
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.models.registry import FAMILIES, LoadedModel, find_family
 
@@ -21,7 +22,7 @@ _DTYPES = {
                  "uint8", "bool")
 }  # fmt: skip
 _BATCH, _TOKENS, _MOST_VALUES = 2, 16, 2**31
-Example = tuple[tuple[Any, ...], dict[str, Any]]
+Example = tuple[tuple, dict[str, PyTree]]
 
 
 def parse_inputs(specs: Sequence[str]) -> Example:
@@ -36,7 +37,7 @@ def parse_inputs(specs: Sequence[str]) -> Example:
     """
     generator = torch.Generator().manual_seed(0)
     args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, PyTree] = {}
     for spec in specs:
         match = _SPEC.fullmatch(spec)
         dtype = _DTYPES.get(match["dtype"] or "float32") if match else None
@@ -127,7 +128,7 @@ def _of_transformers(network: Any) -> Iterator[Example]:
     series = (_number(config, ("context_length",), 32), _number(config, ("num_input_channels",), 1))
     bins = _number(config, ("num_mel_bins", "feature_size", "input_feat_per_channel"), 80)
     frames = 2 * _number(config, ("max_source_positions",), 50)
-    named: dict[str, Any] = {
+    named: dict[str, PyTree] = {
         "input_ids": ids,
         "pixel_values": pixels,
         "input_values": _normal(_BATCH, 1600) if not hasattr(config, "num_mel_bins")

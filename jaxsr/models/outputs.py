@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import PyTree
 
 
-def tensors_of(output: Any, *, name: str = "the network") -> list[Any]:
+def tensors_of(output: PyTree, *, name: str = "the network") -> list:
     """The tensors of a network's output, in its order.
 
     Args:
@@ -46,7 +47,7 @@ def tensors_of(output: Any, *, name: str = "the network") -> list[Any]:
     )
 
 
-def answer_of(output: Any, *, name: str = "the network") -> Any:
+def answer_of(output: PyTree, *, name: str = "the network") -> Any:
     """The tensor that a network answers with: the first of the largest, where it gives several.
 
     Pictures and maps, (n, c, h, w), come before features of fewer axes, whose sides may be larger.
@@ -57,5 +58,5 @@ def answer_of(output: Any, *, name: str = "the network") -> Any:
     return max(tensors_of(output, name=name), key=lambda one: (len(one.shape), one.shape[-2:]))
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")

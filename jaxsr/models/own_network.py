@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from jaxsr.errors import InputError, MissingFileError, UserError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import unseal
 from jaxsr.models.build import (
@@ -66,7 +67,7 @@ def load_own_network(
     )
 
 
-def stated_uses(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def stated_uses(path: Path, metadata: Mapping[str, Any]) -> JsonObject:
     """What an exported file says of its network's use, as fields of `LoadedModel`.
 
     Args:
@@ -85,8 +86,8 @@ def stated_uses(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         low, high = map(float, metadata.get("value_range", [0.0, 1.0]))
     except (TypeError, ValueError):
         raise _unknown_metadata(path) from None
-    whole = isinstance(channels, int | None) and isinstance(multiple, int) and multiple >= 1
-    if not whole or (kind is None and task is not None):
+    is_valid = isinstance(channels, int | None) and isinstance(multiple, int) and multiple >= 1
+    if not is_valid or (kind is None and task is not None):
         raise _unknown_metadata(path)
     return {
         "kind": kind,

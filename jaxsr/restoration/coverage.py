@@ -10,7 +10,7 @@ Ranges are pairs of int16 tensors (first, -last) that broadcast to the tensor's 
 union is a minimum. An operator without a rule makes its result depend on all that went in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,9 @@ from jaxsr.restoration.coverage_rules import rule_of
 from jaxsr.restoration.covered_tensor import Coverage, CoveredTensor, covered_constant, refresh
 
 
-def cover(network: nn.Module, *, channels: int, rows: int, columns: int, axis: int) -> Any:
+def cover(
+    network: nn.Module, *, channels: int, rows: int, columns: int, axis: int
+) -> tuple[Any, Coverage]:
     """Runs a network on a picture that it is not shown.
 
     Args:
@@ -65,7 +67,13 @@ class _WrittenConstants(TorchDispatchMode):
         super().__init__()
         self._coverage = coverage
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         values = args, dict(kwargs or {})
         if self._coverage.written_constants:
             values = pytree.tree_map(lambda v: covered_constant(self._coverage, v), values)

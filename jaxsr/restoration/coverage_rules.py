@@ -301,12 +301,14 @@ def _shuffled(call: Call) -> Any:
     return each_end(source.range, move)
 
 
-def _rules(names: str, rule: Callable[[Call], Any]) -> dict[Any, Callable[[Call], Any]]:
+def _rules(
+    names: str, rule: Callable[[Call], Any]
+) -> dict[torch._ops.OpOverloadPacket, Callable[[Call], Any]]:
     packets = (getattr(aten, name, None) for name in names.split())
     return {packet: rule for packet in packets if packet is not None}
 
 
-_RULES: dict[Any, Callable[[Call], Any]] = {
+_RULES: dict[torch._ops.OpOverloadPacket, Callable[[Call], Any]] = {
     **_rules("clone contiguous _to_copy to detach alias lift_fresh dropout native_dropout "
              "_prelu_kernel prelu copy_ hardtanh hardtanh_ relu6 relu relu_ leaky_relu_ "
              "type_as rrelu_with_noise", _same),
@@ -344,7 +346,7 @@ _RULES: dict[Any, Callable[[Call], Any]] = {
 }  # fmt: skip
 
 
-def rule_of(func: Any) -> Callable[[Call], Any]:
+def rule_of(func: torch._ops.OpOverload) -> Callable[[Call], Any]:
     """The rule of an overload of an operator."""
     default = _pointwise if torch.Tag.pointwise in func.tags else _unknown
     return _RULES.get(func.overloadpacket, default)

@@ -3,6 +3,7 @@
 Padding, convolution, pooling and interpolation, along each axis of a picture by itself.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def padded(call: Call) -> Any:
     return ranges
 
 
-def _pairs(value: Any, count: int) -> list[int]:
+def _pairs(value: int | Sequence[int], count: int) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * count if len(values) == 1 else values
 

@@ -34,7 +34,7 @@ class Coverage:
 
     rows: int
     """Height of the picture."""
-    rule_of: "Callable[[Any], Callable[[Call], Any]]"
+    rule_of: "Callable[[torch._ops.OpOverload], Callable[[Call], Any]]"
     """The rule of an operator."""
     global_operation: str | None = None
     """The first operation whose every result depends on all rows, and no input on a quarter."""
@@ -113,7 +113,11 @@ class CoveredTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+        cls,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return _dispatch(func, tuple(args), dict(kwargs or {}))
 
@@ -122,7 +126,7 @@ class CoveredTensor(Tensor):
 class Call:
     """One operator with its arguments and the shapes of its results."""
 
-    func: Any
+    func: torch._ops.OpOverload
     args: tuple
     kwargs: dict[str, Any]
     meta: Any
@@ -160,7 +164,7 @@ def _storage(meta: Tensor) -> int:
     return meta.untyped_storage()._cdata
 
 
-def _dispatch(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     flat = pytree.tree_leaves((args, kwargs))
     covered = [value for value in flat if isinstance(value, CoveredTensor)]
     coverage = covered[0].coverage
@@ -228,7 +232,7 @@ def _view(elements: Tensor, like: Tensor) -> Tensor:
     return elements.as_strided(like.shape, like.stride(), like.storage_offset())
 
 
-def _to_meta(value: Any) -> Any:
+def _to_meta(value: object) -> Any:
     if isinstance(value, CoveredTensor):
         return value.meta
     if isinstance(value, Tensor):
@@ -236,7 +240,7 @@ def _to_meta(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def _written(call: "Call", target: Any, ranges: Any, scores: "Scores | None") -> Any:
+def _written(call: "Call", target: Tensor, ranges: Any, scores: "Scores | None") -> CoveredTensor:
     """An operation in place; other tensors in the same memory are refreshed when they are read."""
     if not isinstance(target, CoveredTensor):
         target = _written_constant(call.coverage, target)

@@ -2,6 +2,7 @@
 
 import collections
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +41,13 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.live = LiveValues()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor):

@@ -171,7 +171,7 @@ def picture_size(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]
 _ADVICE = "raise --max-pixels if the file is what it says"
 
 
-def _check_header(image: Any, max_pixels: int) -> None:
+def _check_header(image: Image.Image, max_pixels: int) -> None:
     if reason := too_large(stored_size(image), max_pixels=max_pixels):
         raise PictureError(f"{reason}: {_ADVICE}")
     frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
@@ -180,7 +180,7 @@ def _check_header(image: Any, max_pixels: int) -> None:
         raise PictureError(f"{frames} {what}: restore takes stills and videos; split it first")
 
 
-def _samples(image: Any, data: bytes, max_pixels: int) -> tuple[np.ndarray, Kind]:
+def _samples(image: Image.Image, data: bytes, max_pixels: int) -> tuple[np.ndarray, Kind]:
     """Samples in their own depth, and what they are."""
     if image.format == "TIFF":
         bits, sample_format = image.tag_v2.get(258, (1,)), image.tag_v2.get(339, (1,))
@@ -206,7 +206,7 @@ def _check_tiff(depth: int, sample_format: tuple[int, ...]) -> None:
         raise PictureError(f"{depth}-bit samples that are not unsigned 8 or 16 bits")
 
 
-def _shallow(image: Any) -> tuple[np.ndarray, Kind]:
+def _shallow(image: Image.Image) -> tuple[np.ndarray, Kind]:
     mode = image.mode
     if mode.startswith("I;16"):
         gray = np.asarray(image).astype(np.uint16)[..., None]  # in this machine's byte order
@@ -236,7 +236,7 @@ def _gray_palette(image: Any) -> bool:
     return bool((used == used[:, :1]).all()) and not image.info.get("icc_profile")
 
 
-def _deep(image: Any, pixels: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, Kind]:
+def _deep(image: Image.Image, pixels: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, Kind]:
     """Names the channels of 16-bit samples that Pillow only identified."""
     if pixels.dtype != np.uint16 or pixels.shape[:2] != size:
         raise PictureError("16-bit samples that could not be decoded")
@@ -308,7 +308,7 @@ def _by_opencv(data: bytes) -> np.ndarray:
     return pixels
 
 
-def _deep_tiff(image: Any, data: bytes, max_pixels: int) -> np.ndarray:
+def _deep_tiff(image: Image.Image, data: bytes, max_pixels: int) -> np.ndarray:
     planar, samples = image.tag_v2.get(284, 1) == 2, len(image.tag_v2[258])
     if planar or samples == 2 or image.mode == "CMYK":
         import tifffile
@@ -349,7 +349,7 @@ def _notes(image: Any, data: bytes) -> Notes:
 _TIFF_NOTES = (270, 271, 272, 274, 305, 306, 315, 316, 33432, 0x8769, 0x8825)
 
 
-def _descriptive(image: Any) -> Image.Exif:
+def _descriptive(image: Image.Image) -> Image.Exif:
     stored, exif = image.getexif(), Image.Exif()
     for tag in _TIFF_NOTES:
         value = stored.get_ifd(tag) or None if tag in (0x8769, 0x8825) else stored.get(tag)

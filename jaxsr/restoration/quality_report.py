@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw
 
 from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import InputError, one_line
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -159,7 +160,7 @@ def _means(rows: Sequence[Figures]) -> dict[str, float]:
     return means
 
 
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(row: Mapping[str, Any]) -> JsonObject:
     """JSON has no infinity: null stands for it."""
     infinite = (math.inf, -math.inf)
     return {name: None if value in infinite else value for name, value in row.items()}

@@ -57,7 +57,7 @@ _LIMIT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """How a network's output hangs together with its input."""
+    """How a network's output depends on its input: its receptive field."""
 
     scale: int
     """Output pixels per input pixel, along each side."""

@@ -74,7 +74,7 @@ def restore(
     ]
     chooses = model is None or model == AUTO
     words = [choose(picture) if chooses else "" for picture in pictures]
-    results: list[Any] = [None] * len(pictures)
+    results: list = [None] * len(pictures)
     for word in dict.fromkeys(words):
         places = [place for place, chosen in enumerate(words) if chosen == word]
         network = find_model(

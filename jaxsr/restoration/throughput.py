@@ -5,11 +5,11 @@ import platform
 import statistics
 import time
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import torch
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.restoration.config import RestoreConfig
 from jaxsr.restoration.models import RestorationModel
 from jaxsr.restoration.pipeline import Work
@@ -38,9 +38,7 @@ def benchmark(model: RestorationModel, config: RestoreConfig) -> int:
     return ExitStatus.OK
 
 
-def measure(
-    model: RestorationModel, config: RestoreConfig, size: tuple[int, int]
-) -> dict[str, Any]:
+def measure(model: RestorationModel, config: RestoreConfig, size: tuple[int, int]) -> JsonObject:
     """Times one size from samples in memory to samples in memory; the first call stands apart."""
     height, width = size
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
@@ -74,7 +72,7 @@ def measure(
     }
 
 
-def environment(config: RestoreConfig) -> dict[str, Any]:
+def environment(config: RestoreConfig) -> JsonObject:
     """What the figures hold for."""
     device = "cpu"
     if config.engine == "jax":

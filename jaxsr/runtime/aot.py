@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.interop.aot.report import as_json, show
 from jaxsr.interop.aot.search import largest_batch
@@ -62,7 +63,7 @@ def compile_batches(
       The exit status.
     """
     reports: list[Ahead] = []
-    largest: dict[str, Any] = {}
+    largest: JsonObject = {}
     for compile_at, batch in programs:
         reports.append(compile_at(batch))
         print(f"{reports[-1].name}: {reports[-1].error or 'compiles'}", flush=True)

@@ -184,8 +184,9 @@ def _unboxed(text: str) -> str:
     # Not stripped of "-", with which an option may begin a line; nor lines of it alone kept.
     lines = [line.strip(" │╭╮╰╯─") for line in text.splitlines()]
     lines = [line for line in lines if line.strip("-") and "For full helptext" not in line]
-    message = " ".join(lines[1:] or lines)  # the first line is the box's title
-    return re.sub(r"^Error parsing [\w.]+: ", "", message)
+    # The first line is the box's title; who calls says where the help is.
+    lines = [line for line in lines[1:] if not line.endswith("--help")] or lines
+    return re.sub(r"^Error parsing [\w.]+: ", "", " ".join(lines))
 
 
 def _one_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,13 @@ from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 from jaxsr.interop.folding.policy import Choice, choose_folding
 from jaxsr.interop.lowerings.fusion import fused
 from jaxsr.interop.mesh import batch_sharding, make_mesh, platform_name, replicated
-from jaxsr.interop.module import to_jax
+from jaxsr.interop.module import Arrays, to_jax
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.runner import Around, Collect, only_network
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @contextlib.contextmanager
@@ -48,7 +51,7 @@ class JaxRunner:
 
     def __init__(
         self,
-        network: Any,
+        network: "nn.Module",
         *,
         mesh: jax.sharding.Mesh,
         dtype: str = "float32",
@@ -65,7 +68,7 @@ class JaxRunner:
             lane_folding=choose_folding(lane_folding, device),
         )
 
-        def run(state: Any, batch: jax.Array, named: dict[str, Any]) -> jax.Array:
+        def run(state: tuple[Arrays, Arrays], batch: jax.Array, named: dict[str, Any]) -> jax.Array:
             def apply(x: jax.Array) -> jax.Array:
                 outputs, _ = self._model.apply(*state, x, **named)
                 return answer_of(outputs).astype(jnp.float32)
@@ -75,7 +78,7 @@ class JaxRunner:
         self._run = jax.jit(fused(run), out_shardings=self._rows)
 
     @functools.cached_property
-    def _state(self) -> Any:
+    def _state(self) -> tuple[Arrays, Arrays]:
         state = (self._model.params, self._model.buffers)
         return jax.device_put(state, replicated(self._mesh))
 
@@ -105,7 +108,7 @@ class JaxRunner:
 
 
 def open_ahead(
-    network: Any,
+    network: "nn.Module",
     topology: Topology,
     options: ComputeOptions,
     *,

@@ -6,9 +6,10 @@ A configuration calls `super().__post_init__()` once, which runs the checks of a
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from jaxsr.errors import InputError, check_literals
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.mesh_shape import MeshShape
 
 Engine = Literal["jax", "torch"]
@@ -18,7 +19,7 @@ Precision = Literal["default", "high", "highest"]
 LaneFolding = Literal["auto", "on", "off"]
 
 
-def parse_json_object(text: str, name: str) -> dict[str, Any]:
+def parse_json_object(text: str, name: str) -> JsonObject:
     """The value of an option that is a JSON object.
 
     Raises:
@@ -79,7 +80,7 @@ class ModelOptions(CheckedOptions):
             )
         self.class_options()
 
-    def class_options(self) -> dict[str, Any]:
+    def class_options(self) -> JsonObject:
         """`model_options` as a dictionary."""
         return parse_json_object(self.model_options, "model_options")
 

@@ -5,12 +5,15 @@ returned waits for the result. Callers prepare the next batch in between.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.setup import torch_device
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Collect = Callable[[], np.ndarray]
 """Waits for a batch's result."""
@@ -45,7 +48,7 @@ def only_network(xp: Any, network: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def open_runner(
-    network: Any,
+    network: "nn.Module",
     options: ComputeOptions,
     *,
     around: Around = only_network,

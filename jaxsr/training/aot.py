@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.aot.compile import Ahead, abstract, compile_ahead
 from jaxsr.interop.aot.topology import Topology
 from jaxsr.runtime.aot import compile_batches, prepare
@@ -36,12 +37,12 @@ class AheadSteps:
         self._constants = jax.eval_shape(lambda: dict(task.constants(None)))
 
     @property
-    def state_shapes(self) -> Any:
+    def state_shapes(self) -> PyTree:
         """Shapes and dtypes of the training state."""
         return self._programs.state_shapes()
 
     @property
-    def state_shardings(self) -> Any:
+    def state_shardings(self) -> PyTree:
         """Where each array of the state lies."""
         return self._programs.shardings
 

@@ -13,12 +13,13 @@ from typing import Any
 from jaxsr.errors import InputError
 from jaxsr.models.registry import trainable_families
 from jaxsr.runtime.cli import parse_options
+from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import PER_RUN, ConfigFile, read_config
 from jaxsr.training.run_folder import check_changes, newest_run, read_run
 from jaxsr.training.task import load_family
 
 
-def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
+def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, RunConfig]:
     """The family's name, its module and the run's configuration.
 
     Raises:
@@ -56,7 +57,7 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, Any]:
 
 def _resumed(
     out: Path, run: ConfigFile, name: str | None, sources: argparse.Namespace, rest: list[str]
-) -> tuple[str, Any, Any]:
+) -> tuple[str, Any, RunConfig]:
     """The run's own configuration, changed by those options that may change."""
     _check_family(name, run, out)
     family = load_family(run.family)
@@ -81,7 +82,7 @@ def _check_family(name: str | None, file: ConfigFile, source: Path) -> None:
         )
 
 
-def _parse_preset(family: Any, name: str, rest: list[str], preset: str | None) -> Any:
+def _parse_preset(family: Any, name: str, rest: list[str], preset: str | None) -> RunConfig:
     has_data = any(_is_option(a, "--data") for a in rest)
     preset = preset or family.DEFAULT_PRESETS[has_data]
     if preset not in family.PRESET_RUNS:
@@ -89,7 +90,9 @@ def _parse_preset(family: Any, name: str, rest: list[str], preset: str | None) -
     return _parse(family, name, rest, family.PRESET_RUNS[preset], f"--preset {preset}")
 
 
-def _parse(family: Any, name: str, rest: list[str], default: Any, source: object) -> Any:
+def _parse(
+    family: Any, name: str, rest: list[str], default: RunConfig, source: object
+) -> RunConfig:
     """The run's configuration: the default's values, changed by the options."""
     # A length in steps replaces the default's in epochs, and the other way round.
     units = [n for n in ("steps", "epochs") if any(_is_option(a, f"--{n}") for a in rest)]
@@ -111,7 +114,7 @@ def _is_option(argument: str, name: str) -> bool:
     return argument == name or argument.startswith(name + "=")
 
 
-def _with_length(default: Any, kind: str) -> Any:
+def _with_length(default: RunConfig, kind: str) -> RunConfig:
     """The default run with its length in this unit; the option replaces the number."""
     if getattr(default, kind) is not None:
         return default

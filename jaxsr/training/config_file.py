@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.sealed_json import short_digest, unseal
 from jaxsr.training.config import RunConfig
@@ -82,13 +83,13 @@ class ConfigFile:
             ) from error
 
 
-def to_json(family: str, config: RunConfig, **facts: Any) -> dict[str, Any]:
+def to_json(family: str, config: RunConfig, **facts: Any) -> JsonObject:
     """The content of `config.json`; `facts` are further fields of `ConfigFile`."""
     options = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     return {"family": family, "model": options.get("model"), "options": options, **facts}
 
 
-def describe_data(files: Mapping[str, str]) -> dict[str, Any]:
+def describe_data(files: Mapping[str, str]) -> JsonObject:
     """Number and digest of what `Trainable.files` lists."""
     return {"files": len(files), "digest": short_digest(json.dumps(sorted(files.items())).encode())}
 

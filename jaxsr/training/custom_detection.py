@@ -4,7 +4,7 @@ Data and validation are those of every detector, `segmentation.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxsr.errors import InputError
 from jaxsr.models.losses.masks import MASK_LOSSES
@@ -23,6 +23,9 @@ from jaxsr.training.custom_network import (
 )
 from jaxsr.training.networks import Networks
 from jaxsr.training.segmentation import Segmentation, SegmentationRun
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,7 @@ def _networks(config: CustomDetectionRun) -> Networks:
     )
 
 
-def _try(config: CustomDetectionRun, network: Any, option: str) -> None:
+def _try(config: CustomDetectionRun, network: "nn.Module", option: str) -> None:
     """Runs the network on crops as in training, and on a picture of other sides.
 
     Raises:
@@ -140,7 +143,7 @@ def _try(config: CustomDetectionRun, network: Any, option: str) -> None:
     for height, width in ((config.crop_size, config.crop_size), (odd, odd + multiple)):
         expected = (1, 1, height, width)
 
-        def hint(shape: Any, expected: tuple[int, ...] = expected) -> str | None:
+        def hint(shape: tuple[int, ...], expected: tuple[int, ...] = expected) -> str | None:
             if shape == expected:
                 return None
             return f"one logit map {expected}; end it with one channel, or give --multiple"

@@ -8,13 +8,15 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.train.objective import Objective
 from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import parse_json_object
@@ -57,7 +59,7 @@ class NetworkOptions:
         arguments = parse_json_object(self.network_args, "network_args")
         return build_network(self.network, arguments, option="--network").float()
 
-    def describe(self, task: str) -> dict[str, Any]:
+    def describe(self, task: str) -> JsonObject:
         """What builds the network, for the metadata of its weights."""
         return {
             "task": task,
@@ -107,7 +109,11 @@ def check_blocks(config: RunConfig, blocks: list[str], option: str) -> None:
 
 
 def try_network(
-    network: nn.Module, picture: Tensor, *, option: str, hint: Callable[[Any], str | None]
+    network: nn.Module,
+    picture: Tensor,
+    *,
+    option: str,
+    hint: Callable[[tuple[int, ...]], str | None],
 ) -> None:
     """Runs the network in torch, in evaluation mode, and refuses what is no picture, or no result
     of its parameters.
@@ -138,7 +144,7 @@ def try_network(
             )
 
 
-def try_losses(objective: Any, batch: Mapping[str, Tensor], *, option: str) -> None:
+def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str) -> None:
     """Runs every loss of an objective in torch, once.
 
     Args:

@@ -5,7 +5,6 @@ Data and validation are those of every super-resolution family, `super_resolutio
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -243,7 +242,7 @@ def _try(config: CustomSuperResolutionRun, network: torch.nn.Module, option: str
     for height, width in ((side, side), (odd, odd + multiple)):
         expected = (1, config.channels, scale * height, scale * width)
 
-        def hint(shape: Any, expected: tuple[int, ...] = expected) -> str | None:
+        def hint(shape: tuple[int, ...], expected: tuple[int, ...] = expected) -> str | None:
             if shape == expected:
                 return None
             return f"{expected}, {scale} times as large; give --scale, --channels or --multiple"

@@ -6,23 +6,33 @@ Both take the same task, so that the loop above them does not know which one it 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxsr.errors import InputError
 from jaxsr.interop import mesh as meshes
+from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import IndexOutsideError
 from jaxsr.interop.hooks import collecting_indices
 from jaxsr.interop.sharding_rules import check_rules
-from jaxsr.interop.train.gradients import select_network
+from jaxsr.interop.train.gradients import Arrays, select_network
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
-from jaxsr.interop.train.step import TrainStep, convert, init_state
+from jaxsr.interop.train.step import TrainState, TrainStep, convert, init_state
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.setup import torch_device
 from jaxsr.training.fine_tuning import learning_rate_factors
 from jaxsr.training.task import Network, Trainable
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from jaxsr.interop.train.torch_step import TorchStep
+
+Metrics = Mapping[str, Any]
+"""Scalars by `network/name`, those of torch as its tensors."""
 
 
 class Engine(Protocol):
@@ -33,23 +43,23 @@ class Engine(Protocol):
         """Steps done."""
         ...
 
-    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
         """One step; metrics may still be on their way."""
         ...
 
-    def fetch(self, metrics: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+    def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
         """Waits for metrics of several steps and brings them to the host."""
         ...
 
-    def state(self) -> Any:
+    def state(self) -> PyTree:
         """All that a checkpoint must hold, as a tree of arrays."""
         ...
 
-    def sound_state(self) -> Any:
+    def sound_state(self) -> PyTree:
         """`state` after a step that failed: as it was before that step, ready to go on from."""
         ...
 
-    def load(self, state: Any) -> None:
+    def load(self, state: PyTree) -> None:
         """Takes over a tree that `state` returned."""
         ...
 
@@ -111,15 +121,15 @@ class StepPrograms:
         check_rules(rules, {**self._model.params, **self._model.buffers}.keys())
         self.shardings = meshes.tree_shardings(self.state_shapes(), mesh, rules)
 
-    def initial_state(self) -> Any:
+    def initial_state(self) -> TrainState:
         """The state before the first step, on the default device."""
         return self._initial_state(self._model.params, self._model.buffers)
 
-    def state_shapes(self) -> Any:
+    def state_shapes(self) -> PyTree:
         """Shapes and dtypes of that state; the parameters need no values."""
         return jax.eval_shape(self._initial_state, self._model.params, self._model.buffers)
 
-    def _initial_state(self, params: Any, buffers: Any) -> Any:
+    def _initial_state(self, params: Arrays, buffers: Arrays) -> TrainState:
         return init_state(
             dataclasses.replace(self._model, params=params, buffers=buffers),
             self._optimizers,
@@ -128,7 +138,7 @@ class StepPrograms:
             ema=self._task.config.ema > 0,
         )
 
-    def jit(self, phase: str) -> Callable[..., Any]:
+    def jit(self, phase: str) -> Callable:
         """The step of a phase, `(state, batch) -> (state, metrics)`; it consumes its state."""
         train_step = TrainStep(
             self._model,
@@ -140,7 +150,9 @@ class StepPrograms:
             schedules=self._schedules,
         )
 
-        def step(state: Any, batch: Any) -> Any:  # profiles and caches show its name
+        def step(
+            state: TrainState, batch: Mapping[str, Any]
+        ) -> tuple[TrainState, Arrays]:  # profiles and caches show its name
             return train_step(state, batch)
 
         return jax.jit(
@@ -159,8 +171,8 @@ class JaxEngine:
         self._programs = StepPrograms(task, self.mesh)
         self._state = meshes.place(self._programs.initial_state(), self._programs.shardings)
         self._constants = dict(task.constants(meshes.replicated(self.mesh)))
-        self._networks: dict[Any, Callable[..., Any]] = {}
-        self._steps: dict[str, Callable[..., Any]] = {}
+        self._networks: dict[tuple, Callable] = {}
+        self._steps: dict[str, Callable] = {}
         # Counted here as well: reading the device's counter would wait for the step.
         self._step = 0
 
@@ -168,31 +180,31 @@ class JaxEngine:
     def step(self) -> int:
         return self._step
 
-    def compiled(self, phase: str) -> Callable[..., Any]:
+    def compiled(self, phase: str) -> Callable:
         """The jitted step of a phase, made once."""
         if phase not in self._steps:
             self._steps[phase] = self._programs.jit(phase)
         return self._steps[phase]
 
-    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, PyTree]:
         """The host's batch and the task's constants on the devices."""
         return meshes.place_batch(dict(batch), self.mesh) | self._constants
 
-    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
         self._state, metrics = self.compiled(phase)(self._state, self.place(batch))
         self._step += 1
         return metrics
 
-    def fetch(self, metrics: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+    def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
         return [{n: float(v) for n, v in m.items()} for m in jax.device_get(metrics)]
 
-    def state(self) -> Any:
+    def state(self) -> PyTree:
         return self._state
 
-    def sound_state(self) -> Any:
+    def sound_state(self) -> PyTree:
         return self._state.replace(failed_step=self._state.failed_step * 0)
 
-    def load(self, state: Any) -> None:
+    def load(self, state: PyTree) -> None:
         self._state = state
         self._step = int(jax.device_get(state.step))
 
@@ -208,14 +220,16 @@ class JaxEngine:
     def network(self, phase: str) -> Network:
         return _JaxNetwork(self, self._task.extra_inputs(phase))
 
-    def forward(self, extra: tuple[Any, ...]) -> Callable[..., Any]:
+    def forward(self, extra: tuple) -> Callable:
         """The exported network's jitted `forward`, made once for these further inputs."""
         if extra not in self._networks:
             from jaxsr.interop.module import to_jax
 
             model = to_jax(self._task.objective.get_submodule(self._task.exported))
 
-            def answer(params: Any, buffers: Any, x: Any, named: Mapping[str, Any]) -> Any:
+            def answer(
+                params: Arrays, buffers: Arrays, x: jax.Array, named: Mapping[str, Any]
+            ) -> Any:
                 key = jax.random.key(0)  # a network that draws in evaluation draws alike each time
                 outputs, _ = model.apply(params, buffers, x, *extra, rng=key, train=False, **named)
                 return answer_of(outputs)
@@ -223,7 +237,7 @@ class JaxEngine:
             self._networks[extra] = jax.jit(answer)
         return self._networks[extra]
 
-    def method(self, module: Any, method: str) -> Callable[..., Any]:
+    def method(self, module: "nn.Module", method: str) -> Callable:
         """A method of a module around the exported network, jitted once.
 
         Its result, and the worst index of each operation, are replicated.
@@ -233,7 +247,7 @@ class JaxEngine:
 
             model = to_jax(module)
 
-            def run(params: Any, buffers: Any, batch: Any, seed: Any) -> Any:
+            def run(params: Arrays, buffers: Arrays, batch: Arrays, seed: jax.Array) -> PyTree:
                 key = jax.random.key(seed)
                 with meshes.split_activations(self.mesh, batch), collecting_indices() as indices:
                     outputs, _ = model.apply(
@@ -246,7 +260,7 @@ class JaxEngine:
             )
         return self._networks[module, method]
 
-    def exported_on_mesh(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def exported_on_mesh(self) -> tuple[Arrays, Arrays]:
         """Parameters (averaged where they are) and buffers of the exported network as `network`."""
         name, state = self._task.exported, self._state
         params = {**select_network(state.params, name), **state.ema}
@@ -262,18 +276,20 @@ class JaxEngine:
 class _JaxNetwork:
     """The exported network as it is when it is asked first."""
 
-    def __init__(self, engine: JaxEngine, extra: tuple[Any, ...]) -> None:
+    def __init__(self, engine: JaxEngine, extra: tuple) -> None:
         self._engine, self._extra = engine, extra
 
     @functools.cached_property
-    def _on_one_device(self) -> Any:
+    def _on_one_device(self) -> tuple[Arrays, Arrays]:
         return jax.device_put(self._engine.exported(), jax.local_devices()[0])
 
     def __call__(self, images: np.ndarray, **named: np.ndarray) -> np.ndarray:
         params, buffers = self._on_one_device
         return np.asarray(self._engine.forward(self._extra)(params, buffers, images, named))
 
-    def run(self, module: Any, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> Any:
+    def run(
+        self, module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, seed: int
+    ) -> PyTree:
         mesh = self._engine.mesh
         rows = len(next(iter(batch.values())))
         # A last batch that the devices cannot share is computed by each of them.
@@ -318,7 +334,7 @@ class TorchEngine:
     def step(self) -> int:
         return self._runner.step
 
-    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    def train_step(self, phase: str, batch: Mapping[str, np.ndarray]) -> Metrics:
         import torch
 
         prepared = self._prepare({**batch, **self._constants}, self._key)
@@ -326,16 +342,16 @@ class TorchEngine:
         torch.manual_seed(self._task.config.seed << 32 | self.step)
         return self._runner.train_step(phase, jax.device_get(prepared))
 
-    def fetch(self, metrics: list[Mapping[str, Any]]) -> list[dict[str, float]]:
+    def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
         return [{n: float(v) for n, v in m.items()} for m in metrics]
 
-    def state(self) -> Any:
+    def state(self) -> PyTree:
         return self._runner.state()
 
-    def sound_state(self) -> Any:
+    def sound_state(self) -> PyTree:
         return self.state()
 
-    def load(self, state: Any) -> None:
+    def load(self, state: PyTree) -> None:
         self._runner.load(state)
 
     def network(self, phase: str) -> Network:
@@ -349,7 +365,7 @@ class TorchEngine:
         tensors = module.state_dict() | dict(self._average())
         return {n: t.detach().cpu().numpy() for n, t in tensors.items()}
 
-    def _average(self) -> list[tuple[str, Any]]:
+    def _average(self) -> "list[tuple[str, Tensor]]":
         prefix = self._task.exported + "."
         return [(n.removeprefix(prefix), t) for n, t in self._runner.ema.items()]
 
@@ -358,7 +374,11 @@ class _TorchNetwork:
     """The exported network with its averaged parameters, if there are any."""
 
     def __init__(
-        self, runner: Any, module: Any, averaged: Mapping[str, Any], extra: tuple[Any, ...]
+        self,
+        runner: "TorchStep",
+        module: "nn.Module",
+        averaged: "Mapping[str, Tensor]",
+        extra: tuple,
     ) -> None:
         self._runner, self._module, self._extra = runner, module, extra
         self._averaged = dict(averaged)
@@ -372,7 +392,9 @@ class _TorchNetwork:
             answer = torch.func.functional_call(self._module, self._averaged, inputs, tensors)
             return answer_of(answer).cpu().numpy()
 
-    def run(self, module: Any, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> Any:
+    def run(
+        self, module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, seed: int
+    ) -> PyTree:
         import torch
 
         devices = [self._runner.device] if self._runner.device.type == "cuda" else []
@@ -389,27 +411,27 @@ class _TorchNetwork:
                     parameters[name].data = value
         return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy(), result)
 
-    def _placed(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _placed(self, batch: Mapping[str, np.ndarray]) -> "dict[str, Tensor]":
         return {name: self._runner.place(rows) for name, rows in batch.items()}
 
 
-def traced_result(module: Any, method: str, batch: Mapping[str, np.ndarray]) -> Any:
+def traced_result(module: "nn.Module", method: str, batch: Mapping[str, np.ndarray]) -> PyTree:
     """What a method of a torch module returns for a batch, in shapes and dtypes; not computed."""
     from jaxsr.interop.module import to_jax
 
     model = to_jax(module)
 
-    def run(params: Any, buffers: Any, batch: Any) -> Any:
+    def run(params: Arrays, buffers: Arrays, batch: Arrays) -> PyTree:
         key = jax.random.key(0)
         return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
 
     return jax.eval_shape(run, model.params, model.buffers, dict(batch))
 
 
-def whole_on_host(tree: Any) -> Any:
+def whole_on_host(tree: PyTree) -> PyTree:
     """Every leaf as a whole NumPy array, also where its parts lie on several hosts."""
 
-    def one(leaf: Any) -> np.ndarray:
+    def one(leaf: ArrayLike) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             if leaf.is_fully_replicated:
                 return np.asarray(leaf.addressable_data(0))

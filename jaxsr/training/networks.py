@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxsr.interop.train.objective import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
     """What a run trains."""
 
-    objective: Any
+    objective: "Objective"
     """With the network that the task exports; see `jaxsr.interop.train.objective`."""
     blocks: Sequence[str]
     """Names of the objective's submodules that `remat` recomputes."""
@@ -21,5 +24,5 @@ class Networks:
     """In words, for the summary."""
     labels: Mapping[str, tuple[float, float]] | None = None
     """Ranges of the labels that the losses take with each sample."""
-    extra_inputs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    extra_inputs: Mapping[str, tuple] = field(default_factory=dict)
     """What the network's `forward` takes after the images, by phase. Default: nothing."""

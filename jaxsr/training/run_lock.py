@@ -18,9 +18,9 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from jaxsr.errors import FileAccessError, InputError
+from jaxsr.interop.annotations import JsonObject
 
 LOCK = "run.lock"
 """The file in the run's folder; it stays, empty, when the run has ended."""
@@ -111,7 +111,7 @@ def _open(out: Path) -> tuple[int, bool]:
     return descriptor, True
 
 
-def _in_use(out: Path, holder: dict[str, Any]) -> InputError:
+def _in_use(out: Path, holder: JsonObject) -> InputError:
     who = f"process {holder['process']} on {holder['host']}" if holder else "another process"
     return InputError(
         f"{out} is in use by another run, {who}; wait for it to end, stop it, or choose another "
@@ -132,11 +132,11 @@ def _write_entry(descriptor: int, count: int) -> None:
     os.pwrite(descriptor, json.dumps(entry).encode().ljust(_RECORD_BYTES), 0)
 
 
-def _entry(descriptor: int) -> dict[str, Any]:
+def _entry(descriptor: int) -> JsonObject:
     return _parsed(os.pread(descriptor, _RECORD_BYTES, 0))
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def _parsed(content: bytes) -> JsonObject:
     try:
         entry = json.loads(content)
         return {"process": int(entry["process"]), "host": str(entry["host"]), **entry}

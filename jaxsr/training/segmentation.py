@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,9 +24,13 @@ from jaxsr.data.infrared_batches import (
 from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.networks import Networks
 from jaxsr.training.task import HostBatches, Network, ValidationResult
+
+if TYPE_CHECKING:
+    import jax
 
 _PICTURED = 4  # validation images that the picture shows
 _PICTURED_PX = 192
@@ -163,17 +167,17 @@ class Segmentation:
             )
         return False
 
-    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
         arrays = {name: rows for name, rows in batch.items() if name != "resident"}
         prepared = self._prepare(arrays, key, batch.get("resident"))
         return prepared | {"image": prepared["image"][:, : self._form.channels]}
 
-    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
         if not self._resident:
             return {}
         budget = int(self.config.resident_gb * 2**30)
-        found = resident_infrared(self.data, budget, channels=self._channels, sharding=sharding)
-        return {"resident": found}
+        images = resident_infrared(self.data, budget, channels=self._channels, sharding=sharding)
+        return {"resident": images}
 
     def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
         return infrared_batches(
@@ -187,7 +191,7 @@ class Segmentation:
             form="index" if self._resident else "image",
         )
 
-    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+    def extra_inputs(self, phase: str) -> tuple:
         return self._networks.extra_inputs.get(phase, ())
 
     def validate(self, network: Network) -> ValidationResult:
@@ -214,7 +218,7 @@ class Segmentation:
             )
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         form = dataclasses.asdict(self._form)
         for name in ("channels", "multiple"):  # earlier versions read files without them
             if form[name] == getattr(InputForm, name):
@@ -238,10 +242,10 @@ class Segmentation:
 def _open(config: SegmentationRun) -> tuple[Infrared, Infrared]:
     if config.data is None:
         count, side = config.scenes, config.base_size
-        held = max(count // 4, 1)
+        held_out_count = max(count // 4, 1)
         return (
             open_scenes(count, seed=config.seed, side=side),
-            open_scenes(held, seed=config.seed, side=side, split="validation"),
+            open_scenes(held_out_count, seed=config.seed, side=side, split="validation"),
         )
     cache = None if config.cache_gb is None else int(config.cache_gb * 2**30)
     return open_training(

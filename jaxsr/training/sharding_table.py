@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxsr.interop.annotations import PyTree
+
 
 @dataclass(frozen=True)
 class Row:
@@ -29,7 +31,7 @@ def sharding_rows(arrays: Mapping[str, Any], shardings: Mapping[str, Any]) -> li
       arrays: shapes and dtypes by name.
       shardings: of each.
     """
-    groups: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[tuple, list[int]] = {}
     for name, array in arrays.items():
         spec = tuple(shardings[name].spec)
         axes = tuple(str(a or "") for a in spec) + ("",) * (len(array.shape) - len(spec))
@@ -47,7 +49,7 @@ def chip_bytes(array: Any, sharding: Any) -> int:
     return int(np.prod(shape)) * np.dtype(array.dtype).itemsize
 
 
-def show_sharding(state: Any, shardings: Any) -> None:
+def show_sharding(state: PyTree, shardings: PyTree) -> None:
     """Prints the table, and what the whole state takes on a chip.
 
     Args:

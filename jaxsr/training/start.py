@@ -11,6 +11,7 @@ import jaxsr
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
@@ -84,7 +85,7 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
             raise
 
 
-def _facts(name: str, config: RunConfig) -> dict[str, dict[str, Any]]:
+def _facts(name: str, config: RunConfig) -> dict[str, JsonObject]:
     """What every process of a job must have alike."""
     options = {n: v for n, v in flat_options(config).items() if n not in _PER_HOST}
     packages = ("jax", "jaxlib", "torch", "torchax", "numpy", "optax", "orbax-checkpoint", "pillow")

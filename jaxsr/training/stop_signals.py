@@ -10,8 +10,9 @@ tells all processes, and they agree on the step. The other signals are passed on
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -26,7 +27,7 @@ class StopRequest:
         """The signal that this process received; SIGTERM where another process of the job did."""
         self._received = False
         self._interrupts = 0
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, Callable | int | None] = {}
 
     def __enter__(self) -> Self:
         return self

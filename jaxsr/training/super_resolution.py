@@ -10,7 +10,7 @@ MATLAB's bicubic. Each stands beside the same figure of plain bicubic enlargemen
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,10 +22,14 @@ from jaxsr.data.photos import open_training_photos
 from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.networks import Networks
 from jaxsr.training.task import HostBatches, Network, ValidationResult
+
+if TYPE_CHECKING:
+    import jax
 
 _GRID_SIDE = 192  # pixels of a validation photo that the grid shows, about the middle
 _GRID_ROWS = 4
@@ -175,11 +179,11 @@ class SuperResolution:
         self._pairs: list[ValidationPair] = []
         self._lpips: Callable[[np.ndarray, np.ndarray], float] | None = None
 
-    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
         arrays = {name: rows for name, rows in batch.items() if name != "resident"}
         return self._prepare(arrays, key, batch.get("resident"))
 
-    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
         if not self._resident:
             return {}
         budget = int(self.config.resident_gb * 2**30)
@@ -198,7 +202,7 @@ class SuperResolution:
             form="window" if self._resident else "image",
         )
 
-    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+    def extra_inputs(self, phase: str) -> tuple:
         return self._networks.extra_inputs.get(phase, ())
 
     def validate(self, network: Network) -> ValidationResult:
@@ -248,7 +252,7 @@ class SuperResolution:
             for name, path in zip(photos.names, photos.paths, strict=True)
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {
             **self._networks.description,
             "network": self.exported,

@@ -4,13 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.models.registry import find_family, trainable_families
 from jaxsr.training.config import RunConfig
+
+if TYPE_CHECKING:
+    import jax
+    from torch import nn
 
 
 class Network(Protocol):
@@ -23,7 +28,9 @@ class Network(Protocol):
         """
         ...
 
-    def run(self, module: Any, method: str, batch: Mapping[str, np.ndarray], *, seed: int) -> Any:
+    def run(
+        self, module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, seed: int
+    ) -> PyTree:
         """A method of a torch module that holds this network, on a batch split over the mesh.
 
         Args:
@@ -97,11 +104,11 @@ class Trainable(Protocol):
         """What samples are called, in the plural."""
         ...
 
-    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
         """The objective's batch from the host's, under `jit`; `key` is the run's."""
         ...
 
-    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
         """Trees of arrays that every batch carries unchanged, put once where `sharding` says."""
         ...
 
@@ -109,7 +116,7 @@ class Trainable(Protocol):
         """This host's rows of the batches of `start_step` and all later steps."""
         ...
 
-    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+    def extra_inputs(self, phase: str) -> tuple:
         """What the exported network's `forward` takes after the images, to answer in this phase."""
         ...
 
@@ -121,7 +128,7 @@ class Trainable(Protocol):
         """The size of every file that is trained or validated on, by name: equal on all hosts."""
         ...
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The model as JSON: what a weights file must say for another program to build it."""
         ...
 

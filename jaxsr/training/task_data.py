@@ -28,7 +28,7 @@ from jaxsr.training.item_arrays import to_array
 from jaxsr.training.user_code import located
 
 HostBatch = dict[str, np.ndarray]
-Collate = Callable[[list[Any]], Any]
+Collate = Callable[[list], Any]
 Kind = Literal["items", "steps", "stream"]
 
 _END = object()
@@ -109,7 +109,7 @@ class TaskData:
                     f"{index} ({one_line(error)}); correct its __len__"
                 ) from error
 
-    def batch(self, items: list[Any], numbers: Sequence[int], stream: int) -> HostBatch:
+    def batch(self, items: list, numbers: Sequence[int], stream: int) -> HostBatch:
         """A batch of these items.
 
         Args:
@@ -245,7 +245,7 @@ _ACCEPTED = (
 class _Table:
     """Arrays of one length as items."""
 
-    def __init__(self, columns: Mapping[Any, Any], name: str) -> None:
+    def __init__(self, columns: Mapping, name: str) -> None:
         lengths = {}
         for column, values in columns.items():
             if not (hasattr(values, "dtype") and hasattr(values, "__getitem__")):
@@ -262,7 +262,7 @@ class _Table:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> dict[Any, Any]:
+    def __getitem__(self, index: int) -> dict:
         return {name: values[index] for name, values in self._columns.items()}
 
 

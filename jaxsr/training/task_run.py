@@ -5,14 +5,16 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.sharding_rules import planned_rules
+from jaxsr.interop.train.objective import Objective
 from jaxsr.models.build import check_parameters, import_attribute
 from jaxsr.training.engines import traced_result
 from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
@@ -20,6 +22,9 @@ from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.user_code import located, located_in_users_files
 from jaxsr.training.user_task import Evaluation, Task, TaskConfig, check_methods
+
+if TYPE_CHECKING:
+    import jax
 
 _PICTURED = 8
 """Images in a validation's picture."""
@@ -110,7 +115,7 @@ class TaskRun:
         return self._user.metric if self.held_out is not None else None
 
     @property
-    def best(self) -> Any:
+    def best(self) -> Literal["max", "min"]:
         return self._user.best
 
     def _source(self, method: str, seed: int) -> Any:
@@ -135,8 +140,8 @@ class TaskRun:
         """Reads one item, and says what it holds."""
         return describe(data.first(), samples=True)
 
-    def _build(self, label: str) -> Any:
-        def build() -> Any:
+    def _build(self, label: str) -> Objective:
+        def build() -> Objective:
             torch.manual_seed(self.config.seed)
             return self._user.objective()
 
@@ -213,10 +218,10 @@ class TaskRun:
         rules = dict(self._user.sharding_rules) or planned_rules(network)
         return {f"{self.exported}.{pattern}": style for pattern, style in rules.items()}
 
-    def prepare(self, batch: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+    def prepare(self, batch: Mapping[str, PyTree], key: "jax.Array") -> Mapping[str, PyTree]:
         return batch
 
-    def constants(self, sharding: Any | None) -> Mapping[str, Any]:
+    def constants(self, sharding: "jax.sharding.Sharding | None") -> Mapping[str, PyTree]:
         return {}
 
     def batches(self, start_step: int, *, host: int, hosts: int) -> HostBatches:
@@ -235,7 +240,7 @@ class TaskRun:
             workers=config.workers if config.aot is None else 0,
         )
 
-    def extra_inputs(self, phase: str) -> tuple[Any, ...]:
+    def extra_inputs(self, phase: str) -> tuple:
         return ()
 
     def validate(self, network: Network) -> ValidationResult:
@@ -265,7 +270,7 @@ class TaskRun:
             if data is not None
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         options = json.loads(json.dumps(dataclasses.asdict(self.config), default=str))
         return {
             "family": self.family,

@@ -134,7 +134,7 @@ class Task:
         """Images (n, 1 or 3, h, w) in [0, 1] of the first validation batch, to look at."""
         return None
 
-    def collate(self, items: list[Any]) -> Mapping[str, Any]:
+    def collate(self, items: list) -> Mapping[str, Any]:
         """A batch from items, with the samples along the first axis. Default: fields are stacked.
 
         On several hosts each collates its own rows.
@@ -235,10 +235,10 @@ class Evaluation(nn.Module):
         self.network = network
         self._task = lambda: task  # a function, which copies of the module share
 
-    def measure(self, batch: Batch) -> dict[str, Any]:
+    def measure(self, batch: Batch) -> dict[str, Tensor | tuple]:
         """Every figure, a scalar or a pair."""
         task = self._task()
-        figures: dict[str, Any] = {}
+        figures: dict[str, Tensor | tuple] = {}
         if type(task).loss is not Task.loss:
             loss, reported = loss_and_metrics(task, self.network, batch)
             figures |= {"loss": loss, **reported}

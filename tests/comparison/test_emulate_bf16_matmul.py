@@ -87,8 +87,10 @@ def test_what_a_tpu_does_not_round():
         return jnp.matmul(a, b, precision="highest")
 
     np.testing.assert_array_equal(emulate_bf16_matmul(exact)(a, b), exact(a, b))
-    whole = np.full((4, 4), 257)
-    np.testing.assert_array_equal(emulate_bf16_matmul(jnp.matmul)(whole, whole), whole @ whole)
+    numbers = np.full((4, 4), 257)
+    np.testing.assert_array_equal(
+        emulate_bf16_matmul(jnp.matmul)(numbers, numbers), numbers @ numbers
+    )
     np.testing.assert_array_equal(emulate_bf16_matmul(jnp.add)(a, a), a + a)
 
 

@@ -50,7 +50,7 @@ def test_first_divergence_in_words():
     a, b = logits(), logits()
     b[0, 3] = 100
     steps = compare_logits([(a, a), (a, b), (a, b)], rounding=1e-6)
-    found = first_divergence(steps)
-    assert found is not None and found.step == 1
-    said = in_words(found, lambda token: f"<{token}>")
+    divergence = first_divergence(steps)
+    assert divergence is not None and divergence.step == 1
+    said = in_words(divergence, lambda token: f"<{token}>")
     assert "step 1" in said and "against <3>" in said and "no tie" in said

@@ -148,10 +148,12 @@ def test_a_call_made_again_gives_its_result():
         assert all(record.tensors for record in records)
         for record in records:
             call = record.call
-            given = [record.tensors[f"in{k}"] for k in range(len(call.operands))]
-            own = [None if o.kind in ("parameter", "constant") else g
-                   for o, g in zip(call.operands, given, strict=True)]  # fmt: skip
-            for values in (given, own):
+            operands = [record.tensors[f"in{k}"] for k in range(len(call.operands))]
+            activations = [
+                None if o.kind in ("parameter", "constant") else g
+                for o, g in zip(call.operands, operands, strict=True)
+            ]
+            for values in (operands, activations):
                 for k, result in enumerate(side.call(call, values)):
                     # Alone an operation may be fused otherwise than in the whole program.
                     np.testing.assert_allclose(result, record.tensors[f"out{k}"], rtol=1e-6)

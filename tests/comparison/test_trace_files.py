@@ -52,17 +52,17 @@ def test_comes_back_as_it_was(subject, tmp_path):
     assert {n: d for n, (d, _) in trace.weights.items()} == {
         n: d for n, (d, _) in back.weights.items()
     }
-    whole = 0
+    stored = 0
     for a, b in zip(trace.records, back.records, strict=True):
         assert a.call == b.call
         for x, y in zip(a.figures, b.figures, strict=True):
             assert x.as_row() == y.as_row()
             np.testing.assert_array_equal(x.sample, y.sample)
         assert a.tensors.keys() == b.tensors.keys()
-        whole += bool(b.tensors)
+        stored += bool(b.tensors)
         for name in a.tensors:
             np.testing.assert_array_equal(a.tensors[name], b.tensors[name])
-    assert whole == 4  # two products of the norm in each of two steps
+    assert stored == 4  # two products of the norm in each of two steps
 
 
 def test_others_can_read_it(recorded):
@@ -76,11 +76,11 @@ def test_others_can_read_it(recorded):
     assert first["results"] == [[[1, 24, 16, 16], "float32"]]
     assert first["operands"][1] == ["parameter", "conv_1.weight", [24, 3, 3, 3], "float32"]
     with safe_open(recorded / "span" / "tensors.safetensors", framework="np") as file:
-        whole = file.get_tensor("whole/0/out0")
+        stored = file.get_tensor("whole/0/out0")
         start, length = first["figures"][0]["sample"]
         sample = file.get_tensor("samples")[start : start + length]
-    assert first["figures"][0]["mean"] == pytest.approx(whole.mean(dtype=np.float64))
-    assert set(sample) <= set(whole.astype(np.float64).ravel())
+    assert first["figures"][0]["mean"] == pytest.approx(stored.mean(dtype=np.float64))
+    assert set(sample) <= set(stored.astype(np.float64).ravel())
 
 
 def run(capsys, *words):

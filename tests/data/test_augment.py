@@ -124,12 +124,12 @@ def test_sizes_match_the_rounding_of_the_description():
     size = random.integers(20, 700, (500, 2)).astype(np.int32)
     long_side = random.integers(32, 513, 500).astype(np.int32)
     got = np.asarray(scaled_size(jnp.asarray(size), jnp.asarray(long_side)))
-    for (height, width), side, found in zip(size.tolist(), long_side.tolist(), got, strict=True):
+    for (height, width), side, size_px in zip(size.tolist(), long_side.tolist(), got, strict=True):
         if height > width:
             want = side, int(width * side / height + 0.5)
         else:
             want = int(height * side / width + 0.5), side
-        assert tuple(found) == want
+        assert tuple(size_px) == want
 
 
 @pytest.mark.slow
@@ -190,8 +190,8 @@ def test_half_of_the_patches_hold_the_target_and_none_leaves_the_image():
     p = draw_patch(keys, size, masks, crop=32)
     image = jnp.zeros((count, 1, 200, 200), jnp.uint8)
     _, got = jax.jit(partial(place, crop=32, blur=False))(image, masks, size, p)
-    held = np.asarray(got).any(axis=(1, 2))
-    assert 0.46 < held.mean() < 0.56
+    not_erased = np.asarray(got).any(axis=(1, 2))
+    assert 0.46 < not_erased.mean() < 0.56
     corner = np.asarray(p.corner)
     assert (corner >= 0).all() and (corner <= [180 - 32, 200 - 32]).all()
 

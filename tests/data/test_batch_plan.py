@@ -14,11 +14,11 @@ def test_every_picture_is_in_one_batch_that_holds_it(shared, multiple):
     batches = plan(sizes, batch=8, multiple=multiple, shared=shared, program_px=1 << 18)
     assert sorted(n for each in batches for n in each.numbers) == list(range(200))
     for each in batches:
-        own = [sizes[number] for number in each.numbers]
-        assert len(own) <= each.rows <= 8 and each.rows % multiple == 0
-        assert all(h <= each.canvas[0] and w <= each.canvas[1] for h, w in own)
+        batch_sizes = [sizes[number] for number in each.numbers]
+        assert len(batch_sizes) <= each.rows <= 8 and each.rows % multiple == 0
+        assert all(h <= each.canvas[0] and w <= each.canvas[1] for h, w in batch_sizes)
         if not shared:
-            assert set(own) == {each.canvas} and not each.mixed
+            assert set(batch_sizes) == {each.canvas} and not each.mixed
     shapes = {(each.canvas, each.rows, each.mixed) for each in batches}
     assert len(shapes) < (40 if shared else 200)
 

@@ -98,10 +98,12 @@ def test_validation_is_damaged_alike_every_time():
     options: dict[str, Any] = {"longest_px": 64, "degradation": Degradation(jpeg=(30, 30))}
     first, again = ([*validation_pairs(held_out, 4, **options)] for _ in range(2))
     clean = [*validation_pairs(held_out, 4, longest_px=64)]
-    for pair, repeated, whole in zip(first, again, clean, strict=True):
+    for pair, repeated, clean_pair in zip(first, again, clean, strict=True):
         np.testing.assert_array_equal(pair.low, repeated.low)
-        np.testing.assert_array_equal(pair.high, whole.high)
-        before, after = (np.rint((x.low[0] + 1) * 127.5).astype(np.uint8) for x in (whole, pair))
+        np.testing.assert_array_equal(pair.high, clean_pair.high)
+        before, after = (
+            np.rint((x.low[0] + 1) * 127.5).astype(np.uint8) for x in (clean_pair, pair)
+        )
         np.testing.assert_array_equal(after, _pillow(before, 30))
 
 

@@ -32,8 +32,8 @@ def test_threads_agree_on_one_array_and_never_pass_the_bound():
     assert cache.held_bytes == 50 * 100
     for key in range(100):
         assert all((mine[key] == key).all() for mine in seen)
-        if (kept := cache.get(key)) is not None:
-            assert all(mine[key] is kept for mine in seen)
+        if (cached := cache.get(key)) is not None:
+            assert all(mine[key] is cached for mine in seen)
 
 
 def test_beyond_the_bound_arrays_lie_in_a_nameless_file(tmp_path):
@@ -46,9 +46,9 @@ def test_beyond_the_bound_arrays_lie_in_a_nameless_file(tmp_path):
         np.testing.assert_array_equal(cache.keep(key, array.copy()), array)
     assert cache.held_bytes <= cache.limit_bytes
     for key, array in enumerate(arrays):
-        kept = cache.get(key)
-        assert kept is not None and not kept.flags.writeable
-        np.testing.assert_array_equal(kept, array)
+        cached = cache.get(key)
+        assert cached is not None and not cached.flags.writeable
+        np.testing.assert_array_equal(cached, array)
     assert list(tmp_path.iterdir()) == []
 
 

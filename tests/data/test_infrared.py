@@ -48,9 +48,9 @@ def _write(path, numbers, line="Misc_{}"):
 
 
 def test_the_published_layout(data_set):
-    train, held = open_training(data_set, validation=0.2)
-    assert len(train) + len(held) == 9 and len(held) >= 1
-    assert not set(train.names) & set(held.names)
+    train, validation = open_training(data_set, validation=0.2)
+    assert len(train) + len(validation) == 9 and len(validation) >= 1
+    assert not set(train.names) & set(validation.names)
     test = open_split(data_set, "test")
     assert test.names == ("Misc_9", "Misc_10", "Misc_11")
     image, mask = test.read(1)
@@ -136,8 +136,8 @@ def test_everything_wrong_is_listed_together_before_training(data_set):
     _mask(data_set / "masks" / "Misc_3.png", size=(7, 9))
     gray = np.random.default_rng(0).integers(0, 256, (30, 44), np.uint8)
     Image.fromarray(gray).save(data_set / "masks" / "Misc_4.png")
-    whole = (data_set / "images" / "Misc_5.png").read_bytes()
-    (data_set / "images" / "Misc_5.png").write_bytes(whole[: len(whole) // 2])
+    encoded = (data_set / "images" / "Misc_5.png").read_bytes()
+    (data_set / "images" / "Misc_5.png").write_bytes(encoded[: len(encoded) // 2])
     (data_set / "masks" / "Misc_6.png").write_bytes(b"")
     with (data_set / "trainval.txt").open("a") as file:
         file.write("\nMisc_77\n\n")
@@ -185,16 +185,16 @@ def test_missing_and_empty_lists_are_named(data_set):
 
 
 def test_validation_never_comes_from_the_test_list(data_set, caplog):
-    given = data_set / "mine.txt"
-    _write(given, [7, 8])
+    list_file = data_set / "mine.txt"
+    _write(list_file, [7, 8])
     with pytest.raises(ValueError, match=r"validation list .* also in the training list, Misc_7"):
-        open_training(data_set, validation=given)
+        open_training(data_set, validation=list_file)
     _write(data_set / "trainval.txt", range(7))
-    train, held = open_training(data_set, validation=given)
-    assert held.names == ("Misc_7", "Misc_8") and len(train) == 7
-    _write(given, [8, 9])
+    train, validation = open_training(data_set, validation=list_file)
+    assert validation.names == ("Misc_7", "Misc_8") and len(train) == 7
+    _write(list_file, [8, 9])
     with pytest.raises(ValueError, match="also in the test list, Misc_9"):
-        open_training(data_set, validation=given)
+        open_training(data_set, validation=list_file)
     _write(data_set / "trainval.txt", range(10))
     open_training(data_set)
     assert "1 image(s)" in caplog.text and "Misc_9" in caplog.text
@@ -253,8 +253,8 @@ def test_batches_visit_every_image_once_an_epoch(data_set):
 def test_batches_do_not_depend_on_hosts_or_restarts(data_set, hosts):
     data = open_split(data_set, "train")
     options: dict[str, Any] = {"global_batch": 4, "seed": 7, "channels": 1}
-    with infrared_batches(data, **options) as whole:
-        want = [next(whole) for _ in range(5)]
+    with infrared_batches(data, **options) as batches:
+        want = [next(batches) for _ in range(5)]
     parts = []
     for host in range(hosts):
         with infrared_batches(data, start_step=3, host=host, hosts=hosts, **options) as stream:
@@ -316,9 +316,9 @@ def test_scenes_are_the_same_everywhere_and_apart_from_each_other():
     assert image.shape == (64, 64, 3) and mask.shape == (64, 64) and set(np.unique(mask)) <= {0, 1}
     assert not np.array_equal(image, scene(3, 6, side=64)[0])
     assert not np.array_equal(image, scene(4, 5, side=64)[0])
-    train, held = open_scenes(4, side=64), open_scenes(4, side=64, split="validation")
+    train, validation = open_scenes(4, side=64), open_scenes(4, side=64, split="validation")
     assert not any(
-        np.array_equal(train.read(a)[0], held.read(b)[0]) for a in range(4) for b in range(4)
+        np.array_equal(train.read(a)[0], validation.read(b)[0]) for a in range(4) for b in range(4)
     )
 
 
@@ -326,10 +326,10 @@ def test_scenes_have_targets_of_a_pixel_to_a_hundred_and_none():
     areas, without = [], 0
     for number in range(150):
         image, mask = scene(0, number, side=96)
-        found = components(mask)
-        without += len(found) == 0
-        areas += found.areas.tolist()
-        if len(found):  # brighter than its surroundings, or it could not be found
+        targets = components(mask)
+        without += len(targets) == 0
+        areas += targets.areas.tolist()
+        if len(targets):  # brighter than its surroundings, or it could not be found
             assert image[mask > 0].mean() > image[mask == 0].mean() - 60
     assert 10 <= without <= 50
     assert min(areas) <= 2 and 60 <= max(areas) <= 220  # two may touch
@@ -340,7 +340,7 @@ def test_real_data(shared_data):
     folder = shared_data / "sirst_v1"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
-    train, held = open_training(folder)
+    train, validation = open_training(folder)
     test = open_split(folder, "test")
-    assert (len(train) + len(held), len(test)) == (341, 86)
-    assert not (set(train.names) | set(held.names)) & set(test.names)
+    assert (len(train) + len(validation), len(test)) == (341, 86)
+    assert not (set(train.names) | set(validation.names)) & set(test.names)

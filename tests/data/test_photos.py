@@ -192,13 +192,13 @@ def test_a_crop_that_is_not_kept_is_that_of_the_whole_photo(tmp_path):
     picture.save(tmp_path / "transparent.png")
     picture.convert("P").save(tmp_path / "palette.png", transparency=3)
     cv2.imwrite(str(tmp_path / "deep.png"), pixels[..., :3].astype(np.uint16) * 257)
-    whole = open_photos(tmp_path, crop=32)
+    cached = open_photos(tmp_path, crop=32)
     alone = open_photos(tmp_path, crop=32, cache_bytes=0)
-    assert whole.names == alone.names and len(whole) == 4
+    assert cached.names == alone.names and len(cached) == 4
     for index in range(4):
-        expected = whole.read(index)[9:41, 7:39]
+        expected = cached.read(index)[9:41, 7:39]
         np.testing.assert_array_equal(alone.read_crop(index, top=9, left=7, side=32), expected)
-        np.testing.assert_array_equal(whole.read_crop(index, top=9, left=7, side=32), expected)
+        np.testing.assert_array_equal(cached.read_crop(index, top=9, left=7, side=32), expected)
     picture.resize((60, 60)).save(tmp_path / "transparent.png")
     index = alone.names.index("transparent.png")
     with pytest.raises(ChangedFileError, match=r"was 48×64 px .* is 60×60 now"):
@@ -228,22 +228,22 @@ def test_options_are_checked(tmp_path, option, message):
 def test_split_holds_out_by_name_alone(tmp_path):
     for i in range(60):
         _save(tmp_path / f"{i}.png", 8, 8, seed=i)
-    train, held = open_photos(tmp_path, crop=8).split(0.25)
-    assert set(train.names).isdisjoint(held.names)
-    assert len(train) + len(held) == 60
-    assert 5 <= len(held) <= 25  # binomial(60, 1/4) leaves this about once in a thousand
+    train, validation = open_photos(tmp_path, crop=8).split(0.25)
+    assert set(train.names).isdisjoint(validation.names)
+    assert len(train) + len(validation) == 60
+    assert 5 <= len(validation) <= 25  # binomial(60, 1/4) leaves this about once in a thousand
     for i in range(60, 80):  # photos that come later move none of the old ones
         _save(tmp_path / f"{i}.png", 8, 8, seed=i)
     later, later_held = open_photos(tmp_path, crop=8).split(0.25)
-    assert set(train.names) <= set(later.names) and set(held.names) <= set(later_held.names)
+    assert set(train.names) <= set(later.names) and set(validation.names) <= set(later_held.names)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_few_photos_are_split_too(tmp_path, count):
     for i in range(count):
         _save(tmp_path / f"{i}.png", 8, 8, seed=i)
-    train, held = open_photos(tmp_path, crop=8).split(0.1)
-    assert len(held) >= 1 and len(train) >= 1 and len(train) + len(held) == count
+    train, validation = open_photos(tmp_path, crop=8).split(0.1)
+    assert len(validation) >= 1 and len(train) >= 1 and len(train) + len(validation) == count
 
 
 def test_one_photo_cannot_be_split(tmp_path):
@@ -264,18 +264,18 @@ def test_copies_stay_on_one_side(tmp_path):
     for i in range(30):
         _save(tmp_path / f"{i}.png", 8, 8, seed=i)
         shutil.copy(tmp_path / f"{i}.png", tmp_path / f"copy of {i}.png")
-    train, held = open_photos(tmp_path, crop=8).split(0.3)
+    train, validation = open_photos(tmp_path, crop=8).split(0.3)
     pixels = [{train.read(i).tobytes() for i in range(len(train))}]
-    pixels += [{held.read(i).tobytes() for i in range(len(held))}]
+    pixels += [{validation.read(i).tobytes() for i in range(len(validation))}]
     assert pixels[0].isdisjoint(pixels[1])
 
 
 def test_built_in_photos():
-    train, held = open_training_photos(None, None, crop=96)
+    train, validation = open_training_photos(None, None, crop=96)
     assert train.names == tuple(sorted(BUILT_IN_TRAINING))
-    assert held.names == tuple(sorted(BUILT_IN_VALIDATION))
+    assert validation.names == tuple(sorted(BUILT_IN_VALIDATION))
     assert train.nbytes < 20e6
-    for photos in (train, held):
+    for photos in (train, validation):
         for i in range(len(photos)):
             assert photos.read(i).shape == (*photos.sizes[i], 3)
 
@@ -290,12 +290,12 @@ def test_a_folder_with_and_without_a_validation_folder(tmp_path):
     for i in range(6):
         _save(tmp_path / "data" / f"{i}.png", seed=i)
         _save(tmp_path / "val" / f"{i}.png", 16, 16, seed=100 + i)
-    train, held = open_training_photos(tmp_path / "data", None, crop=32)
-    assert len(train) + len(held) == 6
-    train, held = open_training_photos(tmp_path / "data", tmp_path / "val", crop=32)
-    assert len(train) == len(held) == 6
-    assert held.cache is train.cache
-    train, held = open_training_photos(None, tmp_path / "val", crop=32)
+    train, validation = open_training_photos(tmp_path / "data", None, crop=32)
+    assert len(train) + len(validation) == 6
+    train, validation = open_training_photos(tmp_path / "data", tmp_path / "val", crop=32)
+    assert len(train) == len(validation) == 6
+    assert validation.cache is train.cache
+    train, validation = open_training_photos(None, tmp_path / "val", crop=32)
     assert set(BUILT_IN_TRAINING) <= set(train.names)
     with pytest.raises(ValueError, match=r"also trained on.*without common files"):
         open_training_photos(tmp_path, tmp_path / "val", crop=8)
@@ -306,15 +306,17 @@ def test_a_folder_and_the_built_in_photos_together(tmp_path):
         _save(tmp_path / "data" / f"{i}.png", seed=i)
         _save(tmp_path / "val" / f"{i}.png", 16, 16, seed=100 + i)
     alone, alone_held = open_training_photos(tmp_path / "data", None, crop=32)
-    train, held = open_training_photos(tmp_path / "data", None, crop=32, built_in=True)
+    train, validation = open_training_photos(tmp_path / "data", None, crop=32, built_in=True)
     assert train.names == (*alone.names, *sorted(BUILT_IN_TRAINING))
-    assert held.names == (*alone_held.names, *sorted(BUILT_IN_VALIDATION))
+    assert validation.names == (*alone_held.names, *sorted(BUILT_IN_VALIDATION))
     assert train.source == f"{tmp_path / 'data'} and the built-in photos"
     last = len(train) - 1
     assert train.read(last).shape == (*train.sizes[last], 3)
-    train, held = open_training_photos(tmp_path / "data", tmp_path / "val", crop=32, built_in=True)
+    train, validation = open_training_photos(
+        tmp_path / "data", tmp_path / "val", crop=32, built_in=True
+    )
     assert len(train) == 6 + len(BUILT_IN_TRAINING)
-    assert held.source == str(tmp_path / "val")
+    assert validation.source == str(tmp_path / "val")
     # Nothing to add them to: they are all there is.
     assert open_training_photos(None, None, crop=32, built_in=True)[0].names == tuple(
         sorted(BUILT_IN_TRAINING)
@@ -322,15 +324,15 @@ def test_a_folder_and_the_built_in_photos_together(tmp_path):
 
 
 def test_photos_at_several_sizes(tmp_path):
-    whole = {name: _save(tmp_path / name, *size) for name, size in SIZES.items()}
+    pixels = {name: _save(tmp_path / name, *size) for name, size in SIZES.items()}
     photos = open_photos(tmp_path, crop=20).at_fractions((1.0, 0.5), crop=20)
     assert photos.names == ("a.png", "b.png", "a.png")  # half of b is smaller than a crop
     assert photos.sizes.tolist() == [[40, 50], [30, 39], [20, 25]]
-    np.testing.assert_array_equal(photos.read(0), whole["a.png"])
-    half = Image.fromarray(whole["a.png"]).resize((25, 20), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(photos.read(0), pixels["a.png"])
+    half = Image.fromarray(pixels["a.png"]).resize((25, 20), Image.Resampling.BICUBIC)
     for _ in range(2):  # decoded, then from memory, beside the photo itself
         np.testing.assert_array_equal(photos.read(2), half)
-        np.testing.assert_array_equal(photos.read(0), whole["a.png"])
+        np.testing.assert_array_equal(photos.read(0), pixels["a.png"])
     assert photos.subset([2]).read(0).shape == (20, 25, 3)
 
 

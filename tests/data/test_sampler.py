@@ -24,10 +24,10 @@ def test_every_epoch_holds_each_photo_equally_often_in_a_fresh_order(crops_per_p
 @pytest.mark.parametrize("cuts", [[7], [1, 2, 3, 4], [5, 10], [49]])
 def test_any_partition_gives_the_same_samples(cuts):
     order = CropOrder(SIZES, 32, seed=9, crops_per_photo=2)
-    whole = order.windows(13, 50)
+    order_once = order.windows(13, 50)
     edges = [0, *cuts, 50]
     parts = [order.windows(13 + a, b - a) for a, b in pairwise(edges)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(np.concatenate(parts), order_once)
 
 
 def test_windows_lie_inside_and_reach_every_place():

@@ -50,10 +50,10 @@ def test_the_eight_positions_are_those_of_numpy(channels):
     got = np.asarray(turn(jnp.asarray(image), bits, quarters=True))
     quarters = [np.rot90(image, k, (-2, -1)) for k in range(4)]
     positions = [*quarters, *(quarter[..., ::-1] for quarter in quarters)]
-    found = []
+    positions_seen = []
     for row in range(8):
-        found += [k for k in range(8) if np.array_equal(got[row], positions[k][row])]
-    assert sorted(found) == list(range(8))  # each bit pattern is another position
+        positions_seen += [k for k in range(8) if np.array_equal(got[row], positions[k][row])]
+    assert sorted(positions_seen) == list(range(8))  # each bit pattern is another position
     mirrored = np.asarray(turn(jnp.asarray(image), bits, quarters=False))
     np.testing.assert_array_equal(mirrored[::2], image[::2])
     np.testing.assert_array_equal(mirrored[1::2], image[1::2, :, :, ::-1])
@@ -77,7 +77,7 @@ def test_swapped_colours_are_swapped_alike_in_both_sides(photos):
         for swap in (False, True)
     )
     orders = [list(order) for order in itertools.permutations(range(3))]
-    found = []
+    swaps = []
     for index in range(8):
         same = [
             order
@@ -85,10 +85,10 @@ def test_swapped_colours_are_swapped_alike_in_both_sides(photos):
             if np.array_equal(plain["high"][index][np.array(order)], swapped["high"][index])
         ]
         assert same, index
-        found += same[:1]
+        swaps += same[:1]
         want = plain["low"][index][np.array(same[0])]
         np.testing.assert_array_equal(swapped["low"][index], want)
-    assert len({tuple(order) for order in found}) > 1
+    assert len({tuple(order) for order in swaps}) > 1
 
 
 def test_all_positions_are_drawn_equally_often():

@@ -81,17 +81,17 @@ def test_targets_have_boxes_centroids_and_scores():
     probability[3:5, 7:10] = 0.8
     probability[4, 8] = 0.95
     probability[19, 29] = 0.7
-    found = find_targets("a", probability)
-    first, second = found.targets
+    detection = find_targets("a", probability)
+    first, second = detection.targets
     assert (first.left, first.top, first.width, first.height, first.area_px) == (7, 3, 3, 2, 6)
     assert (first.x, first.y) == (8.0, 3.5) and first.score == pytest.approx(0.95)
     assert (second.x, second.y, second.area_px) == (29.0, 19.0, 1)
-    assert found.mask.sum() == 255 * 7
+    assert detection.mask.sum() == 255 * 7
     assert len(find_targets("a", probability, least_px=2).targets) == 1
     assert find_targets("a", probability, least_px=2).mask[19, 29] == 0
     assert not find_targets("a", probability, threshold=0.96).targets
     image = np.zeros((20, 30, 3), np.uint8)
-    shown = overlay(image, found)
+    shown = overlay(image, detection)
     assert shown.shape == image.shape and shown[3, 7, 0] > 100 and not image.any()
 
 
@@ -233,8 +233,8 @@ def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_pat
 def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"not a picture")
-    whole = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
-    Image.fromarray(whole).save(tmp_path / "cut.png")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:2000])
     out = tmp_path / "out"
     assert _detect(tmp_path, "--model", weights, "--out", out) == 1
@@ -258,8 +258,8 @@ def test_the_torch_engine_refuses_what_it_has_not(
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
-    given = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out", *arguments]
-    assert _detect(*given) == 2
+    command = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out", *arguments]
+    assert _detect(*command) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -274,8 +274,8 @@ def test_an_unwritable_folder_is_refused_before_any_work(weights, tmp_path, caps
 
 def test_dtype_and_precision_are_options(weights, tmp_path):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "a.png")
-    given = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out"]
-    assert _detect(*given, "--dtype", "bfloat16", "--matmul-precision", "highest") == 0
+    command = [tmp_path / "a.png", "--model", weights, "--out", tmp_path / "out"]
+    assert _detect(*command, "--dtype", "bfloat16", "--matmul-precision", "highest") == 0
 
 
 @pytest.mark.parametrize(
@@ -293,10 +293,10 @@ def test_dtype_and_precision_are_options(weights, tmp_path):
 def test_wrong_input_is_one_line_and_status_2(weights, tmp_path, capsys, arguments, said):
     picture = tmp_path / "a.png"
     Image.fromarray(_spotted(32, 32)).save(picture)
-    given = [a.replace("{picture}", str(picture)) for a in arguments]
-    if "--model" not in given:
-        given += ["--model", str(weights)]
-    assert _detect(*given, "--out", tmp_path / "out") == 2
+    command = [a.replace("{picture}", str(picture)) for a in arguments]
+    if "--model" not in command:
+        command += ["--model", str(weights)]
+    assert _detect(*command, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "Traceback" not in error
     assert not (tmp_path / "out" / "targets.csv").exists()

@@ -72,8 +72,8 @@ def test_wrong_input_is_one_line_and_status_2(
     weights, data, tmp_path, capsys, monkeypatch, arguments, said
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    given = arguments if "--model" in arguments else ["--model", weights, *arguments]
-    assert evaluated(data, *given, "--out", tmp_path / "out") == 2
+    command = arguments if "--model" in arguments else ["--model", weights, *arguments]
+    assert evaluated(data, *command, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()

@@ -54,17 +54,17 @@ def test_the_same_losses_and_weights(plain, tmp_path, monkeypatch, train, device
 @pytest.mark.slow
 def test_the_task_goes_on_where_it_stopped(plain, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES / "denoise"))
-    whole, _ = by_task(tmp_path / "whole", steps=40, devices=4)
-    assert by_task(tmp_path / "parts", steps=20, devices=4)[0] == whole[:20]
-    assert by_task(tmp_path / "parts", steps=40, devices=4)[0] == whole
+    uninterrupted, _ = by_task(tmp_path / "whole", steps=40, devices=4)
+    assert by_task(tmp_path / "parts", steps=20, devices=4)[0] == uninterrupted[:20]
+    assert by_task(tmp_path / "parts", steps=40, devices=4)[0] == uninterrupted
 
 
 @pytest.mark.slow
 def test_the_loop_goes_on_where_it_stopped(plain, tmp_path):
     train = load_example("denoise", "own_loop").main
-    whole = train(tmp_path / "whole", steps=40, devices=4)
-    assert train(tmp_path / "parts", steps=20, devices=4) == whole[:20]
-    assert train(tmp_path / "parts", steps=40, devices=4) == whole[20:]
+    uninterrupted = train(tmp_path / "whole", steps=40, devices=4)
+    assert train(tmp_path / "parts", steps=20, devices=4) == uninterrupted[:20]
+    assert train(tmp_path / "parts", steps=40, devices=4) == uninterrupted[20:]
     assert train(tmp_path / "parts", steps=40, devices=4) == []
 
 

@@ -52,9 +52,9 @@ def test_latest_two_and_best_are_kept(tmp_path):
         checkpoints.wait()
         assert checkpoints.steps == [2, 4, 5]
         assert checkpoints.best_step == 2
-        found = checkpoints.restore(make_state())
-        assert found is not None and found[0] == 5
-        assert_equal(found[1], make_state(5))
+        restored = checkpoints.restore(make_state())
+        assert restored is not None and restored[0] == 5
+        assert_equal(restored[1], make_state(5))
 
 
 def test_lowest_metric_can_be_best(tmp_path):
@@ -81,10 +81,10 @@ def test_restores_onto_another_mesh(tmp_path, saved_on, restored_on):
         checkpoints.save(3, state)
         checkpoints.wait()
         like = make_state(0, mesh=restored_on)
-        found = checkpoints.restore(like)
-    assert found is not None
-    assert_equal(found[1], state)
-    shardings = jax.tree.map(lambda a: a.sharding, (found[1], like))
+        restored = checkpoints.restore(like)
+    assert restored is not None
+    assert_equal(restored[1], state)
+    shardings = jax.tree.map(lambda a: a.sharding, (restored[1], like))
     assert jax.tree.leaves(shardings[0]) == jax.tree.leaves(shardings[1])
 
 
@@ -106,9 +106,9 @@ def test_truncated_newest_is_set_aside_with_a_warning(tmp_path, caplog):
         checkpoints.save(2, make_state(2))
     damage(tmp_path / "2")
     with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
-        found = checkpoints.restore(make_state())
-    assert found is not None and found[0] == 1
-    assert_equal(found[1], make_state(1))
+        restored = checkpoints.restore(make_state())
+    assert restored is not None and restored[0] == 1
+    assert_equal(restored[1], make_state(1))
     assert "the checkpoint of step 2 is damaged: its record cannot be read" in caplog.text
     assert (tmp_path / "2.damaged").is_dir() and not (tmp_path / "2").exists()
 
@@ -189,18 +189,18 @@ def test_a_damaged_checkpoint_is_replaced_by_the_sound_one_before(
     damage_folder(tmp_path / "2")
     with Checkpoints(tmp_path, metric="psnr") as checkpoints:
         with caplog.at_level(logging.WARNING):
-            found = checkpoints.restore(make_state())
-        assert found is not None and found[0] == 1
-        assert_equal(found[1], make_state(1))
+            restored = checkpoints.restore(make_state())
+        assert restored is not None and restored[0] == 1
+        assert_equal(restored[1], make_state(1))
         assert checkpoints.best_step == 1
         lines = [line for line in caplog.messages if "is damaged" in line]
         assert len(lines) == 1 and re.search(reason, lines[0]), lines
         assert (tmp_path / "2.damaged").is_dir()
         checkpoints.save(2, make_state(2), {"psnr": 21.0})  # takes the place of the damaged one
     with Checkpoints(tmp_path, metric="psnr") as checkpoints:
-        found = checkpoints.restore(make_state())
-        assert found is not None and found[0] == 2
-        assert_equal(found[1], make_state(2))
+        restored = checkpoints.restore(make_state())
+        assert restored is not None and restored[0] == 2
+        assert_equal(restored[1], make_state(2))
 
 
 def test_data_exchanged_between_checkpoints_is_noticed(tmp_path):

@@ -84,8 +84,8 @@ def test_batches_are_split_and_constants_are_not():
     assert placed.sharding == batch_sharding(mesh)
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 1)}
     np.testing.assert_array_equal(placed, rows)
-    whole = place(rows, replicated(mesh))
-    assert {shard.data.shape for shard in whole.addressable_shards} == {(16, 1)}
+    placed = place(rows, replicated(mesh))
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(16, 1)}
 
 
 def test_large_parameters_are_split_over_fsdp_along_their_longest_axis():

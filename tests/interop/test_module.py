@@ -192,8 +192,8 @@ def test_sync_batch_norm_inside_shard_map_sees_the_whole_batch():
         in_specs=P("data"),
         out_specs=(P("data"), P()),
     )
-    whole = to_jax(nn.BatchNorm2d(3))
-    want = whole.apply(whole.params, whole.buffers, x, train=True)
+    on_one_device = to_jax(nn.BatchNorm2d(3))
+    want = on_one_device.apply(on_one_device.params, on_one_device.buffers, x, train=True)
     for a, b in zip(jax.tree.leaves(jax.jit(run)(x)), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -204,9 +204,9 @@ def test_dropout_keys():
     a, b = run(jax.random.key(0)), run(jax.random.key(1))
     np.testing.assert_array_equal(a, run(jax.random.key(0)))
     assert not np.array_equal(a, b)
-    kept = float((a != 0).mean())
+    kept_share = float((a != 0).mean())
     # Two independent draws: 0.75² kept, standard error √(0.56·0.44/160000) = 0.0012.
-    assert abs(kept - 0.75**2) < 0.006
+    assert abs(kept_share - 0.75**2) < 0.006
     np.testing.assert_allclose(a[a != 0], 1 / 0.75**2, rtol=1e-6)
 
 
@@ -427,16 +427,16 @@ def test_plain_torch_works_as_before_after_a_conversion():
 
 
 def test_a_tensor_kept_from_a_trace_is_refused_later():
-    kept = []
+    tensors = []
 
     class Leaks(nn.Module):
         def forward(self, x):
-            kept.append(x)
+            tensors.append(x)
             return x
 
     to_jax(Leaks()).apply({}, {}, jnp.ones(3))
     with pytest.raises(UnsupportedTorchError, match=r"outside JaxModule\.apply"):
-        kept[0] + 1
+        tensors[0] + 1
 
 
 def test_checkpoint_updates_statistics_once():

@@ -64,39 +64,39 @@ def _theirs(probability, mask, bins=10):
     theirs = pytest.importorskip(
         "py_irstd_metrics", reason="needs pyirstdmetrics: pip install --no-deps pyirstdmetrics"
     )
-    whole, each, targets, curve = _handlers(theirs, bins)
-    for tool in (whole, each, targets, curve):
+    pooled, each, targets, curve = _handlers(theirs, bins)
+    for tool in (pooled, each, targets, curve):
         tool.update(probability, mask)
-    return _figures(whole, each, targets, curve)
+    return _figures(pooled, each, targets, curve)
 
 
 def _handlers(theirs, bins):
-    whole, each = theirs.CMMetrics(), theirs.CMMetrics()
+    pooled, each = theirs.CMMetrics(), theirs.CMMetrics()
     kind: dict[str, Any] = {"with_dynamic": False, "with_binary": True, "sample_based": False}
-    whole.add_handler("iou", theirs.IoUHandler(**kind))
-    whole.add_handler("precision", theirs.PrecisionHandler(**kind))
-    whole.add_handler("recall", theirs.RecallHandler(**kind))
-    whole.add_handler("f1", theirs.FmeasureHandler(**kind, beta=1))
+    pooled.add_handler("iou", theirs.IoUHandler(**kind))
+    pooled.add_handler("precision", theirs.PrecisionHandler(**kind))
+    pooled.add_handler("recall", theirs.RecallHandler(**kind))
+    pooled.add_handler("f1", theirs.FmeasureHandler(**kind, beta=1))
     each.add_handler("niou", theirs.IoUHandler(**{**kind, "sample_based": True}))
     return (
-        whole,
+        pooled,
         each,
         theirs.ProbabilityDetectionAndFalseAlarmRate(),
         theirs.ProbabilityDetectionAndFalseAlarmRate(num_bins=bins),
     )
 
 
-def _figures(whole, each, targets, curve):
-    found = {name: float(value["binary"]) for name, value in (whole.get() | each.get()).items()}
+def _figures(pooled, each, targets, curve):
+    figures = {name: float(value["binary"]) for name, value in (pooled.get() | each.get()).items()}
     rates, rates_at = targets.get(), curve.get()
-    found["pd"] = float(rates["probability_detection"][0])
-    found["fa"] = float(rates["false_alarm"][0])
-    return found, rates_at["probability_detection"], rates_at["false_alarm"]
+    figures["pd"] = float(rates["probability_detection"][0])
+    figures["fa"] = float(rates["false_alarm"][0])
+    return figures, rates_at["probability_detection"], rates_at["false_alarm"]
 
 
-def _compare(report, wanted):
-    found, pd, fa = wanted
-    for name, value in found.items():
+def _compare(report, expected):
+    figures, pd, fa = expected
+    for name, value in figures.items():
         # Quotients of the same whole numbers; F1 by another formula.
         assert getattr(report, name) == pytest.approx(value, abs=1e-12), name
     np.testing.assert_allclose(report.curve.pd, pd, atol=1e-12)
@@ -192,8 +192,8 @@ def test_fa_counts_every_false_region_of_equal_area():
     """Dropping regions by the value of their area leaves Fa = 0 here, for 10 false pixels."""
     truth = _with(16, (1, 1, 1, 5))
     predicted = MASKS["three of one area"]
-    found = match(components(predicted), components(truth))
-    assert (found.found, found.predictions, found.false_pixels) == (1, 3, 10)
+    matched = match(components(predicted), components(truth))
+    assert (matched.found, matched.predictions, matched.false_pixels) == (1, 3, 10)
     report = _ours(np.where(predicted, 0.9, 0.1), truth)
     assert report.fa == pytest.approx(10 / 256)
 
@@ -212,8 +212,8 @@ def test_thresholds_are_probabilities_and_not_levels_of_a_picture():
 def test_one_prediction_never_finds_two_targets():
     truth = _with(16, (7, 5, 1, 1), (7, 9, 1, 1))
     predicted = _with(16, (7, 7, 1, 1))
-    found = match(components(predicted), components(truth))
-    assert (found.targets, found.found, found.false_pixels) == (2, 1, 0)
+    matched = match(components(predicted), components(truth))
+    assert (matched.targets, matched.found, matched.false_pixels) == (2, 1, 0)
 
 
 def test_an_image_without_targets_and_predictions_follows_the_chosen_convention():

@@ -42,14 +42,14 @@ def test_names_are_those_of_published_checkpoints(network):
         rf"|(encoder_[0-3]|middle_layer|decoder_[0-3])\.[01]\.{block}"
     )
     assert [name for name in names if not known.fullmatch(name)] == []
-    for wanted in (
+    for name in (
         "encoder_0.0.conv1.weight",
         "encoder_1.0.shortcut.1.running_var",
         "middle_layer.1.sa.conv1.weight",
         "decoder_0.0.ca.fc1.weight",
         "final.weight",
     ):
-        assert wanted in names
+        assert name in names
     assert "encoder_0.0.shortcut.0.weight" not in names  # 16 to 16: the identity
     assert "encoder_0.1.conv1.weight" not in names and "decoder_0.1.conv1.weight" not in names
     assert network.encoder_2[0].ca.fc1.weight.shape == (4, 64, 1, 1)

@@ -101,7 +101,7 @@ def test_losses_and_gradients_of_the_whole_network_agree():
 
 
 def _hold_gradients(objective, grads, buffers):
-    whole = np.sqrt(
+    norm = np.sqrt(
         sum(float((p.grad**2).sum()) for p in objective.parameters() if p.grad is not None)
     )
     squares = 0.0
@@ -110,9 +110,9 @@ def _hold_gradients(objective, grads, buffers):
         difference = np.linalg.norm(np.asarray(grads[name]) - want)
         # The second part is for single numbers that sum up to nearly nothing (the last bias, and
         # every bias before a BatchNorm, whose gradient is 0): a few roundings of the whole.
-        assert difference <= 1e-4 * np.linalg.norm(want) + 1e-6 * whole, name
+        assert difference <= 1e-4 * np.linalg.norm(want) + 1e-6 * norm, name
         squares += float(difference) ** 2
-    assert np.sqrt(squares) <= 2e-5 * whole
+    assert np.sqrt(squares) <= 2e-5 * norm
     for name, buffer in objective.named_buffers():
         np.testing.assert_allclose(buffers[name], buffer, rtol=1e-5, atol=1e-5, err_msg=name)
 

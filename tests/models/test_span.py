@@ -67,10 +67,10 @@ def test_tiles_that_overlap_by_the_receptive_radius_give_the_whole_image(scale):
     span = make(scale=scale, depth=3).double()
     radius = span.config.receptive_radius
     low = torch.rand(1, 3, 20, 60, dtype=torch.float64)
-    whole = span(low)
+    full = span(low)
     left = span(low[..., : 30 + radius])[..., : 30 * scale]
     right = span(low[..., 30 - radius :])[..., radius * scale :]
-    torch.testing.assert_close(torch.cat((left, right), -1), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat((left, right), -1), full, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("block", "radius"), [("attention", 12), ("residual", 9)])

@@ -149,8 +149,10 @@ def test_clips_on_a_mesh_communicate_nothing():
     ready = jax.jit(jax.vmap(partial(preprocess, size=(16, 16), min_size=(8, 8))))
     text = ready.lower(*sharded).compile().as_text() or ""
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
-    whole = jax.jit(partial(resize_frames, image_size=32, chunk=None)).lower(sharded[0]).compile()
-    text = whole.as_text() or ""
+    compiled = (
+        jax.jit(partial(resize_frames, image_size=32, chunk=None)).lower(sharded[0]).compile()
+    )
+    text = compiled.as_text() or ""
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "permute"))
 
 

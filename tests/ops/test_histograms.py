@@ -63,12 +63,12 @@ def test_colours_are_stretched_channel_by_channel():
 def test_other_dtypes_are_equalised_in_256_levels(dtype):
     images = levels((37, 40))
     scale = np.uint16(257) if dtype == "uint16" else 1 / 255
-    # bfloat16 holds fewer than 256 levels below white, so the levels are those it holds.
-    given = jnp.asarray(images * scale, dtype)
-    held = np.floor(np.clip(given.astype(jnp.float32), 0, 1) * np.float32(255.999))
-    held = images if dtype == "uint16" else held.astype(np.uint8)
-    got = ops.equalize(given, axes=(-2, -1))
-    want = jnp.asarray(pillows(ImageOps.equalize, held) * scale, dtype)
+    # bfloat16 holds fewer than 256 grays below white, so the grays are those it holds.
+    scaled = jnp.asarray(images * scale, dtype)
+    grays = np.floor(np.clip(scaled.astype(jnp.float32), 0, 1) * np.float32(255.999))
+    grays = images if dtype == "uint16" else grays.astype(np.uint8)
+    got = ops.equalize(scaled, axes=(-2, -1))
+    want = jnp.asarray(pillows(ImageOps.equalize, grays) * scale, dtype)
     assert got.dtype == want.dtype
     exact = np.asarray(want.astype(jnp.float32))
     np.testing.assert_allclose(got.astype(jnp.float32), exact, rtol=0, atol=1e-7)

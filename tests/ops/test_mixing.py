@@ -37,10 +37,10 @@ def test_mixup_blends_as_the_labels_say(dtype):
     images = pictures(dtype)
     out = jax.jit(lambda x, y: ops.augment(KEY, x, (STEPS["mixup"],), labels=y))(images, labels())
     assert out.labels is not None and out.images.dtype == images.dtype
-    own = np.asarray(out.labels).diagonal()[:, None, None, None].astype(np.float64)
+    share = np.asarray(out.labels).diagonal()[:, None, None, None].astype(np.float64)
     np.testing.assert_allclose(out.labels.sum(1), 1, atol=1e-6)
     exact = np.asarray(images, np.float64)
-    want = own * exact + (1 - own) * exchanged(exact)
+    want = share * exact + (1 - share) * exchanged(exact)
     atol = 1e-6 if dtype == "float32" else 0.51
     np.testing.assert_allclose(np.asarray(out.images, np.float64), want, atol=atol)
 
@@ -59,8 +59,8 @@ def test_cutmix_cuts_pictures_masks_and_labels_alike(dtype):
     np.testing.assert_array_equal(
         np.where(other[..., None], exchanged(masks), np.asarray(masks)), out.masks
     )
-    own = np.asarray(out.labels).diagonal()
-    np.testing.assert_allclose(own, 1 - other.mean((1, 2)), atol=1e-6)
+    share = np.asarray(out.labels).diagonal()
+    np.testing.assert_allclose(share, 1 - other.mean((1, 2)), atol=1e-6)
     for inside in other:  # one box
         box = np.ix_(inside.any(1), inside.any(0))
         assert inside[box].all()
@@ -90,10 +90,10 @@ def test_boxes_of_cutmix_are_torchvisions():
 def test_shares_of_mixup_are_beta(alpha):
     count = 4000
     images = np.arange(count, dtype=np.float32).reshape(-1, 1, 1, 1) % 2
-    own = ops.augment(KEY, images, (ops.Mixup(alpha=alpha, probability=0.5),)).images.ravel()
-    own = np.where(np.arange(count) % 2, own, 1 - own)
-    assert abs((own == 1).mean() - 0.5) < 0.04
-    assert kstest(own[own < 1], beta(alpha, alpha).cdf).pvalue > 1e-3
+    share = ops.augment(KEY, images, (ops.Mixup(alpha=alpha, probability=0.5),)).images.ravel()
+    share = np.where(np.arange(count) % 2, share, 1 - share)
+    assert abs((share == 1).mean() - 0.5) < 0.04
+    assert kstest(share[share < 1], beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
 @pytest.mark.sample(1)

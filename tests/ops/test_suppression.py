@@ -42,8 +42,8 @@ def test_is_kornias_and_opencvs():
 def test_thresholds_and_classes_are_opencvs():
     boxes, scores = drawn()
     classes = np.random.default_rng(2).integers(0, 3, scores.shape).astype(np.int32)
-    found = ops.nms(boxes, scores, 0.4, score_threshold=0.3, classes=classes)
-    indices, total = (np.asarray(x) for x in found)
+    suppressed = ops.nms(boxes, scores, 0.4, score_threshold=0.3, classes=classes)
+    indices, total = (np.asarray(x) for x in suppressed)
     for case in range(CASES):
         rects = np.concatenate([boxes[case, :, :2], boxes[case, :, 2:] - boxes[case, :, :2]], 1)
         want = cv2.dnn.NMSBoxesBatched(
@@ -69,8 +69,8 @@ def test_few_results_are_the_first_ones():
 
 def test_ties_nan_and_nothing():
     boxes = np.array([[0, 0, 4, 4], [0, 0, 4, 4], [9, 9, 9, 9], [5, 5, 9, 9]], np.float32)
-    kept = ops.nms(boxes, np.array([1, 1, 1, np.nan], np.float32), 0.5)
-    assert kept.indices.tolist() == [0, 2, -1, -1]
+    suppressed = ops.nms(boxes, np.array([1, 1, 1, np.nan], np.float32), 0.5)
+    assert suppressed.indices.tolist() == [0, 2, -1, -1]
     assert ops.nms(boxes, np.full(4, -np.inf, np.float32), 0.5).indices.tolist() == [0, 2, 3, -1]
     assert ops.nms(boxes[:0], np.zeros(0, np.float32), 0.5, most=2).indices.tolist() == [-1, -1]
     assert ops.nms(boxes[None, :][:0], np.zeros((0, 4), np.float32), 0.5).indices.shape == (0, 4)

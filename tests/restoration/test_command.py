@@ -179,8 +179,8 @@ def test_folders_keep_their_structure_and_files_their_notes(tmp_path, weights, c
     Image.fromarray(noise(30, 40, 4)).save(source / "deep" / "er" / "alpha.webp", lossless=True)
     (source / "notes.txt").write_text("not a picture")
     assert restored([source], tmp_path / "out", weights, "--suffix", "_x2") == 0
-    found = sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.*"))
-    assert found == ["a_x2.JPEG", "deep/er/alpha_x2.webp", "deep/gray_x2.png"]
+    written = sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.*"))
+    assert written == ["a_x2.JPEG", "deep/er/alpha_x2.webp", "deep/gray_x2.png"]
     jpeg = read_picture(tmp_path / "out" / "a_x2.JPEG")
     assert jpeg.notes.orientation == 6 and jpeg.pixels.shape == (60, 80, 3)
     gray = read_picture(tmp_path / "out" / "deep" / "gray_x2.png")
@@ -287,16 +287,16 @@ def test_models_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys, weigh
     torch.save(networks.Small(width=16).state_dict(), "other.pt")
     (tmp_path / "cut.pt").write_bytes(weights.read_bytes()[:500])
     (tmp_path / "empty").mkdir()
-    own = ["--model", "tests.restoration.networks:Small"]
+    small = ["--model", "tests.restoration.networks:Small"]
     cases = [
         (["--model", "code.pth"], "it holds Python objects"),
-        ([*own, "--weights", "other.pt"], "misshapen"),
-        ([*own, "--weights", "cut.pt"], "damaged or cut short"),
-        ([*own, "--weights", "nowhere.pt"], "no weights file"),
-        (own, "add --weights FILE"),
+        ([*small, "--weights", "other.pt"], "misshapen"),
+        ([*small, "--weights", "cut.pt"], "damaged or cut short"),
+        ([*small, "--weights", "nowhere.pt"], "no weights file"),
+        (small, "add --weights FILE"),
         (["--model", "tests.restoration.networks:Nothing", "--weights", str(weights)], "no class"),
         (["--model", "no.such.module:Net", "--weights", str(weights)], "cannot import"),
-        ([*own, "--weights", str(weights), "--model-options", '{"depth": 3}'], "does not take"),
+        ([*small, "--weights", str(weights), "--model-options", '{"depth": 3}'], "does not take"),
         (["--model", "x.png"], "neither a run folder"),
         (["--model", "empty"], "holds no exported network"),
         (["--model", str(weights)], "of no family that jaxsr knows"),
@@ -348,12 +348,12 @@ def test_span_weights_are_recognised_and_merged(tmp_path, expansion):
     network = Span(SpanConfig(width=8, depth=2, expansion=expansion))
     torch.nn.init.normal_(network.get_parameter("upsampler.0.weight"), std=0.1)
     save_file(network.state_dict(), tmp_path / "w.safetensors")
-    found = find_model(tmp_path / "w.safetensors")
-    assert found.scale == 4 and found.reach.margin == network.config.receptive_radius
+    model = find_model(tmp_path / "w.safetensors")
+    assert model.scale == 4 and model.reach.margin == network.config.receptive_radius
     picture = torch.rand(1, 3, 20, 24)
     with torch.no_grad():
         # Merging multiplies the factors in another order.
-        torch.testing.assert_close(found.network(picture), network(picture), atol=1e-5, rtol=0)
+        torch.testing.assert_close(model.network(picture), network(picture), atol=1e-5, rtol=0)
 
 
 def test_benchmark_measures_what_is_asked(weights, capsys):

@@ -67,22 +67,22 @@ def psnr_y(image: np.ndarray, truth: np.ndarray) -> float:
 
 def gains(pictures: dict[str, np.ndarray]) -> dict[str, float]:
     """Decibels over bicubic, of each picture."""
-    found = {}
+    gain = {}
     for name, picture in pictures.items():
         truth = picture[: picture.shape[0] // 4 * 4, : picture.shape[1] // 4 * 4]
         low = shrunk(truth)
         restored = restore.restore(low)
         assert restored.shape == truth.shape
-        found[name] = psnr_y(restored, truth) - psnr_y(bicubic(low), truth)
-    return found
+        gain[name] = psnr_y(restored, truth) - psnr_y(bicubic(low), truth)
+    return gain
 
 
 def test_better_than_bicubic_on_built_in_photos_that_it_never_saw(notes):
     assert set(BUILT_IN_VALIDATION) <= set(notes["held_out"])
     _, photos = open_training_photos(None, None, crop=1)
-    found = gains({name: photos.read(index) for index, name in enumerate(photos.names)})
-    assert found.keys() == set(BUILT_IN_VALIDATION)
-    assert min(found.values()) > 0, found
+    gain = gains({name: photos.read(index) for index, name in enumerate(photos.names)})
+    assert gain.keys() == set(BUILT_IN_VALIDATION)
+    assert min(gain.values()) > 0, gain
 
 
 def test_a_decibel_better_than_bicubic_on_kodak_photos_that_it_never_saw(shared_data, notes):
@@ -92,9 +92,9 @@ def test_a_decibel_better_than_bicubic_on_kodak_photos_that_it_never_saw(shared_
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         pytest.skip(f"no {missing[0]} in {folder}")
-    found = gains({name: np.asarray(Image.open(folder / name)) for name in names})
-    assert min(found.values()) > 0, found
-    assert np.mean(list(found.values())) >= 1, found
+    gain = gains({name: np.asarray(Image.open(folder / name)) for name in names})
+    assert min(gain.values()) > 0, gain
+    assert np.mean(list(gain.values())) >= 1, gain
 
 
 @pytest.mark.sample(1)

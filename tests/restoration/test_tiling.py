@@ -241,8 +241,8 @@ def test_tiled_equals_untiled(name, size):
     restorer.run([Work(pixels=pixels, kind="rgb", sink=sink)])
     planes = torch.from_numpy(np.moveaxis(pixels.astype(np.float32) / 65535, -1, 0)[None])
     with torch.no_grad():
-        whole = (network(planes * (high - low) + low) - low) / (high - low)
-    want = np.moveaxis(whole[0].clamp(0, 1).numpy().astype(np.float64), 0, -1) * 65535
+        restored = (network(planes * (high - low) + low) - low) / (high - low)
+    want = np.moveaxis(restored[0].clamp(0, 1).numpy().astype(np.float64), 0, -1) * 65535
     # Half a level of rounding, and float32 sums in another order: 1e-6 of 65535 levels.
     assert np.abs(sink.result - want).max() <= 0.5 + 0.1
 

@@ -38,8 +38,10 @@ def test_a_program_starts_again_with_its_arguments_and_the_settings():
 
 
 def test_what_the_user_set_stays():
-    given = "glibc.malloc.hugetlb=0:glibc.malloc.tcache_count=3"
-    assert show(GLIBC_TUNABLES=given).startswith(given + ":glibc.malloc.mmap_threshold")
+    users_tunables = "glibc.malloc.hugetlb=0:glibc.malloc.tcache_count=3"
+    assert show(GLIBC_TUNABLES=users_tunables).startswith(
+        users_tunables + ":glibc.malloc.mmap_threshold"
+    )
     assert show(**{SWITCH: "system"}) == " ['a b', '--c']"
     complete = with_tunables({})
     assert with_tunables(complete) == complete

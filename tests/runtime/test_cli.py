@@ -4,13 +4,15 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import pytest
 from PIL import Image
 
 from jaxsr.errors import InputError, MissingFileError
-from jaxsr.runtime.cli import run_command
+from jaxsr.runtime.cli import parse_options, run_command
 from jaxsr.runtime.exit_status import ExitStatus
 
 
@@ -24,6 +26,33 @@ def fail(error):
 @pytest.mark.parametrize("status", [None, 0, 1])
 def test_a_command_returns_its_status(status):
     assert run_command(lambda arguments: status, []) == (status or 0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a command."""
+
+    out: Path
+    """Folder for the results."""
+    size: int = 3
+    """Rows."""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Missing from python -m tool: --out PATH"),
+        (["--out"], "Missing value for argument '--out'"),
+        (["--out", "x", "--size", "y"], "Error parsing --size: invalid literal"),
+        (["--out", "x", "--szie", "1"], "Unrecognized options: --szie, 1"),
+    ],
+)
+def test_what_the_parser_rejects_names_the_help_once(words, message):
+    with pytest.raises(InputError) as caught:
+        parse_options(Options, words, prog="python -m tool")
+    text = str(caught.value)
+    assert text.startswith(message)
+    assert text.endswith("; see python -m tool --help") and text.count("--help") == 1
 
 
 def test_the_words_of_the_command_line_arrive(monkeypatch):

@@ -38,11 +38,11 @@ def test_a_damaged_program_is_compiled_again(folder, caplog):
     expected = compute()
     files = sorted(folder.glob("*-cache"))
     assert files and all(path.name.endswith("-sealed-cache") for path in files)
-    whole = {path: path.read_bytes() for path in files}
+    contents = {path: path.read_bytes() for path in files}
     np.testing.assert_array_equal(compute(), expected)
     assert not caplog.messages
     for damage in (lambda c: c[:-9], lambda c: b"", lambda c: c[:50] + b"\0\1" + c[52:]):
-        for path, content in whole.items():
+        for path, content in contents.items():
             path.write_bytes(damage(content))
         caplog.clear()
         np.testing.assert_array_equal(compute(), expected)
@@ -50,7 +50,7 @@ def test_a_damaged_program_is_compiled_again(folder, caplog):
         caplog.clear()
         np.testing.assert_array_equal(compute(), expected)  # from the entries that replaced them
         assert not caplog.messages
-        whole = {path: path.read_bytes() for path in files}
+        contents = {path: path.read_bytes() for path in files}
 
 
 def test_a_bounded_cache_and_entries_of_jax_itself(tmp_path):
@@ -86,12 +86,12 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, caplog):
 @pytest.fixture
 def jaxs_own(monkeypatch):
     """The key is JAX's until a test changes it."""
-    own = {
+    replacements = {
         "_hash_platform": compile_cache._jax_hash_platform,
         "_hash_accelerator_config": compile_cache._jax_hash_accelerators,
         "_hash_serialized_compile_options": compile_cache._jax_hash_options,
     }
-    for name, function in own.items():
+    for name, function in replacements.items():
         monkeypatch.setattr(cache_key, name, function)
     monkeypatch.setattr(compilation_cache, "get_file_cache", compilation_cache.get_file_cache)
 

@@ -15,8 +15,8 @@ SHOW = """
 import jax, logging
 from jaxsr.runtime.options import ComputeOptions
 from jaxsr.runtime.setup import setup_compute
-found = setup_compute(ComputeOptions({options}), {more})
-print(found, len(jax.devices()), jax.config.jax_persistent_cache_min_compile_time_secs,
+backend = setup_compute(ComputeOptions({options}), {more})
+print(backend, len(jax.devices()), jax.config.jax_persistent_cache_min_compile_time_secs,
       jax.config.jax_compilation_cache_dir, jax.config.jax_default_matmul_precision,
       logging.getLogger("jax._src.xla_bridge").level)
 """

@@ -11,8 +11,8 @@ def take_steps(family: Any, config: Any) -> tuple[list[dict[str, float]], dict[s
     """Metrics of every step of what `family.build` makes, and the exported weights at the end."""
     task = family.build(config)
     engine = make_engine(task)
-    found = []
+    metrics = []
     with task.batches(0, host=0, hosts=1) as batches:
         for step, batch in enumerate(itertools.islice(batches, task.config.total_steps)):
-            found.append(engine.train_step(phase_at(task.phases, step), batch))
-    return engine.fetch(found), engine.weights()
+            metrics.append(engine.train_step(phase_at(task.phases, step), batch))
+    return engine.fetch(metrics), engine.weights()

@@ -98,9 +98,9 @@ def test_a_killed_job_goes_on_with_fewer_processes(tmp_path):
     wait_for_step(job[0], out, 10)
     kill(job, 3)
     complete(launch(out, 2, *options, "--resume"))
-    moved, whole = losses(out), losses(tmp_path / "whole")
-    assert moved.keys() == whole.keys()
-    for step, loss in whole.items():
+    moved, unmoved = losses(out), losses(tmp_path / "whole")
+    assert moved.keys() == unmoved.keys()
+    for step, loss in unmoved.items():
         assert moved[step] == pytest.approx(loss, rel=1e-4), step
 
 

@@ -153,9 +153,9 @@ def test_eight_devices_then_four_then_eight(tmp_path):
     out = tmp_path / "moved"
     for mesh, until in ((8, 10), (4, 20), (8, 30)):
         finish(start(out, "--mesh", mesh, "--steps", until, "--validate-every", until, "--resume"))
-    moved, whole = losses(out), losses(tmp_path / "whole")
-    assert moved.keys() == whole.keys()
-    for step, loss in whole.items():
+    moved, unmoved = losses(out), losses(tmp_path / "whole")
+    assert moved.keys() == unmoved.keys()
+    for step, loss in unmoved.items():
         assert moved[step] == pytest.approx(loss, rel=1e-4), step
 
 

@@ -191,10 +191,10 @@ def test_functions_of_the_step():
         return {"x": np.full((4, 2), step), "noise": torch.rand(4)}
 
     data = open_data(batch_of)
-    whole = take(data, 3, start=5)
-    assert whole[0]["x"].tolist() == [[5, 5]] * 4
+    batches = take(data, 3, start=5)
+    assert batches[0]["x"].tolist() == [[5, 5]] * 4
     second = take(data, 3, start=5, host=1, hosts=2)
-    assert_equal(second, [{n: a[2:] for n, a in batch.items()} for batch in whole])
+    assert_equal(second, [{n: a[2:] for n, a in batch.items()} for batch in batches])
     with pytest.raises(InputError, match=r"gave 'x' of shape \(4, 2\), not 8 rows"):
         take(data, 1, batch=8)
     with pytest.raises(InputError, match="gave a list; a function of the step number returns"):

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from jaxsr.interop.annotations import PyTree
 
 JAX = "https://github.com/jax-ml/jax/issues/"
 XLA = "https://github.com/openxla/xla/issues/"
@@ -16,7 +17,7 @@ class NotHereError(Exception):
     """A sentinel needs what this machine does not have; its message says what."""
 
 
-Outcome = tuple[Any, Any]
+Outcome = tuple[PyTree, PyTree]
 """What the device computed, and the reference: arrays of one shape."""
 
 

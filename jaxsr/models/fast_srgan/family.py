@@ -1,13 +1,12 @@
 """Fast-SRGAN among the model families."""
 
-from typing import Any
-
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.fast_srgan.config import FastSRGANConfig
 from jaxsr.models.fast_srgan.generator import Generator
 from jaxsr.models.registry import Family, Weights
 
 
-def recognise(weights: Weights) -> dict[str, Any] | None:
+def recognise(weights: Weights) -> JsonObject | None:
     """The configuration's fields from a generator's weights; None for another network's."""
     if not {"neck.0.weight", "stem.0.conv1.weight", "head.0.weight"} <= set(weights):
         return None

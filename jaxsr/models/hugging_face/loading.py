@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from jaxsr.errors import InputError, first_of, one_line
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.hugging_face.direct_weights import directly_read
 from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.libraries import import_transformers
@@ -82,7 +83,7 @@ def load_folder(
 
 
 def _load_quantized(
-    folder: Path, fields: dict[str, Any], *, dtype: torch.dtype, scheme: Scheme | None
+    folder: Path, fields: JsonObject, *, dtype: torch.dtype, scheme: Scheme | None
 ) -> LanguageModel:
     plain = {name: value for name, value in fields.items() if name != "quantization_config"}
     inner = _without_parameters(plain, dtype)
@@ -96,7 +97,7 @@ def _load_quantized(
 
 
 def _from_folder(
-    folder: Path, fields: dict[str, Any], inner: Any, scheme: Scheme | None
+    folder: Path, fields: JsonObject, inner: Any, scheme: Scheme | None
 ) -> LanguageModel:
     stop_ids, sampling = generation_settings(folder, fields)
     network = LibraryLM(inner).requires_grad_(False).eval()
@@ -120,7 +121,7 @@ def _tied_names(inner: Any) -> tuple[str, str]:
 
 def load_gguf(
     file: GGUFFile,
-    fields: dict[str, Any],
+    fields: JsonObject,
     *,
     dtype: torch.dtype = torch.float32,
     scheme: Scheme | None = None,
@@ -174,13 +175,11 @@ def _parameters_without_values() -> Generator[None]:
         yield
 
 
-def _without_parameters(fields: dict[str, Any], dtype: torch.dtype) -> Any:
+def _without_parameters(fields: JsonObject, dtype: torch.dtype) -> Any:
     return _built(fields, dtype, _parameters_without_values())
 
 
-def shapes_of(
-    fields: dict[str, Any], *, dtype: torch.dtype, scheme: Scheme | None = None
-) -> LibraryLM:
+def shapes_of(fields: JsonObject, *, dtype: torch.dtype, scheme: Scheme | None = None) -> LibraryLM:
     """The network without values, of the fields of `config.json`; for others see `load_folder`."""
     inner = _on_meta(fields, dtype)
     inner.tie_weights()
@@ -189,18 +188,18 @@ def shapes_of(
     return network
 
 
-def _quantize(network: LibraryLM, fields: dict[str, Any], scheme: Scheme | None) -> None:
+def _quantize(network: LibraryLM, fields: JsonObject, scheme: Scheme | None) -> None:
     if scheme is not None:
         plain = {name: value for name, value in fields.items() if name != "quantization_config"}
         probe = LibraryLM(_on_meta(plain, torch.bfloat16)).eval()
         quantize(network, scheme, skip=directly_read(probe))
 
 
-def _on_meta(fields: dict[str, Any], dtype: torch.dtype) -> Any:
+def _on_meta(fields: JsonObject, dtype: torch.dtype) -> Any:
     return _built(fields, dtype, torch.device("meta"))
 
 
-def _built(fields: dict[str, Any], dtype: torch.dtype, where: AbstractContextManager[Any]) -> Any:
+def _built(fields: JsonObject, dtype: torch.dtype, where: AbstractContextManager[object]) -> Any:
     transformers = _transformers()
     from transformers import initialization
 

@@ -204,8 +204,8 @@ def _restored(file: GGUFFile, name: str, config: Config, *, packed: bool) -> np.
         if re.search(r.pattern, name)
     ]
     tensor = file.tensors[name]
-    kept = packed and tensor.kind in FORMATS and all(r.by_row for r in restores)
-    array = file.rows(name) if kept else file.read(name)
+    keeps_blocks = packed and tensor.kind in FORMATS and all(r.by_row for r in restores)
+    array = file.rows(name) if keeps_blocks else file.read(name)
     for restore in restores:
         try:
             array = restore.function(array, config)
@@ -214,4 +214,4 @@ def _restored(file: GGUFFile, name: str, config: Config, *, packed: bool) -> np.
                 f"{file.path}: {name} of shape {tensor.shape} does not fit the header ({error}); "
                 "fetch the file again"
             ) from error
-    return Blocks(kind=tensor.kind, rows=array, shape=tensor.shape) if kept else array
+    return Blocks(kind=tensor.kind, rows=array, shape=tensor.shape) if keeps_blocks else array

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.interop.weights import LFS_POINTER, open_safetensors
 
@@ -19,7 +20,7 @@ _ADAPTER = "adapter_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """One JSON object.
 
     Raises:
@@ -44,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _number(value: dict[str, Any]) -> Any:
+def _number(value: JsonObject) -> Any:
     """transformers writes infinity as an object, for JSON has none."""
     match value:
         case {"__float__": "Infinity" | "-Infinity" | "NaN" as text} if len(value) == 1:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jaxsr.errors import InputError
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.llama import hf_folder
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.filling import fill, packable
@@ -36,7 +37,7 @@ class LanguageModel(LoadedModel):
     kind: Kind | None = "language model"
     stop_ids: tuple[int, ...] = ()
     """Token ids that end an output."""
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: JsonObject = field(default_factory=dict)
     """Fields of the checkpoint's `generation_config.json`, where it has one."""
 
     @property
@@ -81,9 +82,7 @@ def shapes_of(config: LlamaConfig, *, dtype: torch.dtype, scheme: Scheme | None 
         return _finish(network, scheme)
 
 
-def generation_settings(
-    folder: Path, fields: dict[str, Any]
-) -> tuple[tuple[int, ...], dict[str, Any]]:
+def generation_settings(folder: Path, fields: JsonObject) -> tuple[tuple[int, ...], JsonObject]:
     """Tokens that end an output, and the fields of `generation_config.json`.
 
     Args:
@@ -104,7 +103,7 @@ def generation_settings(
 
 def load_gguf(
     file: GGUFFile,
-    fields: dict[str, Any],
+    fields: JsonObject,
     *,
     dtype: torch.dtype = torch.float32,
     scheme: Scheme | None = None,
@@ -167,7 +166,7 @@ def build(
     tensors: dict[str, Tensor],
     dtype: torch.dtype,
     *,
-    quantization: dict[str, Any] | None = None,
+    quantization: JsonObject | None = None,
 ) -> CausalLM:
     """A network over these tensors, which are not copied where the dtype agrees.
 

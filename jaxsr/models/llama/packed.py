@@ -28,7 +28,7 @@ class MappedFile:
     def __init__(self, rows: np.ndarray) -> None:
         self._mapping = getattr(rows, "_mmap", None)
 
-    def __deepcopy__(self, memo: Any) -> "MappedFile":
+    def __deepcopy__(self, memo: dict) -> "MappedFile":
         return self
 
     def release(self) -> None:
@@ -127,7 +127,7 @@ class TiedHead(nn.Module):
         super().__init__()
         self.tie(embedding)
 
-    def tie(self, embedding: Any) -> None:
+    def tie(self, embedding: nn.Module) -> None:
         """Shares another embedding's blocks, or levels."""
         # In a tuple, so that the embedding has one place among the modules.
         self._embedding = (embedding,)

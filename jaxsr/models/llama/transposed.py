@@ -144,8 +144,8 @@ def untie_head(network: nn.Module) -> dict[str, str]:
     for name, module in network.named_modules():
         if type(module) is nn.Linear and id(module.weight) in embeddings:
             source = first[id(module.weight)]
-            own = (f"{name}.weight", embeddings[id(module.weight)])
-            copied |= {weight: source for weight in own if weight != source}
+            names = (f"{name}.weight", embeddings[id(module.weight)])
+            copied |= {weight: source for weight in names if weight != source}
             module.weight = nn.Parameter(torch.empty_like(module.weight), requires_grad=False)
     return copied
 

@@ -1,14 +1,14 @@
 """MSHNet among the model families."""
 
 from itertools import count, takewhile
-from typing import Any
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.network import MSHNet
 from jaxsr.models.registry import Family, Weights
 
 
-def recognise(weights: Weights) -> dict[str, Any] | None:
+def recognise(weights: Weights) -> JsonObject | None:
     """The configuration's fields, but for the loss, from the weights; None for another's."""
     middle = weights.get("middle_layer.0.conv1.weight")
     stages = [f"encoder_{k}" for k in _count(weights, "encoder_{}.0.conv1.weight")]

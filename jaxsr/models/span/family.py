@@ -1,14 +1,14 @@
 """SPAN among the model families."""
 
 import math
-from typing import Any
 
+from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.registry import Family, Weights
 from jaxsr.models.span.config import SpanConfig
 from jaxsr.models.span.generator import Span, merge
 
 
-def recognise(weights: Weights) -> dict[str, Any] | None:
+def recognise(weights: Weights) -> JsonObject | None:
     """The configuration's fields from the weights; None for another network's."""
     if not {"conv_cat.weight", "upsampler.0.weight"} <= set(weights):
         return None

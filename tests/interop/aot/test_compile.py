@@ -197,8 +197,8 @@ def test_batch_norm_is_not_blamed_where_parameters_are_split(four):
     ahead = compile_ahead(jax.jit(lambda x: x + 1), (x,), topology, name="step", training=True)
     reduces = [Collective("all-reduce", 4, ("f32",), 4)] * 12
     gathers = [Collective("all-gather", 4, ("f32",), 4)]
-    for found, blamed in ((reduces, True), (reduces + gathers, False)):
-        said = advice(dataclasses.replace(ahead, collectives=found))
+    for communication, blamed in ((reduces, True), (reduces + gathers, False)):
+        said = advice(dataclasses.replace(ahead, collectives=communication))
         assert any("--batch-norm local" in line for line in said) is blamed
 
 
@@ -217,10 +217,10 @@ def test_collectives_against_arithmetic(four):
     x = jax.ShapeDtypeStruct((4 * 256, 256), jnp.float32, sharding=NamedSharding(mesh, rows))
     ahead = compile_ahead(function, (x,), topology, name="talk")
     part = 256 * 256 * 4
-    found = ahead.by_kind
-    assert found["all-reduce"] == (1, part)
-    assert found["all-gather"] == (1, 4 * part)
-    assert found["reduce-scatter"] == (1, 4 * part)
+    by_kind = ahead.by_kind
+    assert by_kind["all-reduce"] == (1, part)
+    assert by_kind["all-gather"] == (1, 4 * part)
+    assert by_kind["reduce-scatter"] == (1, 4 * part)
     assert {c.devices for c in ahead.collectives} == {4}
 
 
@@ -252,8 +252,8 @@ def test_largest_batch_equals_the_largest_of_all(limit, start):
         memory = SimpleNamespace(total=100 + 7 * batch, available=100 + 7 * limit)
         return SimpleNamespace(compiles=fits, memory=memory if fits else None)
 
-    found, trials = largest_batch(compile_at, compile_at(start), batch=start, step=8, precision=0)
-    assert found == (limit // 8 * 8 or None)
+    batch, trials = largest_batch(compile_at, compile_at(start), batch=start, step=8, precision=0)
+    assert batch == (limit // 8 * 8 or None)
     assert len(tried) == len(set(tried)) <= 8 and len(trials) == len(tried)
 
 

@@ -117,11 +117,11 @@ class _Constants(nn.Module):
         ).flatten(1)
         if mask.any() and index.max().item() == 2:
             x = x * self.scale
-        kept = mask.sum(0).nonzero().flatten().tolist()
+        columns = mask.sum(0).nonzero().flatten().tolist()
         blurred = F.conv1d(
             x.flatten(0, 1)[:, None], self.kernel[None] / self.kernel.sum(), padding=1
         )
-        return (blurred.squeeze(1) * self.w * self.rates[2])[:, kept] + index.float().std()
+        return (blurred.squeeze(1) * self.w * self.rates[2])[:, columns] + index.float().std()
 
 
 class _Checkpointed(nn.Module):

@@ -267,8 +267,8 @@ def run_torchax(c: Case) -> Result:
     env = torchax.default_env()
     module = copy.deepcopy(c.module())
     params = {n: env.t2j_copy(p.detach()) for n, p in module.named_parameters() if p.requires_grad}
-    held = {n: env.t2j_copy(b) for n, b in module.named_buffers()}
-    held |= {
+    buffers = {n: env.t2j_copy(b) for n, b in module.named_buffers()}
+    buffers |= {
         n: env.t2j_copy(p.detach()) for n, p in module.named_parameters() if not p.requires_grad
     }
     arrays: list[Any] = [jnp.asarray(a) for a in c.arrays()]
@@ -279,8 +279,8 @@ def run_torchax(c: Case) -> Result:
             out = _call(module, {**params, **wrapped}, inputs, c.method)
         return env.t2j_iso((out, wrapped))
 
-    calls = TRAINING_CALLS if c.train and held else 1
-    return _run_pure(apply, params, held, arrays, calls, True, c.differentiable)
+    calls = TRAINING_CALLS if c.train and buffers else 1
+    return _run_pure(apply, params, buffers, arrays, calls, True, c.differentiable)
 
 
 def _call(module: nn.Module, tensors: dict, inputs: tuple, method: str) -> Any:
@@ -298,23 +298,23 @@ def _call(module: nn.Module, tensors: dict, inputs: tuple, method: str) -> Any:
 
 def differences(got: Result, want: Result, rtol: float) -> list[str]:
     """What differs, in words; empty where everything agrees."""
-    found = []
+    reported = []
     if len(got.outputs) != len(want.outputs):
         return [f"{len(got.outputs)} outputs, torch {len(want.outputs)}"]
     for i, (a, b) in enumerate(zip(got.outputs, want.outputs, strict=True)):
-        found += _difference(f"output {i}", a, b, rtol)
+        reported += _difference(f"output {i}", a, b, rtol)
     for kind, ours, theirs in (
         ("gradient of", got.gradients, want.gradients),
         ("buffer", got.buffers, want.buffers),
     ):
         if set(ours) != set(theirs):
-            found.append(f"{kind} names {sorted(set(ours) ^ set(theirs))}")
+            reported.append(f"{kind} names {sorted(set(ours) ^ set(theirs))}")
             continue
         for name, value in theirs.items():
             # A gradient sums over more terms than the value it belongs to.
             factor = 5 if kind == "gradient of" else 1
-            found += _difference(f"{kind} {name}", ours[name], value, rtol * factor)
-    return found
+            reported += _difference(f"{kind} {name}", ours[name], value, rtol * factor)
+    return reported
 
 
 def _difference(what: str, a: np.ndarray, b: np.ndarray, rtol: float) -> list[str]:

@@ -35,8 +35,8 @@ def test_errors_are_those_that_are_stated(bits, run, rows):
     for exact, most in ((True, 3e-5), (False, 1e-2)):
         packed = pack(levels, scale, zero, bits=bits, exact=exact)
         y = torch.empty(rows, 96)
-        given = x if exact else x.bfloat16()
-        product(given, packed.planes, packed.tables, out=y)
+        activations = x if exact else x.bfloat16()
+        product(activations, packed.planes, packed.tables, out=y)
         assert error(y, reference) < most
 
 

@@ -56,8 +56,8 @@ def convolutions_of(network, shape, dtype, folding):
     run = jax.make_jaxpr(lambda p, x: model.apply(p, model.buffers, x)[0])
     jaxpr = run(model.params, jnp.zeros(shape)).jaxpr
     jaxpr, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    found: list[Any] = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
-    return [(e.invars[1].aval.shape[1], e.outvars[0].aval.shape[2]) for e in found]
+    convolutions: list[Any] = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+    return [(e.invars[1].aval.shape[1], e.outvars[0].aval.shape[2]) for e in convolutions]
 
 
 def turns(network, folding):

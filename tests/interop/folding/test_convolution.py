@@ -58,9 +58,9 @@ def test_folding_moves_pixels_and_changes_none(width, size, offset):
         np.testing.assert_array_equal(unfold(refold(folded, size, offset=size // 2)), x)
     for by in (-3, 1):
         want = np.zeros_like(x)
-        kept = slice(max(-by, 0), width - max(by, 0))
-        if kept.start < kept.stop:
-            want[..., kept] = x[..., kept.start + by : kept.stop + by]
+        inside = slice(max(-by, 0), width - max(by, 0))
+        if inside.start < inside.stop:
+            want[..., inside] = x[..., inside.start + by : inside.stop + by]
         np.testing.assert_array_equal(unfold(shifted(folded, by)), want)
 
 
@@ -157,14 +157,14 @@ def check_offsets(seed):
     want = F.conv2d(image, kernel, **options)
     cotangent = random.standard_normal(want.shape, dtype=np.float32)
     want.backward(torch.from_numpy(cotangent))
-    held = int(random.integers(size))
+    offset = int(random.integers(size))
     offset = int(random.integers(size // math.gcd(size, options["stride"][1])))
 
     def run(x, weight, cotangent):
         def convolved(x, weight):
-            folded = fold(x, size, parts, offset=held)
+            folded = fold(x, size, parts, offset=offset)
             # What fills the groups must not be read.
-            filler = 1 - fold(jnp.ones_like(x), size, parts, offset=held).array
+            filler = 1 - fold(jnp.ones_like(x), size, parts, offset=offset).array
             filled = folded.holding(folded.array + 7 * filler)
             call = _Convolution(filled, weight, None, **options)
             return unfold(call.biased(offset % call.fold))
@@ -172,8 +172,8 @@ def check_offsets(seed):
         y, pullback = jax.vjp(convolved, x, weight)
         return y, *pullback(cotangent)
 
-    found = compiled(run, x, weight, cotangent)
-    for got, expected in zip(found, (want.detach(), image.grad, kernel.grad), strict=True):
+    results = compiled(run, x, weight, cotangent)
+    for got, expected in zip(results, (want.detach(), image.grad, kernel.grad), strict=True):
         assert expected is not None
         scale = float(expected.abs().max()) + 1
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * scale)

@@ -257,10 +257,10 @@ def test_a_gradient_keeps_neither_maps_repeated_nor_what_is_made_value_by_value(
     def gradient(x):
         return jax.vjp(lambda x: model.apply(model.params, model.buffers, x)[0], x)[1]
 
-    kept = jax.tree.leaves(jax.eval_shape(gradient, jnp.zeros((2, 3, 8, 12))))
+    residuals = jax.tree.leaves(jax.eval_shape(gradient, jnp.zeros((2, 3, 8, 12))))
     # In two groups of six columns of four channels: what the convolution leaves, from which that is
     # made again which the first map meets, and what the second meets.
-    assert sum(a.shape == (2, 8, 2, 24) for a in kept) == 2
+    assert sum(a.shape == (2, 8, 2, 24) for a in residuals) == 2
 
 
 @pytest.mark.slow
@@ -314,9 +314,9 @@ def test_the_first_of_equal_pixels_gets_the_gradient_of_a_pooling(size, offset):
     (pooled * torch.from_numpy(weight)).sum().backward()
 
     def loss(x):
-        found = pool(fold(x, size, offset=offset), first_largest)
-        assert found is not None
-        return (unfold(found) * weight).sum()
+        pooled = pool(fold(x, size, offset=offset), first_largest)
+        assert pooled is not None
+        return (unfold(pooled) * weight).sum()
 
     assert image.grad is not None
     np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x), image.grad)
@@ -388,7 +388,7 @@ def test_who_folds():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "width", "stride", "held", "size"),
+    ("inputs", "outputs", "width", "stride", "current", "size"),
     [
         (16, 16, 256, 1, None, 8),  # MSHNet's finest level
         (16, 16, 256, 1, 8, 8),
@@ -403,11 +403,13 @@ def test_who_folds():
         (256, 256, 16, 1, None, 1),
     ],
 )
-def test_choices_for_known_shapes(inputs, outputs, width, stride, held, size):
+def test_choices_for_known_shapes(inputs, outputs, width, stride, current, size):
     folding = choose_folding("on", jax.devices("cpu")[0])
     assert folding is not None
-    found = folding.choose(inputs=inputs, outputs=outputs, width=width, stride=stride, current=held)
-    assert found == size
+    fold = folding.choose(
+        inputs=inputs, outputs=outputs, width=width, stride=stride, current=current
+    )
+    assert fold == size
 
 
 @pytest.mark.parametrize("chip", FOLDS)
