@@ -22,7 +22,7 @@ SIZES = ((5, 30), (50, 1))
 TORCH_MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest", "area": "area"}
 
 
-def torchs(image: np.ndarray, size: tuple[int, int], mode: str, antialias: bool) -> np.ndarray:
+def torchs(image: np.ndarray, size: Any, mode: str, antialias: bool) -> np.ndarray:
     """torch's `interpolate`."""
     if antialias and size[0] > 1 == size[1] and image.dtype != np.uint8:
         # A column of floats comes out of torch 2.13 as its first pixel, repeated; a row does not.
@@ -66,7 +66,7 @@ PILLOW = {
 }
 
 
-def _resize_pillow(method: str, size: tuple[int, int]) -> Oracle:
+def _resize_pillow(method: str, size: Any) -> Oracle:
     def of_plane(plane: np.ndarray) -> np.ndarray:
         plane = plane if plane.dtype == np.uint8 else plane.astype(np.float32)
         return np.asarray(Image.fromarray(plane).resize(size[::-1], PILLOW[method]))

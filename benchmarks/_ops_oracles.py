@@ -119,11 +119,11 @@ def judge(oracle: Oracle, dtype: str, *, seed: int = 0) -> Judgement:
         for k, shape in enumerate(oracle.shapes)
     ]
     return Judgement(
-        *(
-            sum(getattr(p, field) for p in parts)
-            for field in ("cases", "values", "unequal", "wrong")
-        ),
-        max(part.largest for part in parts),
+        cases=sum(part.cases for part in parts),
+        values=sum(part.values for part in parts),
+        unequal=sum(part.unequal for part in parts),
+        wrong=sum(part.wrong for part in parts),
+        largest=max(part.largest for part in parts),
     )
 
 

@@ -6,6 +6,8 @@ there 256 levels are compared with every pixel, in one fused reduction without t
 looked up by OpenCV, where it is installed.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -205,18 +207,26 @@ def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
     return look_up(tables, rows.swapaxes(1, 2).astype(jnp.int32)).swapaxes(1, 2)
 
 
+def _counts_shape(rows: Any) -> tuple[int, ...]:  # of an abstract array, too
+    return rows.shape[0], rows.shape[2], _FEW
+
+
+def _limits_shape(rows: Any) -> tuple[int, ...]:
+    return rows.shape[0], rows.shape[2], 2
+
+
 _histogram_p = row_primitive(
     "histogram",
     _histogram_of_levels,
     {"OpenCV": _count_by_opencv},
-    shape_of=lambda rows: (rows.shape[0], rows.shape[2], _FEW),
+    shape_of=_counts_shape,
     dtype="int32",
 )
 _limits_p = row_primitive(
     "limits",
     _limits_of_levels,
     {"OpenCV": _limits_by_opencv},
-    shape_of=lambda rows: (rows.shape[0], rows.shape[2], 2),
+    shape_of=_limits_shape,
     dtype="int32",
 )
 _look_up_p = row_primitive("look_up", _look_up_levels, {"OpenCV": _look_up_by_opencv})

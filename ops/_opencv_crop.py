@@ -136,8 +136,8 @@ def _box_reader(
         _positions(low, high, extent, outputs)
         for low, high, extent, outputs in zip((y1, x1), (y2, x2), extents, size, strict=True)
     )
-    fields = np.broadcast_arrays(rows[:, None], columns)
-    return read_at(*map(np.ascontiguousarray, fields), "edge"), 0.0
+    rows, columns = map(np.ascontiguousarray, np.broadcast_arrays(rows[:, None], columns))
+    return read_at(rows, columns, "edge"), 0.0
 
 
 def _positions(low: float, high: float, extent: int, outputs: int) -> np.ndarray:
@@ -162,8 +162,17 @@ def _crop_masks_in_jax(groups: jax.Array, boxes: jax.Array, **options: Any) -> j
     return (_crop_in_jax(solid, boxes, **options) > MASK_THRESHOLD).astype(groups.dtype)
 
 
-def crop_primitive(name: str, kernels: Mapping[str, str], plain: Any) -> Any:
-    """A primitive of groups of pictures (g, …) and boxes (g, 4); see `_crop_in_jax`."""
+def crop_primitive(
+    name: str, kernels: Mapping[str, str], plain: Any, *, is_differentiable: bool = False
+) -> Any:
+    """A primitive of groups of pictures (g, …) and boxes (g, 4); see `_crop_in_jax`.
+
+    Args:
+      name: for jaxprs.
+      kernels: registered ones, by library.
+      plain: computes it with JAX's own operations.
+      is_differentiable: whether derivatives are those of `plain`, of boxes too.
+    """
 
     def shape_of(
         groups: Any, _: Any, *, size: tuple[int, int], places: tuple[int, int]
@@ -195,6 +204,14 @@ def crop_primitive(name: str, kernels: Mapping[str, str], plain: Any) -> Any:
     CALLS[name] = kernels
     primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of)
     map_by_rows(primitive)
+    if is_differentiable:
+
+        def derivative(primals: Any, tangents: Any, **static: Any) -> Any:
+            real = tuple(map(ad.instantiate_zeros, tangents))
+            _, tangent = jax.jvp(partial(plain, **static), tuple(primals), real)
+            return primitive.bind(*primals, **static), tangent
+
+        ad.primitive_jvps[primitive] = derivative
     return primitive
 
 

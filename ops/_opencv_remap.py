@@ -159,8 +159,7 @@ def _read_all(
 def _by_fields(
     rows: np.ndarray, columns: np.ndarray, border: str, extents: tuple[int, int]
 ) -> _Reader:
-    is_lost = None
-    fields: tuple[np.ndarray, ...] = (rows, columns)
+    is_lost, fields = None, (rows, columns)
     if not all(
         _is_near(field, extent, border) for field, extent in zip(fields, extents, strict=True)
     ):
@@ -170,7 +169,8 @@ def _by_fields(
             for field, extent in zip(fields, extents, strict=True)
         )
 
-    return read_at(*fields, border), is_lost
+        rows, columns = fields
+    return read_at(rows, columns, border), is_lost
 
 
 def read_at(rows: np.ndarray, columns: np.ndarray, border: str) -> Read:

@@ -10,11 +10,9 @@ sum the few pixels whose weights are not zero, where their number is known.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
 from jaxsr.ops._arguments import ImageLike, flag, is_integer, number, one_of, positive_pair
 from jaxsr.ops._images import Parameter, in_dtype_of, parameter, per_picture, picture, real_dtype
@@ -185,16 +183,9 @@ def _cut_bilinear(
     return cut(groups[0], boxes[0])[None] if len(groups) == 1 else jax.vmap(cut)(groups, boxes)
 
 
-_cut_p = crop_primitive("cut", {"OpenCV 5 with IPP": cut_kernel}, _cut_bilinear)
-
-
-def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:
-    real = tuple(map(ad.instantiate_zeros, tangents))
-    _, tangent = jax.jvp(partial(_cut_bilinear, **static), tuple(primals), real)
-    return _cut_p.bind(*primals, **static), tangent
-
-
-ad.primitive_jvps[_cut_p] = _derivative
+_cut_p = crop_primitive(
+    "cut", {"OpenCV 5 with IPP": cut_kernel}, _cut_bilinear, is_differentiable=True
+)
 
 
 @jit("size", "samples", "aligned", "axes")
