@@ -59,16 +59,47 @@ def from_256_levels(levels: jax.Array, image: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(image), image, x)
 
 
+def level_counts(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """How often each of 256 levels occurs in each plane of uint8 pictures; int32, levels last."""
+    rows, leading = _pixels_of(image, axes)
+    return _histogram_p.bind(rows).reshape(*leading, _FEW)
+
+
+def level_limits(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int]) -> jax.Array:
+    """Of each plane of uint8 pictures, the levels with `ranks` pixels before and behind; int32.
+
+    Levels are last: the lower one, then the upper one.
+    """
+    rows, leading = _pixels_of(image, axes)
+    return _limits_p.bind(rows, before=ranks[0], behind=ranks[1]).reshape(*leading, 2)
+
+
+def replace_levels(image: jax.Array, tables: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """uint8 pictures by a table of 256 levels for each plane, as `level_counts` orders them."""
+    rows, _ = _pixels_of(image, axes)
+    each = tables.astype(jnp.uint8).reshape(len(rows), rows.shape[-1], _FEW)
+    replaced = _look_up_p.bind(rows, each)
+    if replaced.shape[-1] > 1:
+        return replaced.reshape(image.shape)
+    return from_flat_planes(replaced.reshape(tables.shape[:-1] + rows.shape[1:2]), image, axes)
+
+
+def _pixels_of(image: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, tuple[int, ...]]:
+    """Pixels (n, h w, c), of one channel where they lie in planes, and the axes of planes."""
+    if axes == (-3, -2) and image.shape[-1] in (3, 4):
+        *leading, height, width, channels = image.shape
+        return image.reshape(-1, height * width, channels), (*leading, channels)
+    flat = flat_planes(image, axes)
+    return flat.reshape(-1, flat.shape[-1], 1), flat.shape[:-1]
+
+
 def histogram(levels: jax.Array, bins: int) -> jax.Array:
     """How often each level from 0 to `bins - 1` occurs along the last axis; int32.
 
     Args:
       levels: whole numbers below `bins`.
-      bins: how many levels there are; 256 of uint8.
+      bins: how many levels there are.
     """
-    if levels.dtype == jnp.uint8:
-        rows = levels.reshape(-1, levels.shape[-1])
-        return _histogram_p.bind(rows).reshape(*levels.shape[:-1], bins)
 
     def scattered(levels: jax.Array) -> jax.Array:
         def count(row: jax.Array) -> jax.Array:
@@ -91,8 +122,8 @@ def look_up(table: jax.Array, levels: jax.Array) -> jax.Array:
     uint8 levels become uint8.
     """
     if levels.dtype == jnp.uint8:
-        rows = levels.reshape(-1, levels.shape[-1])
-        tables = table.astype(jnp.uint8).reshape(-1, table.shape[-1])
+        rows = levels.reshape(-1, levels.shape[-1], 1)
+        tables = table.astype(jnp.uint8).reshape(-1, 1, table.shape[-1])
         return _look_up_p.bind(rows, tables).reshape(levels.shape)
 
     def gathered(table: jax.Array, levels: jax.Array) -> jax.Array:
@@ -109,39 +140,79 @@ def look_up(table: jax.Array, levels: jax.Array) -> jax.Array:
     return platform_dependent(table, levels, cpu=gathered, default=compared)
 
 
+def _counts_of(pixels: np.ndarray) -> list[np.ndarray]:
+    """Of each channel of pixels (n, c)."""
+    channels = range(pixels.shape[1])
+    if len(pixels) > _EXACT_COUNT:
+        return [np.bincount(pixels[:, c], minlength=_FEW) for c in channels]
+    count = opencv().calcHist
+    return [count([pixels[None]], [c], None, [_FEW], [0, _FEW]).ravel() for c in channels]
+
+
 @kernel("jaxsr_opencv_histogram")
 def _count_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     (rows,), (counts,) = inputs, outputs
 
     def count(row: int) -> None:
-        if rows.shape[1] > _EXACT_COUNT:
-            counts[row] = np.bincount(rows[row], minlength=_FEW)
-            return
-        counts[row] = opencv().calcHist([rows[row][None]], [0], None, [_FEW], [0, _FEW]).ravel()
+        counts[row] = _counts_of(rows[row])
 
     for_each_row(count, len(rows))
+
+
+@kernel("jaxsr_opencv_limits")
+def _limits_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (rows,), (limits,) = inputs, outputs
+    places = _places(rows.shape[1], attributes["before"][0], attributes["behind"][0])
+
+    def limit(row: int) -> None:
+        for channel, counts in enumerate(_counts_of(rows[row])):
+            limits[row, channel] = np.searchsorted(counts.cumsum(dtype=np.int64), places, "right")
+
+    for_each_row(limit, len(rows))
 
 
 @kernel("jaxsr_opencv_look_up")
 def _look_up_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     (rows, tables), (results,) = inputs, outputs
+    # OpenCV's tables have their channels last.
+    each = np.ascontiguousarray(tables.swapaxes(1, 2))
 
     def replace(row: int) -> None:
-        opencv().LUT(rows[row][None], tables[row], results[row][None])
+        opencv().LUT(rows[row][None], each[row][None], results[row][None])
 
     for_each_row(replace, len(rows))
 
 
+def _places(count: int, before: int, behind: int) -> tuple[int, int]:
+    """Of both limits among `count` pixels in order."""
+    return min(before, count - 1), max(count - 1 - behind, 0)
+
+
 def _histogram_of_levels(rows: jax.Array) -> jax.Array:
-    return histogram(rows.astype(jnp.int32), _FEW)
+    # Moved once, not in every reduction that reads it.
+    return histogram(optimization_barrier(rows.swapaxes(1, 2)).astype(jnp.int32), _FEW)
+
+
+def _limits_of_levels(rows: jax.Array, *, before: int, behind: int) -> jax.Array:
+    flat = optimization_barrier(rows.swapaxes(1, 2))
+    if before or behind:
+        ordered = jnp.sort(flat, axis=-1)
+        limits = [ordered[..., place] for place in _places(flat.shape[-1], before, behind)]
+    else:
+        limits = [flat.min(-1), flat.max(-1)]
+    return jnp.stack(limits, -1).astype(jnp.int32)
 
 
 def _look_up_levels(rows: jax.Array, tables: jax.Array) -> jax.Array:
-    return look_up(tables, rows.astype(jnp.int32))
+    return look_up(tables, rows.swapaxes(1, 2).astype(jnp.int32)).swapaxes(1, 2)
 
 
 def _counts_shape(rows: Any) -> tuple[int, ...]:  # of an abstract array, too
-    return rows.shape[0], _FEW
+    return rows.shape[0], rows.shape[2], _FEW
+
+
+def _limits_shape(rows: Any) -> tuple[int, ...]:
+    return rows.shape[0], rows.shape[2], 2
 
 
 _histogram_p = row_primitive(
@@ -149,6 +220,13 @@ _histogram_p = row_primitive(
     _histogram_of_levels,
     {"OpenCV": _count_by_opencv},
     shape_of=_counts_shape,
+    dtype="int32",
+)
+_limits_p = row_primitive(
+    "limits",
+    _limits_of_levels,
+    {"OpenCV": _limits_by_opencv},
+    shape_of=_limits_shape,
     dtype="int32",
 )
 _look_up_p = row_primitive("look_up", _look_up_levels, {"OpenCV": _look_up_by_opencv})

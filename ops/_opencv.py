@@ -12,9 +12,9 @@ LARGE_PICTURE = 1 << 16
 """Pixels from which on most functions of OpenCV share a picture out among its threads."""
 _FEW_PICTURES = 2
 """For each thread."""
-_LEAST_SHARED_S = 2e-3
+_LEAST_SHARED_S = 1e-3
 """Work that is worth waking another thread for."""
-_LEAST_CALL_S = 4e-4
+_LEAST_CALL_S = 2e-5
 """Shorter calls wait for each other in Python more than they run side by side."""
 
 

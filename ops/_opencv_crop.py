@@ -1,12 +1,14 @@
 # pyright: basic
 # JAX gives primitives no types.
-"""Boxes cut and resampled: by `cv2.resize` in programs for CPUs, by `resample_window` elsewhere.
+"""Boxes cut and resampled: by OpenCV in programs for CPUs, in JAX elsewhere.
 
-OpenCV is called where Intel's IPP computes its positions, in float64 as ours; its own code has them
-in float32. It multiplies pixels by weights of zero, too, which we do not read: pictures that are
-not finite are taken apart.
+`cv2.resize` is called where Intel's IPP computes its positions, in float64 as ours; its own code
+has them in float32. It multiplies pixels by weights of zero, too, which we do not read: pictures
+that are not finite are taken apart. Boxes that are not whole are read by `cv2.remap`.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,7 @@ from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._cpu_primitives import cpu_primitive
 from jaxsr.ops._opencv import for_each_row, opencv, shares_out
-from jaxsr.ops._opencv_remap import is_finite, of_parts
+from jaxsr.ops._opencv_remap import FARTHEST, Read, is_finite, of_parts, read_at
 from jaxsr.ops._row_primitives import (
     CALLS,
     first_installed,
@@ -97,6 +99,55 @@ def _crop_masks_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attribute
     for_each_row(crop, len(masks), large=shares_out(height * width, len(boxes)))
 
 
+@kernel("jaxsr_opencv_cut")
+def cut_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    """Boxes (n, 4) of any numbers; see `crop_and_resize`."""
+    pictures, results = without_single_channel(inputs[0]), without_single_channel(outputs[0])
+    boxes = np.nan_to_num(inputs[1]).clip(-FARTHEST, FARTHEST).tolist()
+    size, extents = results.shape[1:3], pictures.shape[1:3]
+
+    def cut(row: int) -> None:
+        read, least = _box_reader(boxes[row], size, extents)
+        picture, result = pictures[row], results[row]
+        read(picture, 0.0, result)
+        if not (is_finite(result) or np.isfinite(result).all()):
+            result[...] = of_parts(read, picture, 0.0, least=least)
+
+    for_each_row(cut, len(pictures), large=shares_out(math.prod(size), len(boxes)))
+
+
+def _box_reader(
+    box: Sequence[float], size: tuple[int, int], extents: tuple[int, int]
+) -> tuple[Read, float]:
+    """And the least weight of a pixel."""
+    x1, y1, x2, y2 = box
+    if (
+        all(map(float.is_integer, box))
+        and 0 <= x1 < x2 <= extents[1]
+        and 0 <= y1 < y2 <= extents[0]
+    ):
+        inside = slice(int(y1), int(y2)), slice(int(x1), int(x2))
+
+        def resize(picture: np.ndarray, _: float, result: np.ndarray | None = None) -> np.ndarray:
+            return opencv().resize(picture[inside], size[::-1], result)
+
+        return resize, _NO_WEIGHT
+    rows, columns = (
+        _positions(low, high, extent, outputs)
+        for low, high, extent, outputs in zip((y1, x1), (y2, x2), extents, size, strict=True)
+    )
+    rows, columns = map(np.ascontiguousarray, np.broadcast_arrays(rows[:, None], columns))
+    return read_at(rows, columns, "edge"), 0.0
+
+
+def _positions(low: float, high: float, extent: int, outputs: int) -> np.ndarray:
+    """Of an axis, as `boxes.py` has them."""
+    first = min(max(math.floor(low), 0), extent - 1)
+    last = min(max(math.ceil(high) - 1, first), extent - 1)
+    centres = low + (np.arange(outputs) + 0.5) * ((high - low) / outputs) - 0.5
+    return centres.clip(first, last).astype(np.float32)
+
+
 def _crop_in_jax(
     groups: jax.Array, boxes: jax.Array, *, size: tuple[int, int], places: tuple[int, int]
 ) -> jax.Array:
@@ -111,7 +162,18 @@ def _crop_masks_in_jax(groups: jax.Array, boxes: jax.Array, **options: Any) -> j
     return (_crop_in_jax(solid, boxes, **options) > MASK_THRESHOLD).astype(groups.dtype)
 
 
-def _primitive(name: str, kernel: str, plain: Any) -> Any:
+def crop_primitive(
+    name: str, kernels: Mapping[str, str], plain: Any, *, is_differentiable: bool = False
+) -> Any:
+    """A primitive of groups of pictures (g, …) and boxes (g, 4); see `_crop_in_jax`.
+
+    Args:
+      name: for jaxprs.
+      kernels: registered ones, by library.
+      plain: computes it with JAX's own operations.
+      is_differentiable: whether derivatives are those of `plain`, of boxes too.
+    """
+
     def shape_of(
         groups: Any, _: Any, *, size: tuple[int, int], places: tuple[int, int]
     ) -> tuple[int, ...]:
@@ -139,14 +201,24 @@ def _primitive(name: str, kernel: str, plain: Any) -> Any:
 
         return in_pictures(crop, groups, places)
 
-    CALLS[name] = {"OpenCV with IPP": kernel}
+    CALLS[name] = kernels
     primitive = cpu_primitive(f"jaxsr_{name}", plain, on_cpu, shape_of=shape_of)
     map_by_rows(primitive)
+    if is_differentiable:
+
+        def derivative(primals: Any, tangents: Any, **static: Any) -> Any:
+            real = tuple(map(ad.instantiate_zeros, tangents))
+            _, tangent = jax.jvp(partial(plain, **static), tuple(primals), real)
+            return primitive.bind(*primals, **static), tangent
+
+        ad.primitive_jvps[primitive] = derivative
     return primitive
 
 
-_crop_p = _primitive("crop", _crop_by_opencv, _crop_in_jax)
-_crop_masks_p = _primitive("crop_masks", _crop_masks_by_opencv, _crop_masks_in_jax)
+_crop_p = crop_primitive("crop", {"OpenCV with IPP": _crop_by_opencv}, _crop_in_jax)
+_crop_masks_p = crop_primitive(
+    "crop_masks", {"OpenCV with IPP": _crop_masks_by_opencv}, _crop_masks_in_jax
+)
 
 
 def _derivative(primals: Any, tangents: Any, **static: Any) -> Any:

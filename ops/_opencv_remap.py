@@ -32,9 +32,9 @@ LARGEST_EXTENT = (1 << 15) - 2
 _MOST_PERIODS = 64
 """OpenCV mirrors positions once for every period that they are away."""
 
-_Read = Callable[..., np.ndarray]
+Read = Callable[..., np.ndarray]
 """Of a picture, the fill of its border and an array for the result."""
-_Reader = tuple[_Read, np.ndarray | None]
+_Reader = tuple[Read, np.ndarray | None]
 """And where the result is NaN, if anywhere."""
 
 
@@ -159,8 +159,7 @@ def _read_all(
 def _by_fields(
     rows: np.ndarray, columns: np.ndarray, border: str, extents: tuple[int, int]
 ) -> _Reader:
-    cv2, flag, is_lost = opencv(), opencv_border(border), None
-    fields: tuple[np.ndarray, ...] = (rows, columns)
+    is_lost, fields = None, (rows, columns)
     if not all(
         _is_near(field, extent, border) for field, extent in zip(fields, extents, strict=True)
     ):
@@ -170,11 +169,19 @@ def _by_fields(
             for field, extent in zip(fields, extents, strict=True)
         )
 
+        rows, columns = fields
+    return read_at(rows, columns, border), is_lost
+
+
+def read_at(rows: np.ndarray, columns: np.ndarray, border: str) -> Read:
+    """Reads at positions that OpenCV takes as they are."""
+    cv2, flag = opencv(), opencv_border(border)
+
     def read(picture: np.ndarray, fill: float, result: np.ndarray | None = None) -> np.ndarray:
         value = (fill,) * 4
-        return cv2.remap(picture, *fields[::-1], cv2.INTER_LINEAR, result, flag, value)
+        return cv2.remap(picture, columns, rows, cv2.INTER_LINEAR, result, flag, value)
 
-    return read, is_lost
+    return read
 
 
 def _by_matrix(matrix: np.ndarray, size: tuple[int, int], border: str) -> _Reader:
@@ -216,7 +223,7 @@ def is_finite(x: np.ndarray) -> bool:
     return math.isfinite(sum(opencv().sumElems(x)))
 
 
-def of_parts(read: _Read, picture: np.ndarray, fill: float, *, least: float = 0.0) -> np.ndarray:
+def of_parts(read: Read, picture: np.ndarray, fill: float, *, least: float = 0.0) -> np.ndarray:
     """Finite pixels, and beside them those of each other value that have a weight above `least`."""
     out = read(np.nan_to_num(picture, posinf=0, neginf=0), fill if math.isfinite(fill) else 0.0)
     tests = {np.inf: np.isposinf, -np.inf: np.isneginf, np.nan: np.isnan}

@@ -32,6 +32,7 @@ from jaxsr.ops._scipy import scipy_version
 LIBRARIES: Mapping[str, Callable[[], tuple[int, ...] | None]] = {
     "OpenCV": opencv_version,
     "OpenCV 5": lambda: version if (version := opencv_version()) and version[0] >= 5 else None,
+    "OpenCV 5 with IPP": lambda: LIBRARIES["OpenCV 5"]() if has_ipp() else None,
     "OpenCV with IPP": lambda: opencv_version() if has_ipp() else None,
     "Pillow": pillow_version,
     "SciPy": scipy_version,

@@ -20,7 +20,7 @@ import numpy as np
 from jaxsr.ops._border import Border, border_index, border_period, pad_axis, strips
 from jaxsr.ops._resize.kernels import by_matmul_of_any
 from jaxsr.ops._resize.weights import Taps
-from jaxsr.ops._typed_jax import asarray, optimization_barrier, platform_dependent
+from jaxsr.ops._typed_jax import asarray, optimization_barrier, platform_dependent, zeros_like
 
 Weight = float | int
 LONGEST_SUM = 160
@@ -41,7 +41,8 @@ def filter_valid(x: jax.Array, weights: Sequence[Weight], axis: int, step: int =
     """Correlates one axis with `weights`, keeping only positions where every tap is inside.
 
     Taps with equal mirrored weights are added before they are multiplied, which saves almost half
-    of the products of a symmetric window. The sum has the dtype of `x`.
+    of the products of a symmetric window. Taps without a weight are not read: a NaN times zero is
+    NaN. The sum has the dtype of `x`.
     """
     taps = len(weights)
     extent = x.shape[axis] - (taps - 1) * step
@@ -51,14 +52,13 @@ def filter_valid(x: jax.Array, weights: Sequence[Weight], axis: int, step: int =
 
     def pair(tap: int) -> jax.Array:
         mirror = taps - 1 - tap
-        weight, mirrored = (asarray(weights[t], x.dtype) for t in (tap, mirror))
-        if tap == mirror:
-            return shifted(tap) * weight
-        if weights[tap] == weights[mirror]:
-            return (shifted(tap) + shifted(mirror)) * weight
-        return shifted(tap) * weight + shifted(mirror) * mirrored
+        if tap != mirror and weights[tap] == weights[mirror]:
+            return (shifted(tap) + shifted(mirror)) * asarray(weights[tap], x.dtype)
+        read = [t for t in dict.fromkeys((tap, mirror)) if weights[t]]
+        return reduce(jnp.add, (shifted(t) * asarray(weights[t], x.dtype) for t in read))
 
-    return reduce(jnp.add, map(pair, range((taps + 1) // 2)))
+    pairs = [tap for tap in range((taps + 1) // 2) if weights[tap] or weights[taps - 1 - tap]]
+    return reduce(jnp.add, map(pair, pairs)) if pairs else zeros_like(shifted(0))
 
 
 def filter_valid_apart(

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from jaxsr.ops._arguments import ImageLike, flag, is_integer, number, one_of, positive_pair
 from jaxsr.ops._images import Parameter, in_dtype_of, parameter, per_picture, picture, real_dtype
+from jaxsr.ops._opencv_crop import crop_primitive, cut_kernel
+from jaxsr.ops._opencv_remap import LARGEST_EXTENT
 from jaxsr.ops._sampler import METHODS, bilinear
 from jaxsr.ops._typed_jax import arange, jit, optimization_barrier, platform_dependent
 from jaxsr.ops._types import Array, Float, Shaped
@@ -133,23 +135,57 @@ def _crop_and_resize(
     axes: tuple[int, int],
     within: bool = False,
 ) -> jax.Array:
+    few = all(max(size[k], image.shape[axis]) <= LARGEST_EXTENT for k, axis in enumerate(axes))
+    if image.dtype == jnp.float32 and method == "bilinear" and not antialias and image.size and few:
+
+        def by_library(x: jax.Array, box: jax.Array) -> jax.Array:
+            places = axes[0], axes[1]
+            return _cut_p.bind(x[None], box.astype(x.dtype)[None], size=size, places=places)[0]
+
+        return per_picture(by_library, image, axes, {"boxes": (boxes, 1)})
+    cut = partial(
+        _cut_in_jax, size=size, method=method, antialias=antialias, axes=axes, within=within
+    )
+    return per_picture(cut, image, axes, {"boxes": (boxes, 1)})
+
+
+def _cut_in_jax(
+    x: jax.Array,
+    box: jax.Array,
+    *,
+    size: tuple[int, int],
+    method: str,
+    antialias: bool,
+    axes: tuple[int, int],
+    within: bool,
+) -> jax.Array:
     counts = [
-        _most_taps(image.shape[axis], outputs, method, antialias)
+        _most_taps(x.shape[axis], outputs, method, antialias)
         for axis, outputs in zip(axes, size, strict=True)
     ]
+    weights = [
+        _weights(box[k], box[k + 2], x.shape[axis], outputs, method, antialias)
+        for k, axis, outputs in zip((1, 0), axes, size, strict=True)
+    ]
+    products = partial(_products, axes=axes)
+    if antialias and not within:
+        return in_dtype_of(x, products(x, weights))
+    few = partial(_sums_of_taps, axes=axes, counts=counts)
+    return in_dtype_of(x, platform_dependent(x, weights, cpu=few, default=products))
 
-    def cut(x: jax.Array, box: jax.Array) -> jax.Array:
-        weights = [
-            _weights(box[k], box[k + 2], x.shape[axis], outputs, method, antialias)
-            for k, axis, outputs in zip((1, 0), axes, size, strict=True)
-        ]
-        products = partial(_products, axes=axes)
-        if antialias and not within:
-            return in_dtype_of(x, products(x, weights))
-        few = partial(_sums_of_taps, axes=axes, counts=counts)
-        return in_dtype_of(x, platform_dependent(x, weights, cpu=few, default=products))
 
-    return per_picture(cut, image, axes, {"boxes": (boxes, 1)})
+def _cut_bilinear(
+    groups: jax.Array, boxes: jax.Array, *, size: tuple[int, int], places: tuple[int, int]
+) -> jax.Array:
+    cut = partial(
+        _cut_in_jax, size=size, method="bilinear", antialias=False, axes=places, within=True
+    )
+    return cut(groups[0], boxes[0])[None] if len(groups) == 1 else jax.vmap(cut)(groups, boxes)
+
+
+_cut_p = crop_primitive(
+    "cut", {"OpenCV 5 with IPP": cut_kernel}, _cut_bilinear, is_differentiable=True
+)
 
 
 @jit("size", "samples", "aligned", "axes")

@@ -18,9 +18,10 @@ from jaxsr.ops._levels import (
     flat_planes,
     from_256_levels,
     from_flat_planes,
-    histogram,
     in_256_levels,
-    look_up,
+    level_counts,
+    level_limits,
+    replace_levels,
 )
 from jaxsr.ops._typed_jax import arange, asarray, jit
 from jaxsr.ops._types import Array, Shaped
@@ -85,19 +86,23 @@ def autocontrast(
 
 @jit("axes")
 def _equalize(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    levels = flat_planes(in_256_levels(image), axes)
-    counts = histogram(levels, 256)
+    levels = in_256_levels(image)
+    counts = level_counts(levels, axes)
     greatest = jnp.where(counts > 0, arange(256), 0).max(-1, keepdims=True)
     of_greatest = jnp.where(arange(256) == greatest, counts, 0).sum(-1, keepdims=True)
-    step = (levels.shape[-1] - of_greatest) // 255
+    step = (image.shape[axes[0]] * image.shape[axes[1]] - of_greatest) // 255
     below = jnp.cumsum(counts, -1) - counts
     table = jnp.minimum((step // 2 + below) // jnp.maximum(step, 1), 255)
     table = jnp.where(step == 0, arange(256), table)
-    return from_256_levels(from_flat_planes(look_up(table, levels), image, axes), image)
+    return from_256_levels(replace_levels(levels, table, axes), image)
 
 
 @jit("ranks", "axes")
 def _autocontrast(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int]) -> jax.Array:
+    if image.dtype == jnp.uint8:
+        low, high = jnp.split(level_limits(image, ranks, axes), 2, -1)
+        table = jnp.where(high <= low, arange(256), _stretched_levels(low, high))
+        return replace_levels(image, table, axes)
     flat = flat_planes(image, axes)
     last = flat.shape[-1] - 1
     if any(ranks):
@@ -106,10 +111,7 @@ def _autocontrast(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int
         low, high = (ordered[..., place, None] for place in places)
     else:
         low, high = flat.min(-1, keepdims=True), flat.max(-1, keepdims=True)
-    if image.dtype == jnp.uint8:
-        table = _stretched_levels(low.astype(jnp.int32), high.astype(jnp.int32))
-        stretched = look_up(table, flat)
-    elif image.dtype == jnp.uint16:
+    if image.dtype == jnp.uint16:
         # 65535² is below 2³².
         apart = (jnp.clip(flat, low, high) - low).astype(jnp.uint32)
         stretched = apart * np.uint32(65535) // jnp.maximum(high - low, 1).astype(jnp.uint32)

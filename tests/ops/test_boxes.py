@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from jaxsr import ops
+from jaxsr.ops._cpu_calls import SWITCH
 from jaxsr.ops.boxes import cut_within
 from tests.ops.dtypes import EVERY_DTYPE
 
@@ -64,6 +65,21 @@ def test_boxes_between_pixels_are_shifted_pictures():
     image = np.arange(20, dtype=np.float32).reshape(4, 5, 1)
     got = ops.crop_and_resize(image, (0.25, 0.5, 4.25, 3.5), (3, 4))[..., 0]
     np.testing.assert_allclose(got, image[:3, :4, 0] + 0.25 + 2.5, atol=ATOL)
+
+
+def test_boxes_of_any_numbers_are_read_alike_with_and_without_opencv(monkeypatch):
+    images = pictures("float32")[:8]
+    boxes = np.array(
+        [[0, 0, 17, 14], [1.5, 2.25, 16.3, 8.9], [-5, -3, 40, 25], [3, 4, 4, 5], [9, 9, 9, 9],
+         [12, 9, 5, 3], [1e30, 0, -1e30, 5], [-1e9, 3, 2, 1e9]], np.float32,
+    )  # fmt: skip
+    results = []
+    for kernels in ("native", "xla"):
+        monkeypatch.setenv(SWITCH, kernels)
+        jax.clear_caches()
+        results.append(ops.crop_and_resize(images, boxes, (7, 50)))
+    np.testing.assert_allclose(*results, atol=ATOL)
+    jax.clear_caches()
 
 
 def test_gradient_with_respect_to_boxes():
