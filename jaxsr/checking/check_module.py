@@ -336,8 +336,8 @@ class _StableSorts(TorchFunctionMode):
 def _first_topk(
     x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> torch.return_types.topk:
-    parts = torch.sort(x, dim=dim, descending=largest, stable=True)
-    return torch.return_types.topk(tuple(part.narrow(dim, 0, k) for part in parts))
+    values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+    return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
 
 
 _OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...] = (

@@ -56,6 +56,8 @@ def check_cpu_kernels() -> Iterator[Finding]:
     else:
         advice = "pip install onednn-cpu-gomp (Linux, x86-64) makes convolutions 3 to 10 % faster"
         yield Finding("oneDNN", "note", "called by torch, with a copy of each result", advice)
+    if is_native():
+        yield _check_products()
     if (
         os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE"
         and "GOMP_SPINCOUNT" not in os.environ
@@ -66,6 +68,27 @@ def check_cpu_kernels() -> Iterator[Finding]:
             "they spin while they wait, on cores that XLA's threads need",
             "import jaxsr.interop before torch, or set OMP_WAIT_POLICY=PASSIVE",
         )
+
+
+def _check_products() -> Finding:
+    """A product by the kernels that LLVM compiles, for generating text."""
+    import jax
+
+    from jaxsr.interop.cpu_kernels import panel_product
+
+    if not panel_product.available():
+        detail = "XLA multiplies where text is generated: no llvmlite, or no AVX2"
+        advice = "pip install llvmlite (x86-64) makes generating text faster"
+        return Finding("LLVM's products", "note", detail, advice)
+    panel_product.register()
+    rng = np.random.default_rng(0)
+    x, panels = (rng.standard_normal(s, np.float32) for s in ((3, 256), (2, 256, 64)))
+    cpu = jax.local_devices(backend="cpu")[0]
+    result = panel_product.product(*jax.device_put((x, panels), cpu))
+    reference = np.einsum("mi,pio->mpo", x.astype(np.float64), panels).reshape(3, -1)
+    error = relative_error(result, reference)
+    detail = f"called where text is generated; error {error:.0e} of the largest value"
+    return judged("LLVM's products", error < 1e-5, detail, "pip uninstall llvmlite")
 
 
 def _timed(function: Callable[..., object], *arrays: object) -> tuple[float, object]:

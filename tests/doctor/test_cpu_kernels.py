@@ -1,15 +1,23 @@
 """What the doctor says of torch's kernels in programs for CPUs."""
 
 from jaxsr.doctor.cpu_kernels import check_cpu_kernels
+from jaxsr.interop.cpu_kernels import panel_product
 
 
 def test_both_convolutions_are_timed_and_agree(monkeypatch):
     monkeypatch.delenv("JAXSR_CPU_KERNELS", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    finding, of_onednn = check_cpu_kernels()
+    finding, of_onednn, of_products = check_cpu_kernels()
     assert finding.status == "ok"
     assert finding.detail.startswith("on, ") and "XLA's in" in finding.detail
     assert of_onednn.status == "ok" and of_onednn.detail.endswith("called directly")
+    assert of_products.status == "ok" and "largest value" in of_products.detail
+
+
+def test_products_without_llvmlite_are_named(monkeypatch):
+    monkeypatch.setattr(panel_product, "available", lambda: False)
+    _, _, finding, *_ = check_cpu_kernels()
+    assert finding.status == "note" and "pip install llvmlite" in str(finding.advice)
 
 
 def test_onednn_called_by_torch_is_named(monkeypatch):
