@@ -132,7 +132,8 @@ def _judge_shape(
 ) -> Judgement:
     images = pictures(rng, shape, dtype, oracle)
     exact = np.asarray(images) if oracle.scale == "levels" else in_float64(images)
-    arguments = oracle.draw(rng, exact if dtype in LEVELS else exact.astype(np.float32))
+    drawn_for = np.asarray(images) if dtype in LEVELS else exact.astype(np.float32)
+    arguments = oracle.draw(rng, drawn_for)
     got = jax.jit(oracle.call)(images, *arguments)
     results = oracle.results or dtype
     if results == "real":

@@ -49,15 +49,17 @@ class Options(ReportOptions):
 
     out: Path | None = None
     """JSON to write. Default: only printed."""
-    only: str = ""
-    """Only rows whose name contains this."""
+    functions: tuple[str, ...] = ()
+    """Only these. Default: all."""
+    kernels: tuple[str, ...] = KERNELS
+    """Of the rows of oracles."""
     parts: tuple[str, ...] = ("oracle", "tpu")
     """Which rows."""
     table: bool = False
     """Print the table of the committed results instead."""
 
 
-def oracle_rows(only: str) -> Iterator[Row]:
+def oracle_rows(options: Options) -> Iterator[Row]:
     """A row for each oracle."""
     import jax
 
@@ -66,17 +68,16 @@ def oracle_rows(only: str) -> Iterator[Row]:
     from jaxsr.ops._cpu_calls import SWITCH
 
     first = {oracle.function: oracle.name for oracle in reversed(ORACLES)}
-    for kernels in KERNELS:
+    for kernels in options.kernels:
         os.environ[SWITCH] = kernels
         jax.clear_caches()
         for oracle in ORACLES:
-            name = f"oracle of {oracle.name}, {kernels}"
-            if only not in name:
+            if options.functions and oracle.function not in options.functions:
                 continue
             has_gradient = oracle.derivative and "float32" in oracle.dtypes and kernels == "native"
             is_first = oracle.name == first[oracle.function]
             yield {
-                "name": name,
+                "name": f"oracle of {oracle.name}, {kernels}",
                 "function": oracle.function,
                 "rule": oracle.rule,
                 "by": oracle.by,
@@ -87,7 +88,7 @@ def oracle_rows(only: str) -> Iterator[Row]:
             jax.clear_caches()
 
 
-def tpu_rows(only: str) -> Iterator[Row]:
+def tpu_rows(options: Options) -> Iterator[Row]:
     """A row for each function, of its first oracle."""
     import jax
     import numpy as np
@@ -100,7 +101,7 @@ def tpu_rows(only: str) -> Iterator[Row]:
     chip = SingleDeviceSharding(load_topology(TOPOLOGY).devices[0])
     functions = {oracle.function: oracle for oracle in reversed(ORACLES)}
     for name, oracle in sorted(functions.items()):
-        if only not in name:
+        if options.functions and name not in options.functions:
             continue
         dtype = "float32" if "float32" in oracle.dtypes else oracle.dtypes[0]
         images = np.zeros((*BATCH, oracle.channels), dtype)
@@ -220,7 +221,7 @@ def measure(options: Options) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     report = Report("ops_functions", options, key=("name",), topology=TOPOLOGY)
     for part, rows in (("oracle", oracle_rows), ("tpu", tpu_rows)):
-        for row in rows(options.only) if part in options.parts else ():
+        for row in rows(options) if part in options.parts else ():
             print(row, flush=True)
             report.add(row)
 
