@@ -1,6 +1,5 @@
-"""Oracles of colours and levels."""
+"""Oracles of adjustments and levels."""
 
-import colorsys
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -12,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from scipy import ndimage
 from skimage import color, exposure
 
-from benchmarks._ops_oracles import ALL, FLOATS, LEVELS, Arguments, Oracle
+from benchmarks._ops_oracles import FLOATS, LEVELS, Arguments, Oracle
 from jaxsr import ops
 
 FINE = ("float32", "bfloat16", "uint16")
@@ -31,7 +30,7 @@ def factors(low: float, high: float) -> Callable[[np.random.Generator, np.ndarra
     return draw
 
 
-def whole(low: int, high: int) -> Callable[[np.random.Generator, np.ndarray], Arguments]:
+def integers(low: int, high: int) -> Callable[[np.random.Generator, np.ndarray], Arguments]:
     """The same, of integers; `high` is among them."""
     return lambda rng, images: (rng.integers(low, high + 1, len(images)),)
 
@@ -72,11 +71,6 @@ def planes(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return run
 
 
-def converted(code: int) -> Callable[[np.ndarray], np.ndarray]:
-    """One of OpenCV's conversions."""
-    return lambda image: cv2.cvtColor(image, code)
-
-
 def gray(image: np.ndarray) -> np.ndarray:
     """By the weights of BT.601, as Pillow documents them."""
     return image @ [0.299, 0.587, 0.114]
@@ -109,11 +103,6 @@ def _hue(image: np.ndarray, shift: float) -> np.ndarray:
     hsv = color.rgb2hsv(image)
     hsv[..., 0] = (hsv[..., 0] + float(shift)) % 1
     return color.hsv2rgb(hsv)
-
-
-def _by_colorsys(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    function = np.vectorize(getattr(colorsys, name), signature="(),(),()->(),(),()")
-    return lambda image: np.stack(function(*np.moveaxis(image, -1, 0)), -1)
 
 
 def _jpeg(picture: Any, quality: int) -> Any:
@@ -176,175 +165,12 @@ def _to_power(image: np.ndarray, gamma: float) -> np.ndarray:
 
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-MATLAB = 255.0
 ENHANCERS = {
     "adjust_brightness": ("Brightness", lambda image: 0),
     "adjust_contrast": ("Contrast", lambda image: gray(image).mean()),
     "adjust_saturation": ("Color", lambda image: gray(image)[..., None]),
     "adjust_sharpness": ("Sharpness", _smoothed),
 }
-_COLOURS: tuple[Any, ...] = (
-    (
-        "rgb_to_gray",
-        "Pillow's",
-        "Pillow",
-        {},
-        pillow(lambda x: x.convert("L")),
-        U8,
-        "levels",
-        {},
-    ),
-    (
-        "rgb_to_gray",
-        "OpenCV's",
-        "OpenCV",
-        {"convention": "opencv"},
-        converted(cv2.COLOR_RGB2GRAY),
-        LEVELS,
-        "levels",
-        {},
-    ),
-    (
-        "rgb_to_gray",
-        "scikit-image's",
-        "scikit-image",
-        {"convention": "scikit-image"},
-        color.rgb2gray,
-        ALL,
-        "unit",
-        {},
-    ),
-    (
-        "rgb_to_yuv",
-        "OpenCV's",
-        "OpenCV",
-        {},
-        converted(cv2.COLOR_RGB2YUV),
-        LEVELS,
-        "levels",
-        {},
-    ),
-    (
-        "yuv_to_rgb",
-        "OpenCV's",
-        "OpenCV",
-        {},
-        converted(cv2.COLOR_YUV2RGB),
-        LEVELS,
-        "levels",
-        {},
-    ),
-    ("rgb_to_yuv", "BT.470", "scikit-image", {}, color.rgb2yuv, FLOATS, "unit", {}),
-    ("yuv_to_rgb", "BT.470", "scikit-image", {}, color.yuv2rgb, FLOATS, "unit", {}),
-    (
-        "rgb_to_ycbcr",
-        "MATLAB's",
-        "scikit-image",
-        {},
-        lambda x: color.rgb2ycbcr(x) / MATLAB,
-        ALL,
-        "unit",
-        {},
-    ),
-    (
-        "ycbcr_to_rgb",
-        "MATLAB's",
-        "scikit-image",
-        {},
-        lambda x: color.ycbcr2rgb(x * MATLAB),
-        ALL,
-        "unit",
-        {},
-    ),
-    (
-        "rgb_to_y",
-        "MATLAB's",
-        "scikit-image",
-        {},
-        lambda x: color.rgb2ycbcr(x)[..., 0] / MATLAB,
-        ALL,
-        "unit",
-        {},
-    ),
-    (
-        "rgb_to_y",
-        "full",
-        "scikit-image",
-        {"convention": "full"},
-        lambda x: color.rgb2yiq(x)[..., 0],
-        ALL,
-        "unit",
-        {},
-    ),
-    ("rgb_to_hsv", "", "scikit-image", {}, color.rgb2hsv, ALL, "unit", {}),
-    ("hsv_to_rgb", "", "scikit-image", {}, color.hsv2rgb, ALL, "unit", {"atol": 4e-6}),
-    ("rgb_to_hls", "", "colorsys", {}, _by_colorsys("rgb_to_hls"), ALL, "unit", {}),
-    ("hls_to_rgb", "", "colorsys", {}, _by_colorsys("hls_to_rgb"), ALL, "unit", {"atol": 4e-6}),
-    (
-        "rgb_to_hsv",
-        "OpenCV's",
-        "OpenCV",
-        {"convention": "opencv"},
-        converted(cv2.COLOR_RGB2HSV),
-        U8,
-        "levels",
-        {},
-    ),
-    (
-        "hls_to_rgb",
-        "OpenCV's",
-        "OpenCV",
-        {"convention": "opencv"},
-        converted(cv2.COLOR_HLS2RGB),
-        U8,
-        "levels",
-        {},
-    ),
-    ("rgb_to_xyz", "", "scikit-image", {}, color.rgb2xyz, ALL, "unit", {"results": "real"}),
-    (
-        "rgb_to_lab",
-        "",
-        "scikit-image",
-        {},
-        color.rgb2lab,
-        ALL,
-        "unit",
-        {"results": "real", "white": 100},
-    ),
-    (
-        "rgb_to_luv",
-        "",
-        "scikit-image",
-        {},
-        color.rgb2luv,
-        ALL,
-        "unit",
-        {"results": "real", "white": 100, "atol": 4e-6},
-    ),
-    (
-        "rgb_to_lab",
-        "OpenCV's",
-        "OpenCV",
-        {"convention": "opencv"},
-        converted(cv2.COLOR_RGB2Lab),
-        U8,
-        "levels",
-        {},
-    ),
-)
-COLOURS: list[Oracle] = [
-    Oracle(
-        function=name,
-        rule=rule,
-        by=by,
-        call=partial(getattr(ops, name), **options),
-        reference=reference,
-        dtypes=dtypes,
-        scale=scale,
-        **more,
-    )
-    for name, rule, by, options, reference, dtypes, scale, more in _COLOURS
-]
 PIXELS: list[Oracle] = [
     *(
         Oracle(
@@ -395,7 +221,7 @@ PIXELS: list[Oracle] = [
         by="Pillow",
         call=ops.solarize,
         reference=pillow(ImageOps.solarize),
-        draw=whole(0, 256),
+        draw=integers(0, 256),
         dtypes=U8,
         scale="levels",
     ),
@@ -414,7 +240,7 @@ PIXELS: list[Oracle] = [
         by="Pillow",
         call=ops.posterize,
         reference=pillow(ImageOps.posterize),
-        draw=whole(1, 8),
+        draw=integers(1, 8),
         dtypes=U8,
         scale="levels",
     ),
@@ -424,7 +250,7 @@ PIXELS: list[Oracle] = [
         by="torchvision's rule",
         call=ops.posterize,
         reference=_posterized,
-        draw=whole(1, 8),
+        draw=integers(1, 8),
         dtypes=FLOATS,
         derivative=False,
     ),
@@ -479,7 +305,7 @@ PIXELS: list[Oracle] = [
         by="NumPy",
         call=ops.posterize,
         reference=lambda x, bits: x // 2 ** (16 - bits) * 2 ** (16 - bits),
-        draw=whole(1, 16),
+        draw=integers(1, 16),
         dtypes=U16,
         scale="levels",
     ),
@@ -580,7 +406,7 @@ PIXELS: list[Oracle] = [
         by="Pillow",
         call=ops.jpeg,
         reference=pillow(_jpeg),
-        draw=whole(1, 100),
+        draw=integers(1, 100),
         dtypes=U8,
         scale="levels",
     ),
@@ -610,5 +436,4 @@ PIXELS: list[Oracle] = [
         results="float32",
         white=1,
     ),
-    *COLOURS,
 ]

@@ -1,4 +1,4 @@
-"""Oracles of resizes, cuts, warps and measures."""
+"""Oracles of cuts, warps and measures."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,100 +8,14 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from scipy import ndimage
 from scipy.interpolate import RBFInterpolator
 from skimage import color, metrics
 
-from benchmarks._ops_oracle_pixels import U8, factors, planes
-from benchmarks._ops_oracles import FLOATS, LEVELS, Arguments, Oracle
+from benchmarks._ops_oracle_pixels import factors, planes
+from benchmarks._ops_oracle_resize import WIDE, torchs
+from benchmarks._ops_oracles import LEVELS, Arguments, Oracle
 from jaxsr import ops
-
-WIDE = (-3.0, 5.0)
-SIZES = ((5, 30), (50, 1))
-TORCH_MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest", "area": "area"}
-
-
-def torchs(image: np.ndarray, size: Any, mode: str, antialias: bool) -> np.ndarray:
-    """torch's `interpolate`."""
-    if antialias and size[0] > 1 == size[1] and image.dtype != np.uint8:
-        # A column of floats comes out of torch 2.13 as its first pixel, repeated; a row does not.
-        return torchs(image.swapaxes(0, 1), size[::-1], mode, antialias).swapaxes(0, 1)
-    plane = torch.from_numpy(image.copy()).movedim(-1, 0)[None]
-    return F.interpolate(plane, size, mode=mode, antialias=antialias)[0].movedim(0, -1).numpy()
-
-
-def _resize(method: str, antialias: bool, size: tuple[int, int]) -> Oracle:
-    return Oracle(
-        function="resize",
-        rule=f"torch's {method}{' antialias' * antialias} {size[0]} × {size[1]}",
-        by="torch",
-        call=partial(ops.resize, size=size, method=method, antialias=antialias),
-        reference=lambda x: torchs(x, size, method, antialias),
-        span=WIDE,
-        atol=0 if method == "nearest" else 2e-5,
-        weighs=True,
-        dtypes=FLOATS if method == "nearest" else (*FLOATS, "uint16"),
-    )
-
-
-def _resize_levels(method: str, antialias: bool, size: tuple[int, int]) -> Oracle:
-    return Oracle(
-        function="resize",
-        rule=f"torch's {method}{' antialias' * antialias} {size[0]} × {size[1]}, uint8",
-        by="torch",
-        call=partial(ops.resize, size=size, method=method, antialias=antialias),
-        reference=lambda x: torchs(x, size, method, antialias),
-        dtypes=U8,
-        scale="levels",
-    )
-
-
-PILLOW = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
-
-
-def _resize_pillow(method: str, size: Any) -> Oracle:
-    def of_plane(plane: np.ndarray) -> np.ndarray:
-        plane = plane if plane.dtype == np.uint8 else plane.astype(np.float32)
-        return np.asarray(Image.fromarray(plane).resize(size[::-1], PILLOW[method]))
-
-    return Oracle(
-        function="resize",
-        rule=f"Pillow's {method} {size[0]} × {size[1]}",
-        by="Pillow",
-        call=partial(ops.resize, size=size, method=method, convention="pillow"),
-        reference=planes(of_plane),
-        dtypes=U8,
-        scale="levels",
-    )
-
-
-OPENCV = {
-    "nearest": cv2.INTER_NEAREST,
-    "bilinear": cv2.INTER_LINEAR,
-    "bicubic": cv2.INTER_CUBIC,
-    "area": cv2.INTER_AREA,
-}
-
-
-def _resize_opencv(method: str, size: tuple[int, int]) -> Oracle:
-    return Oracle(
-        function="resize",
-        rule=f"OpenCV's {method} {size[0]} × {size[1]}",
-        by="OpenCV",
-        call=partial(ops.resize, size=size, method=method, convention="opencv"),
-        reference=planes(lambda x: cv2.resize(x, size[::-1], interpolation=OPENCV[method])),
-        dtypes=U8,
-        scale="levels",
-        ties=1e-3 if method == "bicubic" else 0,
-    )
-
 
 BORDERS: dict[str, Any] = {
     "edge": "edge",
@@ -292,10 +206,10 @@ def _homographies(rng: np.random.Generator, images: np.ndarray) -> Arguments:
 
 
 def _warped(image: np.ndarray, matrix: np.ndarray, border: str = "constant") -> np.ndarray:
-    whole = np.vstack([matrix[:2].astype(float), [0, 0, 1]])
+    matrix33 = np.vstack([matrix[:2].astype(float), [0, 0, 1]])
     height, width = image.shape[:2]
     y, x = np.mgrid[:height, :width].astype(float)
-    places = np.tensordot(np.linalg.inv(whole), np.stack([x, y, np.ones_like(x)]), 1)
+    places = np.tensordot(np.linalg.inv(matrix33), np.stack([x, y, np.ones_like(x)]), 1)
     return read(image, places[1], places[0], border)
 
 
@@ -349,9 +263,9 @@ def _lenses(rng: np.random.Generator, images: np.ndarray) -> Arguments:
 
 def _straight(image: np.ndarray, camera: np.ndarray, lens: np.ndarray) -> np.ndarray:
     height, width = image.shape[:2]
-    whole = camera.astype(float)
+    matrix = camera.astype(float)
     columns, rows = cv2.initUndistortRectifyMap(
-        whole, lens.astype(float), np.eye(3), whole, (width, height), cv2.CV_32FC1
+        matrix, lens.astype(float), np.eye(3), matrix, (width, height), cv2.CV_32FC1
     )
     return read(image, rows, columns)
 
@@ -395,31 +309,6 @@ def _four_points(rng: np.random.Generator, images: np.ndarray) -> Arguments:
 
 
 PLACES: list[Oracle] = [
-    *(
-        _resize(method, antialias, size)
-        for method, antialias in (
-            ("bilinear", False),
-            ("bilinear", True),
-            ("bicubic", False),
-            ("bicubic", True),
-            ("nearest", False),
-            ("area", False),
-        )
-        for size in SIZES
-    ),
-    *(
-        _resize_levels(method, antialias, size)
-        for method, antialias in (
-            ("bilinear", False),
-            ("bilinear", True),
-            ("bicubic", False),
-            ("bicubic", True),
-            ("nearest", False),
-        )
-        for size in SIZES
-    ),
-    *(_resize_pillow(method, size) for method in PILLOW for size in SIZES),
-    *(_resize_opencv(method, size) for method in OPENCV for size in SIZES),
     *map(_pad, BORDERS),
     Oracle(
         function="flip",

@@ -1,6 +1,6 @@
 """What each image function is held to: an oracle that others wrote, and random cases for both.
 
-`_ops_oracle_pixels`, `_ops_oracle_windows` and `_ops_oracle_places` list them. The tests run them
+`_ops_oracle_list` has them all. The tests run them
 (`tests/ops/test_oracles.py`), and `benchmarks.ops_functions` counts. A case is one picture: of one
 pixel, of one line, of odd sides; black, white, of two levels, of one level, of noise. Oracles
 compute in float64, and give one picture as (h, w, c).
@@ -140,8 +140,8 @@ def _judge_shape(
         results = "float32" if dtype in LEVELS else dtype
     assert got.dtype == results, f"{oracle.name} of {dtype} gives {got.dtype}"
     unit = white_of(dtype) if oracle.scale == "unit" else 1
-    given = exact / unit if unit > 1 else exact
-    rows = zip(given, *map(np.asarray, arguments), strict=True)
+    scaled = exact / unit if unit > 1 else exact
+    rows = zip(scaled, *map(np.asarray, arguments), strict=True)
     want = np.stack([np.asarray(oracle.reference(x, *each)) for x, *each in rows])
     want = want.astype(float).reshape(got.shape)
     if results in LEVELS:

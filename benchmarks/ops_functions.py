@@ -148,17 +148,17 @@ def table(rows: Sequence[Row], races: Sequence[Row]) -> list[str]:
     return lines
 
 
-def whole_table(rows: Sequence[Row]) -> list[str]:
+def committed_table(rows: Sequence[Row]) -> list[str]:
     """The table with the committed races."""
     return table(rows, read_rows(ops.RECORD))
 
 
 def _by_function(rows: Sequence[Row], kind: str) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    by_function: dict[str, list[Row]] = {}
     for row in rows:
         if row["name"].split()[0] == kind:
-            found.setdefault(row["function"], []).append(row)
-    return found
+            by_function.setdefault(row["function"], []).append(row)
+    return by_function
 
 
 def _exactness(rows: list[Row]) -> list[str]:
@@ -186,7 +186,7 @@ def _program(rows: list[Row]) -> str:
 
 def _speeds(races: Sequence[Row]) -> dict[str, list[str]]:
     """jaxsr's speed over the fastest library of the same rule and of another, for each function."""
-    found: dict[str, list[str]] = {}
+    cells_of: dict[str, list[str]] = {}
     for race in races:
         name, _, dtype = race["name"].rpartition(", 64 x 224², ")
         peers = [c for c in race["contenders"] if not c["name"].startswith("jaxsr")]
@@ -203,10 +203,10 @@ def _speeds(races: Sequence[Row]) -> dict[str, list[str]]:
                 ]
                 cells.append(f"{best['name']}{'' if same else '†'} {ratios[0]} ({ratios[1]})")
         options = name.removeprefix(function).strip(", ")
-        found.setdefault(function, []).append(
+        cells_of.setdefault(function, []).append(
             f"{f'{options}, ' * bool(options)}{dtype}: {', '.join(cells)}"
         )
-    return found
+    return cells_of
 
 
 def _ratio(value: float) -> str:
@@ -216,7 +216,7 @@ def _ratio(value: float) -> str:
 def measure(options: Options) -> None:
     """Runs what the options name, or prints the table."""
     if options.table:
-        print("\n".join(whole_table(read_rows(RECORD))))
+        print("\n".join(committed_table(read_rows(RECORD))))
         return
     os.environ["JAX_PLATFORMS"] = "cpu"
     report = Report("ops_functions", options, key=("name",), topology=TOPOLOGY)
