@@ -2,9 +2,10 @@
 
 XLA's CPU kernels read a float32 matrix well for one token and badly for several, and unpack
 levels of four bits element by element. The kernels here read each panel of 64 outputs once, for
-any number of tokens, and unpack levels in registers. They need `llvmlite`, which compiles the text
-below in half a second; there is no Python in a call. Sums run in float32 in the order of the
-inputs, the same for every token, whatever is multiplied beside it.
+any number of tokens, and unpack levels in registers. They need `llvmlite`, which compiles
+`panel_kernels` in half a second; there is no Python in a call. Sums run in float32 in the order of
+the inputs. With a float32 matrix a token has the same bits whatever is multiplied beside it; for
+more than two tokens levels are unpacked first, which rounds otherwise.
 
 - `NAMES["float"]`: x (M, I), matrix (P, I, 64), float32.
 - `NAMES["batched"]`: x (N, M, I), matrices (N, I, O), float32, O a multiple of 32: attention's.
@@ -25,7 +26,8 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
-from jaxsr.interop.cpu_kernels.panel_kernels import FEW, NAMES, PANEL, kernels
+from jaxsr.interop.cpu_kernels.panel_kernels import kernels
+from jaxsr.interop.cpu_kernels.panel_tasks import FEW, NAMES, PANEL
 from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
 from jaxsr.ops import _cpu_calls as cpu_calls
 
@@ -145,25 +147,53 @@ def unpacked(levels: Tensor, tables: Tensor, *, inputs: int) -> Tensor:
 
 
 def product(x: jax.Array, panels: jax.Array) -> jax.Array:
-    """`x Wᵀ` in a program for CPUs: (M, I) by (P, I, 64) float32 to (M, 64 P)."""
+    """`x Wᵀ` in a program for CPUs: (M, I) by (P, I, 64) float32 to (M, 64 P).
+
+    Raises:
+      ValueError: shapes or dtypes do not fit.
+    """
     result = jax.ShapeDtypeStruct((len(x), len(panels) * PANEL), jnp.float32)
-    return cpu_calls.call(NAMES["float"], result, x, panels)
+    return _called(NAMES["float"], [result], x, panels, inputs=panels.shape[1])
 
 
 def batched(x: jax.Array, matrices: jax.Array) -> jax.Array:
-    """`x @ matrices`, (N, M, I) by (N, I, O), O a multiple of 32."""
-    result = jax.ShapeDtypeStruct((*x.shape[:2], matrices.shape[2]), jnp.float32)
-    return cpu_calls.call(NAMES["batched"], result, x, matrices)
+    """`x @ matrices`, (N, M, I) by (N, I, O), O a multiple of 32.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit.
+    """
+    count, inputs, outputs = matrices.shape
+    if len(x) != count or outputs % 32:
+        raise ValueError(
+            f"cannot multiply {x.shape} by {matrices.shape}: O must be a multiple of 32"
+        )
+    result = jax.ShapeDtypeStruct((*x.shape[:2], outputs), jnp.float32)
+    return _called(NAMES["batched"], [result], x, matrices, inputs=inputs)
 
 
 def packed(x: jax.Array, levels: jax.Array, tables: jax.Array) -> jax.Array:
-    """The same of levels and tables."""
-    inputs = x.shape[1]
-    bits = 32 * levels.shape[1] // inputs
+    """The same as `product`, of levels and tables that `pack` makes.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit.
+    """
+    rows, inputs = x.shape
+    bits = 32 * levels.shape[1] // max(inputs, 1)
+    if bits not in (4, 8):
+        raise ValueError(f"levels {levels.shape} are not of {inputs} inputs in 4 or 8 bits")
     results = [
-        jax.ShapeDtypeStruct((len(x), len(levels) * PANEL), jnp.float32),
-        jax.ShapeDtypeStruct(
-            (threads_per_call(), inputs if len(x) > FEW else 1, PANEL), jnp.float32
-        ),
+        jax.ShapeDtypeStruct((rows, len(levels) * PANEL), jnp.float32),
+        jax.ShapeDtypeStruct((threads_per_call(), inputs if rows > FEW else 1, PANEL), jnp.float32),
     ]
-    return cpu_calls.call(NAMES[bits], results, x, levels, tables)[0]
+    return _called(NAMES[bits], results, x, levels, tables, inputs=32 // bits * levels.shape[1])
+
+
+def _called(
+    name: str, results: list[jax.ShapeDtypeStruct], x: jax.Array, *weights: jax.Array, inputs: int
+) -> jax.Array:
+    """The first result of a kernel, which checks nothing itself and needs a token."""
+    if x.dtype != jnp.float32 or x.shape[-1] != inputs:
+        raise ValueError(f"x must be float32 with {inputs} inputs, got {x.dtype}{x.shape}")
+    if not x.size:
+        return jnp.zeros(results[0].shape, results[0].dtype)
+    return cpu_calls.call(name, results, x, *weights)[0]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from jaxsr.interop.cpu_kernels import packed_product, panel_product
 from jaxsr.models.llama.packed import LevelsEmbedding, LevelsLinear
@@ -24,7 +24,7 @@ _OUTPUTS = 16
 """The kernel takes whole multiples of so many outputs."""
 
 
-@torch.library.custom_op("jaxsr::packed_product", mutates_args=())
+@library.custom_op("jaxsr::packed_product", mutates_args=())
 def _packed_product(x: Tensor, planes: Tensor, tables: Tensor) -> Tensor:
     out = x.new_empty(len(x), planes.shape[1])
     exact = tables.shape[2] == 2
@@ -95,7 +95,7 @@ class KernelLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-@torch.library.custom_op("jaxsr::packed_panels", mutates_args=())
+@library.custom_op("jaxsr::packed_panels", mutates_args=())
 def _packed_panels(x: Tensor, levels: Tensor, tables: Tensor) -> Tensor:
     return x @ panel_product.unpacked(levels, tables, inputs=x.shape[1])
 

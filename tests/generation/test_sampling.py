@@ -16,7 +16,13 @@ from jaxsr.generation.logits_processors import (
     settings_of,
 )
 from jaxsr.generation.options import SamplingOptions, recommended_options
-from jaxsr.generation.sampling import choose, choose_on_host, log_probabilities, request_keys
+from jaxsr.generation.sampling import (
+    choose,
+    choose_on_host,
+    greedy,
+    log_probabilities,
+    request_keys,
+)
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((5, 200), dtype=np.float32)
 
@@ -349,3 +355,11 @@ def test_a_model_s_generation_config_becomes_options():
         "top_h",
     ]
     assert dataclasses.replace(options, top_k=None).top_k is None
+
+
+@pytest.mark.parametrize("words", [192, 200])  # in 64 parts, and not
+def test_greedy_takes_the_first_of_equal_logits(words):
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 3, (40, words)).astype(np.float32)
+    logits[0], logits[1, 70], logits[2, [150, 90]] = -np.inf, np.nan, np.inf
+    np.testing.assert_array_equal(jax.jit(greedy)(logits), logits.argmax(-1))

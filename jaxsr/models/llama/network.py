@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from jaxsr.models.llama.config import LlamaConfig
 
@@ -172,7 +172,7 @@ _COLUMNS = 32
 """Of which the compiled product takes multiples."""
 
 
-@torch.library.custom_op("jaxsr::batched_product", mutates_args=())
+@library.custom_op("jaxsr::batched_product", mutates_args=())
 def batched_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b`, (N, M, I) by (N, I, O): in JAX by `jaxsr.interop.cpu_kernels.panel_product`."""
     return a @ b

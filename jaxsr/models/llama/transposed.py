@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from jaxsr.models.llama.network import Embedding
 from jaxsr.models.llama.quantized import swap
@@ -80,7 +80,7 @@ class PanelEmbedding(nn.Module):
         return _panel_product(x_BTE, self.weight, compiled=self.compiled)
 
 
-@torch.library.custom_op("jaxsr::panel_product", mutates_args=())
+@library.custom_op("jaxsr::panel_product", mutates_args=())
 def panel_product(x: Tensor, panels: Tensor) -> Tensor:
     """`x Wᵀ`, (M, I) by (P, I, 64): in JAX by `jaxsr.interop.cpu_kernels.panel_product`."""
     return torch.einsum("mi,pio->mpo", x, panels).flatten(1)

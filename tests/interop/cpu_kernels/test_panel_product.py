@@ -1,6 +1,7 @@
 """Compiled products with panels against float64."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -80,3 +81,24 @@ def test_calls_that_run_side_by_side():
     for _ in range(20):
         for y, p in zip(every(x, panels), panels, strict=True):
             np.testing.assert_allclose(y, x @ p[0], atol=1e-4)
+
+
+def test_no_tokens():
+    panels = jnp.ones((2, 16, 64))
+    assert panel_product.product(jnp.ones((0, 16)), panels).shape == (0, 128)
+    assert panel_product.batched(jnp.ones((2, 0, 16)), jnp.ones((2, 16, 32))).shape == (2, 0, 32)
+
+
+@pytest.mark.parametrize(
+    "x", [jnp.ones((2, 15)), jnp.ones((2, 16), jnp.bfloat16), jnp.ones((2, 16), jnp.int32)]
+)
+def test_what_the_kernel_would_read_beyond_is_refused(x):
+    with pytest.raises(ValueError, match="x must be float32 with 16 inputs, got"):
+        panel_product.product(x, jnp.ones((1, 16, 64)))
+    with pytest.raises(ValueError, match=r"inputs"):
+        panel_product.packed(x, jnp.zeros((1, 4, 64), jnp.int32), jnp.ones((1, 1, 2, 64)))
+
+
+def test_outputs_between_columns_are_refused():
+    with pytest.raises(ValueError, match="multiple of 32"):
+        panel_product.batched(jnp.ones((1, 2, 16)), jnp.ones((1, 16, 33)))
