@@ -1,11 +1,12 @@
 """OpenCV, where it is installed: for kernels that programs for CPUs call."""
 
+import collections
 import functools
 import os
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 LARGE_PICTURE = 1 << 16
@@ -40,6 +41,7 @@ def has_ipp() -> bool:
     return cv2 is not None and bool(cv2.ipp.useIPP())
 
 
+@functools.cache
 def opencv_border(border: str) -> int:
     """OpenCV's number of a border."""
     names = {
@@ -80,20 +82,30 @@ def for_each_row(function: Callable[[int], None], rows: int, *, large: bool = Fa
         function(row)
     call_s = time.perf_counter() - start
     is_long = call_s > _LEAST_CALL_S and call_s * (rows - 1) > _LEAST_SHARED_S
+    # Each thread takes the next row: one that wakes late would finish its half late.
+    remaining = collections.deque(range(1, rows))
 
-    def run(share: range) -> None:
-        for row in share:
+    def run() -> None:
+        while (row := _popped(remaining)) is not None:
             function(row)
 
-    if large or not is_long:
-        run(range(1, rows))
-        return
-    parts = min(_thread_count(), rows - 1)
-    shares = [range(1 + i, rows, parts) for i in range(parts)]
-    waiting = [_threads().submit(run, share) for share in shares[1:]]
-    run(shares[0])
-    for each in waiting:
+    count = 0 if large or not is_long else min(_thread_count(), rows - 1) - 1
+    others = [_threads().submit(run) for _ in range(count)]
+    try:
+        run()
+    finally:
+        started = [each for each in others if not each.cancel()]
+        wait(started)
+    for each in started:
         each.result()
+
+
+def _popped(rows: collections.deque[int]) -> int | None:
+    """The first, in one thread alone; None where none is left."""
+    try:
+        return rows.popleft()
+    except IndexError:
+        return None
 
 
 @functools.cache

@@ -32,6 +32,9 @@ LARGEST_EXTENT = (1 << 15) - 2
 _MOST_PERIODS = 64
 """OpenCV mirrors positions once for every period that they are away."""
 
+_NORM_L2 = 4
+"""OpenCV's number of the Euclidean norm."""
+
 Read = Callable[..., np.ndarray]
 """Of a picture, the fill of its border and an array for the result."""
 _Reader = tuple[Read, np.ndarray | None]
@@ -159,17 +162,13 @@ def _read_all(
 def _by_fields(
     rows: np.ndarray, columns: np.ndarray, border: str, extents: tuple[int, int]
 ) -> _Reader:
-    is_lost, fields = None, (rows, columns)
-    if not all(
-        _is_near(field, extent, border) for field, extent in zip(fields, extents, strict=True)
-    ):
-        is_lost = np.isnan(rows) | np.isnan(columns)
-        fields = tuple(
-            _within_periods(np.nan_to_num(field).clip(-FARTHEST, FARTHEST), extent, border)
-            for field, extent in zip(fields, extents, strict=True)
-        )
-
-        rows, columns = fields
+    if _is_near(rows, extents[0], border) and _is_near(columns, extents[1], border):
+        return read_at(rows, columns, border), None
+    is_lost = np.isnan(rows) | np.isnan(columns)
+    rows, columns = (
+        _within_periods(np.nan_to_num(field).clip(-FARTHEST, FARTHEST), extent, border)
+        for field, extent in zip((rows, columns), extents, strict=True)
+    )
     return read_at(rows, columns, border), is_lost
 
 
@@ -203,7 +202,9 @@ def _farthest(extent: int, border: str) -> float:
 def _is_near(field: np.ndarray, extent: int, border: str) -> bool:
     """Whether OpenCV takes these positions as they are; NaN is none."""
     farthest = _farthest(extent, border)
-    return bool(-farthest <= field.min() and field.max() <= farthest)
+    # The root of the sum of squares bounds them all, in one reading.
+    is_near = opencv().norm(field, _NORM_L2) <= farthest
+    return is_near or bool(-farthest <= field.min() and field.max() <= farthest)
 
 
 def _within_periods(field: np.ndarray, extent: int, border: str) -> np.ndarray:

@@ -208,9 +208,11 @@ def adjust_gamma(
 
     def by_table(array: jax.Array, exponent: jax.Array) -> jax.Array:
         leading = array.shape[: array.ndim + min(positions)]
-        each = jnp.broadcast_to(exponent.reshape(exponent.shape[: len(leading)]), leading)
-        table = power(arange(256).astype(jnp.uint8), each[..., None])
-        return look_up(table, array.reshape(*leading, -1)).reshape(array.shape)
+        exponents = exponent.reshape(exponent.shape[: len(leading)])
+        # One power for all pictures of one exponent.
+        table = power(arange(256).astype(jnp.uint8), exponents[..., None])
+        each = jnp.broadcast_to(table, (*leading, 256))
+        return look_up(each, array.reshape(*leading, -1)).reshape(array.shape)
 
     if array.dtype != jnp.uint8 or not array.size:
         return power(array, exponent)
