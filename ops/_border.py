@@ -25,7 +25,8 @@ _ALIASES: dict[str, dict[str, Border]] = {
     "torchvision": {"reflect": "reflect101", "replicate": "edge", "circular": "wrap"},
     "opencv": {"reflect": "symmetric", "replicate": "edge"},
 }
-_NUMPY_MODE = {"reflect101": "reflect"}
+NUMPY_MODES: dict[str, Any] = dict(zip(BORDERS, BORDERS, strict=True)) | {"reflect101": "reflect"}
+"""NumPy's name of each border."""
 
 
 def checked_border(border: str) -> Border:
@@ -88,7 +89,7 @@ def pad_axis(
     widths[axis] = (before, after)
     if border == "reflect101" and x.shape[axis] == 1:
         border = "edge"  # nothing to mirror
-    return pad(x, widths, mode=_NUMPY_MODE.get(border, border))
+    return pad(x, widths, mode=NUMPY_MODES[border])
 
 
 def strips(

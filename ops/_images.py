@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, normal_axes, normal_axis
-from jaxsr.ops._typed_jax import asarray, optimization_barrier, platform_dependent
+from jaxsr.ops._typed_jax import arange, asarray, optimization_barrier, platform_dependent
 
 Parameter = float | Sequence[Any] | jax.Array | np.ndarray
 INTEGER_DTYPES = (jnp.dtype(jnp.uint8), jnp.dtype(jnp.uint16))
@@ -76,17 +76,51 @@ def peak_of(image: jax.Array) -> float:
     return float(np.iinfo(image.dtype).max) if image.dtype in INTEGER_DTYPES else 1.0
 
 
-def mixed(planes: list[jax.Array], matrix: np.ndarray) -> list[jax.Array]:
-    """A matrix times the colours of planes.
+def along_channel(values: Sequence[Any] | np.ndarray, like: jax.Array, channel: int) -> jax.Array:
+    """A constant for each channel, which broadcasts with planes; in the dtype of `like`."""
+    shape = [1] * like.ndim
+    shape[normal_axis(channel, like.ndim, "channel")] = len(values)
+    return asarray(np.asarray(values).reshape(shape), like.dtype)
 
-    Sums of products, not a dot: a TPU dot rounds its operands to bfloat16 by default.
+
+def mixed(
+    planes: Sequence[jax.Array],
+    matrix: np.ndarray,
+    channel: int,
+    offset: Sequence[Any] | np.ndarray | None = None,
+) -> jax.Array:
+    """A matrix times the colours of planes, and an offset: a channel for each row.
+
+    Sums of products, not a dot: a TPU dot rounds its operands to bfloat16 by default. Not a
+    concatenation of rows either: XLA's CPU loops over a short one do not vectorise.
     """
-    return [planes[0] * row[0] + planes[1] * row[1] + planes[2] * row[2] for row in matrix.tolist()]
+    red, green, blue = (
+        plane * along_channel(column, plane, channel)
+        for plane, column in zip(planes, matrix.T, strict=True)
+    )
+    total = red + green + blue
+    return total if offset is None else total + along_channel(offset, total, channel)
 
 
-def joined(planes: list[jax.Array], channel: int) -> jax.Array:
+def joined(planes: Sequence[jax.Array], channel: int) -> jax.Array:
     """Planes side by side in the axis of channels."""
-    return jnp.concatenate(planes, normal_axis(channel, planes[0].ndim, "channel"))
+    axis = normal_axis(channel, planes[0].ndim, "channel")
+
+    def concatenated(*planes: jax.Array) -> jax.Array:
+        return jnp.concatenate(planes, axis)
+
+    def selected(*planes: jax.Array) -> jax.Array:
+        place = arange(len(planes))
+        *others, out = planes
+        for k, plane in enumerate(others):
+            out = jnp.where(place == k, plane, out)
+        return out
+
+    if axis < planes[0].ndim - 1:
+        return concatenated(*planes)
+    # XLA's CPU loops over a short concatenation do not vectorise: to compute all planes for each
+    # channel takes less time.
+    return platform_dependent(*planes, cpu=selected, default=concatenated)
 
 
 def planes_of_values(
@@ -99,7 +133,8 @@ def planes_of_values(
     """
 
     def at_once(image: jax.Array) -> list[jax.Array]:
-        axis = max(range(image.ndim), key=lambda axis: (axis > 0, image.shape[axis], axis))
+        # Of equal axes the first: its halves are long runs, each one vector loop.
+        axis = max(range(image.ndim), key=lambda axis: (axis > 0, image.shape[axis], -axis))
         middle = image.shape[axis] // 2
         halves = jnp.split(image, [middle], axis) if middle else [image]
         stored = jnp.concatenate([function(half) for half in halves], axis)

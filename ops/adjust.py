@@ -17,7 +17,6 @@ from jaxsr.ops._images import (
     Parameter,
     channel_planes,
     in_dtype_of,
-    joined,
     parameter,
     peak_of,
     picture,
@@ -137,8 +136,8 @@ def adjust_hue(
     """
     array, _ = picture(image, axes)
     sextant, value, chroma = hue_value_chroma(unit_planes(array, channel))
-    planes = from_hue(sextant + 6 * spread(shift, array, "shift"), value, chroma)
-    return in_dtype_of(array, joined(planes, channel) * peak_of(array))
+    rgb = from_hue(sextant + 6 * spread(shift, array, "shift"), value, chroma, channel)
+    return in_dtype_of(array, rgb * peak_of(array))
 
 
 def adjust_sharpness(

@@ -19,6 +19,7 @@ import numpy as np
 from jaxsr.ops._arguments import ImageLike, one_of
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
+    along_channel,
     channel_planes,
     joined,
     mixed,
@@ -205,63 +206,64 @@ def _encoded(x: jax.Array) -> jax.Array:
     return jnp.where(x > 0.0031308, bright, 12.92 * x)
 
 
-def _xyz_of_rgb(image: jax.Array, channel: int) -> Planes:
+def _xyz_of_rgb(image: jax.Array, channel: int) -> jax.Array:
     def light(x: jax.Array) -> jax.Array:
         return _linear(x.astype(real_dtype(image)) / peak_of(image))
 
-    return mixed(planes_of_values(light, image, channel), _XYZ_FROM_RGB)
+    return mixed(planes_of_values(light, image, channel), _XYZ_FROM_RGB, channel)
 
 
-def _rgb_of_xyz(xyz: Planes) -> Planes:
-    return [_encoded(plane) for plane in mixed(xyz, _RGB_FROM_XYZ)]
+def _rgb_of_xyz(xyz: Planes, channel: int) -> jax.Array:
+    return _encoded(mixed(xyz, _RGB_FROM_XYZ, channel))
 
 
-def _lab_of_rgb(image: jax.Array, channel: int) -> Planes:
+def _lab_of_rgb(image: jax.Array, channel: int) -> jax.Array:
     def scaled(x: jax.Array) -> jax.Array:
         return jnp.where(x > _DARK, _power(jnp.maximum(x, _DARK), 1 / 3), 7.787 * x + 16 / 116)
 
-    xyz = zip(_xyz_of_rgb(image, channel), _WHITE, strict=True)
-    shares = joined([plane / white for plane, white in xyz], channel)
+    xyz = _xyz_of_rgb(image, channel)
+    shares = xyz / along_channel(_WHITE, xyz, channel)
     x, y, z = planes_of_values(scaled, shares, channel)
-    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+    return joined([116 * y - 16, 500 * (x - y), 200 * (y - z)], channel)
 
 
-def _rgb_of_lab(lab: Planes) -> Planes:
+def _rgb_of_lab(lab: Planes, channel: int) -> jax.Array:
     lightness, a, b = lab
     y = (lightness + 16) / 116
     scaled = (y + a / 500, y, y - b / 200)
     light = [jnp.where(x > 0.2068966, x**3, (x - 16 / 116) / 7.787) for x in scaled]
-    return _rgb_of_xyz([x * white for x, white in zip(light, _WHITE, strict=True)])
+    return _rgb_of_xyz([x * white for x, white in zip(light, _WHITE, strict=True)], channel)
 
 
-def _luv_of_rgb(image: jax.Array, channel: int) -> Planes:
-    x, y, z = _xyz_of_rgb(image, channel)
+def _luv_of_rgb(image: jax.Array, channel: int) -> jax.Array:
+    x, y, z = channel_planes(_xyz_of_rgb(image, channel), channel)
     bright = 116 * _power(jnp.maximum(y, _DARK), 1 / 3) - 16
     lightness = jnp.where(y > _DARK, bright, _DARK_SLOPE * y)
     total = x + 15 * y + 3 * z
     total = jnp.where(total == 0, 1, total)
-    return [
+    planes = [
         lightness,
         13 * lightness * (4 * x / total - _WHITE_U),
         13 * lightness * (9 * y / total - _WHITE_V),
     ]
+    return joined(planes, channel)
 
 
-def _rgb_of_luv(luv: Planes) -> Planes:
+def _rgb_of_luv(luv: Planes, channel: int) -> jax.Array:
     lightness, u, v = luv
     y = jnp.where(lightness > 8, ((lightness + 16) / 116) ** 3, lightness / _DARK_SLOPE)
     scale = jnp.where(lightness == 0, 1, 13 * lightness)
     u, v = _WHITE_U + u / scale, _WHITE_V + v / scale
     v = jnp.where(v == 0, 1, v)
-    return _rgb_of_xyz([9 * u * y / (4 * v), y, (12 - 3 * u - 20 * v) * y / (4 * v)])
+    return _rgb_of_xyz([9 * u * y / (4 * v), y, (12 - 3 * u - 20 * v) * y / (4 * v)], channel)
 
 
-_FROM_RGB: dict[str, Callable[[jax.Array, int], Planes]] = {
+_FROM_RGB: dict[str, Callable[[jax.Array, int], jax.Array]] = {
     "rgb_to_xyz": _xyz_of_rgb,
     "rgb_to_lab": _lab_of_rgb,
     "rgb_to_luv": _luv_of_rgb,
 }
-_TO_RGB: dict[str, Callable[[Planes], Planes]] = {
+_TO_RGB: dict[str, Callable[[Planes, int], jax.Array]] = {
     "xyz_to_rgb": _rgb_of_xyz,
     "lab_to_rgb": _rgb_of_lab,
     "luv_to_rgb": _rgb_of_luv,
@@ -271,10 +273,8 @@ _TO_RGB: dict[str, Callable[[Planes], Planes]] = {
 @jit("channel", "kind")
 def _converted(image: jax.Array, channel: int, kind: str) -> jax.Array:
     if kind in _FROM_RGB:
-        planes = _FROM_RGB[kind](image, channel)
-    else:
-        planes = _TO_RGB[kind](unit_planes(image, channel))
-    return _in_floats_of(image, joined(planes, channel))
+        return _in_floats_of(image, _FROM_RGB[kind](image, channel))
+    return _in_floats_of(image, _TO_RGB[kind](unit_planes(image, channel), channel))
 
 
 @cache
@@ -293,10 +293,12 @@ def _opencv_lab(image: jax.Array, channel: int) -> jax.Array:
     rgb = [light[plane.astype(jnp.int32)] for plane in channel_planes(image, channel)]
     white = np.array([0.950456, 1, 1.088754])
     weights = np.rint(_XYZ_FROM_RGB / white[:, None] * 4096).astype(np.int32)
-    x, y, z = (root[(plane + 2048) >> 12] for plane in mixed(rgb, weights))
+    xyz = (sum(plane * w for plane, w in zip(rgb, row, strict=True)) for row in weights.tolist())
+    x, y, z = (root[(plane + 2048) >> 12] for plane in xyz)
     centre = 128 << 15
     # (116 y - 16) · 2.55, rounded as OpenCV rounds its factors.
     lightness = 296 * y - ((16 * 255 * (1 << 15) + 50) // 100)
     planes = [lightness, 500 * (x - y) + centre, 200 * (y - z) + centre]
     levels = [(plane + (1 << 14)) >> 15 for plane in planes]
-    return jnp.clip(joined(levels, channel), 0, 255).astype(jnp.uint8)
+    # Not `joined`: tables would be read for each channel.
+    return jnp.clip(jnp.concatenate(levels, channel), 0, 255).astype(jnp.uint8)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsr.ops._arguments import ImageLike, compute_dtype, image_array, normal_axis, one_of
-from jaxsr.ops._images import in_dtype_of
+from jaxsr.ops._images import in_dtype_of, mixed
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -109,7 +109,7 @@ def luma_of_difference(
     compiler has contracted it into fused multiply-adds.
     """
     matrix, _ = _float_matrix(convention)
-    return _mix(_planes(difference, channel), matrix[:1], np.zeros(1), channel)
+    return mixed(_planes(difference, channel), matrix[:1], channel)
 
 
 def _checked(image: ImageLike, convention: str, channel: int) -> tuple[jax.Array, int]:
@@ -131,17 +131,6 @@ def _float_matrix(convention: str) -> tuple[np.ndarray, np.ndarray]:
     return _FULL, _FULL_OFFSET / 255
 
 
-def _mix(
-    planes: list[jax.Array], matrix: np.ndarray, offset: np.ndarray, channel: int
-) -> jax.Array:
-    # Sums of products, not a dot: a TPU dot rounds its operands to bfloat16 by default.
-    rows: list[jax.Array] = []
-    for weights, shift in zip(matrix, offset, strict=True):
-        terms = [plane * weight for plane, weight in zip(planes, weights.tolist(), strict=True)]
-        rows.append(terms[0] + terms[1] + terms[2] + shift.item())
-    return jnp.concatenate(rows, channel)
-
-
 def _planes(image: jax.Array, channel: int) -> list[jax.Array]:
     return [jax.lax.slice_in_dim(image, k, k + 1, axis=channel) for k in range(3)]
 
@@ -154,16 +143,16 @@ def _forward(image: jax.Array, convention: str, channel: int, rows: tuple[int, .
     if image.dtype != jnp.uint8:
         matrix, offset = _float_matrix(convention)
         planes = _planes(image.astype(compute_dtype(image.dtype)), channel)
-        return _mix(planes, matrix[select], offset[select], channel).astype(image.dtype)
+        return mixed(planes, matrix[select], channel, offset[select]).astype(image.dtype)
     planes = _planes(image.astype(jnp.int32), channel)
     if convention == "matlab":
         # Twice the value and half a level more, so that the floor division rounds half up.
         matrix, offset = 2 * _MATLAB_OVER_255000, 255000 * (2 * _MATLAB_OFFSET + 1)
-        levels = _mix(planes, matrix[select], offset[select], channel) // (2 * 255000)
+        levels = mixed(planes, matrix[select], channel, offset[select]) // (2 * 255000)
     else:
         matrix = np.rint(_FULL * 2**_FULL_BITS).astype(np.int64)
         offset = (_FULL_OFFSET << _FULL_BITS) + 2 ** (_FULL_BITS - 1)
-        levels = _mix(planes, matrix[select], offset[select], channel) >> _FULL_BITS
+        levels = mixed(planes, matrix[select], channel, offset[select]) >> _FULL_BITS
     return jnp.clip(levels, 0, 255).astype(jnp.uint8)
 
 
@@ -178,7 +167,7 @@ def _inverse(image: jax.Array, convention: str, channel: int) -> jax.Array:
     offset = 255 * offset if is_uint8 else offset
     # The offset goes first: subtracting it after the products would lose bits for dark colours.
     centred = [plane - shift for plane, shift in zip(planes, offset.tolist(), strict=True)]
-    x = _mix(centred, back, np.full(3, 0.5 if is_uint8 else 0.0), channel)
+    x = mixed(centred, back, channel, np.full(3, 0.5 if is_uint8 else 0.0))
     return (jnp.clip(jnp.floor(x), 0, 255) if is_uint8 else x).astype(image.dtype)
 
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxsr.ops._arguments import ImageLike, one_of
 from jaxsr.ops._images import (
     INTEGER_DTYPES,
+    along_channel,
     channel_planes,
     in_dtype_of,
     joined,
@@ -120,24 +121,18 @@ def hue_value_chroma(rgb: list[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Ar
     value = jnp.maximum(jnp.maximum(red, green), blue)
     chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
     span = jnp.where(chroma == 0, 1, chroma)
-    sextant = jnp.where(
-        # Comparisons, not `value == red`: a compiler may compute red twice, rounded otherwise.
-        (red >= green) & (red >= blue),
-        (green - blue) / span,
-        jnp.where(green >= blue, 2 + (blue - red) / span, 4 + (red - green) / span),
-    )
+    # Comparisons, not `value == red`: a compiler may compute red twice, rounded otherwise.
+    is_red, is_green = (red >= green) & (red >= blue), green >= blue
+    lead = jnp.where(is_red, green - blue, jnp.where(is_green, blue - red, red - green))
+    sextant = jnp.where(is_red, 0, jnp.where(is_green, 2, 4)) + lead / span
     return sextant, value, chroma
 
 
-def from_hue(sextant: jax.Array, value: jax.Array, chroma: jax.Array) -> list[jax.Array]:
-    """Red, green and blue; the inverse of `hue_value_chroma` for any turn of the circle."""
-    planes: list[jax.Array] = []
-    for corner in (5, 3, 1):
-        turned = sextant + corner
-        distance = turned - 6 * jnp.floor(turned / 6)  # a remainder is a call for each pixel
-        ramp = jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
-        planes.append(value - chroma * ramp)
-    return planes
+def from_hue(sextant: jax.Array, value: jax.Array, chroma: jax.Array, channel: int) -> jax.Array:
+    """RGB; the inverse of `hue_value_chroma` for any turn of the circle."""
+    turned = sextant + along_channel((5, 3, 1), sextant, channel)
+    distance = turned - 6 * jnp.floor(turned / 6)  # a remainder is a call for each pixel
+    return value - chroma * jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
 
 
 def _checked(image: ImageLike, convention: str) -> jax.Array:
@@ -194,8 +189,8 @@ def _from_hue_in_jax(image: jax.Array, convention: str, channel: int, kind: str)
     else:
         chroma = (1 - jnp.abs(2 * second - 1)) * third
         value = second + chroma / 2
-    planes = from_hue(hue * (6 / _full_circle(image, convention)), value, chroma)
-    x = joined(planes, channel) * peak_of(image)
+    rgb = from_hue(hue * (6 / _full_circle(image, convention)), value, chroma, channel)
+    x = rgb * peak_of(image)
     if convention == "opencv" and kind == "hsv" and image.dtype in INTEGER_DTYPES:
         x = jnp.floor(x + 2**-10)  # OpenCV cuts fractions off
     return in_dtype_of(image, x)

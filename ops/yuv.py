@@ -88,7 +88,7 @@ def _from_rgb_in_jax(image: jax.Array, channel: int = -1) -> jax.Array:
     planes = channel_planes(image, channel)
     if image.dtype not in INTEGER_DTYPES:
         x = [plane.astype(real_dtype(image)) for plane in planes]
-        return joined(mixed(x, _FROM_RGB), channel).astype(image.dtype)
+        return mixed(x, _FROM_RGB, channel).astype(image.dtype)
     red, green, blue = (plane.astype(jnp.int32) for plane in planes)
     centre = (int(np.iinfo(image.dtype).max) + 1) // 2 << _BITS
     luma = _descaled(4899 * red + 9617 * green + 1868 * blue)
@@ -101,7 +101,7 @@ def _to_rgb_in_jax(image: jax.Array, channel: int = -1) -> jax.Array:
     planes = channel_planes(image, channel)
     if image.dtype not in INTEGER_DTYPES:
         x = [plane.astype(real_dtype(image)) for plane in planes]
-        return joined(mixed(x, _TO_RGB), channel).astype(image.dtype)
+        return mixed(x, _TO_RGB, channel).astype(image.dtype)
     centre = (int(np.iinfo(image.dtype).max) + 1) // 2
     luma, u, v = (plane.astype(jnp.int32) for plane in planes)
     u, v = u - centre, v - centre

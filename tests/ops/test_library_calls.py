@@ -23,6 +23,7 @@ from jaxsr.interop.aot.traffic import main_memory_bytes
 from jaxsr.ops import _opencv, _pillow, _torch
 from jaxsr.ops._cpu_calls import SWITCH
 from jaxsr.ops._row_primitives import CALLS
+from jaxsr.ops._traced_window import correlate
 
 LOW, HIGH = np.linspace(20, 60, 8, dtype=np.float32), np.linspace(150, 90, 8, dtype=np.float32)
 EIGHT = ndimage.generate_binary_structure(2, 2)
@@ -109,6 +110,15 @@ class Case(NamedTuple):
     target: str
     parameters: tuple[np.ndarray, ...] = ()
     """One value for each picture."""
+
+
+SEGMENTS = np.random.default_rng(2).uniform(-0.2, 1, (8, 3, 5)).clip(0).astype(np.float32)
+"""Windows, some of whose weights are 0."""
+
+
+def correlated_by_opencv(images: np.ndarray, windows: np.ndarray) -> np.ndarray:
+    pairs = zip(images * np.float32(1 / 256), windows, strict=True)
+    return np.stack([cv2.filter2D(x, -1, w, borderType=cv2.BORDER_REFLECT) for x, w in pairs])
 
 
 OPENCV = {"convention": "opencv"}
@@ -230,6 +240,12 @@ CASES = {
         partial(ops.box_filter, size=(3, 5), border="edge"),
         by_plane(lambda plane: cv2.blur(plane, (5, 3), borderType=cv2.BORDER_REPLICATE)),
         "jaxsr_opencv_mean",
+    ),
+    "a window for each picture": Case(
+        lambda x, window: correlate(x * np.float32(1 / 256), window, (-3, -2), "symmetric"),
+        correlated_by_opencv,
+        "jaxsr_opencv_correlate",
+        (SEGMENTS,),
     ),
     "laplacian": Case(
         partial(ops.laplacian, border="edge"),
@@ -401,6 +417,7 @@ WINDOWS: dict[str, Callable[..., jax.Array]] = {
     "morphological_gradient": partial(ops.morphological_gradient, size=3),
     "box_filter": partial(ops.box_filter, size=(3, 5)),
     "gaussian_blur": partial(ops.gaussian_blur, sigma=0.8, kernel_size=5),
+    "motion_blur": partial(ops.motion_blur, length=4, degrees=30),
     "crop_and_resize": partial(ops.crop_and_resize, boxes=(1.3, 0.2, 18.7, 14.1), size=(17, 21)),
 }
 
