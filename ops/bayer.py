@@ -2,18 +2,23 @@
 
 A pattern names the colours of the upper left 2 × 2 pixels, row by row. Mosaics have one channel.
 `axes` names height and width (NHWC by default), `channel` the channels; uint8, uint16 and floating
-point, integers rounded half up.
+point, integers rounded half up. In programs for CPUs OpenCV takes the means of integers.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxsr.ops._arguments import ImageLike, normal_axis, one_of
 from jaxsr.ops._border import pad_axis
+from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import INTEGER_DTYPES, channel_planes, in_dtype_of, picture, real_dtype
+from jaxsr.ops._opencv import for_each_row, opencv, shares_out
+from jaxsr.ops._row_primitives import row_primitive
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -122,6 +127,17 @@ def demosaic(
 def _demosaic(
     mosaic: jax.Array, pattern: str, method: str, axes: tuple[int, int], channel: int
 ) -> jax.Array:
+    is_whole = mosaic.dtype in INTEGER_DTYPES and mosaic.size > 0
+    if is_whole and method == "bilinear" and axes == (-3, -2) and channel == mosaic.ndim - 1:
+        planes = mosaic.reshape(-1, *mosaic.shape[-3:-1])
+        colours = _bilinear_p.bind(planes, pattern=PATTERNS.index(pattern))
+        return colours.reshape(*mosaic.shape[:-1], 3)
+    return _demosaic_in_jax(mosaic, pattern, method, axes, channel)
+
+
+def _demosaic_in_jax(
+    mosaic: jax.Array, pattern: str, method: str, axes: tuple[int, int], channel: int
+) -> jax.Array:
     x = mosaic.astype(real_dtype(mosaic))
     wide = x
     for axis in axes:
@@ -146,6 +162,38 @@ def _demosaic(
     colours = jnp.concatenate(planes, channel)
     whole = mosaic.dtype in INTEGER_DTYPES
     return in_dtype_of(mosaic, jnp.floor(colours + 0.5) if whole else colours)
+
+
+@kernel("jaxsr_opencv_demosaic")
+def _bilinear_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
+    (planes,), (results,), cv2 = inputs, outputs, opencv()
+    # OpenCV names a pattern by the second row, from the second column on.
+    name = PATTERNS[attributes["pattern"][0]][:1:-1]
+    code = getattr(cv2, f"COLOR_Bayer{name}2RGB")
+
+    def convert(row: int) -> None:
+        # OpenCV repeats its inner pixels at the edge. Two more on each side keep the pattern.
+        wide = cv2.copyMakeBorder(planes[row], 2, 2, 2, 2, cv2.BORDER_REFLECT_101)
+        results[row] = cv2.cvtColor(wide, code)[2:-2, 2:-2]
+
+    is_large = shares_out(math.prod(planes.shape[1:]), len(planes))
+    for_each_row(convert, len(planes), large=is_large)
+
+
+def _bilinear_in_jax(planes: jax.Array, *, pattern: int) -> jax.Array:
+    return _demosaic_in_jax(planes[..., None], PATTERNS[pattern], "bilinear", (-3, -2), 3)
+
+
+def _colours_shape(planes: Any) -> tuple[int, ...]:  # of an abstract array, too
+    return (*planes.shape, 3)
+
+
+_bilinear_p = row_primitive(
+    "demosaic",
+    _bilinear_in_jax,
+    {"OpenCV": _bilinear_by_opencv},
+    shape_of=_colours_shape,
+)
 
 
 def _sum(shifted: Callable[[int, int], jax.Array], taps: Taps) -> jax.Array:

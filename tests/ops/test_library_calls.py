@@ -121,6 +121,12 @@ def correlated_by_opencv(images: np.ndarray, windows: np.ndarray) -> np.ndarray:
     return np.stack([cv2.filter2D(x, -1, w, borderType=cv2.BORDER_REFLECT) for x, w in pairs])
 
 
+def demosaic_by_opencv(images: np.ndarray) -> np.ndarray:
+    """Of the green plane; OpenCV repeats its inner pixels at the edge."""
+    reflected = np.pad(images[..., 1], ((0, 0), (2, 2), (2, 2)), mode="reflect")
+    return np.stack([cv2.demosaicing(x, cv2.COLOR_BayerGRBG2RGB) for x in reflected])[:, 2:-2, 2:-2]
+
+
 OPENCV = {"convention": "opencv"}
 CASES = {
     "canny": Case(
@@ -240,6 +246,18 @@ CASES = {
         partial(ops.box_filter, size=(3, 5), border="edge"),
         by_plane(lambda plane: cv2.blur(plane, (5, 3), borderType=cv2.BORDER_REPLICATE)),
         "jaxsr_opencv_mean",
+    ),
+    "demosaic": Case(
+        lambda x: ops.demosaic(x[..., 1:2], pattern="GRBG", method="bilinear"),
+        demosaic_by_opencv,
+        "jaxsr_opencv_demosaic",
+    ),
+    "demosaic of uint16": Case(
+        lambda x: ops.demosaic(
+            x[..., 1:2].astype(jnp.uint16) * 251, pattern="GRBG", method="bilinear"
+        ),
+        lambda images: demosaic_by_opencv(images * np.uint16(251)),
+        "jaxsr_opencv_demosaic",
     ),
     "a window for each picture": Case(
         lambda x, window: correlate(x * np.float32(1 / 256), window, (-3, -2), "symmetric"),
