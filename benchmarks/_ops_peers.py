@@ -29,7 +29,7 @@ def library() -> Library:
     import torch
     from PIL import Image, ImageEnhance, ImageOps
 
-    names = ("kornia", "dm_pix", "skimage", "albumentations")
+    names = ("kornia", "dm_pix", "skimage", "albumentations", "augmax")
     return SimpleNamespace(
         cv2=cv2, torch=torch, Image=Image, ImageOps=ImageOps, ImageEnhance=ImageEnhance,
         ndimage=scipy.ndimage, **{name: importable(name) for name in names},
@@ -129,10 +129,32 @@ def by_jax(function: Callable[[Any], Any]) -> Peer:
         import jax
 
         compiled = jax.jit(function)
-        x = jax.numpy.asarray(batch.images / np.float32(255))
+        scale = np.float32(255 if batch.images.dtype == np.uint8 else 1)
+        x = jax.numpy.asarray(batch.images / scale)
         return lambda: jax.block_until_ready(compiled(x))
 
     return Peer(call, np.asarray, same=False)
+
+
+def by_augmax(lib: Library, name: str, *args: Any, **options: Any) -> Peer | None:
+    """A transformation of augmax, always applied, over the batch with a key for each picture."""
+    if lib.augmax is None:
+        return None
+    import jax
+
+    transform = getattr(lib.augmax, name)(*args, **options)
+
+    def apply(x: Any) -> Any:
+        return jax.vmap(transform)(jax.random.split(jax.random.key(0), len(x)), x)
+
+    return by_jax(apply)
+
+
+def with_augmax(
+    peers: Callable[[Library], dict[str, Peer | None]], name: str, *args: Any, **options: Any
+) -> Callable[[Library], dict[str, Peer | None]]:
+    """The peers, and a transformation of augmax."""
+    return lambda lib: {**peers(lib), "augmax": by_augmax(lib, name, *args, **options)}
 
 
 def row(
@@ -141,6 +163,7 @@ def row(
     peers: Callable[[Library], dict[str, Peer | None]],
     *,
     arguments: Sequence[Any] = (),
+    in_planes: Callable[..., Any] | None = None,
     dtype: str = "uint8",
     gray: bool = False,
     tolerance: float = 0,
@@ -154,6 +177,7 @@ def row(
       ours: of the pictures and `arguments`.
       peers: by name; None for libraries that are not installed.
       arguments: arrays.
+      in_planes: `ours` of pictures with channels first, torch's layout.
       dtype: of the pictures: uint8, or float32 in 0…1.
       gray: one channel.
       tolerance: largest difference of the same mathematics.
@@ -171,6 +195,16 @@ def row(
         batch = Batch(np.ascontiguousarray(images))
         arrays = [jnp.asarray(array) for array in (batch.images, *arguments)]
         entries = [jit_entry("jaxsr", ours, *arrays, values=_squeezed)]
+        if in_planes is not None:
+            planes = jnp.asarray(np.moveaxis(batch.images, -1, 1))
+            entries.append(
+                jit_entry(
+                    "jaxsr, channels first",
+                    in_planes,
+                    planes,
+                    values=lambda out: np.moveaxis(np.asarray(out), 1, -1),
+                )
+            )
         for peer_name, peer in peers(library()).items():
             if peer is not None:
                 values = peer.values if peer.same is not False else (lambda _: np.zeros(()))

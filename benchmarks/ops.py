@@ -1,11 +1,11 @@
-"""The image kernels against torch, OpenCV, Pillow, kornia, albumentations, dm_pix and others.
+"""The image kernels against OpenCV, Pillow, torch, albumentations, kornia, dm_pix, augmax and others.
 
 On a machine with a GPU that JAX finds, it races torch on CUDA there, and reports the bandwidth of a
 plain copy. Every library gets the layout in which it is fastest: OpenCV channels last, Pillow one
 channel after the other over all threads, torch and jaxsr both. Each row has the largest difference
 from jaxsr's values; `same` says whether it is the same mathematics. All contenders have the same
 threads and jaxsr's allocator settings. Compile time and temporary memory are those of one shape
-with an empty cache. dm_pix has no resize.
+with an empty cache. dm_pix has no resize, and the blurs of augmax 0.4.1 raise an error.
 """
 
 from dataclasses import dataclass
