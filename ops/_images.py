@@ -123,22 +123,26 @@ def joined(planes: Sequence[jax.Array], channel: int) -> jax.Array:
     return platform_dependent(*planes, cpu=selected, default=concatenated)
 
 
+def stored(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """A function of single values, computed once for all that read it.
+
+    XLA's CPU loops would compute it anew for each reader. They do not fuse a concatenation into its
+    readers, so there each half is computed apart.
+    """
+    # Of equal axes the first: its halves are long runs, each one vector loop.
+    axis = max(range(x.ndim), key=lambda axis: (axis > 0, x.shape[axis], -axis))
+    middle = x.shape[axis] // 2
+    halves = jnp.split(x, [middle], axis) if middle else [x]
+    return optimization_barrier(jnp.concatenate([function(half) for half in halves], axis))
+
+
 def planes_of_values(
     function: Callable[[jax.Array], jax.Array], image: jax.Array, channel: int
 ) -> list[jax.Array]:
-    """`channel_planes` of a function of single values, for sums of several planes.
-
-    XLA's CPU loops would compute it anew for each sum, and not in vectors where channels are last.
-    They do not fuse a concatenation into its readers, so there each half is computed apart.
-    """
+    """`channel_planes` of a function of single values, for sums of several planes."""
 
     def at_once(image: jax.Array) -> list[jax.Array]:
-        # Of equal axes the first: its halves are long runs, each one vector loop.
-        axis = max(range(image.ndim), key=lambda axis: (axis > 0, image.shape[axis], -axis))
-        middle = image.shape[axis] // 2
-        halves = jnp.split(image, [middle], axis) if middle else [image]
-        stored = jnp.concatenate([function(half) for half in halves], axis)
-        return channel_planes(optimization_barrier(stored), channel)
+        return channel_planes(stored(function, image), channel)
 
     def apart(image: jax.Array) -> list[jax.Array]:
         return [function(plane) for plane in channel_planes(image, channel)]

@@ -174,7 +174,7 @@ def _bilinear_by_opencv(inputs: Arrays, outputs: Arrays, attributes: Attributes)
     def convert(row: int) -> None:
         # OpenCV repeats its inner pixels at the edge. Two more on each side keep the pattern.
         wide = cv2.copyMakeBorder(planes[row], 2, 2, 2, 2, cv2.BORDER_REFLECT_101)
-        results[row] = cv2.cvtColor(wide, code)[2:-2, 2:-2]
+        cv2.copyTo(cv2.cvtColor(wide, code)[2:-2, 2:-2], None, results[row])
 
     is_large = shares_out(math.prod(planes.shape[1:]), len(planes))
     for_each_row(convert, len(planes), large=is_large)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxsr.ops._arguments import ImageLike
 from jaxsr.ops._images import Parameter, in_dtype_of, peak_of, picture, real_dtype, spread
+from jaxsr.ops._random import normal, uniform
 from jaxsr.ops._types import Array, Shaped
 
 
@@ -78,10 +79,13 @@ def sensor_noise(
     light, white = array.astype(real_dtype(array)), peak_of(array)
     variance = spread(shot, array, "shot") * jnp.maximum(light / white, 0)
     variance += spread(read, array, "read") ** 2
-    normal = jax.random.normal(key, array.shape, light.dtype)
+    if light.dtype == jnp.float32:
+        noise = normal(key, array.shape)
+    else:
+        noise = jax.random.normal(key, array.shape, light.dtype)
     # The root of 0 has no gradient.
     deviation = jnp.sqrt(jnp.where(variance > 0, variance, 1)) * (variance > 0)
-    return in_dtype_of(array, light + normal * deviation * white)
+    return in_dtype_of(array, light + noise * deviation * white)
 
 
 def poisson_noise(
@@ -149,6 +153,6 @@ def salt_and_pepper(
       [0, 255]
     """
     array, _ = picture(image, axes)
-    replaced, white = jax.random.uniform(key, (2, *array.shape))
+    replaced, white = uniform(key, (2, *array.shape))
     extreme = jnp.where(white < spread(salt, array, "salt"), peak_of(array), 0)
     return jnp.where(replaced < spread(share, array, "share"), extreme.astype(array.dtype), array)

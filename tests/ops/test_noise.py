@@ -12,6 +12,7 @@ from scipy.stats import kstest, poisson
 from skimage.util import random_noise
 
 from jaxsr import ops
+from jaxsr.ops import _random
 from tests.ops.dtypes import EVERY_DTYPE
 
 KEY = jax.random.key(0)
@@ -22,6 +23,18 @@ def flat(dtype="float32", side=40):
     scale = {"uint8": 255, "uint16": 65535}.get(dtype, 1)
     levels = np.broadcast_to(LIGHT[:, None, None, None], (8, side, side, 3)) * scale
     return jnp.asarray(np.round(levels) if scale > 1 else levels, dtype)
+
+
+@pytest.mark.parametrize("draw", ["normal", "uniform"])
+def test_numbers_are_those_of_jax(draw):
+    ours, theirs = getattr(_random, draw), getattr(jax.random, draw)
+    shape = (3, 151, 149, 3)
+    for key in (KEY, jax.random.PRNGKey(2**31 + 7), jax.random.key(1, impl="rbg")):
+        np.testing.assert_array_equal(ours(key, shape), theirs(key, shape))
+    keys = jax.random.split(KEY, 2)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda key: ours(key, shape))(keys), jax.vmap(lambda key: theirs(key, shape))(keys)
+    )
 
 
 def test_gaussian_noise_is_normal():
