@@ -26,7 +26,7 @@ from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
 from jaxsr.checking.measures import ILL_CONDITIONED_ULPS, compare_arrays
 from jaxsr.checking.module_errors import module_errors
 from jaxsr.checking.result import CheckResult, Row, Speed
-from jaxsr.checking.torch_runs import run_torch, steps_per_second, torch_step
+from jaxsr.checking.torch_runs import moved, perturbed, run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
@@ -263,6 +263,12 @@ class _Check:
             )
         if blamed is not None and blamed.name == "forward":
             result.notes += [note for note, context in _OTHERWISE if self._differs_under(context)]
+        if blamed is not None and blamed.name.split()[-1] == "gradient":
+            train = blamed.name.startswith("train")
+            if any(
+                self._gradient_agrees_nearby(seed, train=train) for seed in range(_NEARBY_TRIES)
+            ):
+                result.notes.append(_KINK)
         worst = max(
             (one for row in result.rows for one in row.arrays if row.name == "forward"),
             key=lambda one: one.condition,
@@ -288,6 +294,21 @@ class _Check:
                 f"ill-conditioned: {worst.name} of float32 torch is {worst.condition:.0f} steps of "
                 f"float32 from float64{where}"
             )
+
+    def _gradient_agrees_nearby(self, seed: int, *, train: bool) -> bool:
+        """Whether gradients agree with weights and floating inputs moved a little."""
+        generator = torch.Generator().manual_seed(seed)
+        floats = {n: t for n, t in self.arguments.tensors.items() if t.is_floating_point()}
+        nearby = self.arguments.replaced(
+            {n: moved(t, generator, by=_NEARBY) for n, t in floats.items()}
+        )
+        module = perturbed(self.module, seed, double=False, by=_NEARBY)
+        try:
+            torch_runs = TorchRuns.of(module, nearby, train=train, key=self.key, differentiate=True)
+            mode = compare_mode(self._converted(module, nearby), torch_runs, separate=False)
+        except Exception:
+            return False
+        return all(row.status == "ok" for row in mode.rows)
 
     def _differs_under(self, context: Callable[[], AbstractContextManager[object]]) -> bool:
         """Whether torch itself gives other outputs within a context."""
@@ -354,6 +375,14 @@ _OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...]
 )
 """Why torch and JAX may both be right, and what makes torch do as JAX does."""
 
+
+_NEARBY = 2.0**-10
+_NEARBY_TRIES = 3
+"""Of a large network some unit may lie at its kink each time."""
+_KINK = (
+    "with weights and inputs moved by a thousandth the gradients agree: these lie at a kink (of "
+    "relu, abs, max, a sort), where rounding decides which of two slopes is taken"
+)
 
 _BISECTED = ("forward", "gradient", "buffers")
 
