@@ -18,6 +18,7 @@ from jaxsr.checking.comparison import (
     TorchRuns,
     attempt,
     compare_mode,
+    cotangents,
     equal_runs,
     judged,
 )
@@ -119,6 +120,8 @@ class _Check:
         self.key = evaluated.key
         self.lane_folding = lane_folding
         self.jax: JaxRuns
+        self.gradients: dict[bool, Program] = {}
+        """Of evaluation and of training, where they were computed."""
 
     def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
         """Everything, in the order of the page."""
@@ -132,7 +135,7 @@ class _Check:
         if converted.status != "ok":
             rows.append(converted)
             return
-        mode = compare_mode(self.jax, self.evaluated, separate=speed_s > 0)
+        mode = self._compare(self.evaluated, separate=speed_s > 0)
         rows += mode.rows
         if not mode.computed:
             return
@@ -149,6 +152,12 @@ class _Check:
     def _converted(self, module: nn.Module, arguments: Arguments) -> JaxRuns:
         return JaxRuns(module, arguments, lane_folding=self.lane_folding)
 
+    def _compare(self, torch_runs: TorchRuns, *, prefix: str = "", separate: bool) -> ModeRows:
+        mode = compare_mode(self.jax, torch_runs, prefix=prefix, separate=separate)
+        if mode.gradient is not None:
+            self.gradients[torch_runs.train] = mode.gradient
+        return mode
+
     def _train(self, *, separate: bool) -> list[Row]:
         try:
             trained = TorchRuns.of(
@@ -161,7 +170,7 @@ class _Check:
         if equal_runs(trained.single, self.evaluated.single):
             detail = "torch computes the same bits as in evaluation"
             return [Row(name="train", status="skipped", detail=detail, required=False)]
-        mode = compare_mode(self.jax, trained, prefix="train ", separate=separate)
+        mode = self._compare(trained, prefix="train ", separate=separate)
         draws = trained.single.draws
         if draws and mode.computed:
             outputs = (trained.single.outputs, self.evaluated.single.outputs)
@@ -297,6 +306,7 @@ class _Check:
 
     def _gradient_agrees_nearby(self, seed: int, *, train: bool) -> bool:
         """Whether gradients agree with weights and floating inputs moved a little."""
+        program = self.gradients[train]
         generator = torch.Generator().manual_seed(seed)
         floats = {n: t for n, t in self.arguments.tensors.items() if t.is_floating_point()}
         nearby = self.arguments.replaced(
@@ -304,11 +314,14 @@ class _Check:
         )
         module = perturbed(self.module, seed, double=False, by=_NEARBY)
         try:
-            torch_runs = TorchRuns.of(module, nearby, train=train, key=self.key, differentiate=True)
-            mode = compare_mode(self._converted(module, nearby), torch_runs, separate=False)
+            runs = TorchRuns.of(module, nearby, train=train, key=self.key, differentiate=True)
+            near = self._converted(module, nearby)
+            *_, gradients = to_host(
+                program(near.state, near.inputs(), near.key, cotangents(runs.single))
+            )
         except Exception:
             return False
-        return all(row.status == "ok" for row in mode.rows)
+        return all(one.ok for one in runs.errors("gradients", gradients))
 
     def _differs_under(self, context: Callable[[], AbstractContextManager[object]]) -> bool:
         """Whether torch itself gives other outputs within a context."""
