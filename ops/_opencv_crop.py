@@ -107,37 +107,38 @@ def cut_kernel(inputs: Arrays, outputs: Arrays, attributes: Attributes) -> None:
     size, extents = results.shape[1:3], pictures.shape[1:3]
 
     def cut(row: int) -> None:
-        read, least = _box_reader(boxes[row], size, extents)
-        picture, result = pictures[row], results[row]
-        read(picture, 0.0, result)
-        if not (is_finite(result) or np.isfinite(result).all()):
-            result[...] = of_parts(read, picture, 0.0, least=least)
+        inside, read, least = _box_reader(boxes[row], size, extents)
+        source, result = pictures[row][inside], results[row]
+        # A sum of few pixels, which leaves them in the cache, instead of one of the result.
+        all_finite = source.size <= result.size and is_finite(source)
+        read(source, 0.0, result)
+        if not (all_finite or is_finite(result) or np.isfinite(result).all()):
+            result[...] = of_parts(read, source, 0.0, least=least)
 
     for_each_row(cut, len(pictures), large=shares_out(math.prod(size), len(boxes)))
 
 
 def _box_reader(
     box: Sequence[float], size: tuple[int, int], extents: tuple[int, int]
-) -> tuple[Read, float]:
-    """And the least weight of a pixel."""
+) -> tuple[tuple[slice, ...], Read, float]:
+    """The part of a picture that it takes, how it reads that, and the least weight of a pixel."""
     x1, y1, x2, y2 = box
     if (
         all(map(float.is_integer, box))
         and 0 <= x1 < x2 <= extents[1]
         and 0 <= y1 < y2 <= extents[0]
     ):
-        inside = slice(int(y1), int(y2)), slice(int(x1), int(x2))
 
-        def resize(picture: np.ndarray, _: float, result: np.ndarray | None = None) -> np.ndarray:
-            return opencv().resize(picture[inside], size[::-1], result)
+        def resize(cut: np.ndarray, _: float, result: np.ndarray | None = None) -> np.ndarray:
+            return opencv().resize(cut, size[::-1], result)
 
-        return resize, _NO_WEIGHT
+        return (slice(int(y1), int(y2)), slice(int(x1), int(x2))), resize, _NO_WEIGHT
     rows, columns = (
         _positions(low, high, extent, outputs)
         for low, high, extent, outputs in zip((y1, x1), (y2, x2), extents, size, strict=True)
     )
     rows, columns = map(np.ascontiguousarray, np.broadcast_arrays(rows[:, None], columns))
-    return read_at(rows, columns, "edge"), 0.0
+    return (), read_at(rows, columns, "edge"), 0.0
 
 
 def _positions(low: float, high: float, extent: int, outputs: int) -> np.ndarray:
