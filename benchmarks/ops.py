@@ -1,4 +1,4 @@
-"""The image kernels against OpenCV, Pillow, torch, albumentations, kornia, dm_pix, augmax and others.
+"""The image kernels against OpenCV, Pillow, torch, albumentations, kornia, dm_pix, augmax, others.
 
 On a machine with a GPU that JAX finds, it races torch on CUDA there, and reports the bandwidth of a
 plain copy. Every library gets the layout in which it is fastest: OpenCV channels last, Pillow one
