@@ -5,6 +5,7 @@ Both take the same task, so that the loop above them does not know which one it 
 
 import dataclasses
 import functools
+import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -339,7 +340,10 @@ class TorchEngine:
 
         prepared = self._prepare({**batch, **self._constants}, self._key)
         # By step number, as the JAX engine's keys: a run that is resumed draws the same.
-        torch.manual_seed(self._task.config.seed << 32 | self.step)
+        seed = self._task.config.seed
+        torch.manual_seed(seed << 32 | self.step)
+        random.seed(seed << 32 | self.step)
+        np.random.seed(np.random.SeedSequence([seed, self.step]).generate_state(4))
         return self._runner.train_step(phase, jax.device_get(prepared))
 
     def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:

@@ -14,7 +14,7 @@ from torch import nn
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.interop.sharding_rules import planned_rules
-from jaxsr.interop.train.objective import Objective
+from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import check_parameters, import_attribute
 from jaxsr.training.engines import traced_result
 from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
@@ -74,6 +74,7 @@ class TaskRun:
         self.family, label = name, kind.__name__
         with located(f"{label}(config)"):
             self._user = kind(config)
+        self._user.config = config  # an __init__ of its own may not have kept it
         check_methods(self._user)
         self.train = self._open("train_data", self._source("train_data", config.seed))
         held_out = self._source("validation_data", config.seed)
@@ -152,7 +153,13 @@ class TaskRun:
                 with contextlib.suppress(Exception), torch.device("meta"):
                     objective = build()
             objective = build() if objective is None else objective
+        if not isinstance(objective, Objective):
+            raise InputError(
+                f"{label}.objective returned a {type(objective).__name__}; return a "
+                "jaxsr.interop.train.objective.Objective"
+            )
         check_parameters(objective, label)
+        check_objective(objective)
         return objective
 
     def _blocks(self) -> list[str]:
@@ -187,16 +194,9 @@ class TaskRun:
         label = type(self._user).__name__
         with located_in_users_files():
             batch = next(validation_batches(data, self.config.batch))
-            if self.config.engine == "torch":
-                network = self._evaluation.network
-                was_training = network.training
-                with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                    tensors = {name: torch.from_numpy(rows) for name, rows in batch.items()}
-                    network.eval()
-                    figures = self._evaluation.measure(tensors)
-                network.train(was_training)
-            else:
-                figures = traced_result(self._evaluation, "measure", batch)
+            figures = self._tried("measure", batch)
+            if type(self._user).pictures is not Task.pictures:
+                self._tried("picture", batch)
         for name, value in figures.items():
             pair = value if isinstance(value, tuple | list) else (value, 1)
             if len(pair) != 2 or any(np.shape(part) for part in pair):
@@ -210,6 +210,19 @@ class TaskRun:
                 f"{label}.metric is {self.metric!r}, but validation gives "
                 f"{', '.join(sorted(figures)) or 'no figure'}"
             )
+
+    def _tried(self, method: str, batch: Mapping[str, np.ndarray]) -> Any:
+        """What a method of the evaluation gives for a batch, from the engine of the run."""
+        if self.config.engine != "torch":
+            return traced_result(self._evaluation, method, batch)
+        network = self._evaluation.network
+        was_training = network.training
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            tensors = {name: torch.from_numpy(rows) for name, rows in batch.items()}
+            network.eval()
+            result = getattr(self._evaluation, method)(tensors)
+        network.train(was_training)
+        return result
 
     @property
     def sharding_rules(self) -> dict[str, str]:
@@ -299,16 +312,8 @@ class TaskRun:
 
 
 def _tiled(images: np.ndarray) -> np.ndarray:
-    """A few images beside one another, uint8 (h, w, 3).
-
-    Raises:
-      InputError: they are no images.
-    """
+    """A few images beside one another, uint8 (h, w, 3)."""
     images = np.asarray(images, np.float32)
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise InputError(
-            f"pictures returned shape {images.shape}; return images (n, 1 or 3, h, w) in [0, 1]"
-        )
     row = np.concatenate(list(images[:_PICTURED]), axis=-1)
     pixels = np.rint(np.clip(np.nan_to_num(row), 0, 1) * 255).astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(np.moveaxis(pixels, 0, -1), (*row.shape[1:], 3)))

@@ -17,6 +17,7 @@ from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.task import load_family
+from jaxsr.training.user_task import TaskConfig
 from tests.training.running import take_steps
 
 FILE = '''
@@ -74,6 +75,67 @@ class Fit(jaxsr.Task):
 
     def validation_data(self):
         return Points(13)
+
+
+class CountsInFile(Fit):
+    def loss(self, network, batch):
+        global CALLS
+        CALLS += 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * CALLS
+
+
+CALLS = 0
+
+
+class CountsInClass(Fit):
+    calls = 0
+
+    def loss(self, network, batch):
+        self.calls += 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * self.calls
+
+
+class KeepsList(Fit):
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen = [0.0]
+
+    def loss(self, network, batch):
+        self.seen.append(1.0)
+        return F.mse_loss(network(batch["x"]), batch["y"])
+
+
+class KeepsLoss(Fit):
+    average = None
+
+    def loss(self, network, batch):
+        loss = F.mse_loss(network(batch["x"]), batch["y"])
+        self.average = loss if self.average is None else (self.average + loss.detach()) / 2
+        return self.average
+
+
+class MakesBuffer(Fit):
+    def loss(self, network, batch):
+        if not hasattr(network, "count"):
+            network.register_buffer("count", torch.zeros(()))
+        if network.training:
+            network.count += 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * network.count
+
+
+class NumpyNoise(Fit):
+    def loss(self, network, batch):
+        return F.mse_loss(network(batch["x"] + float(np.random.rand())), batch["y"])
+
+
+class NoFigures(Fit):
+    def metrics(self, network, batch):
+        pass
+
+
+class FlatPictures(Fit):
+    def pictures(self, network, batch):
+        return network(batch["x"])
 
 
 class Vector(Fit):
@@ -392,6 +454,11 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:OneArgument"], "OneArgument.loss takes other arguments than (self, network, b"),
         (["fit_task:Biggest"], "Biggest.best must be 'max' or 'min', got 'biggest'"),
         (["fit_task:Counts"], "Counts.loss changes self.calls, which a compiled step does once"),
+        (["fit_task:CountsInFile"], "CountsInFile.loss changes the global CALLS, which a"),
+        (["fit_task:CountsInClass"], "CountsInClass.loss changes self.calls, which a compiled"),
+        (["fit_task:KeepsList"], "KeepsList.loss changes the length of self.seen, which"),
+        (["fit_task:NoFigures"], "NoFigures.metrics returned NoneType; return a dictionary"),
+        (["fit_task:FlatPictures"], "FlatPictures.pictures returned shape (8, 1); return images"),
         (["fit_task:Infinite"], " at step 1; nothing to save before step 1. Look for NaN or a"),
         (["fit_task:NothingHeldOut"], "without an item; check what --val names"),
         (["fit_task:Fit", "--lr", "1e30"], " at step 2; the state of step 1 is saved. Lower --lr"),
@@ -412,6 +479,26 @@ def test_what_is_refused_is_one_line(folder, capsys, arguments, message, engine)
     assert main([*arguments, "--engine", engine]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("jaxsr: ") and message in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("KeepsLoss", "KeepsLoss.loss changes self.average, which a compiled step does once"),
+        ("MakesBuffer", "makes the buffer network.count, which no optimiser and no checkpoint"),
+        ("NumpyNoise", "draws from numpy.random, and a compiled function would keep that one"),
+    ],
+)
+def test_what_a_trace_would_keep_is_refused(folder, capsys, task, message):
+    assert main([f"fit_task:{task}"]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_options_without_a_type_are_refused():
+    with pytest.raises(InputError, match=r"Config\.widht = 5 is no option .* \(widht: int = 5\)"):
+
+        class Config(TaskConfig):
+            widht = 5
 
 
 def test_remat_finds_the_blocks(folder):
