@@ -352,13 +352,17 @@ class TorchStep:
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
-        """Evaluation mode without gradients, and back."""
+        """Evaluation mode without gradients, and back; buffers keep their values, as in JAX."""
         self.objective.eval()
+        before = {n: (buffer, buffer.clone()) for n, buffer in self.objective.named_buffers()}
         try:
             with torch.no_grad():
                 yield
         finally:
             self.objective.train()
+            for name, (buffer, value) in before.items():
+                path, _, key = name.rpartition(".")
+                setattr(self.objective.get_submodule(path), key, buffer.copy_(value))
 
 
 def _all_names(module: nn.Module) -> Iterator[str]:

@@ -113,6 +113,7 @@ class StepPrograms:
             model_devices=meshes.model_devices(mesh),
             device=mesh.devices.flat[0],
         )
+        self.non_persistent = self._model.non_persistent
         rules = getattr(task, "sharding_rules", {})
         if mesh.shape["tensor"] > 1 and not rules:
             raise InputError(
@@ -271,7 +272,10 @@ class JaxEngine:
 
     def weights(self) -> dict[str, np.ndarray]:
         params, buffers = self.exported()
-        return params | buffers
+        prefix = self._task.exported + "."
+        # As in torch's state dictionary.
+        left_out = {n.removeprefix(prefix) for n in self._programs.non_persistent}
+        return params | {n: array for n, array in buffers.items() if n not in left_out}
 
 
 class _JaxNetwork:
@@ -419,7 +423,9 @@ class _TorchNetwork:
         return {name: self._runner.place(rows) for name, rows in batch.items()}
 
 
-def traced_result(module: "nn.Module", method: str, batch: Mapping[str, np.ndarray]) -> PyTree:
+def traced_result(
+    module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, train: bool = False
+) -> PyTree:
     """What a method of a torch module returns for a batch, in shapes and dtypes; not computed."""
     from jaxsr.interop.module import to_jax
 
@@ -427,7 +433,7 @@ def traced_result(module: "nn.Module", method: str, batch: Mapping[str, np.ndarr
 
     def run(params: Arrays, buffers: Arrays, batch: Arrays) -> PyTree:
         key = jax.random.key(0)
-        return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
+        return model.apply(params, buffers, batch, rng=key, train=train, method=method)[0]
 
     return jax.eval_shape(run, model.params, model.buffers, dict(batch))
 

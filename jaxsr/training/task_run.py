@@ -13,6 +13,7 @@ from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.sharding_rules import planned_rules
 from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import check_parameters, import_attribute
@@ -21,7 +22,7 @@ from jaxsr.training.task import HostBatches, Network, ValidationResult, check_ph
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.user_code import located, located_in_users_files
-from jaxsr.training.user_task import Evaluation, Task, TaskConfig, check_methods
+from jaxsr.training.user_task import Evaluation, PhaseTrial, Task, TaskConfig, check_methods
 
 if TYPE_CHECKING:
     import jax
@@ -100,6 +101,8 @@ class TaskRun:
             self.phases = tuple(self._user.phases(self.objective))
         check_phases(self.phases, self.config.total_steps)
         self.blocks = self._blocks() if config.remat else ()
+        if config.aot is None:
+            self._try_later_phases()
         if self.held_out is not None and config.aot is None:
             self._try_validation(self.held_out)
 
@@ -211,18 +214,34 @@ class TaskRun:
                 f"{', '.join(sorted(figures)) or 'no figure'}"
             )
 
+    def _try_later_phases(self) -> None:
+        """Runs or traces the losses of every phase but the first: a run may reach them in hours.
+
+        Raises:
+          InputError: they fail.
+        """
+        first = self.train.first() if len(self.phases) > 1 else {}
+        rows = 1 if self.train.kind == "steps" else self.config.batch
+        batch = {name: np.repeat(array, rows, axis=0) for name, array in first.items()}
+        for name, _ in self.phases[1:] if batch else ():
+            with located_in_users_files():
+                phase = self.objective.phase(name)
+                if self.config.engine == "torch":
+                    trial = PhaseTrial(copy_module(self.objective).train(), phase)
+                    with torch.random.fork_rng(devices=[]):
+                        trial.losses({n: torch.from_numpy(rows) for n, rows in batch.items()})
+                else:
+                    trial = PhaseTrial(self.objective, phase)
+                    traced_result(trial, "losses", batch, train=True)
+
     def _tried(self, method: str, batch: Mapping[str, np.ndarray]) -> Any:
         """What a method of the evaluation gives for a batch, from the engine of the run."""
         if self.config.engine != "torch":
             return traced_result(self._evaluation, method, batch)
-        network = self._evaluation.network
-        was_training = network.training
+        # A copy: what the figures write into buffers is no part of the training.
+        trial = Evaluation(self._user, copy_module(self._evaluation.network).eval())
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            tensors = {name: torch.from_numpy(rows) for name, rows in batch.items()}
-            network.eval()
-            result = getattr(self._evaluation, method)(tensors)
-        network.train(was_training)
-        return result
+            return getattr(trial, method)({n: torch.from_numpy(rows) for n, rows in batch.items()})
 
     @property
     def sharding_rules(self) -> dict[str, str]:

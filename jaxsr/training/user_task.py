@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError
 from jaxsr.interop.hooks import holds_inputs
-from jaxsr.interop.train.objective import Objective, Phase, Player
+from jaxsr.interop.train.objective import Objective, Phase, Player, checked_loss
 from jaxsr.models.python_state import changed_number, numbers_of
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import ConfigFile
@@ -276,6 +276,22 @@ class Evaluation(nn.Module):
                 "in [0, 1]"
             )
         return pictures
+
+
+class PhaseTrial(nn.Module):
+    """What one phase of an objective computes, as a method of the batch."""
+
+    def __init__(self, objective: Objective, phase: Phase) -> None:
+        super().__init__()
+        self.objective, self._phase = objective, phase
+
+    def losses(self, batch: Batch) -> list[Tensor]:
+        """The loss of each player."""
+        shared = getattr(self.objective, self._phase.share)(batch)
+        players = self._phase.players
+        return [
+            checked_loss(getattr(self.objective, p.loss)(shared, batch), p.loss)[0] for p in players
+        ]
 
 
 def refusal(message: str) -> InputError:

@@ -57,11 +57,14 @@ class Fit(jaxsr.Task):
         layers = [nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Tanh())
                   for _ in range(2)]
         ends = nn.Linear(3, self.config.width), nn.Linear(self.config.width, 1)
-        return nn.Sequential(ends[0], nn.Dropout(0.1), nn.Sequential(*layers), ends[1])
+        network = nn.Sequential(ends[0], nn.Dropout(0.1), nn.Sequential(*layers), ends[1])
+        network.register_buffer("calls", torch.zeros(()), persistent=False)
+        return network
 
     def loss(self, network, batch):
+        network.calls += 1
         loss = F.mse_loss(network(batch["x"]), batch["y"])
-        return loss, {"rms": loss.detach().sqrt()}
+        return loss, {"rms": loss.detach().sqrt(), "calls": network.calls.clone()}
 
     def metrics(self, network, batch):
         error = (network(batch["x"]) - batch["y"]).abs()
@@ -283,6 +286,15 @@ class Gan(Fit):
         return ("warmup", 2), ("main", self.config.total_steps - 2)
 
 
+class GanThatEndsLater(Gan):
+    def objective(self):
+        class Broken(Pair):
+            def fooling(self, shared, batch):
+                return super().fooling(shared, batch)[0] * batch["weight"]
+
+        return Broken()
+
+
 class GanWithoutPhases(Gan):
     phases = jaxsr.Task.phases
 
@@ -407,6 +419,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
     assert main(["fit_task:Fit", "--out", "parts", "--steps", "3", *common]) == 0
     assert main(["--resume", "--out", "parts", "--steps", "6"]) == 0
     whole, parts = (load_file(Path(f"{n}/network.safetensors")) for n in ("whole", "parts"))
+    assert "calls" not in whole  # as in torch's state dictionary
+    records = [json.loads(line) for line in Path("parts/metrics.jsonl").read_text().splitlines()]
+    assert max(record.get("network/calls", 0) for record in records) == 6
     for name, array in whole.items():
         np.testing.assert_array_equal(parts[name], array)
     assert json.loads(Path("parts/config.json").read_text())["family"] == "fit_task:Fit"
@@ -420,7 +435,10 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         "from fit_task import Fit\n"
         "class Counting(Fit):\n"
         "    def network(self):\n"
-        "        return torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))\n"
+        "        layers = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)\n"
+        "        network = torch.nn.Sequential(*layers)\n"
+        "        network.register_buffer('calls', torch.zeros(()), persistent=False)\n"
+        "        return network\n"
         "    def metrics(self, network, batch):\n"
         "        steps = network[0].num_batches_tracked.float()\n"
         "        return {'error': torch.where(steps < 4, torch.nan, steps)}\n"
@@ -465,7 +483,10 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:Shapes"], "(the batch has x float32[8, 3], y float32[8, 1])"),
         (["fit_task:Names"], "'z' (the batch has x float32[8, 3], y float32[8, 1])"),
         (["fit_task:NotScalar"], "metrics returned 'error' of shape (8, 1); return scalars"),
-        (["fit_task:NoMetric"], "metric is 'iou', but validation gives error, loss, ratio, rms"),
+        (
+            ["fit_task:NoMetric"],
+            "metric is 'iou', but validation gives calls, error, loss, ratio, r",
+        ),
         (["fit_task:NoBlocks", "--remat"], "set remat_blocks"),
         (["fit_task:GanWithoutPhases"], "has the phases warmup, main; define phases"),
         (["fit_task:NoLength", "--epochs", "1"], "epochs=1 need data with a length"),
@@ -499,6 +520,13 @@ def test_options_without_a_type_are_refused():
 
         class Config(TaskConfig):
             widht = 5
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_every_phase_is_tried_before_the_first_step(folder, capsys, engine):
+    assert main(["fit_task:GanThatEndsLater", "--log-every", "1", "--engine", engine]) == 2
+    lines = capsys.readouterr().err
+    assert "'weight'" in lines and "step 1/" not in lines
 
 
 def test_remat_finds_the_blocks(folder):
