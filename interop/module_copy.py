@@ -3,12 +3,15 @@
 import copy
 import functools
 import types
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+
+_PARTS = ("_parameters", "_buffers", "_modules")
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -37,12 +40,14 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
     for sub in twin.modules():
-        for key, value in [*vars(sub).items()]:
-            if isinstance(value, dict) and key not in ("_parameters", "_buffers", "_modules"):
-                for name, part in [*value.items()]:
-                    value[name] = _over_copies(part, memo)
-            else:
-                vars(sub)[key] = _over_copies(value, memo)
+        tables = [
+            v for k, v in vars(sub).items() if type(v) in (dict, OrderedDict) and k not in _PARTS
+        ]
+        for table in (vars(sub), *tables):
+            for key, value in [*table.items()]:
+                function = _over_copies(value, memo)
+                if function is not value:
+                    table[key] = function
     return twin
 
 
@@ -64,6 +69,8 @@ def _over_copy(cell: types.CellType, memo: Mapping[int, object]) -> types.CellTy
     try:
         content = cell.cell_contents
     except ValueError:  # not assigned yet
+        return cell
+    if isinstance(content, torch.Tensor):  # parameters have their own ways
         return cell
     twin = memo.get(id(content), content)
     return cell if twin is content else types.CellType(twin)
