@@ -17,6 +17,7 @@ from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.sharding_rules import planned_rules
 from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import check_parameters, import_attribute
+from jaxsr.models.own_network import stated_uses
 from jaxsr.training.engines import traced_result
 from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
 from jaxsr.training.task_batches import step_batches, validation_batches
@@ -77,6 +78,7 @@ class TaskRun:
             self._user = kind(config)
         self._user.config = config  # an __init__ of its own may not have kept it
         check_methods(self._user)
+        self._check_metadata(label)
         self.train = self._open("train_data", self._source("train_data", config.seed))
         held_out = self._source("validation_data", config.seed)
         self.held_out = None if held_out is None else self._open("validation_data", held_out)
@@ -105,6 +107,19 @@ class TaskRun:
             self._try_later_phases()
         if self.held_out is not None and config.aot is None:
             self._try_validation(self.held_out)
+
+    def _check_metadata(self, label: str) -> None:
+        """Refuses metadata that no file can hold, or that `restore` would not read."""
+        metadata = self._user.metadata
+        try:
+            json.dumps(dict(metadata))
+            stated_uses(Path(label), {"builder": self.family, **metadata})
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{label}.metadata cannot be exported, got {metadata!r}; channels and multiple are "
+                "whole numbers, value_range is [black, white], and the rest lists and dictionaries "
+                "of numbers and text"
+            ) from error
 
     @property
     def exported(self) -> str:

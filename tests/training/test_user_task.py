@@ -131,6 +131,14 @@ class NumpyNoise(Fit):
         return F.mse_loss(network(batch["x"] + float(np.random.rand())), batch["y"])
 
 
+class ArrayInMetadata(Fit):
+    metadata = {"mean": np.ones(3)}
+
+
+class WordInMetadata(Fit):
+    metadata = {"channels": "three"}
+
+
 class NoFigures(Fit):
     def metrics(self, network, batch):
         pass
@@ -475,6 +483,11 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:CountsInFile"], "CountsInFile.loss changes the global CALLS, which a"),
         (["fit_task:CountsInClass"], "CountsInClass.loss changes self.calls, which a compiled"),
         (["fit_task:KeepsList"], "KeepsList.loss changes the length of self.seen, which"),
+        (
+            ["fit_task:ArrayInMetadata"],
+            "ArrayInMetadata.metadata cannot be exported, got {'mean': ",
+        ),
+        (["fit_task:WordInMetadata"], "WordInMetadata.metadata cannot be exported, got {'chan"),
         (["fit_task:NoFigures"], "NoFigures.metrics returned NoneType; return a dictionary"),
         (["fit_task:FlatPictures"], "FlatPictures.pictures returned shape (8, 1); return images"),
         (["fit_task:Infinite"], " at step 1; nothing to save before step 1. Look for NaN or a"),
