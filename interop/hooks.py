@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop._core import index_bounds
+from jaxsr.interop._core.attributes import holds_inputs
 from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.trace_scope import Region
@@ -21,6 +22,8 @@ from jaxsr.interop.annotations import PyTree
 
 Watch = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[object]]
 """Gets the module that runs and its arguments; what it returns is entered around the run."""
+
+__all__ = ["Watch", "collecting_indices", "holds_inputs", "value_of", "watched", "watching"]
 
 collecting_indices = index_bounds.collecting_indices
 """Gathers the worst index of every operation that takes indices, for the program to return."""

@@ -51,6 +51,11 @@ class JaxModule:
     functional: FunctionalModule = dataclasses.field(repr=False)
     """The private copy of the module, without values, that is traced."""
 
+    @property
+    def written(self) -> frozenset[str]:
+        """Names in `buffers` that a call of `apply` so far has written."""
+        return frozenset(self.functional.buffers_written)
+
     def apply(
         self,
         params: Mapping[str, ArrayLike],

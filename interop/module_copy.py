@@ -1,11 +1,17 @@
 """Copies modules, also those that torch refuses to copy."""
 
 import copy
-from typing import TypeVar
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+
+_PARTS = ("_parameters", "_buffers", "_modules")
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -14,7 +20,9 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
     """A deep copy of a module.
 
     torch refuses to copy a tensor with a graph behind it, such as `torch.nn.utils.weight_norm`
-    keeps in an attribute; its value is copied, which the module's hook computes anew.
+    keeps in an attribute; its value is copied, which the module's hook computes anew. Python does
+    not copy functions: those in hooks and attributes that are closures over the module, or over a
+    dictionary of it, get ones over the copy's.
 
     Args:
       module: what to copy.
@@ -30,4 +38,39 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
         for value in pytree.tree_leaves([v for k, v in vars(sub).items() if k != "_modules"]):
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(module, memo)
+    twin = copy.deepcopy(module, memo)
+    for sub in twin.modules():
+        tables = [
+            v for k, v in vars(sub).items() if type(v) in (dict, OrderedDict) and k not in _PARTS
+        ]
+        for table in (vars(sub), *tables):
+            for key, value in [*table.items()]:
+                function = _over_copies(value, memo)
+                if function is not value:
+                    table[key] = function
+    return twin
+
+
+def _over_copies(value: Any, memo: Mapping[int, object]) -> Any:
+    """A function whose closure has the copies of what was copied; anything else as it is."""
+    if not isinstance(value, types.FunctionType) or not value.__closure__:
+        return value
+    cells = [_over_copy(cell, memo) for cell in value.__closure__]
+    if all(new is old for new, old in zip(cells, value.__closure__, strict=True)):
+        return value
+    twin = types.FunctionType(
+        value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells)
+    )
+    twin.__kwdefaults__ = value.__kwdefaults__
+    return functools.update_wrapper(twin, value)
+
+
+def _over_copy(cell: types.CellType, memo: Mapping[int, object]) -> types.CellType:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return cell
+    if isinstance(content, torch.Tensor):  # parameters have their own ways
+        return cell
+    twin = memo.get(id(content), content)
+    return cell if twin is content else types.CellType(twin)

@@ -117,7 +117,10 @@ class Attributes:
                 if _holds_traced(value, registered, caches=not is_state):
                     keeps = f"forward keeps a tensor in {where}{write_place(sub, key)}"
                     if value is earlier:
-                        raise UnsupportedTorchError(f"{keeps}; {_RETURN_IT}")
+                        raise UnsupportedTorchError(
+                            f"{keeps}; {_RETURN_IT}, or, where the same call reads it, give it an "
+                            "attribute of its own"
+                        )
                     if is_unread:
                         self._replaced[id(earlier)] = f"{keeps} and reads it in the next call"
                         continue
@@ -172,6 +175,11 @@ class _Guarded:
         if self.is_written and not self.is_read and self.guard.loss:
             warnings.warn(self.guard.loss, LostTensorWarning, stacklevel=2)
             self.guard.loss = ""
+
+
+def holds_inputs(value: object) -> bool:
+    """Whether it holds a tensor of a trace that follows from the inputs, also within containers."""
+    return _holds_traced(value, set(), caches=True)
 
 
 def _holds_traced(value: object, registered: set[int], *, caches: bool, depth: int = 3) -> bool:

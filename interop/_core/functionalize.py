@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import fnmatch
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from jaxsr.interop._core.dtypes import (
     to_torch_dtype,
     x64,
 )
+from jaxsr.interop._core.host_draws import refusing_host_draws
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.tensor import JaxTensor
@@ -258,7 +259,7 @@ class FunctionalModule:
                         args, kw = map_leaves(
                             lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
                         )
-                        with watching(self.module, args, kw):
+                        with refusing_host_draws(self.module), watching(self.module, args, kw):
                             # Calling the module, not its method, runs its own hooks.
                             called = method if method != "forward" else "__call__"
                             result = getattr(self.module, called)(*args, **kw)
@@ -359,13 +360,8 @@ class FunctionalModule:
         self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, ArrayLike]
     ) -> dict[str, jax.Array]:
         after: dict[str, jax.Array] = {}
-        for path, sub in self.module.named_modules(remove_duplicate=False):
-            for key, tensor in sub._buffers.items():
-                name = f"{path}.{key}" if path else key
-                if tensor is not None and name not in self.slots and name not in self.aliases:
-                    raise UnsupportedTorchError(
-                        f"forward registers a new buffer {name}; register it in __init__"
-                    )
+        if made := tensors_made(self.module, {*self.slots, *self.aliases}):
+            raise UnsupportedTorchError(made)
         for name, slot in self.slots.items():
             if slot.trainable:
                 continue
@@ -390,6 +386,26 @@ class FunctionalModule:
                 "argument, or use torch.where"
             )
         return after
+
+
+def tensors_made(module: nn.Module, known: Container[str]) -> str | None:
+    """What is wrong where a call made parameters or buffers that nobody trains, keeps or saves.
+
+    Args:
+      module: after the call.
+      known: names of those that it had before.
+    """
+    for path, sub in module.named_modules(remove_duplicate=False):
+        for kind, table in (("parameter", sub._parameters), ("buffer", sub._buffers)):
+            for key, tensor in table.items():
+                name = f"{path}.{key}" if path else key
+                if tensor is not None and name not in known:
+                    return (
+                        f"forward or the loss makes the {kind} {name}, which no optimiser and no "
+                        "checkpoint knows; make it in __init__, or call the module once on zeros "
+                        "there"
+                    )
+    return None
 
 
 def _containers(value: object, depth: int = 3) -> list:

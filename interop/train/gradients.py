@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 
 from jaxsr.interop._core.index_bounds import collecting_indices, worse
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError
+from jaxsr.interop.errors import InputError, UnsupportedTorchError
 from jaxsr.interop.mesh import split_activations
 from jaxsr.interop.module import JaxModule
-from jaxsr.interop.train.objective import Phase
+from jaxsr.interop.train.objective import Phase, checked_loss
 
 Arrays = dict[str, jax.Array]
 _Vjp = Callable[..., tuple[PyTree, Callable[[PyTree], tuple[Arrays]], tuple[Arrays, Arrays]]]
@@ -113,7 +113,7 @@ class Gradients:
 
         def loss(network_params: Arrays, tensors: PyTree) -> tuple[jax.Array, PyTree]:
             with split_activations(self.mesh, batch), collecting_indices() as indices:
-                (value, metrics), new_buffers = self.model.apply(
+                result, new_buffers = self.model.apply(
                     self._cast(params | network_params),
                     self._cast_frozen(buffers),
                     tensors,
@@ -122,6 +122,7 @@ class Gradients:
                     train=True,
                     method=player.loss,
                 )
+            value, metrics = checked_loss(result, player.loss)
             return value, (self._with_frozen(new_buffers, buffers), metrics, indices)
 
         (value, (new_buffers, metrics, indices)), (grads, tensor_grads) = jax.value_and_grad(
@@ -205,8 +206,21 @@ class Gradients:
         return buffers | self._cast(self._frozen(buffers))
 
     def _with_frozen(self, new: Arrays, old: Arrays) -> Arrays:
-        """The buffers after a call, with frozen parameters as they were: their casts are none."""
-        return new | self._frozen(old)
+        """The buffers after a call, with frozen parameters as they were: their casts are none.
+
+        Raises:
+          UnsupportedTorchError: the call wrote one, such as a teacher's moving average, in a dtype
+            that it is kept from.
+        """
+        if self.compute_dtype == jnp.float32:
+            return new
+        frozen = self._frozen(old)
+        if written := sorted(self.model.written & {*frozen}):
+            raise UnsupportedTorchError(
+                f"the loss writes the frozen parameter {written[0]}, which {self.compute_dtype} "
+                "would round at every step; train in float32, or make it a buffer"
+            )
+        return new | frozen
 
     def _frozen(self, buffers: Arrays) -> Arrays:
         return {name: buffers[name] for name in buffers if name in self.model.frozen}

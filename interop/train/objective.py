@@ -16,14 +16,19 @@ One step of a phase, in both engines:
 by the data pipeline, so that both engines see the same numbers.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from jaxsr.interop.errors import InputError
 
 Batch = Mapping[str, Tensor]
+
+STEP_METRICS = ("loss", "grad_norm", "param_norm", "update_norm", "lr")
+"""What a step reports of each player beside what its loss does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,8 @@ class Player:
     network: str
     """Attribute of the objective that holds the network; prefix of its parameters' names."""
     loss: str
-    """Method `(shared, batch) -> (scalar loss, {name: scalar})`; means are over the whole batch."""
+    """Method `(shared, batch) -> (scalar loss, {name: scalar})`, or the loss alone; means are over
+    the whole batch."""
     through_shared: bool = True
     """Whether the loss reaches the network through `shared` (False for a discriminator)."""
 
@@ -64,3 +70,78 @@ class Objective(nn.Module):
                 return phase
         names = ", ".join(p.name for p in self.phases)
         raise InputError(f"no phase {name!r} in {type(self).__name__}; it has {names}")
+
+
+def check_objective(objective: Objective) -> None:
+    """Refuses phases that name networks or methods which the objective does not have.
+
+    Raises:
+      InputError: as said, or a network has no parameter that is trained.
+    """
+    kind = type(objective).__name__
+    for phase in objective.phases:
+        if not phase.players:
+            raise InputError(f"the phase {phase.name!r} of {kind} has no player; give it one")
+        methods = [(phase.share, ("batch",))]
+        methods += [(player.loss, ("shared", "batch")) for player in phase.players]
+        for method, arguments in methods:
+            try:
+                inspect.signature(getattr(objective, method)).bind(*arguments)
+            except (AttributeError, TypeError) as error:
+                raise InputError(
+                    f"the phase {phase.name!r} of {kind} needs a method "
+                    f"{method}(self, {', '.join(arguments)}): {error}"
+                ) from error
+        for player in phase.players:
+            try:
+                network = objective.get_submodule(player.network)
+            except AttributeError as error:
+                names = ", ".join(name for name, _ in objective.named_children())
+                raise InputError(
+                    f"the phase {phase.name!r} of {kind} trains {player.network!r}, which is no "
+                    f"network of it; it has {names or 'none'}"
+                ) from error
+            if not any(p.requires_grad for p in network.parameters()):
+                raise InputError(
+                    f"the phase {phase.name!r} trains {player.network!r}, but "
+                    f"{type(network).__name__} has no parameter to train; make them nn.Parameter "
+                    "(or layers) in attributes or nn.ModuleList, with requires_grad"
+                )
+
+
+def checked_loss(result: Any, method: str) -> tuple[Any, dict[str, Any]]:
+    """A player's loss and what it reports, of either engine.
+
+    Args:
+      result: of the player's method.
+      method: its name, for the error.
+
+    Raises:
+      InputError: the loss is not a scalar of floats, or something reported is not a scalar.
+    """
+    is_pair = isinstance(result, tuple) and len(cast(tuple[Any, ...], result)) == 2
+    loss, reported = cast(tuple[Any, Any], result if is_pair else (result, {}))
+    if getattr(loss, "ndim", None) != 0 or "float" not in str(loss.dtype):
+        form = f"shape {tuple(loss.shape)}, {loss.dtype}" if hasattr(loss, "dtype") else repr(loss)
+        raise InputError(
+            f"{method} of the objective returned {form}; return a scalar of floats, the mean over "
+            "the batch, or that and a dictionary of scalars to log"
+        )
+    if not isinstance(reported, Mapping):
+        raise InputError(
+            f"{method} of the objective returned {type(reported).__name__} beside the loss; return "
+            "a dictionary of scalars to log"
+        )
+    figures = dict(cast(Mapping[str, Any], reported))
+    if taken := [name for name in STEP_METRICS if name in figures]:
+        raise InputError(
+            f"{method} of the objective reports {taken[0]!r}, a name that the step's own figure "
+            "has; choose another"
+        )
+    for name, value in figures.items():
+        if getattr(value, "ndim", None) != 0:
+            raise InputError(
+                f"{method} of the objective reports {name!r}, which is no scalar tensor; report "
+                "its mean"
+            )
+    return loss, figures

@@ -33,7 +33,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxsr.interop import mesh as meshes
 from jaxsr.interop._core.index_bounds import worse
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError
+from jaxsr.interop.errors import InputError, UnsupportedTorchError
 from jaxsr.interop.module import JaxModule
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.train.gradients import Arrays, Gradients, select_network
@@ -170,9 +170,20 @@ def convert(
       remat: submodules to recompute in the backward pass.
       model_devices: devices of the mesh that share one replica of the parameters.
       device: one of those that the step will run on. Default: JAX's first.
+
+    Raises:
+      UnsupportedTorchError: it cannot be converted, or trains complex numbers.
     """
     from jaxsr.interop.folding.policy import choose_folding
     from jaxsr.interop.module import to_jax
+
+    for name, parameter in objective.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise UnsupportedTorchError(
+                f"the parameter {name} is {parameter.dtype}, and JAX's gradients and optimisers "
+                "treat complex numbers otherwise than torch's; keep its real and imaginary parts "
+                "(torch.view_as_real) as the parameter, and use torch.view_as_complex in forward"
+            )
 
     folding = choose_folding(config.lane_folding, device)
     if config.dtype == "float32":
@@ -304,7 +315,8 @@ class TrainStep:
                 else:
                     before = shared.buffers if index == 0 else buffers
                     result = gradients.of_player(index, params, before, batch, key, shared)
-                statistics = {n: v for n, v in result.buffers.items() if n not in self.model.frozen}
+                unchanged = self.model.frozen - self.model.written
+                statistics = {n: v for n, v in result.buffers.items() if n not in unchanged}
                 grads, statistics, scalars = average((result.grads, statistics, result.metrics))
                 buffers = {**result.buffers, **statistics}
 

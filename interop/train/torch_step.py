@@ -7,7 +7,7 @@ It takes the objective, the phases, the optimiser configuration and the prepared
 
 import contextlib
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.functionalize import tensors_made
 from jaxsr.interop._core.index_bounds import checked_torch
-from jaxsr.interop.errors import UserError
+from jaxsr.interop.errors import InputError, UserError
+from jaxsr.interop.train.objective import checked_loss
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
 from jaxsr.interop.train.step import StepConfig
 
@@ -111,6 +113,8 @@ class TorchStep:
             n: make_torch_optimizer(c, self._groups(n, lr_factors or {}))
             for n, c in optimizers.items()
         }
+        self._names = {*_all_names(self.objective)}
+        self._begun: set[str] = set()
         self.exported = exported
         self.ema: dict[str, Tensor] = {}
         if self.config.ema:
@@ -218,8 +222,9 @@ class TorchStep:
                 rows = {name: value[index::slices] for name, value in tensors.items()}
                 common = getattr(self.objective, phase.share)(rows) if shared is None else shared
                 if not player.through_shared:
-                    common = {name: value.detach() for name, value in common.items()}
-                loss, reported = getattr(self.objective, player.loss)(common, rows)
+                    common = pytree.tree_map_only(Tensor, Tensor.detach, common)
+                result = getattr(self.objective, player.loss)(common, rows)
+                loss, reported = checked_loss(result, player.loss)
                 (loss / slices).backward(retain_graph=retain)
                 for name, value in {"loss": loss, **reported}.items():
                     sums[name] = sums.get(name, 0) + value.detach() / slices
@@ -228,9 +233,16 @@ class TorchStep:
                 self._refuse_not_finite(player.network, sums)
             sums |= self._update(player.network)
             metrics |= {f"{player.network}/{name}": value for name, value in sums.items()}
+        self._refuse_new_tensors(phase_name)
         self._update_ema()
         self.step += 1
         return metrics
+
+    def _refuse_new_tensors(self, phase: str) -> None:
+        """Refuses parameters and buffers that the first step of a phase made."""
+        if phase not in self._begun and (made := tensors_made(self.objective, self._names)):
+            raise InputError(made)
+        self._begun.add(phase)
 
     def _refuse_not_finite(self, network: str, metrics: Mapping[str, Tensor]) -> None:
         for name, value in metrics.items():
@@ -289,10 +301,14 @@ class TorchStep:
         return {
             "step": np.asarray(self.step),
             "updates_done": {n: np.asarray(c) for n, c in self.updates_done.items()},
-            "tensors": {n: _host(t) for n, t in self.objective.state_dict().items()},
+            "tensors": {n: _host(t) for n, t in self._tensors().items()},
             "optimizers": optimizers,
             "ema": {n: _host(t) for n, t in self.ema.items()},
         }
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers; also those that torch leaves out of its state dictionary."""
+        return {**dict(self.objective.named_buffers()), **self.objective.state_dict()}
 
     def _optimizer_state(self, network: str) -> dict[str, dict[str, np.ndarray]]:
         """By parameter; zeros before the first update, where torch has made no state yet."""
@@ -315,7 +331,12 @@ class TorchStep:
         self.step = int(state["step"])
         self.updates_done = {n: int(c) for n, c in state["updates_done"].items()}
         tensors = {n: torch.from_numpy(np.array(a)) for n, a in state["tensors"].items()}
-        self.objective.load_state_dict(tensors)
+        persistent = self.objective.state_dict()
+        self.objective.load_state_dict({n: tensors[n] for n in persistent})
+        with torch.no_grad():
+            for name, buffer in self.objective.named_buffers():
+                if name not in persistent:
+                    buffer.copy_(tensors[name])
         for network, entries in state["optimizers"].items():
             if self.updates_done[network] == 0:
                 continue  # torch makes the state at the first update
@@ -331,13 +352,23 @@ class TorchStep:
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
-        """Evaluation mode without gradients, and back."""
+        """Evaluation mode without gradients, and back; buffers keep their values, as in JAX."""
         self.objective.eval()
+        before = {n: (buffer, buffer.clone()) for n, buffer in self.objective.named_buffers()}
         try:
             with torch.no_grad():
                 yield
         finally:
             self.objective.train()
+            for name, (buffer, value) in before.items():
+                path, _, key = name.rpartition(".")
+                setattr(self.objective.get_submodule(path), key, buffer.copy_(value))
+
+
+def _all_names(module: nn.Module) -> Iterator[str]:
+    """Names of parameters and buffers, all of those that share a tensor."""
+    yield from (name for name, _ in module.named_parameters(remove_duplicate=False))
+    yield from (name for name, _ in module.named_buffers(remove_duplicate=False))
 
 
 def _host(value: Tensor | float) -> np.ndarray:

@@ -142,8 +142,11 @@ def import_attribute(name: str, *, option: str) -> Any:
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             way_out = "run where it can be imported, or set PYTHONPATH"
             if module_name.endswith(".py"):
-                stem = Path(module_name).stem
-                way_out = f"write {stem}:{attribute or 'Class'}, in the file's folder"
+                parts = Path(module_name).with_suffix("").parts
+                here = Path(module_name).is_file() and all(part.isidentifier() for part in parts)
+                dotted = ".".join(parts if here else parts[-1:])
+                place = "" if here else ", in the file's folder"
+                way_out = f"write {dotted}:{attribute or 'Class'}{place}"
             raise InputError(
                 f"{option} {name}: cannot import {module_name} ({error}); {way_out}"
             ) from error

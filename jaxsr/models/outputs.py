@@ -1,6 +1,7 @@
 """What a network of the user's may return: a tensor, a list of them, or one in a container.
 
-The container is a dictionary or a dataclass, whose other values are None.
+The container is a dictionary or a dataclass, whose other values are None; those of a list or tuple
+that are None do not count.
 
 Works for torch tensors and JAX arrays alike.
 """
@@ -17,8 +18,8 @@ def tensors_of(output: PyTree, *, name: str = "the network") -> list:
     """The tensors of a network's output, in its order.
 
     Args:
-      output: a tensor, a list or tuple of tensors, or a mapping (`ModelOutput`) or dataclass of
-        one tensor.
+      output: a tensor, a list or tuple of tensors and None, or a mapping (`ModelOutput`) or
+        dataclass of one tensor.
       name: of the network, for errors.
 
     Raises:
@@ -39,8 +40,10 @@ def tensors_of(output: PyTree, *, name: str = "the network") -> list:
             f"{name} returned a {type(output).__name__} of {names}; wrap it in a module that "
             "returns the one that is its answer"
         )
-    if isinstance(output, (list, tuple)) and output and all(map(_is_tensor, output)):
-        return [*output]
+    if isinstance(output, (list, tuple)):
+        values = [value for value in output if value is not None]
+        if values and all(map(_is_tensor, values)):
+            return values
     raise InputError(
         f"{name} returned a {type(output).__name__}, not a tensor; wrap it in a module that "
         "returns the one that is its answer"

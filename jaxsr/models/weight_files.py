@@ -9,6 +9,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a weights file by name, on the CPU, in the file's dtypes.
 
     A dictionary of dictionaries is followed through `params_ema`, `params`, `state_dict`, `net` and
-    `model`, in that order; a leading `module.` that all names share and any `_orig_mod.` go.
+    `model`, in that order, or through the only one of tensors; a leading `module.` that all names
+    share and any `_orig_mod.` go.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -107,9 +109,12 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
       ValueError: there is no dictionary of tensors where state dicts are usually kept.
     """
     while isinstance(loaded, Mapping):
-        if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
+        if _is_state_dict(loaded):
             return {str(name): value for name, value in loaded.items()}
         inner = next((key for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
+        if inner is None:
+            holding = [key for key, value in loaded.items() if _is_state_dict(value)]
+            inner = holding[0] if len(holding) == 1 else None
         if inner is None:
             break
         loaded = loaded[inner]
@@ -118,6 +123,11 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
         f"{source} holds no state dict: found {keys or 'nothing'}, looked for tensors or one of "
         f"{', '.join(WRAPPERS)}; save the state dict alone"
     )
+
+
+def _is_state_dict(value: object) -> TypeGuard[Mapping[object, Tensor]]:
+    is_filled = isinstance(value, Mapping) and len(value) > 0
+    return is_filled and all(isinstance(part, Tensor) for part in value.values())
 
 
 def strip_prefixes(weights: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
@@ -152,19 +162,32 @@ def names_of_tensors(module: nn.Module) -> dict[str, tuple[str, ...]]:
     return {name: names[id(tensor)] for name, tensor in tensors.items()}
 
 
+def under_names_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, without a first component that all names share where only that fits."""
+    state = network.state_dict()
+    bare = {name.partition(".")[2]: value for name, value in weights.items()}
+    shared = len({name.partition(".")[0] for name in weights}) == 1
+    if shared and not any(map(state.__contains__, weights)) and any(map(state.__contains__, bare)):
+        return bare
+    return dict(weights)
+
+
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: str) -> None:
     """Copies `weights` into `module`, all of them or, on an error, none.
 
     Args:
       module: takes the values in its dtype and on its device.
       weights: tensors by the module's names; only `num_batches_tracked` may be absent, and all but
-        one of the names that share a tensor.
+        one of the names that share a tensor. Buffers outside the state dictionary are left out.
       source: where the weights are from, for errors.
 
     Raises:
-      ValueError: a name missing or left over, another shape, or a value that is not finite.
+      ValueError: a name missing or left over, another shape, a parameter of whole numbers, or a
+        value that is not finite.
     """
     expected = module.state_dict()
+    left_out = {name for name, _ in module.named_buffers()} - expected.keys()
+    weights = under_names_of(module, {n: v for n, v in weights.items() if n not in left_out})
     missing = [
         name
         for name, names in names_of_tensors(module).items()
@@ -185,6 +208,16 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
             f"{source} does not fit {type(module).__name__}: {'; '.join(mismatches)}; use the "
             "configuration that the weights were trained with"
         )
+    whole = [
+        name
+        for name, parameter in module.named_parameters()
+        if name in weights and _is_whole(weights[name]) and not _is_whole(parameter)
+    ]
+    if whole:
+        raise InputError(
+            f"{source} holds {weights[whole[0]].dtype} for the parameter {whole[0]}, which are "
+            "quantised or not its weights; use a checkpoint of floats"
+        )
     broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
     if broken:
         raise InputError(
@@ -192,3 +225,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
         )
     # What is absent is the module's own memory: copied onto itself, or onto what it shares.
     module.load_state_dict({**expected, **weights})
+
+
+def _is_whole(values: Tensor) -> bool:
+    return not (values.is_floating_point() or values.is_complex())

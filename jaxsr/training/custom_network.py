@@ -5,6 +5,7 @@ What does not fit is then one line, not an error in the middle of a program. Wit
 `jaxsr.check` also compares outputs and gradients with torch's.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.module_copy import copy_module
-from jaxsr.interop.train.objective import Objective
+from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import build_network
 from jaxsr.models.outputs import answer_of
 from jaxsr.runtime.options import parse_json_object
@@ -128,6 +129,13 @@ def try_network(
       InputError: it fails, or gives something else.
     """
     shape = tuple(picture.shape)
+    try:
+        inspect.signature(network.forward).bind(picture)
+    except TypeError as error:
+        raise InputError(
+            f"{option}: forward takes more than one batch of pictures ({error}); wrap it in a "
+            "module that gives it the rest"
+        ) from error
     with located(f"{option} on pictures {shape}"):
         answer = answer_of(copy_module(network).eval()(picture), name=option)
         wrong = hint(tuple(answer.shape))
@@ -155,6 +163,7 @@ def try_losses(objective: Objective, batch: Mapping[str, Tensor], *, option: str
     Raises:
       InputError: a loss fails, is no scalar, or gives the network no gradient.
     """
+    check_objective(objective)
     trial = copy_module(objective).train()
     shapes = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in [*batch][:2])
     with torch.random.fork_rng(devices=[]):

@@ -5,6 +5,7 @@ Both take the same task, so that the loop above them does not know which one it 
 
 import dataclasses
 import functools
+import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -112,6 +113,7 @@ class StepPrograms:
             model_devices=meshes.model_devices(mesh),
             device=mesh.devices.flat[0],
         )
+        self.non_persistent = self._model.non_persistent
         rules = getattr(task, "sharding_rules", {})
         if mesh.shape["tensor"] > 1 and not rules:
             raise InputError(
@@ -270,7 +272,10 @@ class JaxEngine:
 
     def weights(self) -> dict[str, np.ndarray]:
         params, buffers = self.exported()
-        return params | buffers
+        prefix = self._task.exported + "."
+        # As in torch's state dictionary.
+        left_out = {n.removeprefix(prefix) for n in self._programs.non_persistent}
+        return params | {n: array for n, array in buffers.items() if n not in left_out}
 
 
 class _JaxNetwork:
@@ -339,7 +344,10 @@ class TorchEngine:
 
         prepared = self._prepare({**batch, **self._constants}, self._key)
         # By step number, as the JAX engine's keys: a run that is resumed draws the same.
-        torch.manual_seed(self._task.config.seed << 32 | self.step)
+        seed = self._task.config.seed
+        torch.manual_seed(seed << 32 | self.step)
+        random.seed(seed << 32 | self.step)
+        np.random.seed(np.random.SeedSequence([seed, self.step]).generate_state(4))
         return self._runner.train_step(phase, jax.device_get(prepared))
 
     def fetch(self, metrics: list[Metrics]) -> list[dict[str, float]]:
@@ -415,7 +423,9 @@ class _TorchNetwork:
         return {name: self._runner.place(rows) for name, rows in batch.items()}
 
 
-def traced_result(module: "nn.Module", method: str, batch: Mapping[str, np.ndarray]) -> PyTree:
+def traced_result(
+    module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, train: bool = False
+) -> PyTree:
     """What a method of a torch module returns for a batch, in shapes and dtypes; not computed."""
     from jaxsr.interop.module import to_jax
 
@@ -423,7 +433,7 @@ def traced_result(module: "nn.Module", method: str, batch: Mapping[str, np.ndarr
 
     def run(params: Arrays, buffers: Arrays, batch: Arrays) -> PyTree:
         key = jax.random.key(0)
-        return model.apply(params, buffers, batch, rng=key, train=False, method=method)[0]
+        return model.apply(params, buffers, batch, rng=key, train=train, method=method)[0]
 
     return jax.eval_shape(run, model.params, model.buffers, dict(batch))
 

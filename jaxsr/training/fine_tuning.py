@@ -6,16 +6,16 @@ normalises with these, in training too, and keeps them: `encoder.*` freezes both
 """
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from jaxsr.errors import InputError, first_of
 from jaxsr.models.load import exported_weights
-from jaxsr.models.weight_files import names_of_tensors, read_weights
+from jaxsr.models.weight_files import names_of_tensors, read_weights, under_names_of
 from jaxsr.training.task import Trainable
 
 
@@ -63,7 +63,7 @@ def initialise(network: nn.Module, source: Path) -> list[str]:
       FileNotFoundError: there is no such file.
     """
     path = exported_weights(source) if source.is_dir() else source
-    weights = _under_names_of(network, read_weights(path))
+    weights = under_names_of(network, read_weights(path))
     state = network.state_dict()
     fitting = {n: w for n, w in weights.items() if n in state and w.shape == state[n].shape}
     misshapen = [
@@ -97,16 +97,6 @@ def initialise(network: nn.Module, source: Path) -> list[str]:
         f"  {len(names)} {what}: {first_of(names)}" for what, names in groups.items() if names
     ]
     return lines
-
-
-def _under_names_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights, without a first component that all names share where only that fits."""
-    state = network.state_dict()
-    bare = {name.partition(".")[2]: value for name, value in weights.items()}
-    shared = len({name.partition(".")[0] for name in weights}) == 1
-    if shared and not any(map(state.__contains__, weights)) and any(map(state.__contains__, bare)):
-        return bare
-    return dict(weights)
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> str:

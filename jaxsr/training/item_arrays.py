@@ -24,6 +24,8 @@ def to_array(value: Any, where: str) -> np.ndarray:
       InputError: it is no array of numbers, holds NaN, or integers beyond 32 bits.
     """
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise InputError(f"{where} is a {value.layout} tensor; make it dense: .to_dense()")
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     elif hasattr(value, "getbands"):  # Pillow's

@@ -72,7 +72,8 @@ class TaskData:
             )
         if isinstance(source, Mapping):
             source = _Table(source, name)
-        sized = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+        by_number = not isinstance(source, torch.utils.data.IterableDataset)
+        sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and by_number
         if isinstance(source, type) or source is None:
             raise InputError(f"{name} returned {source!r}; {_ACCEPTED}")
         if sized:

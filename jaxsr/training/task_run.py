@@ -13,15 +13,17 @@ from torch import nn
 
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject, PyTree
+from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.sharding_rules import planned_rules
-from jaxsr.interop.train.objective import Objective
+from jaxsr.interop.train.objective import Objective, check_objective
 from jaxsr.models.build import check_parameters, import_attribute
+from jaxsr.models.own_network import stated_uses
 from jaxsr.training.engines import traced_result
 from jaxsr.training.task import HostBatches, Network, ValidationResult, check_phases
 from jaxsr.training.task_batches import step_batches, validation_batches
 from jaxsr.training.task_data import TaskData, describe, preserved_generators
 from jaxsr.training.user_code import located, located_in_users_files
-from jaxsr.training.user_task import Evaluation, Task, TaskConfig, check_methods
+from jaxsr.training.user_task import Evaluation, PhaseTrial, Task, TaskConfig, check_methods
 
 if TYPE_CHECKING:
     import jax
@@ -74,7 +76,9 @@ class TaskRun:
         self.family, label = name, kind.__name__
         with located(f"{label}(config)"):
             self._user = kind(config)
+        self._user.config = config  # an __init__ of its own may not have kept it
         check_methods(self._user)
+        self._check_metadata(label)
         self.train = self._open("train_data", self._source("train_data", config.seed))
         held_out = self._source("validation_data", config.seed)
         self.held_out = None if held_out is None else self._open("validation_data", held_out)
@@ -99,8 +103,23 @@ class TaskRun:
             self.phases = tuple(self._user.phases(self.objective))
         check_phases(self.phases, self.config.total_steps)
         self.blocks = self._blocks() if config.remat else ()
+        if config.aot is None:
+            self._try_later_phases()
         if self.held_out is not None and config.aot is None:
             self._try_validation(self.held_out)
+
+    def _check_metadata(self, label: str) -> None:
+        """Refuses metadata that no file can hold, or that `restore` would not read."""
+        metadata = self._user.metadata
+        try:
+            json.dumps(dict(metadata))
+            stated_uses(Path(label), {"builder": self.family, **metadata})
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{label}.metadata cannot be exported, got {metadata!r}; channels and multiple are "
+                "whole numbers, value_range is [black, white], and the rest lists and dictionaries "
+                "of numbers and text"
+            ) from error
 
     @property
     def exported(self) -> str:
@@ -152,7 +171,13 @@ class TaskRun:
                 with contextlib.suppress(Exception), torch.device("meta"):
                     objective = build()
             objective = build() if objective is None else objective
+        if not isinstance(objective, Objective):
+            raise InputError(
+                f"{label}.objective returned a {type(objective).__name__}; return a "
+                "jaxsr.interop.train.objective.Objective"
+            )
         check_parameters(objective, label)
+        check_objective(objective)
         return objective
 
     def _blocks(self) -> list[str]:
@@ -187,16 +212,9 @@ class TaskRun:
         label = type(self._user).__name__
         with located_in_users_files():
             batch = next(validation_batches(data, self.config.batch))
-            if self.config.engine == "torch":
-                network = self._evaluation.network
-                was_training = network.training
-                with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                    tensors = {name: torch.from_numpy(rows) for name, rows in batch.items()}
-                    network.eval()
-                    figures = self._evaluation.measure(tensors)
-                network.train(was_training)
-            else:
-                figures = traced_result(self._evaluation, "measure", batch)
+            figures = self._tried("measure", batch)
+            if type(self._user).pictures is not Task.pictures:
+                self._tried("picture", batch)
         for name, value in figures.items():
             pair = value if isinstance(value, tuple | list) else (value, 1)
             if len(pair) != 2 or any(np.shape(part) for part in pair):
@@ -210,6 +228,35 @@ class TaskRun:
                 f"{label}.metric is {self.metric!r}, but validation gives "
                 f"{', '.join(sorted(figures)) or 'no figure'}"
             )
+
+    def _try_later_phases(self) -> None:
+        """Runs or traces the losses of every phase but the first: a run may reach them in hours.
+
+        Raises:
+          InputError: they fail.
+        """
+        first = self.train.first() if len(self.phases) > 1 else {}
+        rows = 1 if self.train.kind == "steps" else self.config.batch
+        batch = {name: np.repeat(array, rows, axis=0) for name, array in first.items()}
+        for name, _ in self.phases[1:] if batch else ():
+            with located_in_users_files():
+                phase = self.objective.phase(name)
+                if self.config.engine == "torch":
+                    trial = PhaseTrial(copy_module(self.objective).train(), phase)
+                    with torch.random.fork_rng(devices=[]):
+                        trial.losses({n: torch.from_numpy(rows) for n, rows in batch.items()})
+                else:
+                    trial = PhaseTrial(self.objective, phase)
+                    traced_result(trial, "losses", batch, train=True)
+
+    def _tried(self, method: str, batch: Mapping[str, np.ndarray]) -> Any:
+        """What a method of the evaluation gives for a batch, from the engine of the run."""
+        if self.config.engine != "torch":
+            return traced_result(self._evaluation, method, batch)
+        # A copy: what the figures write into buffers is no part of the training.
+        trial = Evaluation(self._user, copy_module(self._evaluation.network).eval())
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return getattr(trial, method)({n: torch.from_numpy(rows) for n, rows in batch.items()})
 
     @property
     def sharding_rules(self) -> dict[str, str]:
@@ -299,16 +346,8 @@ class TaskRun:
 
 
 def _tiled(images: np.ndarray) -> np.ndarray:
-    """A few images beside one another, uint8 (h, w, 3).
-
-    Raises:
-      InputError: they are no images.
-    """
+    """A few images beside one another, uint8 (h, w, 3)."""
     images = np.asarray(images, np.float32)
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise InputError(
-            f"pictures returned shape {images.shape}; return images (n, 1 or 3, h, w) in [0, 1]"
-        )
     row = np.concatenate(list(images[:_PICTURED]), axis=-1)
     pixels = np.rint(np.clip(np.nan_to_num(row), 0, 1) * 255).astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(np.moveaxis(pixels, 0, -1), (*row.shape[1:], 3)))

@@ -19,6 +19,7 @@
 
 import dataclasses
 import inspect
+from collections import ChainMap
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ import torch
 from torch import Tensor, nn
 
 from jaxsr.errors import InputError, UserError
-from jaxsr.interop.train.objective import Objective, Phase, Player
+from jaxsr.interop.hooks import holds_inputs
+from jaxsr.interop.train.objective import Objective, Phase, Player, checked_loss
+from jaxsr.models.python_state import changed_number, numbers_of
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import ConfigFile
 
@@ -42,7 +45,8 @@ Loss = Tensor | tuple[Tensor, Mapping[str, Tensor]]
 class TaskConfig(RunConfig):
     """Options of a task; a subclass adds its own, and needs no decorator.
 
-    `lr = 3e-3` in a subclass gives an option of the base another default.
+    `lr = 3e-3` in a subclass gives an option of the base another default; a name without a type
+    that no base has is refused.
     """
 
     batch: int = 16
@@ -62,6 +66,14 @@ class TaskConfig(RunConfig):
         super().__init_subclass__(**options)
         types = {field.name: field.type for field in dataclasses.fields(cls)}
         stated = inspect.get_annotations(cls)
+        for name, value in vars(cls).items():
+            is_value = isinstance(value, int | float | str | tuple | list | Path | None)
+            if is_value and not (name in types or name in stated or name.startswith("_")):
+                raise InputError(
+                    f"{cls.__qualname__}.{name} = {value!r} is no option that every run has; give "
+                    f"one of your own a type ({name}: {type(value).__name__} = {value!r}), or "
+                    "correct the name"
+                )
         # A plain `lr = 3e-3` would not reach the field that it names.
         cls.__annotations__ = {n: types[n] for n in vars(cls) if n in types} | stated
         dataclass(frozen=True, kw_only=True)(cls)
@@ -242,15 +254,44 @@ class Evaluation(nn.Module):
         if type(task).loss is not Task.loss:
             loss, reported = loss_and_metrics(task, self.network, batch)
             figures |= {"loss": loss, **reported}
-        with naming_batch(batch):
-            return figures | dict(task.metrics(self.network, with_long_integers(batch)))
+        with refusing_state(task, "metrics"), naming_batch(batch):
+            measured: Any = task.metrics(self.network, with_long_integers(batch))
+        if not isinstance(measured, Mapping):
+            raise refusal(
+                f"{type(task).__name__}.metrics returned {type(measured).__name__}; return a "
+                "dictionary of scalars, or of pairs of a numerator and a denominator"
+            )
+        return figures | dict(measured)
 
     def picture(self, batch: Batch) -> Tensor:
         """The task's pictures."""
+        task = self._task()
         with naming_batch(batch):
-            pictures = self._task().pictures(self.network, with_long_integers(batch))
-        assert pictures is not None
+            pictures: Any = task.pictures(self.network, with_long_integers(batch))
+        shape = tuple(getattr(pictures, "shape", ()))
+        if len(shape) != 4 or shape[1] not in (1, 3):
+            form = f"shape {shape}" if shape else type(pictures).__name__
+            raise refusal(
+                f"{type(task).__name__}.pictures returned {form}; return images (n, 1 or 3, h, w) "
+                "in [0, 1]"
+            )
         return pictures
+
+
+class PhaseTrial(nn.Module):
+    """What one phase of an objective computes, as a method of the batch."""
+
+    def __init__(self, objective: Objective, phase: Phase) -> None:
+        super().__init__()
+        self.objective, self._phase = objective, phase
+
+    def losses(self, batch: Batch) -> list[Tensor]:
+        """The loss of each player."""
+        shared = getattr(self.objective, self._phase.share)(batch)
+        players = self._phase.players
+        return [
+            checked_loss(getattr(self.objective, p.loss)(shared, batch), p.loss)[0] for p in players
+        ]
 
 
 def refusal(message: str) -> InputError:
@@ -258,6 +299,32 @@ def refusal(message: str) -> InputError:
     error = InputError(message)
     error.located = True  # pyright: ignore[reportAttributeAccessIssue]
     return error
+
+
+@contextmanager
+def refusing_state(task: Task, method: str) -> Generator[None]:
+    """Refuses a method that counts or keeps something in the task or in its file's globals.
+
+    A number that changes, a list that grows, and a tensor that follows from the batch are state.
+    What is made once and kept, such as a kernel, is not.
+
+    Raises:
+      InputError: as said, with what it changes.
+    """
+    of_classes = [vars(kind) for kind in type(task).__mro__ if issubclass(kind, Task)]
+    attributes = ChainMap(vars(task), *map(dict, of_classes))
+    function = getattr(type(task), method)
+    before = numbers_of(attributes, function)
+    yield
+    changed = changed_number(before, numbers_of(attributes, function))
+    if changed is None:
+        kept = (key for key, value in vars(task).items() if holds_inputs(value))
+        changed = next((f"self.{key}" for key in kept), None)
+    if changed is not None:
+        raise refusal(
+            f"{type(task).__name__}.{method} changes {changed}, which a compiled step does once "
+            "and a resumed run begins anew; keep it in a buffer of the network instead"
+        )
 
 
 @contextmanager
@@ -290,15 +357,8 @@ def loss_and_metrics(
       InputError: it is not a scalar of floats, or the task's numbers changed.
     """
     name = f"{type(task).__name__}.loss"
-    numbers = {key: value for key, value in vars(task).items() if isinstance(value, int | float)}
-    with naming_batch(batch):
+    with refusing_state(task, "loss"), naming_batch(batch):
         result: Any = task.loss(network, with_long_integers(batch))
-    changed = [key for key, value in numbers.items() if vars(task).get(key) not in (value,)]
-    if changed:
-        raise refusal(
-            f"{name} changes self.{changed[0]}, which a compiled step does once and a resumed run "
-            "begins anew; count in a buffer of the network instead"
-        )
     loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):
         raise refusal(

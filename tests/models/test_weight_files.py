@@ -36,7 +36,9 @@ def assert_same(weights, module):
         torch.testing.assert_close(weights[name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("wrapper", [None, "state_dict", "net", "params", "params_ema", "model"])
+@pytest.mark.parametrize(
+    "wrapper", [None, "state_dict", "net", "params", "params_ema", "model", "generator_weights"]
+)
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
 def test_wrapped_and_prefixed_files_are_read(tmp_path, net, wrapper, prefix):
     state = {prefix + name: value for name, value in net.state_dict().items()}
@@ -206,6 +208,27 @@ def test_half_precision_weights_become_the_modules_dtype(net):
     load_weights(fresh, weights, source="x.pt")
     assert fresh[0].weight.dtype == torch.float32
     torch.testing.assert_close(fresh[0].weight, net[0].weight, rtol=1e-3, atol=0)  # float16's ulp
+
+
+def test_names_below_one_attribute_fit_without_it(net):
+    fresh = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU())
+    lightning = nn.ModuleDict({"net": net})
+    load_weights(fresh, lightning.state_dict(), source="x.pt")
+    assert_same(fresh.state_dict(), net)
+
+
+def test_buffers_outside_the_state_dictionary_are_left_out(net):
+    net.register_buffer("kept", torch.ones(1), persistent=False)
+    load_weights(net, {**net.state_dict(), "kept": torch.zeros(1)}, source="x.pt")
+    assert net.kept == 1
+
+
+def test_whole_numbers_are_no_parameters(net):
+    weights = {**net.state_dict(), "0.weight": torch.ones(4, 3, 3, 3, dtype=torch.int8)}
+    with pytest.raises(
+        InputError, match=r"torch\.int8 for the parameter 0\.weight, which are quan"
+    ):
+        load_weights(net, weights, source="x.pt")
 
 
 def test_a_batch_counter_from_older_torch_may_be_absent(net):

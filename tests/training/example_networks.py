@@ -48,6 +48,19 @@ class Pair(Enlarger):
         return {"picture": super().forward(x), "other": x}
 
 
+class Conditioned(Enlarger):
+    def forward(self, x, noise_level):
+        return super().forward(x) * noise_level
+
+
+CALLS = {"loss": 0}
+
+
+def counting(prediction, target):
+    CALLS["loss"] += 1
+    return CALLS["loss"] * F.l1_loss(prediction, target)
+
+
 ENLARGER = Enlarger()
 
 

@@ -242,6 +242,21 @@ WRONG = {
         ["--network", f"{HERE}:Half", "--network-args", '{"scale": 1}', "--scale", 1],
         r"gives \(1, 3, 24, 26\) for pictures \(1, 3, 25, 26\).*--multiple",
     ),
+    "more inputs": (
+        ["--network", f"{HERE}:Conditioned"],
+        "Conditioned: forward takes more than one batch .*'noise_level'.*; wrap it in a module",
+    ),
+    "discriminator without parameters": (
+        [
+            *("--loss", "l1=1,adversarial=1", "--discriminator", "torch.nn:Flatten"),
+            *("--discriminator-args", '{"start_dim": 0}'),
+        ],
+        "trains 'discriminator', but Flatten has no parameter to train",
+    ),
+    "loss that counts": (
+        ["--loss", f"{HERE}:counting"],
+        r"the loss .*:counting changes the global CALLS\['loss'\], which a compiled step does once",
+    ),
     "output of several tensors": (
         ["--network", f"{HERE}:Pair"],
         f"--network {HERE}:Pair returned a dict of picture, other; wrap it",
@@ -342,6 +357,7 @@ def test_remat_without_blocks_is_refused(capsys, tmp_path):
 def test_the_answer_is_the_first_of_the_largest():
     maps = [torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)]
     assert answer_of(maps) is maps[1]
+    assert answer_of((maps[1], None)) is maps[1]
     assert answer_of([torch.zeros(16, 9), *maps]) is maps[1]  # features beside them
     assert answer_of({"logits": maps[0], "loss": None}) is maps[0]
     assert answer_of(example_networks.Answer(maps[0])) is maps[0]

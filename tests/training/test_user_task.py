@@ -17,6 +17,7 @@ from jaxsr.interop.weights import read_metadata
 from jaxsr.train import main
 from jaxsr.training.cli_options import parse_command_line
 from jaxsr.training.task import load_family
+from jaxsr.training.user_task import TaskConfig
 from tests.training.running import take_steps
 
 FILE = '''
@@ -56,11 +57,14 @@ class Fit(jaxsr.Task):
         layers = [nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Tanh())
                   for _ in range(2)]
         ends = nn.Linear(3, self.config.width), nn.Linear(self.config.width, 1)
-        return nn.Sequential(ends[0], nn.Dropout(0.1), nn.Sequential(*layers), ends[1])
+        network = nn.Sequential(ends[0], nn.Dropout(0.1), nn.Sequential(*layers), ends[1])
+        network.register_buffer("calls", torch.zeros(()), persistent=False)
+        return network
 
     def loss(self, network, batch):
+        network.calls += 1
         loss = F.mse_loss(network(batch["x"]), batch["y"])
-        return loss, {"rms": loss.detach().sqrt()}
+        return loss, {"rms": loss.detach().sqrt(), "calls": network.calls.clone()}
 
     def metrics(self, network, batch):
         error = (network(batch["x"]) - batch["y"]).abs()
@@ -74,6 +78,75 @@ class Fit(jaxsr.Task):
 
     def validation_data(self):
         return Points(13)
+
+
+class CountsInFile(Fit):
+    def loss(self, network, batch):
+        global CALLS
+        CALLS += 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * CALLS
+
+
+CALLS = 0
+
+
+class CountsInClass(Fit):
+    calls = 0
+
+    def loss(self, network, batch):
+        self.calls += 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * self.calls
+
+
+class KeepsList(Fit):
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen = [0.0]
+
+    def loss(self, network, batch):
+        self.seen.append(1.0)
+        return F.mse_loss(network(batch["x"]), batch["y"])
+
+
+class KeepsLoss(Fit):
+    average = None
+
+    def loss(self, network, batch):
+        loss = F.mse_loss(network(batch["x"]), batch["y"])
+        self.average = loss if self.average is None else (self.average + loss.detach()) / 2
+        return self.average
+
+
+class MakesBuffer(Fit):
+    def loss(self, network, batch):
+        if not hasattr(network, "count"):
+            network.register_buffer("count", torch.zeros(()))
+        if network.training:
+            network.count += 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * network.count
+
+
+class NumpyNoise(Fit):
+    def loss(self, network, batch):
+        return F.mse_loss(network(batch["x"] + float(np.random.rand())), batch["y"])
+
+
+class ArrayInMetadata(Fit):
+    metadata = {"mean": np.ones(3)}
+
+
+class WordInMetadata(Fit):
+    metadata = {"channels": "three"}
+
+
+class NoFigures(Fit):
+    def metrics(self, network, batch):
+        pass
+
+
+class FlatPictures(Fit):
+    def pictures(self, network, batch):
+        return network(batch["x"])
 
 
 class Vector(Fit):
@@ -221,6 +294,15 @@ class Gan(Fit):
         return ("warmup", 2), ("main", self.config.total_steps - 2)
 
 
+class GanThatEndsLater(Gan):
+    def objective(self):
+        class Broken(Pair):
+            def fooling(self, shared, batch):
+                return super().fooling(shared, batch)[0] * batch["weight"]
+
+        return Broken()
+
+
 class GanWithoutPhases(Gan):
     phases = jaxsr.Task.phases
 
@@ -345,6 +427,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
     assert main(["fit_task:Fit", "--out", "parts", "--steps", "3", *common]) == 0
     assert main(["--resume", "--out", "parts", "--steps", "6"]) == 0
     whole, parts = (load_file(Path(f"{n}/network.safetensors")) for n in ("whole", "parts"))
+    assert "calls" not in whole  # as in torch's state dictionary
+    records = [json.loads(line) for line in Path("parts/metrics.jsonl").read_text().splitlines()]
+    assert max(record.get("network/calls", 0) for record in records) == 6
     for name, array in whole.items():
         np.testing.assert_array_equal(parts[name], array)
     assert json.loads(Path("parts/config.json").read_text())["family"] == "fit_task:Fit"
@@ -358,7 +443,10 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         "from fit_task import Fit\n"
         "class Counting(Fit):\n"
         "    def network(self):\n"
-        "        return torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))\n"
+        "        layers = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)\n"
+        "        network = torch.nn.Sequential(*layers)\n"
+        "        network.register_buffer('calls', torch.zeros(()), persistent=False)\n"
+        "        return network\n"
         "    def metrics(self, network, batch):\n"
         "        steps = network[0].num_batches_tracked.float()\n"
         "        return {'error': torch.where(steps < 4, torch.nan, steps)}\n"
@@ -392,13 +480,26 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:OneArgument"], "OneArgument.loss takes other arguments than (self, network, b"),
         (["fit_task:Biggest"], "Biggest.best must be 'max' or 'min', got 'biggest'"),
         (["fit_task:Counts"], "Counts.loss changes self.calls, which a compiled step does once"),
+        (["fit_task:CountsInFile"], "CountsInFile.loss changes the global CALLS, which a"),
+        (["fit_task:CountsInClass"], "CountsInClass.loss changes self.calls, which a compiled"),
+        (["fit_task:KeepsList"], "KeepsList.loss changes the length of self.seen, which"),
+        (
+            ["fit_task:ArrayInMetadata"],
+            "ArrayInMetadata.metadata cannot be exported, got {'mean': ",
+        ),
+        (["fit_task:WordInMetadata"], "WordInMetadata.metadata cannot be exported, got {'chan"),
+        (["fit_task:NoFigures"], "NoFigures.metrics returned NoneType; return a dictionary"),
+        (["fit_task:FlatPictures"], "FlatPictures.pictures returned shape (8, 1); return images"),
         (["fit_task:Infinite"], " at step 1; nothing to save before step 1. Look for NaN or a"),
         (["fit_task:NothingHeldOut"], "without an item; check what --val names"),
         (["fit_task:Fit", "--lr", "1e30"], " at step 2; the state of step 1 is saved. Lower --lr"),
         (["fit_task:Shapes"], "(the batch has x float32[8, 3], y float32[8, 1])"),
         (["fit_task:Names"], "'z' (the batch has x float32[8, 3], y float32[8, 1])"),
         (["fit_task:NotScalar"], "metrics returned 'error' of shape (8, 1); return scalars"),
-        (["fit_task:NoMetric"], "metric is 'iou', but validation gives error, loss, ratio, rms"),
+        (
+            ["fit_task:NoMetric"],
+            "metric is 'iou', but validation gives calls, error, loss, ratio, r",
+        ),
         (["fit_task:NoBlocks", "--remat"], "set remat_blocks"),
         (["fit_task:GanWithoutPhases"], "has the phases warmup, main; define phases"),
         (["fit_task:NoLength", "--epochs", "1"], "epochs=1 need data with a length"),
@@ -412,6 +513,33 @@ def test_what_is_refused_is_one_line(folder, capsys, arguments, message, engine)
     assert main([*arguments, "--engine", engine]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("jaxsr: ") and message in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("KeepsLoss", "KeepsLoss.loss changes self.average, which a compiled step does once"),
+        ("MakesBuffer", "makes the buffer network.count, which no optimiser and no checkpoint"),
+        ("NumpyNoise", "draws from numpy.random, and a compiled function would keep that one"),
+    ],
+)
+def test_what_a_trace_would_keep_is_refused(folder, capsys, task, message):
+    assert main([f"fit_task:{task}"]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_options_without_a_type_are_refused():
+    with pytest.raises(InputError, match=r"Config\.widht = 5 is no option .* \(widht: int = 5\)"):
+
+        class Config(TaskConfig):
+            widht = 5
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_every_phase_is_tried_before_the_first_step(folder, capsys, engine):
+    assert main(["fit_task:GanThatEndsLater", "--log-every", "1", "--engine", engine]) == 2
+    lines = capsys.readouterr().err
+    assert "'weight'" in lines and "step 1/" not in lines
 
 
 def test_remat_finds_the_blocks(folder):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from jaxsr.errors import InputError
 from jaxsr.models.build import import_attribute
+from jaxsr.models.python_state import changed_number, numbers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,15 +33,22 @@ class Term(NamedTuple):
         """The loss without its weight.
 
         Raises:
-          InputError: it is not a scalar tensor, or gives the prediction no gradient.
+          InputError: it is not a scalar tensor, gives the prediction no gradient, or counts in a
+            global.
         """
         assert self.function is not None
+        before = numbers_of({}, self.function)
         value = self.function(prediction, target)
-        if not isinstance(value, Tensor) or value.ndim:
-            kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if (changed := changed_number(before, numbers_of({}, self.function))) is not None:
             raise InputError(
-                f"the loss {self.name} gave {kind}, not a scalar tensor; end it with .mean()"
+                f"the loss {self.name} changes {changed}, which a compiled step does once and a "
+                "resumed run begins anew; make the loss an nn.Module, and count in a buffer"
             )
+        if not isinstance(value, Tensor) or value.ndim:
+            is_tensor = isinstance(value, Tensor)
+            kind = tuple(value.shape) if is_tensor else type(value).__name__
+            mend = "end it with .mean()" if is_tensor else "return one, without .item()"
+            raise InputError(f"the loss {self.name} gave {kind}, not a scalar tensor; {mend}")
         if torch.is_grad_enabled() and prediction.requires_grad and not value.requires_grad:
             raise InputError(
                 f"the loss {self.name} gives the network no gradient; leave out detach(), "

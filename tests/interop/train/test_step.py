@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxsr.interop.aot.hlo import collectives
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import UnsupportedTorchError, UserError
 from jaxsr.interop.mesh import make_mesh, place, place_batch, replicated
 from jaxsr.interop.train.objective import Objective, Phase, Player
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_optimizer, make_schedule
@@ -125,6 +125,89 @@ def test_an_index_out_of_range_leaves_the_state_as_it_was(label):
     assert (index, int(after.failed_step)) == ((4, 1) if is_outside else (0, 0))
     for name, value in before.items():
         assert np.array_equal(after.params[f"student.{name}"], value) == is_outside
+
+
+class MeanTeacher(Distilled):
+    """A student drawn to the moving average of itself, which the loss keeps in frozen weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.teacher.requires_grad_(False)
+
+    def loss(self, shared, batch):
+        with torch.no_grad():
+            for kept, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                kept.mul_(0.5).add_(new, alpha=0.5)
+        return F.mse_loss(shared["out"], 1 - self.teacher(batch["image"]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_frozen_weights_that_the_loss_writes_move_as_in_torch(accumulate):
+    objective = MeanTeacher()
+    config, images = StepConfig(accumulate=accumulate), torch.randn(4, 3)
+    model, optimizers = convert(objective, config), {"student": optax.sgd(0.1)}
+    phase = objective.phases[0]
+    step = TrainStep(
+        model, phase, optimizers, prepare=lambda b, _: b, mesh=make_mesh(1), config=config
+    )
+    step = jax.jit(step)
+    state = init_state(model, optimizers, exported="student", seed=0, ema=False)
+    optimizer = torch.optim.SGD(objective.student.parameters(), 0.1)
+    for _ in range(3):
+        state, _ = step(state, {"image": jnp.asarray(images.numpy())})
+        optimizer.zero_grad()
+        for index in range(accumulate):
+            rows = {"image": images[index::accumulate]}
+            (objective.loss(objective.share(rows), rows) / accumulate).backward()
+        optimizer.step()
+    arrays = {**state.params, **state.buffers}
+    for name, value in objective.named_parameters():
+        np.testing.assert_allclose(arrays[name], value.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_weights_that_bfloat16_would_round_are_refused():
+    with pytest.raises(UnsupportedTorchError, match=r"writes the frozen parameter teacher\.\w+, "):
+        one_step(MeanTeacher(), np.ones((2, 3), np.float32), 1, StepConfig(dtype="bfloat16"))
+
+
+def test_complex_parameters_are_refused():
+    objective = MeanTeacher()
+    objective.student.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(UnsupportedTorchError, match=r"student\.phase is torch.complex64.*view_as"):
+        convert(objective, StepConfig())
+
+
+class Late(Distilled):
+    """Makes a layer in its first call."""
+
+    def share(self, batch):
+        if not hasattr(self.student, "late"):
+            self.student.late = nn.Linear(3, 4)
+        return {"out": self.student.late(batch["image"])}
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_parameters_that_a_step_makes_are_refused(engine):
+    objective, images = Late(), np.ones((2, 3), np.float32)
+    objective.teacher = nn.Linear(3, 4)
+    with pytest.raises(UserError, match=r"makes the parameter student\.late\.weight, which no"):
+        if engine == "jax":
+            one_step(objective, images, 1, StepConfig())
+        else:
+            config = {"student": OptimizerConfig()}
+            step = TorchStep(objective, config, {"student": 1}, exported="student")
+            step.train_step("fit", {"image": images})
+
+
+def test_buffers_outside_the_state_dictionary_are_of_torchs_state():
+    objective = Distilled()
+    objective.student.register_buffer("count", torch.tensor(3.0), persistent=False)
+    config, updates = {"student": OptimizerConfig()}, {"student": 1}
+    state = TorchStep(objective, config, updates, exported="student").state()
+    objective.student.count = torch.zeros(())  # the state shares memory with the old one
+    TorchStep(objective, config, updates, exported="student").load(state)
+    assert objective.student.count == 3
 
 
 class Functional(Distilled):

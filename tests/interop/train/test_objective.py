@@ -1,0 +1,68 @@
+"""What is refused of an objective of a user's."""
+
+import pytest
+import torch
+from torch import nn
+
+from jaxsr.interop.errors import InputError
+from jaxsr.interop.train.objective import Objective, Phase, Player, check_objective, checked_loss
+
+ONE = torch.ones(())
+
+
+def player(network: str = "net", loss: str = "loss") -> tuple[Player, ...]:
+    return (Player(network=network, loss=loss),)
+
+
+class Fit(Objective):
+    phases = (Phase(name="fit", players=player()),)
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.fixed = nn.Linear(1, 1), nn.Linear(1, 1).requires_grad_(False)
+
+    def share(self, batch):
+        return {}
+
+    def loss(self, shared, batch):
+        return ONE
+
+    def short(self, batch):
+        return ONE
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        (Phase(name="fit", players=()), "'fit' of Fit has no player"),
+        (Phase(name="fit", players=player("nett")), "trains 'nett'.*; it has net, fixed"),
+        (Phase(name="fit", players=player("fixed")), "'fixed', but Linear has no parameter to"),
+        (Phase(name="fit", players=player(loss="lose")), r"a method lose\(self, shared, batch\)"),
+        (Phase(name="fit", players=player(loss="short")), r"a method short\(self, shared, batch"),
+        (Phase(name="fit", players=player(), share="both"), r"a method both\(self, batch\)"),
+    ],
+)
+def test_phases_name_what_there_is(phase, message):
+    objective = Fit()
+    check_objective(objective)
+    objective.phases = (phase,)
+    with pytest.raises(InputError, match=message):
+        check_objective(objective)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (torch.ones(2), r"loss of the objective returned shape \(2,\), torch.float32; return a"),
+        (torch.tensor(1), "torch.int64"),
+        (None, "returned None"),
+        ((ONE, ONE), "returned Tensor beside the loss"),
+        ((ONE, {"rate": torch.ones(2)}), "reports 'rate', which is no scalar"),
+        ((ONE, {"loss": ONE}), "reports 'loss', a name that the step's own"),
+    ],
+)
+def test_a_loss_is_a_scalar_and_scalars_to_log(result, message):
+    assert checked_loss(ONE, "loss") == (ONE, {})
+    assert checked_loss((ONE, {"rate": ONE}), "loss") == (ONE, {"rate": ONE})
+    with pytest.raises(InputError, match=message):
+        checked_loss(result, "loss")
