@@ -148,10 +148,11 @@ class LibraryLM(nn.Module):
     def attention_features(self) -> int | None:
         """Features of a head, in torch's attention; None where the family's code computes it."""
         config = self.inner.config.get_text_config(decoder=True)
-        heads = getattr(config, "num_attention_heads", None)
-        if config._attn_implementation != "sdpa" or not isinstance(heads, int):
+        if config._attn_implementation != "sdpa":
             return None
-        return getattr(config, "head_dim", None) or config.hidden_size // heads
+        heads, size = (getattr(config, n, None) for n in ("num_attention_heads", "hidden_size"))
+        whole = size // heads if isinstance(heads, int) and isinstance(size, int) else None
+        return getattr(config, "head_dim", None) or whole
 
     @torch.no_grad()
     def check_verifies(self) -> None:

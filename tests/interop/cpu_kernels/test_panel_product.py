@@ -84,7 +84,7 @@ def test_attention(window, shape, keys):
     out, largest, total = jax.jit(panel_product.attention)(q / 8, k, v, sees)
     reference = torch_attention(q / 8, k, v, sees)
     np.testing.assert_allclose(out, np.nan_to_num(reference), atol=2e-6)  # means of values near 1
-    seen = sees.any(1)
+    seen = np.asarray(sees.any(1))
     assert not np.any(np.asarray(out)[~np.broadcast_to(seen, (count, queries))])
     each = np.repeat(k.astype(np.float64), heads // groups, 1)
     scores = np.einsum("nmhd,nhsd->nhms", q / 8, each)
