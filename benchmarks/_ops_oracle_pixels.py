@@ -413,7 +413,7 @@ PIXELS: list[Oracle] = [
     Oracle(
         function="standardise",
         by="torchvision's rule",
-        call=lambda x: ops.standardise(x, MEAN, STD),
+        call=lambda x: ops.standardise(x, MEAN, STD, dtype=np.promote_types(x.dtype, np.float32)),
         reference=lambda x: (x - MEAN) / STD,
         scale="unit",
         results="float32",

@@ -96,6 +96,8 @@ def pictures(
 class Judgement:
     """Of all cases of one dtype."""
 
+    results: str
+    """Their dtype."""
     cases: int
     values: int
     unequal: int
@@ -119,6 +121,7 @@ def judge(oracle: Oracle, dtype: str, *, seed: int = 0) -> Judgement:
         for k, shape in enumerate(oracle.shapes)
     ]
     return Judgement(
+        results=parts[0].results,
         cases=sum(part.cases for part in parts),
         values=sum(part.values for part in parts),
         unequal=sum(part.unequal for part in parts),
@@ -177,6 +180,7 @@ def compare(
         unequal = (got != rounded) & ~same
         wrong = ~(difference <= allowed)
     return Judgement(
+        dtype,
         len(got),
         got.size,
         int(unequal.sum()),

@@ -10,7 +10,9 @@ _SIZES = {
                      "projection_dim", "word_embed_proj_dim", "embedding_size", "emb_dim",
                      "decoder_hidden_size", "encoder_hidden_dim", "attention_hidden_size",
                      "encoder_hidden_size", "lm_hidden_size", "text_hidden_size", "out_dim",
-                     "qk_hidden_dim", "vision_hidden_size", "output_dim"), 32),
+                     "qk_hidden_dim", "vision_hidden_size", "output_dim", "pooler_output_size",
+                     "projection_size", "projector_input_dim", "projector_output_dim",
+                     "vision_output_dim"), 32),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers",
                      "decoder_layers", "depth", "num_decoder_layers", "num_encoder_layers",
                      "decoder_num_hidden_layers", "decoder_num_layers", "encoder_num_layers",
@@ -89,6 +91,7 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1,
             "emb_layer_norm_before": False},
     "esmc": {"num_key_value_heads": 4},
+    "llama4_vision_model": {"intermediate_size": 128},
     "funnel": {"block_sizes": [1, 1], "d_head": 8, "d_inner": 64, "d_model": 32, "n_head": 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8,
@@ -160,7 +163,9 @@ def _reduced(config: dict[str, Any], *, nested: bool = False) -> dict[str, Any]:
         values |= {"num_key_value_heads": 4, "qk_head_dim": 16, "head_dim": 8}
     heads = config.get("num_heads")
     if isinstance(heads, list) and "embed_dim" in config:
-        values |= {"embed_dim": 8 * heads[0], "window_size": 4}
+        width = config["embed_dim"]
+        widths = [8 * head for head in heads] if isinstance(width, list) else 8 * heads[0]
+        values |= {"embed_dim": widths, "window_size": 4}
     layer_types = config.get("layer_types")
     if isinstance(layer_types, list) and layer_types:
         kinds = list(dict.fromkeys(layer_types))

@@ -80,8 +80,10 @@ def _timm(folder: Path) -> Iterator[Entry]:
         names = timm.list_models(module=family)
         if names:
             name = min(names, key=lambda n: (_rank(n), len(n)))
-            # Built for one size of image, it is built for a small one.
-            args = {"img_size": 64} if timm.get_pretrained_cfg(name).fixed_input_size else {}
+            # Built for one size of image, it is built for a small one; crossvit's two sizes of
+            # patches divide no small one.
+            is_fixed = timm.get_pretrained_cfg(name).fixed_input_size and family != "crossvit"
+            args = {"img_size": 64} if is_fixed else {}
             yield Entry("timm", family, f"timm:{name}", args, (*_SMALL_IMAGES, ()))
 
 

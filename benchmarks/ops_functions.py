@@ -163,14 +163,14 @@ def _by_function(rows: Sequence[Row], kind: str) -> dict[str, list[Row]]:
 
 def _exactness(rows: list[Row]) -> list[str]:
     """Oracles, cases, unequal levels, the largest difference of float32, and of gradients."""
-    judged = [each for row in rows for each in row["dtypes"].items()]
-    levels = [judgement for dtype, judgement in judged if dtype.startswith("uint")]
+    judged = [judgement for row in rows for judgement in row["dtypes"].values()]
+    levels = [judgement for judgement in judged if judgement["results"].startswith("uint")]
     values, unequal = (sum(j[name] for j in levels) for name in ("values", "unequal"))
-    reals = [judgement["largest"] for dtype, judgement in judged if dtype == "float32"]
+    reals = [judgement["largest"] for judgement in judged if judgement["results"] == "float32"]
     errors = [row["gradient_error"] for row in rows if row["gradient_error"] is not None]
     return [
         ", ".join(sorted({row["by"] for row in rows})),
-        f"{sum(judgement['cases'] for _, judgement in judged):,}",
+        f"{sum(judgement['cases'] for judgement in judged):,}",
         f"{unequal:,} of {values:,}" if values else "–",
         f"{max(reals):.0e}" if reals else "–",
         f"{max(errors):.0e}" if errors else "–",

@@ -380,7 +380,7 @@ class FunctionalModule:
                 shape = tuple(current.shape) if isinstance(current, torch.Tensor) else current
                 raise UnsupportedTorchError(
                     f"forward replaces the buffer {name} of shape {original.shape} by {shape}; "
-                    "keep the shape"
+                    "keep the shape; if a first forward sets it, run one in torch before to_jax"
                 )
             after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
         for name in self.numbers_read & self.buffers_written:

@@ -18,6 +18,7 @@ from jaxsr.checking.comparison import (
     TorchRuns,
     attempt,
     compare_mode,
+    cotangents,
     equal_runs,
     judged,
 )
@@ -26,7 +27,7 @@ from jaxsr.checking.jax_runs import JaxRuns, Program, to_host
 from jaxsr.checking.measures import ILL_CONDITIONED_ULPS, compare_arrays
 from jaxsr.checking.module_errors import module_errors
 from jaxsr.checking.result import CheckResult, Row, Speed
-from jaxsr.checking.torch_runs import run_torch, steps_per_second, torch_step
+from jaxsr.checking.torch_runs import moved, perturbed, run_torch, steps_per_second, torch_step
 from jaxsr.errors import InputError, InputTypeError, one_line
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.folding.policy import LaneFolding
@@ -119,6 +120,8 @@ class _Check:
         self.key = evaluated.key
         self.lane_folding = lane_folding
         self.jax: JaxRuns
+        self.gradients: dict[bool, Program] = {}
+        """Of evaluation and of training, where they were computed."""
 
     def run(self, *, train: bool, vmap: bool, mesh: int, speed_s: float, modules: bool) -> None:
         """Everything, in the order of the page."""
@@ -132,7 +135,7 @@ class _Check:
         if converted.status != "ok":
             rows.append(converted)
             return
-        mode = compare_mode(self.jax, self.evaluated, separate=speed_s > 0)
+        mode = self._compare(self.evaluated, separate=speed_s > 0)
         rows += mode.rows
         if not mode.computed:
             return
@@ -149,6 +152,12 @@ class _Check:
     def _converted(self, module: nn.Module, arguments: Arguments) -> JaxRuns:
         return JaxRuns(module, arguments, lane_folding=self.lane_folding)
 
+    def _compare(self, torch_runs: TorchRuns, *, prefix: str = "", separate: bool) -> ModeRows:
+        mode = compare_mode(self.jax, torch_runs, prefix=prefix, separate=separate)
+        if mode.gradient is not None:
+            self.gradients[torch_runs.train] = mode.gradient
+        return mode
+
     def _train(self, *, separate: bool) -> list[Row]:
         try:
             trained = TorchRuns.of(
@@ -161,7 +170,7 @@ class _Check:
         if equal_runs(trained.single, self.evaluated.single):
             detail = "torch computes the same bits as in evaluation"
             return [Row(name="train", status="skipped", detail=detail, required=False)]
-        mode = compare_mode(self.jax, trained, prefix="train ", separate=separate)
+        mode = self._compare(trained, prefix="train ", separate=separate)
         draws = trained.single.draws
         if draws and mode.computed:
             outputs = (trained.single.outputs, self.evaluated.single.outputs)
@@ -263,6 +272,12 @@ class _Check:
             )
         if blamed is not None and blamed.name == "forward":
             result.notes += [note for note, context in _OTHERWISE if self._differs_under(context)]
+        if blamed is not None and blamed.name.split()[-1] == "gradient":
+            train = blamed.name.startswith("train")
+            if any(
+                self._gradient_agrees_nearby(seed, train=train) for seed in range(_NEARBY_TRIES)
+            ):
+                result.notes.append(_KINK)
         worst = max(
             (one for row in result.rows for one in row.arrays if row.name == "forward"),
             key=lambda one: one.condition,
@@ -288,6 +303,25 @@ class _Check:
                 f"ill-conditioned: {worst.name} of float32 torch is {worst.condition:.0f} steps of "
                 f"float32 from float64{where}"
             )
+
+    def _gradient_agrees_nearby(self, seed: int, *, train: bool) -> bool:
+        """Whether gradients agree with weights and floating inputs moved a little."""
+        program = self.gradients[train]
+        generator = torch.Generator().manual_seed(seed)
+        floats = {n: t for n, t in self.arguments.tensors.items() if t.is_floating_point()}
+        nearby = self.arguments.replaced(
+            {n: moved(t, generator, by=_NEARBY) for n, t in floats.items()}
+        )
+        module = perturbed(self.module, seed, double=False, by=_NEARBY)
+        try:
+            runs = TorchRuns.of(module, nearby, train=train, key=self.key, differentiate=True)
+            near = self._converted(module, nearby)
+            *_, gradients = to_host(
+                program(near.state, near.inputs(), near.key, cotangents(runs.single))
+            )
+        except Exception:
+            return False
+        return all(one.ok for one in runs.errors("gradients", gradients))
 
     def _differs_under(self, context: Callable[[], AbstractContextManager[object]]) -> bool:
         """Whether torch itself gives other outputs within a context."""
@@ -354,6 +388,14 @@ _OTHERWISE: tuple[tuple[str, Callable[[], AbstractContextManager[object]]], ...]
 )
 """Why torch and JAX may both be right, and what makes torch do as JAX does."""
 
+
+_NEARBY = 2.0**-10
+_NEARBY_TRIES = 3
+"""Of a large network some unit may lie at its kink each time."""
+_KINK = (
+    "with weights and inputs moved by a thousandth the gradients agree: these lie at a kink (of "
+    "relu, abs, max, a sort), where rounding decides which of two slopes is taken"
+)
 
 _BISECTED = ("forward", "gradient", "buffers")
 

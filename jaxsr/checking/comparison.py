@@ -193,11 +193,9 @@ def compare_mode(
         return row
 
     def gradient() -> Row:
-        single = torch_runs.single
-        cotangents = {
-            n: jnp.asarray(cotangent(n, single.outputs[n].shape)) for n in single.differentiable
-        }
-        program = Program(jax_runs.gradient(train=train), (*arguments, cotangents))
+        program = Program(
+            jax_runs.gradient(train=train), (*arguments, cotangents(torch_runs.single))
+        )
         outputs, buffers, gradients = to_host(program())
         if not forward_rows:
             forward_rows.append(compare_forward(outputs, buffers))
@@ -223,6 +221,11 @@ def compare_mode(
         gradient_rows.append(Row(name=f"{prefix}gradient", status="skipped", detail=detail))
     result.rows = forward_rows + (gradient_rows if has_outputs else []) + buffer_rows
     return result
+
+
+def cotangents(run: Run) -> dict[str, jax.Array]:
+    """What the outputs of a run that have a gradient are multiplied with in the loss."""
+    return {n: jnp.asarray(cotangent(n, run.outputs[n].shape)) for n in run.differentiable}
 
 
 def equal_runs(first: Run, second: Run) -> bool:

@@ -118,21 +118,27 @@ def widened(module: nn.Module) -> nn.Module:
     return copy_module(module)._apply(lambda t: t.to(_WIDE.get(t.dtype, t.dtype)))
 
 
-def perturbed(module: nn.Module, seed: int, *, double: bool) -> nn.Module:
-    """A copy whose floating state is moved by half a step of float32, up or down at random."""
+_HALF_STEP = 2.0**-24
+"""Of float32: what rounding moves a value by."""
+
+
+def perturbed(module: nn.Module, seed: int, *, double: bool, by: float = _HALF_STEP) -> nn.Module:
+    """A copy whose floating state is moved by a share of itself, up or down at random."""
     module = widened(module) if double else copy_module(module)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point():
-                tensor.copy_(moved(tensor, generator))
+                tensor.copy_(moved(tensor, generator, by=by))
     return module
 
 
-def moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The tensor moved by half a step of float32, up or down at random."""
+def moved(
+    tensor: torch.Tensor, generator: torch.Generator, *, by: float = _HALF_STEP
+) -> torch.Tensor:
+    """The tensor moved by a share of itself, up or down at random."""
     signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
-    return tensor * (1 + signs.to(tensor.dtype) * 2.0**-24)
+    return tensor * (1 + signs.to(tensor.dtype) * by)
 
 
 def run_torch(

@@ -126,7 +126,8 @@ def _of_transformers(network: Any) -> Iterator[Example]:
     pixels = _normal(_BATCH, channels, side, side)
     frames_of_video = _number(vision, ("num_frames", "frames_per_clip"), 8)
     series = (_number(config, ("context_length",), 32), _number(config, ("num_input_channels",), 1))
-    bins = _number(config, ("num_mel_bins", "feature_size", "input_feat_per_channel"), 80)
+    audio = getattr(config, "encoder_config", config)
+    bins = _number(audio, ("num_mel_bins", "feature_size", "input_feat_per_channel"), 80)
     frames = 2 * _number(config, ("max_source_positions",), 50)
     named: dict[str, PyTree] = {
         "input_ids": ids,

@@ -150,6 +150,7 @@ def test_a_wrong_gradient_differs_and_is_found():
     assert result.row("gradient").status == "differs"
     assert result.fault.path == "1.act"
     assert result.fault.quantity == "gradient ∂ input"
+    assert not any("kink" in note for note in result.notes)
 
 
 def test_a_branch_on_a_value_is_refused():
@@ -302,6 +303,20 @@ def test_a_library_that_computes_otherwise_while_compiling_is_named():
     result = jaxsr.check(OtherwiseWhileCompiling(), torch.randn(2, 3), speed_s=0)
     assert result.status == "differs"
     assert any("is_compiling() is true" in note for note in result.notes)
+
+
+class AtItsKink(nn.Module):
+    """Rounding decides on which side of relu's kink an input of 1 lies; here, the tracer does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rounding = 2e-7 if torch.compiler.is_compiling() else -2e-7
+        return x + 10 * torch.relu(x - 1 + rounding)
+
+
+def test_a_gradient_at_a_kink_is_said_to_be():
+    result = jaxsr.check(AtItsKink(), torch.ones(2, 3), mesh=1, speed_s=0)
+    assert [row.name for row in result.rows if row.status == "differs"] == ["gradient"]
+    assert any("these lie at a kink" in note for note in result.notes)
 
 
 class Grouped(nn.Module):
