@@ -51,16 +51,27 @@ _METADATA_EXTENSION = 1
 
 
 _xla_only = contextvars.ContextVar("xla_only", default=False)
+_compiled = contextvars.ContextVar("compiled", default=False)
 
 
 @contextlib.contextmanager
-def xla_only() -> Generator[None]:
-    """Programs lowered inside call no kernels of other libraries: those that are to be stored."""
-    token = _xla_only.set(True)
+def xla_only(*, compiled: bool = False) -> Generator[None]:
+    """Programs lowered inside call no kernels of other libraries: those that are to be stored.
+
+    Args:
+      compiled: they may call those that were registered by `register_function`.
+    """
+    tokens = _xla_only.set(True), _compiled.set(compiled)
     try:
         yield
     finally:
-        _xla_only.reset(token)
+        _xla_only.reset(tokens[0])
+        _compiled.reset(tokens[1])
+
+
+def calls_compiled() -> bool:
+    """Whether programs lowered for CPUs call kernels that were compiled for this processor."""
+    return _compiled.get()
 
 
 def enabled() -> bool:
@@ -183,6 +194,7 @@ _BUFFER = c_int64 * 6
 """XLA_FFI_Buffer: size, extension, dtype, data, rank and extents."""
 _TEXT = c_int64 * 2
 """XLA_FFI_ByteSpan: begin and length."""
+INPUT_COUNT_WORD = _INPUTS
 INPUT_PLACES_WORD, OUTPUT_PLACES_WORD = _INPUTS + 2, _OUTPUTS + 2
 BUFFER_DATA_WORD, BUFFER_EXTENTS_WORD = 3, 5
 FIRST_FUNCTION_WORD = 6

@@ -9,7 +9,7 @@ switches them off.
 - `onednn`: oneDNN's convolutions by its own interface, where it is installed.
 - `convolution`: a convolution and both of its gradients.
 - `attention`: scaled dot-product attention and its gradients.
-- `panel_product`: products of text generation's layers, compiled by LLVM where it is installed.
+- `panel_product`: products and attention of text generation, compiled by LLVM if installed.
 - `channel_moments`: what batch normalisation and its gradient sum over pixels.
 - `stored`: an array that XLA does not make again.
 - `choice`: which operations are computed so, by measurement.

@@ -1,4 +1,6 @@
-"""Torch's attention without a matrix of scores, and its gradients, in JAX programs for CPUs."""
+"""Attention without a matrix of scores in JAX programs for CPUs: torch's, with gradients, and one
+that LLVM compiles.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from jax import lax
 
 from jaxsr.interop._core.dtypes import wide_dtype
+from jaxsr.interop.cpu_kernels import panel_product
 from jaxsr.interop.cpu_kernels.torch_calls import float_bits, float_of, torch_call, torch_kernel
 from jaxsr.ops._cpu_calls import Attributes
 
@@ -111,3 +114,27 @@ def _call(
         channels_last=(False,) * (len(operands) + len(added) + len(results)),
         options=(("is_causal", (is_causal,)), ("scale", float_bits(scale))),
     )  # fmt: skip
+
+
+def attention_by_llvm(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *mask: jax.Array,
+    is_causal: bool,
+    scale: float,
+    precision: lax.Precision | None,
+) -> list[jax.Array]:
+    """`attention_p` by `panel_product.attention`."""
+    del precision
+    batch, queries, groups, each, features = q.shape
+    sees = jnp.ones((1, k.shape[1], queries), bool)
+    if is_causal:
+        sees = jnp.triu(sees)
+    for of_mask in mask:
+        sees = sees & of_mask[:, 0, 0].swapaxes(1, 2)
+    heads = (q * scale).reshape(batch, queries, groups * each, features)
+    out, largest, total = panel_product.attention(heads, k.swapaxes(1, 2), v.swapaxes(1, 2), sees)
+    logsumexp = jnp.where(total == 0, 0, largest + jnp.log(jnp.where(total == 0, 1, total)))
+    logsumexp = logsumexp.reshape(batch, groups, each, queries).transpose(0, 3, 1, 2)
+    return [out.reshape(q.shape), logsumexp]

@@ -8,7 +8,7 @@ import jax
 import torch
 
 from jaxsr.interop.cpu_kernels.onednn import Geometry
-from jaxsr.ops._cpu_calls import enabled, is_native
+from jaxsr.ops._cpu_calls import calls_compiled, enabled, is_native
 
 _DTYPES = ("float32", "float64", "bfloat16")
 
@@ -147,3 +147,21 @@ def attends_by_torch(q: jax.Array, k: jax.Array) -> bool:
     """
     scores = q.size // q.shape[-1] * k.shape[1]
     return enabled() and q.dtype.name in ("float32", "float64") and scores >= _LEAST_SCORES
+
+
+def attends_compiled(dtype: torch.dtype, features: int | None) -> bool:
+    """Whether there is a compiled kernel for attention with so many features for each head."""
+    return dtype == torch.float32 and features is not None and features % 32 == 0
+
+
+def attends_by_llvm(q: jax.Array, k: jax.Array, mask: Sequence[jax.Array]) -> bool:
+    """Whether the kernel that LLVM compiles is called for attention.
+
+    Args:
+      q: (B, T, K, G, D), queries.
+      k: (B, S, K, D), keys.
+      mask: none or one, (B | 1, K | 1, G | 1, T | 1, S | 1).
+    """
+    shared = all(each.dtype == bool and each.shape[1:3] == (1, 1) for each in mask)
+    fits = q.dtype.name == "float32" and q.shape[-1] % 32 == 0
+    return calls_compiled() and shared and fits

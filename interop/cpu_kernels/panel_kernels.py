@@ -1,6 +1,16 @@
 """The kernels of `panel_product` as text of LLVM's language; `panel_tasks` shares them out."""
 
-from jaxsr.interop.cpu_kernels.panel_tasks import FEW, NAMES, PANEL, fetch, handler
+from jaxsr.interop.cpu_kernels.attention_few_kernel import attention_few_body
+from jaxsr.interop.cpu_kernels.attention_kernel import attention_body
+from jaxsr.interop.cpu_kernels.panel_tasks import (
+    FEW,
+    NAMES,
+    PANEL,
+    fetch,
+    handler,
+    over_rows,
+    splat,
+)
 
 # M tokens, I inputs, O outputs, P panels, G groups; R rows at a time, W outputs at a time
 
@@ -15,12 +25,14 @@ def kernels(*, wide: bool, threads: int, schedule_word: int) -> str:
     """
     # Sums of `rows` tokens and `width` outputs stay in registers. A few tokens take all of a panel
     # at a time: what is read then lies in one piece.
-    rows, width = (8, 32) if wide else (5, 16)
+    rows, few_rows, width = (12, 8, 32) if wide else (5, 5, 16)
     panel = [_rows(r, width) for r in range(1, rows + 1)]
     panel += [_rows(r, PANEL) for r in range(1, FEW + 1)]
+    panel += [_rows(r, width, name="columns", step=width) for r in range(1, few_rows + 1)]
     direct = [_levels(bits, r, PANEL) for bits in (4, 8) for r in range(1, FEW + 1)]
     unpack = [_levels(bits, 0, width) for bits in (4, 8)]
-    bodies = [_float_body(rows, width, threads), _batched_body(width)]
+    bodies = [_float_body(rows, width, threads)]
+    bodies += [attention_body(width, few_rows), attention_few_body(width)]
     bodies += [_packed_body(bits, width) for bits in (4, 8)]
     handlers = [handler(kind, threads, width, schedule_word) for kind in NAMES]
     attributes = (
@@ -37,45 +49,58 @@ declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 """
 
 
-def _splat(value: str, name: str, kind: str, width: int) -> str:
-    vector = f"<{width} x {kind}>"
-    return (
-        f"  %{name}.0 = insertelement {vector} poison, {kind} {value}, i64 0\n"
-        f"  %{name} = shufflevector {vector} %{name}.0, {vector} poison, "
-        f"<{width} x i32> zeroinitializer\n"
-    )
-
-
 def _fma(out: str, a: str, b: str, c: str, width: int) -> str:
     v = f"<{width} x float>"
     return f"  %{out} = call {v} @llvm.fma.v{width}f32({v} {a}, {v} {b}, {v} {c})\n"
 
 
-def _prefetch(place: str, ahead: str, width: int) -> str:
-    """Asks for what the thread's next task reads, so many bytes after what is read now.
-
-    Tasks read a part of each of a panel's lines, which the processor does not foresee.
-    """
-    return f"  %ahead.at = getelementptr i8, ptr {place}, i64 {ahead}\n" + "".join(
-        f"  %ahead{n} = getelementptr i8, ptr %ahead.at, i64 {64 * n}\n"
-        f"  call void @llvm.prefetch.p0(ptr %ahead{n}, i32 0, i32 2, i32 1)\n"
+def _prefetch(name: str, place: str, ahead: str, width: int, *, cache: int) -> str:
+    """Asks for the `width` floats so many bytes after a place, to come into this level's cache."""
+    return f"  %{name}.at = getelementptr i8, ptr {place}, i64 {ahead}\n" + "".join(
+        f"  %{name}{n} = getelementptr i8, ptr %{name}.at, i64 {64 * n}\n"
+        f"  call void @llvm.prefetch.p0(ptr %{name}{n}, i32 0, i32 {4 - cache}, i32 1)\n"
         for n in range(max(1, width * 4 // 64))
     )
 
 
-def _rows(rows: int, width: int) -> str:
+_SOON = 4
+"""Inputs after which many tokens read a part of a panel's line. Unasked for, it would come from the
+second cache too late: a sixth more time."""
+_PAGE = 4096
+"""Bytes after which one or two tokens read. By itself the processor looks no further than to a
+page's end: a sixth more time."""
+
+
+def _rows(rows: int, width: int, *, name: str = "rows", step: int | None = None) -> str:
     """`rows` tokens by `width` outputs of a float panel: @rows_R_W(x, w, y, I, O, ld, ahead).
 
-    `ld` floats lie between inputs; `ahead` is `_prefetch`'s.
+    Args:
+      rows: tokens.
+      width: outputs.
+      name: of the function.
+      step: floats of x between inputs, whose tokens lie side by side. None: x has a token's inputs
+        side by side.
+
+    `ld` floats lie between inputs; so many bytes `ahead` of what is read lies what the thread's
+    next task reads. A task reads a part of each of a panel's lines, which the processor does not
+    foresee.
     """
     v = f"<{width} x float>"
-    fetched = _prefetch("%wp", "%ahead", width) if width < PANEL else ""
+    if width == PANEL:
+        fetched = _prefetch("ahead", "%wp", str(_PAGE), width, cache=2)
+    else:
+        fetched = _prefetch("soon", "%wp", "%soon", width, cache=1)
+        if step is None:
+            fetched += _prefetch("ahead", "%wp", "%ahead", width, cache=2)
     every = range(rows)
     phis = "".join(f"  %a{r} = phi {v} [zeroinitializer, %entry], [%b{r}, %loop]\n" for r in every)
-    steps = "".join(
-        f"  %o{r} = add i64 %k, %i{r}\n  %p{r} = getelementptr float, ptr %x, i64 %o{r}\n"
+    first, each = ("%k", "%i{}") if step is None else ("%ks", "{}")
+    steps = "" if step is None else f"  %ks = mul i64 %k, {step}\n"
+    steps += "".join(
+        f"  %o{r} = add i64 {first}, {each.format(r)}\n"
+        f"  %p{r} = getelementptr float, ptr %x, i64 %o{r}\n"
         f"  %e{r} = load float, ptr %p{r}\n"
-        + _splat(f"%e{r}", f"s{r}", "float", width)
+        + splat(f"%e{r}", f"s{r}", "float", width)
         + _fma(f"b{r}", "%weight", f"%s{r}", f"%a{r}", width)
         for r in every
     )
@@ -85,10 +110,11 @@ def _rows(rows: int, width: int) -> str:
         for r in every
     )
     return f"""
-define internal void @rows_{rows}_{width}(
+define internal void @{name}_{rows}_{width}(
   ptr noalias %x, ptr noalias %w, ptr noalias %y, i64 %I, i64 %O, i64 %ld, i64 %ahead) #0 {{
 entry:
-{"".join(f"  %i{r} = mul i64 %I, {r}{chr(10)}" for r in every)}  br label %loop
+{"".join(f"  %i{r} = mul i64 %I, {r}{chr(10)}" for r in every)}  %soon = mul i64 %ld, {4 * _SOON}
+  br label %loop
 loop:
   %k = phi i64 [0, %entry], [%k.next, %loop]
 {phis}  %at = mul i64 %k, %ld
@@ -141,12 +167,12 @@ word:
 """
     for j in range(count):
         shift = bits * j if bits == 4 else 32 - bits * (j + 1)
-        text += _splat(str(shift), f"sh{j}", "i32", width)
+        text += splat(str(shift), f"sh{j}", "i32", width)
         if bits == 4:
             text += f"  %r{j} = lshr {vi} %packed, %sh{j}\n"
-            text += _splat("15", f"low{j}", "i32", width) + f"  %l{j} = and {vi} %r{j}, %low{j}\n"
+            text += splat("15", f"low{j}", "i32", width) + f"  %l{j} = and {vi} %r{j}, %low{j}\n"
         else:
-            text += f"  %r{j} = shl {vi} %packed, %sh{j}\n" + _splat("24", f"low{j}", "i32", width)
+            text += f"  %r{j} = shl {vi} %packed, %sh{j}\n" + splat("24", f"low{j}", "i32", width)
             text += f"  %l{j} = ashr {vi} %r{j}, %low{j}\n"
         text += f"  %f{j} = sitofp {vi} %l{j} to {v}\n  %k.{j} = add i64 %k0, {j}\n"
         if not rows:
@@ -159,7 +185,7 @@ word:
             text += f"  %o{r}.{j}.0 = mul i64 %I, {r}\n  %o{r}.{j} = add i64 %o{r}.{j}.0, %k.{j}\n"
             text += f"  %p{r}.{j} = getelementptr float, ptr %x, i64 %o{r}.{j}\n"
             text += f"  %e{r}.{j} = load float, ptr %p{r}.{j}\n"
-            text += _splat(f"%e{r}.{j}", f"s{r}.{j}", "float", width)
+            text += splat(f"%e{r}.{j}", f"s{r}.{j}", "float", width)
             text += _fma(f"d{r}.{j}", f"%f{j}", f"%s{r}.{j}", before, width)
             text += f"  %m{r}.{j} = fadd float {sum_before}, %e{r}.{j}\n"
     text += """  %n.next = add i64 %n, 1
@@ -170,7 +196,7 @@ group.end:
     for r in every:
         last = count - 1
         text += _fma(f"h{r}", f"%d{r}.{last}", "%scale", f"%a{r}", width)
-        text += _splat(f"%m{r}.{last}", f"z{r}", "float", width)
+        text += splat(f"%m{r}.{last}", f"z{r}", "float", width)
         text += _fma(f"b{r}", f"%z{r}", "%zero", f"%h{r}", width)
     text += f"""  %g.next = add i64 %g, 1
   %reached = mul i64 %g.next, %words
@@ -183,21 +209,6 @@ end:
         text += f"  %j{r} = mul i64 %O, {r}\n  %q{r} = getelementptr float, ptr %y, i64 %j{r}\n"
         text += f"  store {v} %b{r}, ptr %q{r}, align 4\n"
     return text + "  ret void\n}"
-
-
-def _over_rows(name: str, most: int, call: str) -> str:
-    """A loop over tokens, by as many at a time as there is a function for, and at last the rest."""
-    cases = "".join(f"    i64 {r}, label %{name}.{r}\n" for r in range(1, most))
-    blocks = "".join(
-        f"{name}.{r}:\n" + call.format(rows=r) + f"  br label %{name}.next\n"
-        for r in range(1, most + 1)
-    )
-    return f"""
-  %{name}.left = sub i64 %M, %m
-  switch i64 %{name}.left, label %{name}.{most} [
-{cases}  ]
-{blocks}{name}.next:
-"""
 
 
 def _place(width: int) -> str:
@@ -234,7 +245,7 @@ loop:
   %ym = getelementptr float, ptr %y, i64 %yo
   %first = icmp eq i64 %m, 0
   %next = select i1 %first, i64 %ahead, i64 0
-{_over_rows("row", rows, call)}
+{over_rows("row", rows, call)}
   %m.next = add i64 %m, {rows}
   %more = icmp ult i64 %m.next, %M
   br i1 %more, label %loop, label %end
@@ -243,51 +254,24 @@ end:
 }}
 define internal void @body_float(ptr %job, i64 %task, i64 %worker) #0 {{
 entry:
-{fetch("x", "w", "y", "M", "I", "O")}
+{fetch("x", "w", "t", "v", "y", "M", "I", "O", "G", "H")}
 {_place(width)}
-  %before = mul i64 %p, {PANEL}
+  %in_first = icmp ult i64 %p, %G
+  %in_second = icmp ult i64 %p, %H
+  %other = select i1 %in_second, ptr %t, ptr %v
+  %matrix = select i1 %in_first, ptr %w, ptr %other
+  %others = select i1 %in_second, i64 %G, i64 %H
+  %skipped = select i1 %in_first, i64 0, i64 %others
+  %panel = sub i64 %p, %skipped
+  %before = mul i64 %panel, {PANEL}
   %size = mul i64 %before, %I
   %at = add i64 %size, %c
-  %wp = getelementptr float, ptr %w, i64 %at
+  %wp = getelementptr float, ptr %matrix, i64 %at
   switch i64 %M, label %many [
 {_cases()}  ]
 {few}many:
   %ahead = mul i64 %I, {4 * width * threads}
   call void @multiply(ptr %x, ptr %wp, ptr %yp, i64 %M, i64 %I, i64 %O, i64 {PANEL}, i64 %ahead)
-  ret void
-}}"""
-
-
-def _batched_body(width: int) -> str:
-    """@body_batched(job, task, worker): G columns of one matrix."""
-    return f"""
-define internal void @body_batched(ptr %job, i64 %task, i64 %worker) #0 {{
-entry:
-{fetch("x", "w", "y", "M", "I", "O", "G")}
-  %parts = udiv i64 %O, %G
-  %n = udiv i64 %task, %parts
-  %part = urem i64 %task, %parts
-  %c = mul i64 %part, %G
-  %xn = mul i64 %n, %M
-  %xo = mul i64 %xn, %I
-  %xp = getelementptr float, ptr %x, i64 %xo
-  %wn = mul i64 %n, %I
-  %wo = mul i64 %wn, %O
-  %wc = add i64 %wo, %c
-  %wp = getelementptr float, ptr %w, i64 %wc
-  %yo = mul i64 %xn, %O
-  %yc = add i64 %yo, %c
-  %yp = getelementptr float, ptr %y, i64 %yc
-  br label %loop
-loop:
-  %j = phi i64 [0, %entry], [%j.next, %loop]
-  %wj = getelementptr float, ptr %wp, i64 %j
-  %yj = getelementptr float, ptr %yp, i64 %j
-  call void @multiply(ptr %xp, ptr %wj, ptr %yj, i64 %M, i64 %I, i64 %O, i64 %O, i64 0)
-  %j.next = add i64 %j, {width}
-  %more = icmp ult i64 %j.next, %G
-  br i1 %more, label %loop, label %end
-end:
   ret void
 }}"""
 

@@ -7,8 +7,8 @@ any number of tokens, and unpack levels in registers. They need `llvmlite`, whic
 the inputs. With a float32 matrix a token has the same bits whatever is multiplied beside it; for
 more than two tokens levels are unpacked first, which rounds otherwise.
 
-- `NAMES["float"]`: x (M, I), matrix (P, I, 64), float32.
-- `NAMES["batched"]`: x (N, M, I), matrices (N, I, O), float32, O a multiple of 32: attention's.
+- `NAMES["float"]`: x (M, I), up to three matrices (P, I, 64), float32.
+- `NAMES["attention"]`, `NAMES["attention_few"]`: see `attention`.
 - `NAMES[4]`, `NAMES[8]`: levels of so many bits, (P, I · bits / 32, 64) words of 32 bits, each with
   consecutive inputs from its lowest bits on; 8 bits are signed. Tables (P, G, 2, 64) are the scale
   and the zero of each group of inputs: a weight is `level · scale + zero`.
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
+from jaxsr.interop.cpu_kernels.attention_kernel import COLUMNS
 from jaxsr.interop.cpu_kernels.panel_kernels import kernels
 from jaxsr.interop.cpu_kernels.panel_tasks import FEW, NAMES, PANEL
 from jaxsr.interop.cpu_kernels.torch_calls import threads_per_call
@@ -146,29 +147,72 @@ def unpacked(levels: Tensor, tables: Tensor, *, inputs: int) -> Tensor:
     return (parts.flatten(1, 2) * scale + zero).transpose(0, 1).flatten(1)
 
 
-def product(x: jax.Array, panels: jax.Array) -> jax.Array:
+def product(x: jax.Array, *panels: jax.Array) -> jax.Array:
     """`x Wᵀ` in a program for CPUs: (M, I) by (P, I, 64) float32 to (M, 64 P).
 
+    Several matrices of as many inputs, up to three, give their outputs beside each other.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit, or there are more matrices.
+    """
+    inputs = panels[0].shape[1]
+    if len(panels) > 3 or {each.shape[1:] for each in panels} != {(inputs, PANEL)}:
+        shapes = ", ".join(str(each.shape) for each in panels)
+        raise ValueError(f"panels must be up to 3 of (P, {inputs}, {PANEL}), got {shapes}")
+    outputs = sum(len(each) for each in panels) * PANEL
+    result = jax.ShapeDtypeStruct((len(x), outputs), jnp.float32)
+    return _called(NAMES["float"], [result], x, *panels, inputs=inputs)
+
+
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, sees: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`softmax(q kᵀ) v` over the keys that each query sees; 0 where it sees none.
+
+    Args:
+      q: (N, M, H, D), float32, with the scale in it; D a multiple of 32.
+      k: (N, K, S, D), each head for H / K of the queries'.
+      v: like `k`.
+      sees: boolean, (N or 1, S, M).
+
+    Returns:
+      The result (N, M, H, D), and of the exponentials, (N, H, M), the largest score, which is
+      subtracted before, and the sum.
+
     Raises:
       ValueError: shapes or dtypes do not fit.
     """
-    result = jax.ShapeDtypeStruct((len(x), len(panels) * PANEL), jnp.float32)
-    return _called(NAMES["float"], [result], x, panels, inputs=panels.shape[1])
+    count, queries, heads, features = q.shape
+    _, groups, keys, _ = k.shape
+    fit = k.shape == v.shape == (count, groups, keys, features) and heads % max(groups, 1) == 0
+    if not fit or features % 32 or sees.shape not in ((count, keys, queries), (1, keys, queries)):
+        shapes = " and ".join(str(each.shape) for each in (q, k, v, sees))
+        raise ValueError(f"cannot attend {shapes}: D must be a multiple of 32")
+    if {x.dtype for x in (q, k, v)} != {jnp.dtype("float32")} or sees.dtype != jnp.bool_:
+        dtypes = ", ".join(str(each.dtype) for each in (q, k, v, sees))
+        raise ValueError(f"q, k and v must be float32 and what is seen boolean, got {dtypes}")
+    if 0 in (count, queries, heads, keys):
+        none = jnp.zeros((count, heads, queries), jnp.float32)
+        return jnp.zeros(q.shape, jnp.float32), none, none
+    few = queries <= _FEW_QUERIES
+    if few:
+        name, columns, scratch = "attention_few", queries, (heads // groups, keys + 1)
+        sees = sees.swapaxes(1, 2)
+    else:
+        name, columns = "attention", queries + -queries % COLUMNS
+        scratch = (features + keys, COLUMNS)
+        sees = jnp.pad(sees, ((0, 0), (0, 0), (0, columns - queries)))
+    results = [
+        jax.ShapeDtypeStruct(q.shape, jnp.float32),
+        jax.ShapeDtypeStruct((count, heads, 2, columns), jnp.float32),
+        jax.ShapeDtypeStruct((threads_per_call(), *scratch), jnp.float32),
+    ]
+    out, sums, _ = cpu_calls.call(NAMES[name], results, q, k, v, sees.astype(jnp.int8))
+    return out, sums[:, :, 0, :queries], sums[:, :, 1, :queries]
 
 
-def batched(x: jax.Array, matrices: jax.Array) -> jax.Array:
-    """`x @ matrices`, (N, M, I) by (N, I, O), O a multiple of 32.
-
-    Raises:
-      ValueError: shapes or dtypes do not fit.
-    """
-    count, inputs, outputs = matrices.shape
-    if len(x) != count or outputs % 32:
-        raise ValueError(
-            f"cannot multiply {x.shape} by {matrices.shape}: O must be a multiple of 32"
-        )
-    result = jax.ShapeDtypeStruct((*x.shape[:2], outputs), jnp.float32)
-    return _called(NAMES["batched"], [result], x, matrices, inputs=inputs)
+_FEW_QUERIES = 8
+"""Queries of a head up to which each is computed by itself, and not 32 (with AVX2 16) at once."""
 
 
 def packed(x: jax.Array, levels: jax.Array, tables: jax.Array) -> jax.Array:

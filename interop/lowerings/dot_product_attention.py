@@ -16,8 +16,12 @@ from jax.interpreters import ad
 from jax.typing import DTypeLike
 
 from jaxsr.interop._core.dtypes import wide_dtype
-from jaxsr.interop.cpu_kernels.attention import attention_by_torch, gradients_by_torch
-from jaxsr.interop.cpu_kernels.choice import attends_by_torch
+from jaxsr.interop.cpu_kernels.attention import (
+    attention_by_llvm,
+    attention_by_torch,
+    gradients_by_torch,
+)
+from jaxsr.interop.cpu_kernels.choice import attends_by_llvm, attends_by_torch
 from jaxsr.interop.cpu_kernels.operands import alike, varying_alike
 from jaxsr.interop.lowerings.precision import matmul_precision
 from jaxsr.ops._cpu_primitives import cpu_primitive
@@ -226,8 +230,13 @@ def _plain_gradients(
     return list(jax.vjp(result, q, k, v)[1](g))
 
 
-def _on_cpu(q: jax.Array, k: jax.Array, *others: jax.Array, **options: Any) -> list[jax.Array]:
-    return (attention_by_torch if attends_by_torch(q, k) else _plain)(q, k, *others, **options)
+def _on_cpu(
+    q: jax.Array, k: jax.Array, v: jax.Array, *mask: jax.Array, **options: Any
+) -> list[jax.Array]:
+    function = attention_by_torch if attends_by_torch(q, k) else _plain
+    if attends_by_llvm(q, k, mask):
+        function = attention_by_llvm
+    return function(q, k, v, *mask, **options)
 
 
 def _gradients_on_cpu(

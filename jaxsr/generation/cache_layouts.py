@@ -158,17 +158,28 @@ class OwnLayout(CacheLayout):
     """Of `jaxsr.models.llama`: a pair for each block, keys with their slots last.
 
     Scores are then a plain product with the stored keys; stored the other way, the CPU would
-    transpose every block's keys at every step.
+    transpose every block's keys at every step. Compiled attention reads keys with their features
+    last, and nothing is copied where entries are written before.
     """
 
     shares_slots = False
     packs_prompts = True
 
-    def __init__(self, network: Any, mesh: Mesh) -> None:
+    def __init__(self, network: Any, mesh: Mesh, *, compiled: bool = False) -> None:
+        """Args:
+        network: whose cache it is.
+        mesh: of the devices.
+        compiled: whether attention is `jaxsr.interop.cpu_kernels.panel_product`'s.
+        """
         super().__init__(network, mesh)
         # A GPU's kernels are short: attention over one array takes fewer than over the cache and
         # the new entries. A TPU's compiler: see LibraryLayout.
-        self.writes_first = mesh.devices.flat[0].platform == "gpu"
+        self.writes_first = compiled or mesh.devices.flat[0].platform == "gpu"
+        self._slots = 2 if compiled else 3
+
+    def _turned(self, keys: Any) -> Any:
+        """Keys (B, K, S, D) as they are stored, or stored ones as (B, K, S, D)."""
+        return keys if self._slots == 2 else keys.swapaxes(2, 3)
 
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]
@@ -191,9 +202,7 @@ class OwnLayout(CacheLayout):
         )
         grow = [(0, 0), (0, 0), (0, slots - count), (0, 0)]
         hold = partial(jax.lax.with_sharding_constraint, shardings=self._where)
-        cache = [
-            (hold(jnp.swapaxes(jnp.pad(k, grow), 2, 3)), hold(jnp.pad(v, grow))) for k, v in new
-        ]
+        cache = [(hold(self._turned(jnp.pad(k, grow))), hold(jnp.pad(v, grow))) for k, v in new]
         filled_B = jnp.full_like(length_B, count) if left else length_B
         return logits_BV, cache, filled_B, first_B
 
@@ -223,14 +232,14 @@ class OwnLayout(CacheLayout):
         filled_B = state["filled"]
         logits, new = run(
             tokens_BT,
-            [(jnp.swapaxes(k, 2, 3), v) for k, v in state["cache"]],
+            [(self._turned(k), v) for k, v in state["cache"]],
             filled_B=filled_B,
             first_B=state["first"] if left else None,
             read_B=read_B,
             write=self.writes_first,
         )
         if self.writes_first:
-            cache = [(jnp.swapaxes(k, 2, 3), v) for k, v in new]
+            cache = [(self._turned(k), v) for k, v in new]
             return logits, lambda chosen_B: cache
 
         def written(chosen_B: jax.Array) -> Any:
@@ -238,7 +247,10 @@ class OwnLayout(CacheLayout):
             # XLA cannot know that the reads come first, and copies the cache at every step.
             at_B = jnp.where(chosen_B >= 0, filled_B, 0)
             return [
-                (written_at(k, jnp.swapaxes(n, 2, 3), at_B, 3), written_at(v, m, at_B, 2))
+                (
+                    written_at(k, self._turned(n), at_B, self._slots),
+                    written_at(v, m, at_B, 2),
+                )
                 for (k, v), (n, m) in zip(state["cache"], new, strict=True)
             ]
 
@@ -247,12 +259,9 @@ class OwnLayout(CacheLayout):
     def empty(self, rows: int, *, slots: int, dtype: Any) -> Any:
         heads, size = self.config.num_key_value_heads, self.config.head_dim
         hold = partial(jax.lax.with_sharding_constraint, shardings=self._where)
+        zeros = jnp.zeros((rows, heads, slots, size), dtype)
         return [
-            tuple(
-                hold(jnp.zeros((rows, heads, *shape), dtype))
-                for shape in ((size, slots), (slots, size))
-            )
-            for _ in range(self.config.num_hidden_layers)
+            (hold(self._turned(zeros)), hold(zeros)) for _ in range(self.config.num_hidden_layers)
         ]
 
     def prefill_packed(self, run: Run, prompts: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
@@ -265,7 +274,7 @@ class OwnLayout(CacheLayout):
     def with_packed(
         self, cache: Any, entries: Any, prompts: Mapping[str, jax.Array], row_P: jax.Array
     ) -> Any:
-        tokens, slots = len(prompts["tokens"]), cache[0][0].shape[3]
+        tokens, slots = len(prompts["tokens"]), cache[0][1].shape[2]
         width = min(tokens, slots)
         # The last prompt's slice goes past the tokens.
         entries = jax.tree.map(
@@ -278,7 +287,7 @@ class OwnLayout(CacheLayout):
             out = []
             for (keys, values), new in zip(cache, entries, strict=True):
                 k, v = (jax.lax.dynamic_slice_in_dim(x, begin, width, 2) for x in new)
-                k, at = jnp.swapaxes(k, 2, 3), (row, zero, zero, zero)
+                k, at = self._turned(k), (row, zero, zero, zero)
                 out.append(
                     (
                         jax.lax.dynamic_update_slice(keys, k, at),
@@ -298,14 +307,14 @@ class OwnLayout(CacheLayout):
             grow[axis] = (0, slots - array.shape[axis], 0)  # negative: cut
             return hold(jax.lax.pad(array, jnp.zeros((), array.dtype), grow)[keep])
 
-        return [(moved(k, 3), moved(v, 2)) for k, v in cache]
+        return [(moved(k, self._slots), moved(v, 2)) for k, v in cache]
 
     def on_host(
         self, cache: Any, first_B: np.ndarray, filled_B: np.ndarray
     ) -> dict[str, np.ndarray]:
         entries = {}
         for index, (keys, values) in enumerate(cache):
-            entries[f"layers.{index}.keys"] = from_slot_zero(keys.swapaxes(2, 3), first_B, filled_B)
+            entries[f"layers.{index}.keys"] = from_slot_zero(self._turned(keys), first_B, filled_B)
             entries[f"layers.{index}.values"] = from_slot_zero(values, first_B, filled_B)
         return entries
 
@@ -319,7 +328,7 @@ class OwnLayout(CacheLayout):
         cache = []
         for index in range(self.config.num_hidden_layers):
             keys, values = (grown(entries[f"layers.{index}.{name}"]) for name in ("keys", "values"))
-            keys = np.ascontiguousarray(keys.swapaxes(2, 3))
+            keys = np.ascontiguousarray(self._turned(keys))
             cache.append((place(keys, self._where), place(values, self._where)))
         return cache, filled_B, np.zeros_like(filled_B)
 

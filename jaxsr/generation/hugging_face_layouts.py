@@ -23,13 +23,13 @@ class LibraryLayout(CacheLayout):
 
     shares_slots = True
 
-    def __init__(self, network: Any, mesh: Mesh) -> None:
+    def __init__(self, network: Any, mesh: Mesh, *, compiled: bool = False) -> None:
         super().__init__(network, mesh)
         self._rules, self._windows = network.sharding_rules(), network.cache_windows()
         self._needs_order = network.needs_order
         # A TPU's compiler moves what is written in place into fast memory, and back as a whole; a
-        # CPU's copies the cache.
-        self.writes_aside = mesh.devices.flat[0].platform in ("tpu", "cpu")
+        # CPU's copies the cache, unless a call is all that reads it.
+        self.writes_aside = mesh.devices.flat[0].platform in ("tpu", "cpu") and not compiled
 
     def weight_shardings(
         self, weights: Mapping[str, Any], turned: Collection[str]

@@ -23,6 +23,7 @@ from jaxsr.generation.packed_layers import Packed, lower_packed_product, use_ker
 from jaxsr.generation.stored_programs import stored, structure
 from jaxsr.generation.stored_weights import StoredWeights
 from jaxsr.interop.cpu_kernels import packed_product, panel_product
+from jaxsr.interop.cpu_kernels.choice import attends_compiled
 from jaxsr.interop.mesh import place
 from jaxsr.models.llama.host_weights import without_values
 from jaxsr.models.llama.int8_matmul import multiply_integers
@@ -73,7 +74,8 @@ class JaxNetwork:
         if self.platform == "gpu":
             take_fewer_kernels(self._skeleton, join=self.devices == 1)
         layout = OwnLayout if isinstance(network, CausalLM) else LibraryLayout
-        self._layout = layout(network, self.mesh)
+        attends = compiled and attends_compiled(network.dtype, network.attention_features())
+        self._layout = layout(network, self.mesh, compiled=attends)
         self._steps = Steps(self._layout, self._run)
         few = self.mesh.size == 1 and bool(product_fusion())
         self._stored = StoredWeights.chosen(
@@ -86,7 +88,7 @@ class JaxNetwork:
         self._compiled_panels = compiled
         for module in self._skeleton.modules():
             if isinstance(module, Attention):
-                module.compiled = compiled
+                module.compiled = attends
         self._folder = programs
         self._weights = self._placed(network)
         self._dtype = jnp.dtype(str(network.dtype).removeprefix("torch."))
@@ -113,9 +115,8 @@ class JaxNetwork:
 
         lowering("aten::_int_mm")(_integer_product)
         lowering("jaxsr::packed_product")(lower_packed_product)
-        lowering("jaxsr::panel_product")(panel_product.product)
+        lowering("jaxsr::panel_product")(lambda x, panels: panel_product.product(x, *panels))
         lowering("jaxsr::packed_panels")(panel_product.packed)
-        lowering("jaxsr::batched_product")(panel_product.batched)
         return to_jax(self._skeleton)
 
     def _run(self, weights: dict[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +147,7 @@ class JaxNetwork:
         """
         if key not in self._programs:
             begin = time.perf_counter()
-            with xla_only():  # calls of kernels cannot be stored
+            with xla_only(compiled=self._compiled_panels):  # other calls cannot be stored
                 traced = self._traced(key, function, args)
                 lowered = jax.jit(traced, donate_argnums=donate).lower(*args)
             options = self._options_of_decode if key[0] == "decode" else None
@@ -157,7 +158,7 @@ class JaxNetwork:
     def _traced(
         self, key: tuple[Any, ...], function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Callable[..., Any]:
-        long_key = (*key, self.platform, structure(self._skeleton))
+        long_key = (*key, self.platform, self._compiled_panels, structure(self._skeleton))
         return stored(self._folder, long_key, function, args, name=key[0])
 
     def _compiled(

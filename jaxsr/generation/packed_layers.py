@@ -16,10 +16,10 @@ from torch import Tensor, library, nn
 from jaxsr.interop.cpu_kernels import packed_product, panel_product
 from jaxsr.models.llama.packed import LevelsEmbedding, LevelsLinear
 from jaxsr.models.llama.quantized import swap
+from jaxsr.models.llama.transposed import SIBLINGS
 
 Packed = Literal["exact", "fast", "off"]
 
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _OUTPUTS = 16
 """The kernel takes whole multiples of so many outputs."""
 
@@ -197,7 +197,7 @@ def _fits(layer: LevelsLinear) -> bool:
 def _together(name: str, layers: Mapping[str, LevelsLinear]) -> list[str]:
     """The layer, and those that multiply the same input in blocks of the same kind."""
     parent, _, leaf = name.rpartition(".")
-    siblings = next((group for group in _SIBLINGS if leaf in group), (leaf,))
+    siblings = next((group for group in SIBLINGS if leaf in group), (leaf,))
     names = [n for n in (f"{parent}.{leaf}".strip(".") for leaf in siblings) if n in layers]
 
     def kind(layer: LevelsLinear) -> tuple[int, ...]:

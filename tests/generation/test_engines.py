@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from jaxsr.generation.options import SamplingOptions
 from jaxsr.generation.sharding import tensor_mesh
 from jaxsr.generation.torch_decoder import TorchEngine
 from jaxsr.interop.cpu_kernels import panel_product
+from jaxsr.models.hugging_face.network import LibraryLM
 from jaxsr.models.llama.config import LlamaConfig
 from jaxsr.models.llama.loading import build, fingerprint
 from jaxsr.models.llama.network import take_fewer_kernels
@@ -220,6 +222,65 @@ def test_deterministic_rows_of_wide_products_are_independent_of_company(rows, pr
         assert all(('"__ynn_fusion"' in p.as_text()) == (rows == TILE) for p in programs)
     mixed = [*short, short[1][:3]][::-1]
     assert bits(engine, mixed, batch_size=3, padding="left", chunk=5)[:0:-1] == alone
+
+
+@pytest.fixture(scope="module")
+def wide_heads():
+    """A model of transformers whose heads compiled attention takes."""
+    transformers = pytest.importorskip("transformers")
+    if not panel_product.available():
+        pytest.skip("needs llvmlite and a processor with AVX2")
+    config = transformers.LlamaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    model.generation_config.do_sample = False
+    return model
+
+
+@pytest.fixture(scope="module")
+def wide_engines(wide_heads):
+    config = LlamaConfig.from_hf(json.loads(wide_heads.config.to_json_string(use_diff=False)))
+    own = build(config, wide_heads.state_dict(), torch.float32).requires_grad_(False)
+    return {"own": JaxEngine(own), "transformers": JaxEngine(LibraryLM(wide_heads).eval())}
+
+
+@pytest.mark.parametrize(
+    ("kind", "padding", "options"),
+    [
+        ("own", "right", GREEDY),
+        ("own", "left", LOOKUP),
+        ("transformers", "left", GREEDY),
+        pytest.param("own", "left", GREEDY, marks=pytest.mark.slow),
+        pytest.param("own", "right", LOOKUP, marks=pytest.mark.slow),
+        pytest.param("transformers", "left", LOOKUP, marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_attention_gives_the_same_tokens(
+    kind, padding, options, wide_engines, wide_heads, prompts
+):
+    engine = wide_engines[kind]
+    run = complete(engine, prompts, options, batch_size=4, padding=padding)
+    assert tokens(run) == expected(wide_heads, prompts, 24)
+    programs = {key[0]: p.as_text() for key, p in engine._programs.items()}
+    names = {"prefill": "attention", "decode": "attention_few"}
+    for program, name in names.items():
+        assert f'"{panel_product.NAMES[name]}"' in programs[program]
+    if options is GREEDY:  # several tokens after a cache of transformers' are joined to it
+        assert not re.findall(r"f32\[4,2,\d\d+,32\]\S* copy\(", programs["decode"])
+    if kind == "own":
+        # Of each of 2 blocks: queries, keys and values; output; gate and up; down. And the head.
+        name = f'custom_call_target="{panel_product.NAMES["float"]}"'
+        assert programs["decode"].count(name) == 2 * 4 + 1
 
 
 def test_deterministic_on_several_devices_is_refused(engines, prompts):

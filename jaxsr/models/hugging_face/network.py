@@ -145,6 +145,15 @@ class LibraryLM(nn.Module):
         continued, _ = self(tokens[:, 3:], entries, filled=filled, first_B=first)
         return float((continued - at_once).abs().max() / at_once.abs().max())
 
+    def attention_features(self) -> int | None:
+        """Features of a head, in torch's attention; None where the family's code computes it."""
+        config = self.inner.config.get_text_config(decoder=True)
+        if config._attn_implementation != "sdpa":
+            return None
+        heads, size = (getattr(config, n, None) for n in ("num_attention_heads", "hidden_size"))
+        whole = size // heads if isinstance(heads, int) and isinstance(size, int) else None
+        return getattr(config, "head_dim", None) or whole
+
     @torch.no_grad()
     def check_verifies(self) -> None:
         """Tries, in torch, that several tokens after a cache give the logits that they give in one

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, library, nn
+from torch import Tensor, nn
 
 from jaxsr.models.llama.config import LlamaConfig
 
@@ -92,6 +92,8 @@ class Places(NamedTuple):
     mask: Tensor
     """Added to the scores, (B or 1, 1, 1, T, S + T): 0 where visible, very low elsewhere; (…, S)
     where entries are written first."""
+    visible: Tensor | None
+    """The same as booleans, (B or 1, 1, T, S + T); None: tokens see all that come before them."""
     slots: Tensor | None = None
     """Where entries are written before attention reads the cache, (B, 1, T, 1); None: nowhere."""
 
@@ -104,7 +106,7 @@ class Attention(nn.Module):
     """Grouped-query attention over the cache; Qwen3 normalises queries and keys per head."""
 
     compiled = False
-    """Whether programs may call `jaxsr.interop.cpu_kernels.panel_product`."""
+    """Whether torch's attention is a call of `jaxsr.interop.cpu_kernels.panel_product`."""
     joins_projections = False
     """One product for queries, keys and values of one token; see `take_fewer_kernels`."""
 
@@ -141,46 +143,33 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         q = rotate(q, places.cos, places.sin)
         k = rotate(k, places.cos, places.sin)
-        # One product per key-value head for all of its query heads: nothing is repeated in memory.
-        q = q.reshape(batch, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
         if cache is not None and places.slots is not None:
             k, v = (_written(old, t, places.slots) for old, t in zip(cache, (k, v), strict=True))
             cache = None
-        scores = self._product(q, k.transpose(2, 3))
+        if cache is None and self.compiled:
+            mixed = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=places.visible,
+                is_causal=places.visible is None,
+                enable_gqa=True,
+            )
+            return self.o_proj(mixed.transpose(1, 2).reshape(batch, count, -1)), k, v
+        # One product per key-value head for all of its query heads: nothing is repeated in memory.
+        q = q.reshape(batch, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
+        scores = q @ k.transpose(2, 3)
         if cache is not None:
-            scores = torch.cat((self._product(q, cache[0].transpose(2, 3)), scores), -1)
+            scores = torch.cat((q @ cache[0].transpose(2, 3), scores), -1)
         span, stored = scores.shape[-1], scores.shape[-1] - k.shape[2]
         scores = scores.view(batch, self.kv_heads, -1, count, span) + places.mask
         weights = scores.softmax(-1, dtype=wide(x_BTE.dtype)).to(x_BTE.dtype)
         weights = weights.view(batch, self.kv_heads, -1, span)
-        mixed = self._product(weights[..., stored:], v)
+        mixed = weights[..., stored:] @ v
         if cache is not None:
-            mixed = self._product(weights[..., :stored], cache[1]) + mixed
+            mixed = weights[..., :stored] @ cache[1] + mixed
         mixed = mixed.view(batch, self.heads, count, self.head_dim).transpose(1, 2)
         return self.o_proj(mixed.reshape(batch, count, -1)), k, v
-
-    def _product(self, a: Tensor, b: Tensor) -> Tensor:
-        inputs, outputs = b.shape[2:]
-        fits = inputs > 1 and outputs % _COLUMNS == 0 and a.dtype == torch.float32
-        if not (self.compiled and fits):
-            return a @ b
-        y = torch.ops.jaxsr.batched_product(a.flatten(0, 1), b.flatten(0, 1))
-        return y.unflatten(0, a.shape[:2])
-
-
-_COLUMNS = 32
-"""Of which the compiled product takes multiples."""
-
-
-@library.custom_op("jaxsr::batched_product", mutates_args=())
-def batched_product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b`, (N, M, I) by (N, I, O): in JAX by `jaxsr.interop.cpu_kernels.panel_product`."""
-    return a @ b
-
-
-@batched_product.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(*a.shape[:2], b.shape[2])
 
 
 def _written(cache_BKSD: Tensor, new_BKTD: Tensor, slots_B1T1: Tensor) -> Tensor:
@@ -271,6 +260,10 @@ class CausalLM(nn.Module):
         """Entries of a cache that hold a window alone: none."""
         return {}
 
+    def attention_features(self) -> int:
+        """Features of a head, in torch's attention."""
+        return self.config.head_dim
+
     def check_verifies(self) -> None:
         """Nothing to try: any number of tokens may follow a cache."""
 
@@ -360,7 +353,8 @@ class CausalLM(nn.Module):
         mask = torch.zeros(visible.shape, dtype=dtype, device=device)
         mask = mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None, None]
         cos, sin = (t.to(dtype) for t in self.model.rotary_emb(positions_BT))
-        return Places(cos, sin, mask, slots_BT[:, None, :, None].long() if write else None)
+        visible = None if cache is None and first_B is None else visible[:, None]
+        return Places(cos, sin, mask, visible, slots_BT[:, None, :, None].long() if write else None)
 
 
 def take_fewer_kernels(network: nn.Module, *, join: bool) -> None:

@@ -53,13 +53,26 @@ class PanelLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, *, compiled: bool = False) -> None:
         super().__init__()
-        self.compiled = compiled
+        self.compiled, self.out_features, self.first = compiled, linear.out_features, 0
+        self._together: tuple[PanelLinear, ...] = (self,)
         self.register_buffer("weight", _in_panels(linear.weight))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        y = _panel_product(x, self.weight, compiled=self.compiled)
+        weights = [linear.weight for linear in self._together]
+        y = _panel_product(x, *weights, compiled=self.compiled)
+        y = y.narrow(-1, self.first, self.out_features)
         return y if self.bias is None else y + self.bias
+
+    @staticmethod
+    def join(*layers: "PanelLinear") -> None:
+        """Makes each ask for the outputs of all, which multiply the same input: XLA computes equal
+        calls once.
+        """
+        first = 0
+        for layer in layers:
+            layer._together, layer.first = layers, first
+            first += layer.out_features
 
 
 class PanelEmbedding(nn.Module):
@@ -81,22 +94,24 @@ class PanelEmbedding(nn.Module):
 
 
 @library.custom_op("jaxsr::panel_product", mutates_args=())
-def panel_product(x: Tensor, panels: Tensor) -> Tensor:
-    """`x Wᵀ`, (M, I) by (P, I, 64): in JAX by `jaxsr.interop.cpu_kernels.panel_product`."""
-    return torch.einsum("mi,pio->mpo", x, panels).flatten(1)
+def panel_product(x: Tensor, panels: list[Tensor]) -> Tensor:
+    """`x Wᵀ`, (M, I) by (P, I, 64) each: in JAX by `jaxsr.interop.cpu_kernels.panel_product`."""
+    return torch.einsum("mi,pio->mpo", x, torch.cat(panels)).flatten(1)
 
 
 @panel_product.register_fake
-def _(x: Tensor, panels: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(panels) * _PANEL)
+def _(x: Tensor, panels: list[Tensor]) -> Tensor:
+    return x.new_empty(len(x), sum(map(len, panels)) * _PANEL)
 
 
-def _panel_product(x: Tensor, weight: Tensor, *, compiled: bool) -> Tensor:
-    """`x Wᵀ` from panels of Wᵀ."""
-    panels, inputs, _ = weight.shape
+def _panel_product(x: Tensor, *weights: Tensor, compiled: bool) -> Tensor:
+    """`x Wᵀ` from panels of Wᵀ; compiled also from those of several matrices."""
+    panels, inputs, _ = weights[0].shape
     rows = x.reshape(-1, inputs)
     if compiled:
-        return torch.ops.jaxsr.panel_product(rows, weight).reshape(*x.shape[:-1], -1)
+        y = torch.ops.jaxsr.panel_product(rows, list(weights))
+        return y.reshape(*x.shape[:-1], -1)
+    (weight,) = weights
     count = len(rows)
     if count > _FEW:
         y = rows @ weight.transpose(0, 1).reshape(inputs, -1)
@@ -125,6 +140,10 @@ class TransposedEmbedding(nn.Module):
     def head(self, x_BTE: Tensor) -> Tensor:
         """Logits of a head that is tied to the embedding."""
         return x_BTE @ self.weight
+
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of our own networks that multiply the same input."""
 
 
 def linear_weights(network: nn.Module) -> frozenset[str]:
@@ -217,6 +236,11 @@ def transpose(
                 else:
                     swap(network, name, plain(cast(Any, module)))
                 names[in_panels].add(f"{name}.weight")
+    for module in network.modules() if compiled else ():
+        for siblings in SIBLINGS:
+            layers = [getattr(module, name, None) for name in siblings]
+            if all(isinstance(layer, PanelLinear) and layer.compiled for layer in layers):
+                PanelLinear.join(*cast(list[PanelLinear], layers))
     return frozenset(names[False] | names[True]), frozenset(names[True])
 
 
