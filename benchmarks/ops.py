@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks._ops_race import QUEUED, OnDevice
 from benchmarks._race import quiet_idle_threads, time_calls
-from benchmarks._results import RESULTS, Report, ReportOptions, Row, run_benchmark
+from benchmarks._results import RESULTS, Report, ReportOptions, run_benchmark
 from jaxsr.runtime.allocator import keep_freed_memory
 
 RECORD = RESULTS / "ops.json"
@@ -43,34 +43,6 @@ def copy_bandwidth(size: int = 1 << 27) -> float:
     calls = OnDevice(lambda: copy(x), jax.block_until_ready).queued
     timing = time_calls({"copy": calls}, rounds=9)["copy"].of_one(QUEUED)
     return 2 * x.nbytes / timing.median_ms / 1e6
-
-
-def function_table(rows: list[Row]) -> list[str]:
-    """Markdown: jaxsr's speed over the fastest library, for each function raced on 64 pictures."""
-    lines = [
-        "| function | fastest of the same rule | by processor | by wall | fastest of another rule "
-        "| by processor |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        name, _, work = row["name"].rpartition(", 64 x 224², ")
-        peers = [c for c in row["contenders"] if not c["name"].startswith("jaxsr")]
-        if not name or not peers:
-            continue
-        cells = [f"`{name}`, {work}"]
-        for same in (True, False):
-            of_rule = [c for c in peers if c["same"] is same]
-            best = min(of_rule, key=lambda c: c["jaxsr_is_faster_by_cpu"], default=None)
-            cells.append(best["name"] if best else "–")
-            cells.append(_times(best["jaxsr_is_faster_by_cpu"]) if best else "–")
-            if same:
-                cells.append(_times(best["jaxsr_is_faster"]) if best else "–")
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
 
 
 def measure(options: Options) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ops, published_weights, sharding
+from benchmarks import ops_functions, published_weights, sharding
 from benchmarks._results import read_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
         (published_weights, published_weights.table, "models.md"),
         (published_weights, published_weights.small_table, "models.md"),
         (sharding, sharding.table, "scale.md"),
-        (ops, ops.function_table, "ops.md"),
+        (ops_functions, ops_functions.committed_table, "ops.md"),
     ],
     ids=["published_weights", "small", "sharding", "ops"],
 )
