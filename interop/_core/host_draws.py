@@ -1,7 +1,6 @@
 """Random numbers that a module's code draws from Python or NumPy while it is traced."""
 
 import random
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -15,8 +14,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 def refusing_host_draws(module: nn.Module) -> Generator[None]:
     """Refuses draws from `random` and `numpy.random` in training: a compiled function has one.
 
-    In evaluation they pass: layers that are dropped in training draw then, too, and ignore it. So
-    they do beside other threads, such as those that load data: the generators are theirs, too.
+    In evaluation they pass: layers that are dropped in training draw then, too, and ignore it.
 
     Raises:
       UnsupportedTorchError: a global generator has moved at the end of the block.
@@ -31,15 +29,11 @@ def refusing_host_draws(module: nn.Module) -> Generator[None]:
         )
         if has_moved
     ]
-    others = [
-        thread
-        for thread in threading.enumerate()
-        if thread is not threading.current_thread() and not thread.daemon
-    ]
-    if moved and module.training and not others:
+    if moved and module.training:
         raise UnsupportedTorchError(
             f"forward or the loss draws from {moved[0]}, and a compiled function would keep that "
-            "one draw for ever; draw from torch (torch.rand), or in the dataset"
+            "one draw for ever; draw from torch (torch.rand), or in the dataset; a thread that draws "
+            "meanwhile needs a generator of its own"
         )
 
 
