@@ -32,8 +32,8 @@ def refusing_host_draws(module: nn.Module) -> Generator[None]:
     if moved and module.training:
         raise UnsupportedTorchError(
             f"forward or the loss draws from {moved[0]}, and a compiled function would keep that "
-            "one draw for ever; draw from torch (torch.rand), or in the dataset; a thread that draws "
-            "meanwhile needs a generator of its own"
+            "one draw for ever; draw from torch (torch.rand), or in the dataset; a thread that "
+            "draws meanwhile needs a generator of its own"
         )
 
 
