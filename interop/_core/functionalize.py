@@ -23,7 +23,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.activation_sharding import stating_results
-from jaxsr.interop._core.attributes import TABLES, Attributes
+from jaxsr.interop._core.attributes import TABLES, Attributes, holds_inputs
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
@@ -371,8 +371,12 @@ class FunctionalModule:
             if current is tensors[name] and current.cell.version == 0:
                 after[name] = original
                 continue
+            has_shape = isinstance(current, torch.Tensor) and current.shape == original.shape
+            if not has_shape and name in self.non_persistent and not holds_inputs(current):
+                after[name] = original  # a cache of constants, which every trace makes anew
+                continue
             self.buffers_written.add(name)
-            if not isinstance(current, torch.Tensor) or tuple(current.shape) != original.shape:
+            if not has_shape:
                 shape = tuple(current.shape) if isinstance(current, torch.Tensor) else current
                 raise UnsupportedTorchError(
                     f"forward replaces the buffer {name} of shape {original.shape} by {shape}; "

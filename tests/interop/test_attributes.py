@@ -342,3 +342,33 @@ def test_parameters_of_the_module_before_its_copy_are_refused():
     jm = to_jax(Doubled())
     with pytest.raises(UnsupportedTorchError, match=r"reads layer\.weight .* closure"):
         jm.apply(jm.params, jm.buffers, X)
+
+
+class Places(nn.Module):
+    """Keeps constants of the last size in a buffer, as timm's ConViT does."""
+
+    def __init__(self, *, persistent: bool = False, from_input: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.zeros(1), persistent=persistent)
+        self.from_input = from_input
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.get_buffer("places").shape[0] != x.shape[-1]:
+            self.places = x[0].detach() if self.from_input else torch.arange(x.shape[-1]) / 2
+        return x * self.get_buffer("places")
+
+
+def test_a_cache_of_constants_may_take_the_size_of_the_input():
+    model = to_jax(Places())
+    for size in (3, 5):
+        x = torch.randn(2, size)
+        outputs, buffers = jax.jit(model.apply)(model.params, model.buffers, x.numpy())
+        np.testing.assert_array_equal(outputs, Places()(x))
+        assert buffers["places"].shape == (1,)
+
+
+@pytest.mark.parametrize("options", [{"persistent": True}, {"from_input": True}])
+def test_another_size_of_a_buffer_that_is_kept_is_refused(options):
+    model = to_jax(Places(**options))
+    with pytest.raises(UnsupportedTorchError, match=r"buffer places of shape \(1,\) by \(3,\)"):
+        model.apply(model.params, model.buffers, np.ones((2, 3), np.float32))
