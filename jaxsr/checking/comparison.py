@@ -119,7 +119,8 @@ class TorchRuns:
         """
         single, exact = getattr(self.single, group), getattr(self.exact, group)
         if group == "buffers":
-            exact = {n: a for n, a in exact.items() if n in arrays}
+            # A cache that took the input's size in torch keeps its own in JAX.
+            exact = {n: a for n, a in exact.items() if n in arrays and a.shape == arrays[n].shape}
         errors = compare_arrays(arrays, single, exact, rounding=rounding)
         if not all(one.ok for one in errors):
             noise = self.noise[group]

@@ -305,6 +305,23 @@ def test_a_library_that_computes_otherwise_while_compiling_is_named():
     assert any("is_compiling() is true" in note for note in result.notes)
 
 
+class Places(nn.Module):
+    """Keeps constants of the last size in a buffer, as timm's ConViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.get_buffer("places").shape[0] != x.shape[-1]:
+            self.places = torch.arange(x.shape[-1]) / 2
+        return x * self.get_buffer("places")
+
+
+def test_a_cache_of_constants_in_a_buffer_is_no_difference():
+    assert jaxsr.check(Places(), torch.randn(2, 3), mesh=1, speed_s=0).ok
+
+
 class AtItsKink(nn.Module):
     """Rounding decides on which side of relu's kink an input of 1 lies; here, the tracer does."""
 
