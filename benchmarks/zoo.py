@@ -223,7 +223,9 @@ _CAUSES = (
     (r"more than \d+ s", "time"),
     (r"cannot differentiate", "torch cannot differentiate it"),
     (r"is_compiling", "the library computes otherwise while compiling, in torch as well"),
-    (r"torch\.sort leaves equal", "the order of equal elements in torch's unstable sort"),
+    (r"torch\.(sort|topk) leaves equal", "the order of equal elements in torch's sort or topk"),
+    (r"lie at a kink", "the gradient's kink at these inputs"),
+    (r"rows that a mask selects", "a number of rows that depends on values"),
     (r"x64 mode is off|beyond int32", "64-bit numbers"),
 )
 """What refusals and failures say, and the cause that the page names."""
