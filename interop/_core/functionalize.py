@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import fnmatch
 import weakref
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ from jaxsr.interop._core.host_draws import refusing_host_draws
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
@@ -390,26 +391,6 @@ class FunctionalModule:
                 "argument, or use torch.where"
             )
         return after
-
-
-def tensors_made(module: nn.Module, known: Container[str]) -> str | None:
-    """What is wrong where a call made parameters or buffers that nobody trains, keeps or saves.
-
-    Args:
-      module: after the call.
-      known: names of those that it had before.
-    """
-    for path, sub in module.named_modules(remove_duplicate=False):
-        for kind, table in (("parameter", sub._parameters), ("buffer", sub._buffers)):
-            for key, tensor in table.items():
-                name = f"{path}.{key}" if path else key
-                if tensor is not None and name not in known:
-                    return (
-                        f"forward or the loss makes the {kind} {name}, which no optimiser and no "
-                        "checkpoint knows; make it in __init__, or call the module once on zeros "
-                        "there"
-                    )
-    return None
 
 
 def _containers(value: object, depth: int = 3) -> list:

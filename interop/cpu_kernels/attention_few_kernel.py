@@ -5,7 +5,7 @@ queries in vectors of features: keys and values are read once, as they are store
 `attention_kernel` would compute many queries that are not there.
 """
 
-from jaxsr.interop.cpu_kernels.attention_kernel import LOWEST, NONE, visible_keys
+from jaxsr.interop.cpu_kernels.attention_kernel import LOWEST, NONE, divided_features, visible_keys
 from jaxsr.interop.cpu_kernels.panel_tasks import fetch, splat
 
 # M queries of each head, I features, O keys, H heads, G of them to each of keys, W features at once
@@ -129,7 +129,6 @@ end:
 
 
 def _body(width: int) -> str:
-    v = f"<{width} x float>"
 
     def seen(name: str, key: str) -> str:
         return f"""  %{name}.p = getelementptr i8, ptr %mp, i64 {key}
@@ -196,22 +195,4 @@ features:
   %yd = getelementptr float, ptr %yp, i64 %d
   call void @multiply(ptr %scores, ptr %vd, ptr %yd, i64 %G, i64 %keys, i64 %I, i64 %I, i64 0)
   br label %divide
-divide:
-  %r = phi i64 [0, %features], [%r.next, %divide]
-  %fp = getelementptr float, ptr %inverses, i64 %r
-  %factor = load float, ptr %fp
-{splat("%factor", "factors", "float", width)}  %yo = mul i64 %r, %I
-  %yr = getelementptr float, ptr %yd, i64 %yo
-  %summed = load {v}, ptr %yr, align 4
-  %divided = fmul {v} %summed, %factors
-  store {v} %divided, ptr %yr, align 4
-  %r.next = add i64 %r, 1
-  %again = icmp ult i64 %r.next, %G
-  br i1 %again, label %divide, label %features.end
-features.end:
-  %d.next = add i64 %d, {width}
-  %wider = icmp ult i64 %d.next, %I
-  br i1 %wider, label %features, label %end
-end:
-  ret void
-}}"""
+{divided_features("features", "%G", "%inverses", "%yp", "%I", width)}}}"""

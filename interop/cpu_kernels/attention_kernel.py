@@ -187,6 +187,41 @@ known:
 """
 
 
+def divided_features(
+    before: str, count: str, inverses: str, out: str, stride: str, width: int
+) -> str:
+    """The rows' next features times the inverses of the rows' sums, and the end of %features.
+
+    Args:
+      before: the block that goes on here.
+      count: of the rows.
+      inverses: one float a row.
+      out: the rows' features, `width` of them from %d on.
+      stride: floats from a row to the next.
+    """
+    v = f"<{width} x float>"
+    return f"""divide:
+  %r = phi i64 [0, %{before}], [%r.next, %divide]
+  %factor.p = getelementptr float, ptr {inverses}, i64 %r
+  %factor = load float, ptr %factor.p
+{splat("%factor", "factors", "float", width)}  %row.o = mul i64 %r, {stride}
+  %row.p = getelementptr float, ptr {out}, i64 %row.o
+  %summed.p = getelementptr float, ptr %row.p, i64 %d
+  %summed = load {v}, ptr %summed.p, align 4
+  %divided = fmul {v} %summed, %factors
+  store {v} %divided, ptr %summed.p, align 4
+  %r.next = add i64 %r, 1
+  %again = icmp ult i64 %r.next, {count}
+  br i1 %again, label %divide, label %features.end
+features.end:
+  %d.next = add i64 %d, {width}
+  %wider = icmp ult i64 %d.next, %I
+  br i1 %wider, label %features, label %end
+end:
+  ret void
+"""
+
+
 def _body(width: int, rows: int) -> str:
     v, bytes_ = f"<{width} x float>", f"<{width} x i8>"
     call = (
@@ -271,23 +306,4 @@ loop:
   %m.next = add i64 %m, {rows}
   %more = icmp ult i64 %m.next, %n
   br i1 %more, label %loop, label %divide
-divide:
-  %r = phi i64 [0, %row.next], [%r.next, %divide]
-  %ip = getelementptr float, ptr %inverse, i64 %r
-  %factor = load float, ptr %ip
-{splat("%factor", "factors", "float", width)}  %ro = mul i64 %r, %step
-  %rp = getelementptr float, ptr %yp, i64 %ro
-  %rd = getelementptr float, ptr %rp, i64 %d
-  %summed = load {v}, ptr %rd, align 4
-  %divided = fmul {v} %summed, %factors
-  store {v} %divided, ptr %rd, align 4
-  %r.next = add i64 %r, 1
-  %again = icmp ult i64 %r.next, %n
-  br i1 %again, label %divide, label %features.end
-features.end:
-  %d.next = add i64 %d, {width}
-  %wider = icmp ult i64 %d.next, %I
-  br i1 %wider, label %features, label %end
-end:
-  ret void
-}}"""
+{divided_features("row.next", "%n", "%inverse", "%yp", "%step", width)}}}"""

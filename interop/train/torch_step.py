@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.functionalize import tensors_made
 from jaxsr.interop._core.index_bounds import checked_torch
+from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop.errors import InputError, UserError
 from jaxsr.interop.train.objective import checked_loss
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
