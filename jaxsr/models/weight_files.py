@@ -1,7 +1,8 @@
 """Reads weights from files that others wrote, without running anything in them.
 
-`.safetensors` files, and `.pt`/`.pth` files of torch through `weights_only=True`. What training
-scripts wrap around a state dict (`state_dict`, `params_ema`, `module.`, `_orig_mod.`, …) goes.
+`.safetensors` files, and files of `torch.save` through `weights_only=True`, under the suffixes that
+scripts and libraries give them. What training scripts wrap around a state dict (`state_dict`,
+`params_ema`, `module.`, `_orig_mod.`, …) goes.
 """
 
 import mmap
@@ -18,15 +19,18 @@ from jaxsr.errors import InputError, MissingFileError, first_line, first_of
 from jaxsr.interop.weights import open_safetensors
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
-WRAPPERS = ("params_ema", "params", "state_dict", "net", "model")
+WRAPPERS = (
+    *("params_ema", "state_dict_ema", "model_ema"),
+    *("params", "state_dict", "net", "model"),
+)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a weights file by name, on the CPU, in the file's dtypes.
 
-    A dictionary of dictionaries is followed through `params_ema`, `params`, `state_dict`, `net` and
-    `model`, in that order, or through the only one of tensors; a leading `module.` that all names
-    share and any `_orig_mod.` go.
+    A dictionary of dictionaries is followed through the names of `WRAPPERS`, in that order, or
+    through the only one of tensors; a leading `module.` that all names share and any `_orig_mod.`
+    go.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -87,10 +91,10 @@ def _check_sizes(path: Path) -> None:
             raise pickle.UnpicklingError(f"an archive of {unpacked:,} bytes when unpacked")
 
 
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")  # model.pth.tar
 READERS: Mapping[str, Callable[[Path], object]] = {
     ".safetensors": _read_safetensors,
-    ".pt": _read_torch,
-    ".pth": _read_torch,
+    **dict.fromkeys(TORCH_SUFFIXES, _read_torch),
 }
 """Who reads a file of each suffix. To add a format, write a function and give it a line here."""
 

@@ -37,8 +37,8 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     lr_batch: int | None = None
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
     init: Path | None = None
-    """Weights to start from: a safetensors, .pt or .pth file, or a run folder. Tensors that fit by
-    name and shape are loaded; the others are listed."""
+    """Weights to start from: a safetensors file, one of torch.save, or a run folder. Tensors that
+    fit by name and shape are loaded; the others are listed."""
     freeze: tuple[str, ...] = ()
     """Patterns (encoder.*) of parameters of the exported network that are not trained. BatchNorm
     whose statistics match (encoder.bn.running_mean) keeps and normalises with them."""

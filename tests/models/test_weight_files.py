@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from jaxsr.errors import InputError
-from jaxsr.models.weight_files import load_weights, read_weights, strip_prefixes
+from jaxsr.models.weight_files import load_weights, read_weights, strip_prefixes, under_names_of
 
 
 class Bomb:
@@ -62,11 +62,21 @@ def test_a_submodule_called_module_keeps_its_name():
         strip_prefixes({"a": torch.zeros(1), "_orig_mod.a": torch.zeros(1)}, source="test")
 
 
-def test_averaged_weights_are_preferred(tmp_path, net):
+@pytest.mark.parametrize(
+    "names", [("params", "params_ema"), ("state_dict", "state_dict_ema"), ("model", "model_ema")]
+)
+def test_averaged_weights_are_preferred(tmp_path, net, names):
     other = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
     file = tmp_path / "weights.pt"
-    torch.save({"params": other, "params_ema": net.state_dict()}, file)
+    torch.save({names[0]: other, names[1]: net.state_dict()}, file)
     assert_same(read_weights(file), net)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "pytorch_model.bin", "model_best.pth.tar"])
+def test_files_of_torch_are_read_under_every_suffix_they_go_by(tmp_path, net, name):
+    state = {f"network.{name}": value for name, value in net.state_dict().items()}  # Lightning's
+    torch.save({"epoch": 3, "state_dict": state, "hyper_parameters": {"lr": 1e-4}}, tmp_path / name)
+    assert_same(under_names_of(net, read_weights(tmp_path / name)), net)
 
 
 def test_safetensors_are_read(tmp_path, net):
@@ -74,7 +84,7 @@ def test_safetensors_are_read(tmp_path, net):
     assert_same(read_weights(tmp_path / "weights.safetensors"), net)
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".bin", ".tar"])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_file_with_code_in_it_is_refused_and_never_run(tmp_path, suffix, zipped):
     file, victim = tmp_path / f"evil{suffix}", tmp_path / "victim"
