@@ -243,12 +243,15 @@ def test_a_resume_takes_the_options_of_its_run(capsys, finished, tmp_path):
     assert [r["step"] for r in records(out) if "generator/loss" in r] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_resume_names_another_number_of_cpu_threads(capsys, finished, tmp_path, monkeypatch):
+def test_a_resume_names_another_number_of_threads(capsys, finished, tmp_path, monkeypatch):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     monkeypatch.setattr("jaxsr.training.start.available_cpus", lambda: 77)
+    monkeypatch.setattr("jaxsr.training.start.TORCH_THREADS", 78)
     assert run("--resume", "--out", out) == 0
-    assert re.search(r"computed with \d+ CPU threads so far, now with 77", capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(r"computed with \d+ CPU threads so far, now with 77", said)
+    assert re.search(r"computed with \d+ kernel threads so far, now with 78", said)
 
 
 def photos_in(folder: Path, sizes: list[int]) -> Path:

@@ -60,15 +60,15 @@ def float_of(bits: Sequence[int]) -> float:
 def _turns(threads: int) -> threading.Semaphore:
     """As many calls at a time as there are threads for. XLA runs independent operations side by
     side: calls that share the cores take each other's caches, and wait for each other's threads."""
-    return threading.Semaphore(max(1, _torch_threads // threads))
+    return threading.Semaphore(max(1, TORCH_THREADS // threads))
 
 
 def threads_per_call() -> int:
     """Threads of one call: torch's own number, shared out among the simulated devices."""
-    return max(1, _torch_threads // jax.local_device_count("cpu"))
+    return max(1, TORCH_THREADS // jax.local_device_count("cpu"))
 
 
-_torch_threads = torch.get_num_threads()
+TORCH_THREADS = torch.get_num_threads()
 """Of the process, before any kernel has set its own."""
 
 

@@ -1,6 +1,7 @@
 """A run's configuration as JSON, and back: `config.json` of a run folder, `--config FILE`.
 
-    {"digest": …, "family": "span", "model": {…}, "options": {…}, "data": {…}, "cpu_threads": 8}
+    {"digest": …, "family": "span", "model": {…}, "options": {…}, "data": {…},
+     "cpu_threads": 8, "kernel_threads": 8}
 
 `options` holds every field of the family's `RunConfig`, `data` the number of files trained and
 validated on and a digest of their names and sizes. `digest` makes damage noticed; a file that was
@@ -25,7 +26,7 @@ PER_RUN = ("out", "resume")
 """Options that belong to one start of one run."""
 NOT_INHERITED = (*PER_RUN, "branch_from")
 """Options of one run, which another that starts from its configuration does not take over."""
-_ENTRIES = {"family", "model", "options", "data", "cpu_threads"}
+_ENTRIES = {"family", "model", "options", "data", "cpu_threads", "kernel_threads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class ConfigFile:
     """As `describe_data` gives it."""
     cpu_threads: int | None = None
     """CPU threads that the run was computed with; sums on CPUs depend on it in the last bits."""
+    kernel_threads: int | None = None
+    """Torch's, which kernels of torch and oneDNN share out: OMP_NUM_THREADS sets them."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], *, source: Path) -> "ConfigFile":
@@ -54,6 +57,7 @@ class ConfigFile:
                 options=dict(content["options"]),
                 data=content.get("data"),
                 cpu_threads=content.get("cpu_threads"),
+                kernel_threads=content.get("kernel_threads"),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise _not_a_config(source, error) from error

@@ -162,7 +162,13 @@ def _differences(run: ConfigFile, config: RunConfig) -> dict[str, tuple[str, str
 
 
 def claim_folder(
-    out: Path, config: RunConfig, family: str, *, files: Mapping[str, str], cpu_threads: int
+    out: Path,
+    config: RunConfig,
+    family: str,
+    *,
+    files: Mapping[str, str],
+    cpu_threads: int,
+    kernel_threads: int,
 ) -> RunRecord:
     """Checks that this run may use the folder, which it has locked; a new run writes its record.
 
@@ -172,6 +178,7 @@ def claim_folder(
       family: its name.
       files: as `Trainable.files` lists them.
       cpu_threads: that the run computes with.
+      kernel_threads: torch's.
 
     Returns:
       The record, for a resumed run to write once its checkpoint is restored.
@@ -181,7 +188,8 @@ def claim_folder(
       FileAccessError: it cannot be written.
     """
     data = describe_data(files)
-    content = to_json(family, config, data=data, cpu_threads=cpu_threads)
+    threads = {"cpu_threads": cpu_threads, "kernel_threads": kernel_threads}
+    content = to_json(family, config, data=data, **threads)
     run = read_run(out)
     if run is None:
         if config.resume and any(_contents(out)):
@@ -210,11 +218,13 @@ def claim_folder(
         f"resumed with {name}={now}, before {name}={before}"
         for name, (before, now) in _differences(run, config).items()
     ]
-    if run.cpu_threads not in (None, cpu_threads) and config.platform in ("auto", "cpu"):
-        remarks.append(
-            f"computed with {run.cpu_threads} CPU threads so far, now with {cpu_threads}: on a CPU "
-            "the results differ in the last bits from those of an uninterrupted run"
-        )
+    for name, now in threads.items() if config.platform in ("auto", "cpu") else ():
+        if (before := getattr(run, name)) not in (None, now):
+            kind = name.replace("cpu", "CPU").replace("_", " ")
+            remarks.append(
+                f"computed with {before} {kind} so far, now with {now}: on a CPU the results "
+                "differ in the last bits from those of an uninterrupted run"
+            )
     return RunRecord(out=out, content=content, remarks=tuple(remarks))
 
 

@@ -12,6 +12,7 @@ from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
@@ -69,8 +70,14 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
-                threads = available_cpus()
-                record = claim_folder(out, config, name, files=task.files(), cpu_threads=threads)
+                record = claim_folder(
+                    out,
+                    config,
+                    name,
+                    files=task.files(),
+                    cpu_threads=available_cpus(),
+                    kernel_threads=TORCH_THREADS,
+                )
                 print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
         try:
             slices = config.mesh_shape.row_devices * config.accumulate

@@ -70,6 +70,7 @@ def crops(count):
     "dtype",
     ["uint8", pytest.param("float32", marks=pytest.mark.slow)],
 )
+@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array")  # scikit-video's
 def test_scikit_videos(scikit_video, dtype):
     pictures = crops(60)
     x = pictures if dtype == "uint8" else jnp.asarray(pictures / 255, dtype)

@@ -28,6 +28,13 @@ run_program(lambda: run_command(command, []), "train")
 """
 
 
+ENVIRONMENT = {
+    **os.environ,
+    "JAXSR_ALLOCATOR": "system",
+    "PYTHONWARNINGS": "ignore::DeprecationWarning",  # Python 3.12 and later warn of os.fork
+}
+
+
 def run_program(
     body: str, *signals: int, until: str = "ready", hangup: signal.Handlers = signal.SIG_DFL
 ) -> tuple[int, str, str]:
@@ -36,7 +43,7 @@ def run_program(
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "JAXSR_ALLOCATOR": "system"},
+            stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
         )  # fmt: skip
     finally:
         signal.signal(signal.SIGHUP, before)
