@@ -232,4 +232,4 @@ def test_calls_of_all_threads_take_turns():
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == max(1, torch_calls._torch_threads // torch_calls.threads_per_call())
+    assert most == max(1, torch_calls.TORCH_THREADS // torch_calls.threads_per_call())
