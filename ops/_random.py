@@ -24,6 +24,16 @@ _LEAST = 1 << 16
 """Numbers from which on the program's time matters more than its compilation's."""
 
 
+def check_key(key: object) -> None:
+    """Raises TypeError where this is not one key of `jax.random`."""
+    dtype, rank = getattr(key, "dtype", None), getattr(key, "ndim", None)
+    is_new = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if (is_new and rank == 0) or (dtype == np.uint32 and rank == 1):
+        return
+    text = repr(key) if dtype is None else f"{dtype}{list(getattr(key, 'shape', ()))}"
+    raise TypeError(f"key must be one key of jax.random, such as jax.random.key(0), got {text}")
+
+
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`jax.random.normal(key, shape, jnp.float32)`."""
 

@@ -16,6 +16,7 @@ import jax
 from jaxsr.ops._arguments import ImageLike
 from jaxsr.ops._augment.batch import Augmented, Layout, Step, folded
 from jaxsr.ops._images import parameter, picture
+from jaxsr.ops._random import check_key
 from jaxsr.ops._typed_jax import arange, jit
 from jaxsr.ops._types import Shaped
 
@@ -48,7 +49,7 @@ def augment(
       The changed batch.
 
     Raises:
-      TypeError: an unsuitable dtype.
+      TypeError: an unsuitable dtype, or a key that is none.
       ValueError: shapes that do not belong together.
 
     Example:
@@ -58,6 +59,7 @@ def augment(
       >>> ops.augment(jax.random.key(0), images, policy).images.shape
       (4, 24, 24, 3)
     """
+    check_key(key)
     array, positions = picture(images, axes)
     if array.ndim != 4 or positions not in ((-3, -2), (-2, -1)):
         raise ValueError(

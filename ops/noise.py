@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxsr.ops._arguments import ImageLike
 from jaxsr.ops._images import Parameter, in_dtype_of, peak_of, picture, real_dtype, spread
-from jaxsr.ops._random import normal, uniform
+from jaxsr.ops._random import check_key, normal, uniform
 from jaxsr.ops._types import Array, Shaped
 
 
@@ -33,7 +33,7 @@ def gaussian_noise(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or a sigma that is no number.
+      TypeError: an unsuitable dtype, a sigma that is no number, or a key that is none.
       ValueError: sigmas that do not belong to the pictures.
 
     Example:
@@ -65,7 +65,7 @@ def sensor_noise(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or amounts that are no numbers.
+      TypeError: an unsuitable dtype, amounts that are no numbers, or a key that is none.
       ValueError: amounts that do not belong to the pictures.
 
     Example:
@@ -75,6 +75,7 @@ def sensor_noise(
       >>> print(np.asarray(noisy).std().round(2))
       0.1
     """
+    check_key(key)
     array, _ = picture(image, axes)
     light, white = array.astype(real_dtype(array)), peak_of(array)
     variance = spread(shot, array, "shot") * jnp.maximum(light / white, 0)
@@ -107,7 +108,7 @@ def poisson_noise(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or photons that are no number.
+      TypeError: an unsuitable dtype, photons that are no number, or a key that is none.
       ValueError: photons that do not belong to the pictures.
 
     Example:
@@ -117,6 +118,7 @@ def poisson_noise(
       >>> bool((noisy * 10 == (noisy * 10).round()).all())
       True
     """
+    check_key(key)
     array, _ = picture(image, axes)
     light, white = array.astype(real_dtype(array)), peak_of(array)
     count = spread(photons, array, "photons")
@@ -143,7 +145,7 @@ def salt_and_pepper(
       axes: the height and the width axis.
 
     Raises:
-      TypeError: an unsuitable dtype, or shares that are no numbers.
+      TypeError: an unsuitable dtype, shares that are no numbers, or a key that is none.
       ValueError: shares that do not belong to the pictures.
 
     Example:
@@ -152,6 +154,7 @@ def salt_and_pepper(
       >>> np.unique(ops.salt_and_pepper(jax.random.key(0), image, 1.0)).tolist()
       [0, 255]
     """
+    check_key(key)
     array, _ = picture(image, axes)
     replaced, white = uniform(key, (2, *array.shape))
     extreme = jnp.where(white < spread(salt, array, "salt"), peak_of(array), 0)

@@ -1,6 +1,7 @@
 """Noise by its distribution (SciPy's tests) and by scikit-image's amounts; keys and meshes."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxsr.ops import _random
 from tests.ops.dtypes import EVERY_DTYPE
 
 KEY = jax.random.key(0)
+NO_KEY: Any = 7
 LIGHT = np.linspace(0.1, 0.8, 8, dtype=np.float32)
 
 
@@ -121,6 +123,17 @@ def test_gradients():
         (partial(ops.gaussian_noise, KEY, flat(), np.ones(3)), ValueError, "read of shape"),
         (partial(ops.salt_and_pepper, KEY, flat(), "a"), TypeError, "share must hold numbers"),
         (partial(ops.poisson_noise, KEY, flat().astype(int), 3), TypeError, "int32; cast it"),
+        (
+            partial(ops.poisson_noise, NO_KEY, flat(), 3),
+            TypeError,
+            "one key of jax.random, such as",
+        ),
+        (partial(ops.augment, NO_KEY, flat(), ()), TypeError, "one key of jax.random, .* got 7"),
+        (
+            partial(ops.gaussian_noise, jax.random.split(KEY), flat(), 1.0),
+            TypeError,
+            r"got key<fry>\[2\]",
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")
