@@ -160,7 +160,8 @@ def parameter(value: Parameter, name: str, shape: tuple[int, ...] = ()) -> jax.A
     if array is None or not jnp.issubdtype(array.dtype, jnp.number):
         raise TypeError(f"{name} must hold numbers, got {value!r}")
     if array.ndim < len(shape) or array.shape[array.ndim - len(shape) :] != shape:
-        raise ValueError(f"{name} must have the shape {('…', *shape)}, got {array.shape}")
+        axes = ", ".join(["…", *map(str, shape)])
+        raise ValueError(f"{name} must have the shape ({axes}), got {array.shape}")
     return array if array.dtype == jnp.float64 else array.astype(jnp.float32)
 
 
@@ -173,6 +174,18 @@ def spread(value: Parameter, image: jax.Array, name: str) -> jax.Array:
             "its axes must be leading ones of the image"
         )
     return array.reshape(*array.shape, *[1] * (image.ndim - array.ndim))
+
+
+def check_per_picture(
+    value: jax.Array, name: str, image: jax.Array, axes: tuple[int, int], rank: int = 0
+) -> None:
+    """Raises ValueError unless it is one value of `rank` axes, or one for each picture."""
+    count = value.ndim - rank
+    if count > image.ndim + min(axes) or value.shape[:count] != image.shape[:count]:
+        raise ValueError(
+            f"{name} of shape {value.shape} has no value for each picture of shape "
+            f"{image.shape}; its leading axes must be those of the image, or none"
+        )
 
 
 def per_picture(
@@ -191,13 +204,8 @@ def per_picture(
     """
     arrays = [array for array, _ in parameters.values()]
     extra = [array.ndim - rank for array, rank in parameters.values()]
-    leading = image.ndim + min(axes)
-    for (name, (array, _)), count in zip(parameters.items(), extra, strict=True):
-        if count > leading or array.shape[:count] != image.shape[:count]:
-            raise ValueError(
-                f"{name} of shape {array.shape} has no value for each picture of shape "
-                f"{image.shape}; its leading axes must be those of the image, or none"
-            )
+    for name, (array, rank) in parameters.items():
+        check_per_picture(array, name, image, axes, rank)
     for level in reversed(range(max(extra, default=0))):
         mapped = [0 if count > level else None for count in extra]
         function = cast(Any, jax.vmap(function, in_axes=(0, *mapped)))

@@ -26,6 +26,7 @@ from jaxsr.ops._arguments import ImageLike, flag, is_integer, number, one_of, po
 from jaxsr.ops._border import Border, checked_border, pad_axis
 from jaxsr.ops._images import (
     Parameter,
+    check_per_picture,
     in_dtype_of,
     parameter,
     per_picture,
@@ -213,6 +214,8 @@ def rotate(
     array, positions = picture(image, axes)
     height, width = (array.shape[axis] for axis in positions)
     angle, size = parameter(degrees, "degrees"), parameter(scale, "scale")
+    check_per_picture(angle, "degrees", array, positions)
+    check_per_picture(size, "scale", array, positions)
     matrix = rotation_matrix(angle, size, ((height - 1) / 2, (width - 1) / 2))
     return warp_affine(array, matrix, method=method, border=border, fill=fill, axes=axes)
 

@@ -332,9 +332,10 @@ GRID = np.ones((2, 2, 2), np.float32)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (partial(ops.warp_affine, IMAGE, np.eye(3)), ValueError, r"matrix must have the shape"),
+        (partial(ops.warp_affine, IMAGE, np.eye(3)), ValueError, r"the shape \(…, 2, 3\), got"),
         (partial(ops.warp_affine, IMAGE, "a"), TypeError, "matrix must hold numbers, got 'a'"),
         (partial(ops.warp_affine, IMAGE, np.ones((3, 2, 3))), ValueError, "no value for each"),
+        (partial(ops.rotate, IMAGE, np.ones(3)), ValueError, r"degrees of shape \(3,\) has no"),
         (partial(ops.rotate, IMAGE, 1.0, method="area"), ValueError, "unknown method 'area'"),
         (partial(ops.rotate, IMAGE, 1.0, border="zeros"), ValueError, "unknown border 'zeros'"),
         (partial(ops.rotate, IMAGE, 1.0, fill=WORD), TypeError, "fill must be a Python number"),
