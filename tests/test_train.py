@@ -249,9 +249,9 @@ def test_a_resume_names_another_number_of_threads(capsys, finished, tmp_path, mo
     monkeypatch.setattr("jaxsr.training.start.available_cpus", lambda: 77)
     monkeypatch.setattr("jaxsr.training.start.TORCH_THREADS", 78)
     assert run("--resume", "--out", out) == 0
-    said = capsys.readouterr().err
-    assert re.search(r"computed with \d+ CPU threads so far, now with 77", said)
-    assert re.search(r"computed with \d+ kernel threads so far, now with 78", said)
+    stderr = capsys.readouterr().err
+    assert re.search(r"computed with \d+ CPU threads so far, now with 77", stderr)
+    assert re.search(r"computed with \d+ kernel threads so far, now with 78", stderr)
 
 
 def photos_in(folder: Path, sizes: list[int]) -> Path:

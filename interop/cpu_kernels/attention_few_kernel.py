@@ -129,7 +129,6 @@ end:
 
 
 def _body(width: int) -> str:
-
     def seen(name: str, key: str) -> str:
         return f"""  %{name}.p = getelementptr i8, ptr %mp, i64 {key}
   %{name}.v = load i8, ptr %{name}.p

@@ -198,6 +198,7 @@ def divided_features(
       inverses: one float a row.
       out: the rows' features, `width` of them from %d on.
       stride: floats from a row to the next.
+      width: floats in a vector.
     """
     v = f"<{width} x float>"
     return f"""divide:

@@ -72,11 +72,12 @@ def test_averaged_weights_are_preferred(tmp_path, net, names):
     assert_same(read_weights(file), net)
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "pytorch_model.bin", "model_best.pth.tar"])
-def test_files_of_torch_are_read_under_every_suffix_they_go_by(tmp_path, net, name):
+@pytest.mark.parametrize("file_name", ["last.ckpt", "pytorch_model.bin", "model_best.pth.tar"])
+def test_files_of_torch_are_read_under_every_suffix_they_go_by(tmp_path, net, file_name):
     state = {f"network.{name}": value for name, value in net.state_dict().items()}  # Lightning's
-    torch.save({"epoch": 3, "state_dict": state, "hyper_parameters": {"lr": 1e-4}}, tmp_path / name)
-    assert_same(under_names_of(net, read_weights(tmp_path / name)), net)
+    file = tmp_path / file_name
+    torch.save({"epoch": 3, "state_dict": state, "hyper_parameters": {"lr": 1e-4}}, file)
+    assert_same(under_names_of(net, read_weights(file)), net)
 
 
 def test_safetensors_are_read(tmp_path, net):

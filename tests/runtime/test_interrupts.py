@@ -31,7 +31,8 @@ run_program(lambda: run_command(command, []), "train")
 ENVIRONMENT = {
     **os.environ,
     "JAXSR_ALLOCATOR": "system",
-    "PYTHONWARNINGS": "ignore::DeprecationWarning",  # Python 3.12 and later warn of os.fork
+    # Python 3.12 and later warn of os.fork beside threads.
+    "PYTHONWARNINGS": "ignore:This process (pid=:DeprecationWarning",
 }
 
 
