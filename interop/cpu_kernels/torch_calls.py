@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from jaxsr.interop._core.trace_scope import plain_torch
 from jaxsr.ops import _cpu_calls as cpu_calls
 from jaxsr.ops._by_rows import RowsCall
 from jaxsr.ops._cpu_calls import Arrays, Attributes
@@ -27,7 +28,8 @@ def torch_kernel(name: str) -> Callable[[TorchKernel], str]:
             if torch.get_num_threads() != threads:
                 # OpenMP's count belongs to the calling thread, and XLA calls from its own.
                 torch.set_num_threads(threads)
-            with _turns(threads), torch.no_grad():
+            # Operation by operation, a kernel runs in the middle of a trace.
+            with _turns(threads), plain_torch(), torch.no_grad():
                 function([_tensor(a) for a in inputs], [_tensor(a) for a in outputs], attributes)
 
         return cpu_calls.kernel(name)(of_arrays)

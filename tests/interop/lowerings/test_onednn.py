@@ -185,6 +185,28 @@ def test_a_network_and_its_gradients(kernels, monkeypatch):
         np.testing.assert_allclose(gradients[name], reference, rtol=0, atol=3e-6 * scale)
 
 
+def test_a_checkpoint_operation_by_operation():
+    """Its kernels run while torch's code is still being traced."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, 2))
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    jm = to_jax(Checkpointed())
+
+    def gradients(params):
+        return jax.grad(lambda p: jm.apply(p, jm.buffers, jnp.ones((2, 3, 8, 8)))[0].sum())(params)
+
+    expected = jax.jit(gradients)(jm.params)
+    for name, gradient in gradients(jm.params).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("pixels", [4, 64])
 def test_relu_takes_its_mask_from_the_result(pixels):
     x = torch.randn(2, 8, pixels, pixels)
