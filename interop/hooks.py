@@ -45,6 +45,23 @@ def watched(watch: Watch) -> Generator[None]:
         _WATCH.reset(token)
 
 
+def is_watched() -> bool:
+    """Whether a `JaxModule.apply` of this thread is watched now."""
+    return _WATCH.get() not in (None, _not_watching)
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """In this block no `JaxModule.apply` of this thread is watched."""
+    return watched(_not_watching)
+
+
+def _not_watching(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AbstractContextManager[object]:
+    del module, args, kwargs
+    return nullcontext()
+
+
 def watching(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[object]:

@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core import func_derivatives
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
@@ -273,6 +274,19 @@ _CHECKPOINT_OPTIONS = [
 ]
 
 
+_APIS = importlib.import_module("torch._functorch.apis")
+_EAGER = importlib.import_module("torch._functorch.eager_transforms")
+_SCANS = importlib.import_module("torch._higher_order_ops.associative_scan")
+_TRANSFORMATIONS: list[tuple[Any, str, Callable]] = [
+    (_APIS, "vmap_impl", vmapped),
+    (_EAGER, "grad_and_value_impl", func_derivatives.grad_and_value),
+    (_EAGER, "_vjp_with_argnums", func_derivatives.vjp),
+    (_EAGER, "_jvp_with_argnums", func_derivatives.jvp),
+    (_SCANS, "associative_scan", associative_scan),
+]
+"""Where torch's own transformations are, and what computes them here."""
+
+
 @contextmanager
 def patched(trace: Trace) -> Generator[None]:
     """Redirects the torch entry points that its dispatchers do not show us.
@@ -298,29 +312,17 @@ def patched(trace: Trace) -> Generator[None]:
             return apply.__func__(cls, *args, **kwargs)
         return apply_function(trace, cls, args, kwargs)
 
-    apis = importlib.import_module("torch._functorch.apis")
-    mapped = apis.vmap_impl
+    def redirected(plain: Callable, ours: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (
+                ours(trace, *args, **kwargs)
+                if trace.is_tracing_thread()
+                else plain(*args, **kwargs)
+            )
 
-    def traced_vmap(
-        function: Callable,
-        in_dims: PyTree,
-        out_dims: PyTree,
-        randomness: str,
-        chunk: int | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if not trace.is_tracing_thread():
-            return mapped(function, in_dims, out_dims, randomness, chunk, *args, **kwargs)
-        return vmapped(trace, function, in_dims, out_dims, args, kwargs)
+        return call
 
-    scans = importlib.import_module("torch._higher_order_ops.associative_scan")
-    scan, check = scans.associative_scan, torch._check_tensor_all_with
-
-    def traced_scan(*args: Any, **kwargs: Any) -> Any:
-        if not trace.is_tracing_thread():
-            return scan(*args, **kwargs)
-        return associative_scan(trace, *args, **kwargs)
+    check = torch._check_tensor_all_with
 
     def traced_check(
         error_type: type[Exception],
@@ -339,14 +341,15 @@ def patched(trace: Trace) -> Generator[None]:
     if plain is checkpoint:
         torch.utils.checkpoint.checkpoint = traced_checkpoint
     Function.apply = classmethod(traced_apply)  # type: ignore[method-assign]
-    scans.associative_scan = traced_scan
-    apis.vmap_impl = traced_vmap
+    originals = [getattr(module, name) for module, name, _ in _TRANSFORMATIONS]
+    for module, name, ours in _TRANSFORMATIONS:
+        setattr(module, name, redirected(getattr(module, name), ours))
     torch._check_tensor_all_with = traced_check
     try:
         yield
     finally:
-        scans.associative_scan = scan
-        apis.vmap_impl = mapped
+        for (module, name, _), function in zip(_TRANSFORMATIONS, originals, strict=True):
+            setattr(module, name, function)
         torch._check_tensor_all_with = check
         Function.apply = apply  # type: ignore[method-assign]
         torch.utils.checkpoint.checkpoint = checkpoint

@@ -29,6 +29,7 @@ from jaxsr.interop._core.dtypes import (
     to_jax_dtype,
     to_torch_dtype,
 )
+from jaxsr.interop._core.forward_gradients import Gradients
 from jaxsr.interop._core.index_bounds import checked_indices
 from jaxsr.interop._core.recipes import (
     known_value,
@@ -42,7 +43,7 @@ from jaxsr.interop._core.schema import Schema, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
-from jaxsr.interop._core.trace_scope import plain_torch
+from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import UnsupportedTorchError
@@ -62,9 +63,17 @@ PLACEMENT_OPTIONS = (
 class Trace:
     """One run of `apply`: its random key, and the plain torch tensors that its code used."""
 
-    def __init__(self, rng: jax.Array | None, rewriter: Rewriter | None = None) -> None:
+    def __init__(
+        self,
+        rng: jax.Array | None,
+        rewriter: Rewriter | None = None,
+        gradients: Gradients | None = None,
+    ) -> None:
         self.rng = rng
-        self.rewriter = rewriter
+        self.gradients = gradients or Gradients()
+        self.gradients.begin()
+        # A gradient is taken of operations on plain arrays.
+        self.rewriter = None if self.gradients.recording else rewriter
         self.draws = 0
         self.state: set[Cell] = set()
         """The cells of parameters and buffers. Once written they differ from call to call."""
@@ -95,12 +104,13 @@ class Trace:
             meta = torch.empty(
                 tuple(array.shape), dtype=dtype or to_torch_dtype(array.dtype), device="meta"
             )
-        return JaxTensor(meta, Cell(array, None, owner))
+        return JaxTensor(meta, Cell(self.gradients.own(array), None, owner))
 
     def wrap_like(self, array: Any, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
         """A new tensor around an array, a deferred one, or a function that makes the array."""
         if not torch.is_grad_enabled():
             array, needs_grad = stop_gradient(array), False
+        array = self.gradients.own(array)
         return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
 
     def wrap_const(self, value: torch.Tensor, owner: str = "") -> JaxTensor:
@@ -139,6 +149,16 @@ class Trace:
             # The plain tensor is kept alive, so that no other one gets its id.
             adopted = self.adopted[id(plain)] = (plain, tensor)
         return adopted[1]
+
+    def make_leaf(self, tensor: JaxTensor) -> None:
+        """Lets gradients end at this tensor, which its code marks with `requires_grad_`."""
+        if not self.gradients.recording:
+            return
+        array = self.gradients.own(tensor.array())
+        if tensor.view_of is None:
+            tensor.cell.value, tensor.cell.const = array, None
+        else:
+            tensor.cache = (tensor.cell.version, Region.current(), array)
 
     # ---- the dispatcher
 

@@ -9,7 +9,7 @@ import dataclasses
 import fnmatch
 import weakref
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from jaxsr.interop._core.dtypes import (
     to_torch_dtype,
     x64,
 )
+from jaxsr.interop._core.forward_gradients import GradientAsked, Gradients, Unrecorded, recorded
 from jaxsr.interop._core.host_draws import refusing_host_draws
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
@@ -44,7 +45,7 @@ from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
-from jaxsr.interop.hooks import watching
+from jaxsr.interop.hooks import is_watched, unwatched, watching
 from jaxsr.interop.module_copy import copy_module
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
@@ -195,6 +196,8 @@ class FunctionalModule:
         """Buffers that describe the configuration, for code that needs their values in Python."""
         self.numbers_read: set[str] = set()
         self.buffers_written: set[str] = set()
+        self._traced: dict[tuple[str, bool | None], bool] = {}
+        """By method and mode, of those traced so far: whether their code takes gradients."""
         self.originals: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         """By id, the trained parameters of the module that was copied."""
         self.slots = slots
@@ -239,11 +242,25 @@ class FunctionalModule:
     ) -> tuple[PyTree, dict[str, jax.Array]]:
         """What `JaxModule.apply` does: the method's result, and the buffers after it."""
         self._check_names(params, buffers)
+        if is_watched() and (method, train) not in self._traced:
+            # The first trace may be repeated, and a watcher is to see one.
+            with unwatched():
+                jax.eval_shape(
+                    lambda: self.run(
+                        params, buffers, inputs, kwargs, rng, train, method, compute_dtype, rewriter
+                    )[1]
+                )
 
-        def traced(*, compiling: bool) -> tuple[PyTree, dict[str, jax.Array]]:
-            trace = Trace(rng, rewriter)
+        def traced(
+            gradients: Gradients | None = None, *, compiling: bool
+        ) -> tuple[PyTree, dict[str, jax.Array]]:
+            if gradients is None and self._traced.get((method, train)):
+                gradients = recorded(partial(traced, compiling=compiling))
+            gradients = gradients or Unrecorded()
+            outputs, after, settled = None, dict[str, jax.Array](), False
+            trace = Trace(rng, rewriter, gradients)
             trace.originals = self.originals
-            with session(trace, compiling=compiling):
+            with session(trace, compiling=compiling), suppress(GradientAsked):
                 tensors = {
                     name: self._wrap(
                         trace, name, slot, params if slot.trainable else buffers, compute_dtype
@@ -271,7 +288,13 @@ class FunctionalModule:
                         if getattr(e, "located", False):
                             raise
                         raise located(e, self.module, self.names) from None
-            return (outputs, after) if settled else traced(compiling=compiling)
+            if isinstance(gradients, Unrecorded) and gradients.asked:
+                self._traced[method, train] = True
+                return traced(compiling=compiling)
+            if not settled:
+                return traced(gradients, compiling=compiling)
+            self._traced.setdefault((method, train), False)
+            return outputs, after
 
         try:
             return traced(compiling=True)

@@ -25,9 +25,9 @@ from jaxsr.interop._core.dtypes import constant_to_jax
 from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.errors import GradientInForwardError, UnsupportedTorchError
 
-GRADIENT_IN_FORWARD = (
-    "a gradient inside forward; return the loss and let the training step differentiate it, or "
-    "compute that gradient with jax.grad over apply"
+BACKWARD_IN_FORWARD = (
+    "backward() inside forward; take the gradient with torch.autograd.grad(outputs, inputs), or "
+    "return the loss and let the training step differentiate it"
 )
 
 
@@ -286,9 +286,13 @@ class JaxTensor(torch.Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        self.needs_grad = bool(value)
+        self.requires_grad_(bool(value))
 
     def requires_grad_(self, requires_grad: bool = True) -> "JaxTensor":
+        from jaxsr.interop._core.trace_context import make_leaf
+
+        if requires_grad and not self.needs_grad:
+            make_leaf(self)
         self.needs_grad = requires_grad
         return self
 
@@ -325,7 +329,7 @@ class JaxTensor(torch.Tensor):
         )
 
     def backward(self, *args: object, **kwargs: object) -> None:
-        raise GradientInForwardError(GRADIENT_IN_FORWARD)
+        raise GradientInForwardError(BACKWARD_IN_FORWARD)
 
     def set_const(self, const: torch.Tensor) -> "JaxTensor":
         self.cell_const = const

@@ -65,8 +65,9 @@ class FunctionMode(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedTorchError(
-                "torch.func (vmap, grad, jvp …) inside forward; apply the jax transformation to "
-                "a JaxModule of the inner module instead"
+                "a transformation of torch.func inside forward other than grad, grad_and_value, "
+                "vjp, jvp, jacrev, jacfwd, hessian and vmap; apply the jax transformation to a "
+                "JaxModule of the inner module instead"
             )
         entry = registry.function_override(func)
         if entry is not None and entry.kind is Kind.REFUSED:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -17,6 +18,12 @@ _STACK: list[Trace] = []
 def running_trace() -> Trace:
     """The trace that the calling code runs in."""
     return _STACK[-1]
+
+
+def make_leaf(tensor: Any) -> None:
+    """Tells the running trace, if any, that code has marked a `JaxTensor` with `requires_grad_`."""
+    if _STACK:
+        running_trace().make_leaf(tensor)
 
 
 def is_running(trace: Trace) -> bool:

@@ -23,8 +23,10 @@ def vmapped(
     function: Callable,
     in_dims: PyTree,
     out_dims: PyTree,
-    args: tuple,
-    kwargs: dict,
+    randomness: str,
+    chunk_size: int | None,
+    *args: Any,
+    **kwargs: Any,
 ) -> PyTree:
     """`torch.vmap(function, in_dims, out_dims)(*args, **kwargs)` in a trace.
 
@@ -32,6 +34,7 @@ def vmapped(
       ValueError: torch's own, for axes that do not fit the arguments.
       UnsupportedTorchError: the function draws random numbers, or writes to a tensor from outside.
     """
+    del randomness, chunk_size
     with plain_torch():
         _, axes, leaves, tree = TORCH._process_batched_inputs(in_dims, args, function)
     places = [i for i, axis in enumerate(axes) if axis is not None]

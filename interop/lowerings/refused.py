@@ -6,7 +6,7 @@ Also torchax's lowerings that are not used. A new refusal is one line of a table
 import torch
 
 from jaxsr.interop._core.registry import refuse, skip_torchax
-from jaxsr.interop._core.tensor import GRADIENT_IN_FORWARD
+from jaxsr.interop._core.tensor import BACKWARD_IN_FORWARD
 from jaxsr.interop.errors import GradientInForwardError
 
 aten = torch.ops.aten
@@ -31,9 +31,8 @@ refuse(
 )
 refuse(
     {
-        torch.autograd.backward: GRADIENT_IN_FORWARD,
-        torch.autograd.grad: GRADIENT_IN_FORWARD,
-        torch.Tensor.backward: GRADIENT_IN_FORWARD,
+        torch.autograd.backward: BACKWARD_IN_FORWARD,
+        torch.Tensor.backward: BACKWARD_IN_FORWARD,
     },
     error=GradientInForwardError,
 )

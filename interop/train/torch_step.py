@@ -352,13 +352,20 @@ class TorchStep:
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
-        """Evaluation mode without gradients, and back; buffers keep their values, as in JAX."""
+        """Evaluation mode without gradients, and back; buffers keep their values, as in JAX.
+
+        Code may still take gradients by tensors that it marks itself: no graph begins elsewhere.
+        """
         self.objective.eval()
+        trained = [p for p in self.objective.parameters() if p.requires_grad]
         before = {n: (buffer, buffer.clone()) for n, buffer in self.objective.named_buffers()}
         try:
-            with torch.no_grad():
-                yield
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            yield
         finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
             self.objective.train()
             for name, (buffer, value) in before.items():
                 path, _, key = name.rpartition(".")

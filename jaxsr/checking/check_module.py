@@ -224,7 +224,8 @@ class _Check:
 
     def _row_outputs(self, row: Arguments, double: bool) -> dict[str, np.ndarray]:
         double = double and self.result.referee == "float64"
-        return run_torch(self.module, row, double=double, key=self.key).outputs
+        graph = self.evaluated.differentiate
+        return run_torch(self.module, row, double=double, key=self.key, graph=graph).outputs
 
     def _mesh(self, devices: int) -> Row:
         name = f"mesh of {devices}"

@@ -149,6 +149,7 @@ def run_torch(
     train: bool = False,
     key: jax.Array | None = None,
     differentiate: bool = False,
+    graph: bool = False,
     method: Callable | None = None,
     device: str = "cpu",
 ) -> Run:
@@ -162,6 +163,7 @@ def run_torch(
       key: random draws are those of `JaxModule.apply(rng=key)`.
       differentiate: also compute the gradients of a loss: the sum of all outputs times their
         `cotangent`.
+      graph: record what led to the outputs, for code that calls `torch.autograd.grad` itself.
       method: calls the copy instead of `copy(*args, **kwargs)`; for recording.
       device: torch's, where it runs.
     """
@@ -181,7 +183,7 @@ def run_torch(
     )
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(differentiate))
+        stack.enter_context(torch.set_grad_enabled(differentiate or graph))
         if differentiate:
             stack.enter_context(_ContiguousGradients())
         if double:
@@ -192,7 +194,7 @@ def run_torch(
         outputs = named_leaves(result, lambda v: isinstance(v, torch.Tensor))
         gradients: Arrays = {}
         graded = {n: t for n, t in outputs.items() if t.requires_grad}
-        if graded:
+        if differentiate and graded:
             loss = sum(
                 (t * torch.from_numpy(cotangent(n, tuple(t.shape))).to(t.real)).real.sum()
                 for n, t in graded.items()

@@ -61,7 +61,7 @@ class LocalErrorObserver:
         self, call: Call, operands: list[torch.Tensor], results: list[torch.Tensor], saved: Any
     ) -> None:
         row = self._rows.get((call.step, call.order))
-        if row is None or row.second is None:
+        if row is None or row.second is None or call.program is None:
             return
         values = saved or [self._first.value(t) for t in operands]
         inputs = [value for value in values if value is not None]

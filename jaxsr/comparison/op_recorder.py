@@ -138,7 +138,9 @@ class _Run(TorchFunctionMode):
             for place, (tensor, (kind, _)) in enumerate(zip(operands, sources, strict=True))
             if kind == "constant"
         }
-        program = Program(func, tree, places, constants, in_place)
+        # A gradient is of all operations that lead to it, and cannot be computed alone.
+        alone = func is not torch.autograd.grad
+        program = Program(func, tree, places, constants, in_place) if alone else None
         self._record(self.paths[-1], name, operands, results, _settings(places), program, saved)
         return result
 
@@ -250,7 +252,7 @@ def operation_name(func: Any) -> str | None:
     if name == "__get__":
         name = getattr(func.__self__, "__name__", "")
         return name if name in _TENSOR_ATTRIBUTES else None
-    if name == "__set__":
+    if name in ("__set__", "requires_grad_"):
         return None
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]

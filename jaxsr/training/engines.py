@@ -398,7 +398,7 @@ class _TorchNetwork:
         with self._runner.evaluating():
             inputs = tensors.pop(""), *self._extra
             answer = torch.func.functional_call(self._module, self._averaged, inputs, tensors)
-            return answer_of(answer).cpu().numpy()
+            return answer_of(answer).detach().cpu().numpy()
 
     def run(
         self, module: "nn.Module", method: str, batch: Mapping[str, np.ndarray], *, seed: int
@@ -417,7 +417,9 @@ class _TorchNetwork:
             finally:
                 for name, value in trained.items():
                     parameters[name].data = value
-        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy(), result)
+        return torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda t: t.detach().cpu().numpy(), result
+        )
 
     def _placed(self, batch: Mapping[str, np.ndarray]) -> "dict[str, Tensor]":
         return {name: self._runner.place(rows) for name, rows in batch.items()}

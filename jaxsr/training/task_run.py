@@ -254,8 +254,9 @@ class TaskRun:
         if self.config.engine != "torch":
             return traced_result(self._evaluation, method, batch)
         # A copy: what the figures write into buffers is no part of the training.
-        trial = Evaluation(self._user, copy_module(self._evaluation.network).eval())
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        network = copy_module(self._evaluation.network).eval().requires_grad_(False)
+        trial = Evaluation(self._user, network)
+        with torch.random.fork_rng(devices=[]):
             return getattr(trial, method)({n: torch.from_numpy(rows) for n, rows in batch.items()})
 
     @property

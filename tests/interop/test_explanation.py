@@ -80,7 +80,8 @@ def test_every_operator_that_torch_has():
         ("torch.nn.functional.one_hot", r"torch function override \(.*torch_functions\.py:\d+\)"),
         (torch.einsum, r"einsum: torch function override \(.*linalg\.py:\d+\)"),
         (F.interpolate, "interpolate: torch\n"),
-        ("torch.autograd.grad", "refused .*\n  .*jax.grad over apply"),
+        ("torch.autograd.grad", r"torch function override \(.*gradients\.py:\d+\)"),
+        ("torch.autograd.backward", "refused .*\n  .*take the gradient with torch.autograd.grad"),
     ],
 )
 def test_answers(target, text):

@@ -294,6 +294,64 @@ class Gan(Fit):
         return ("warmup", 2), ("main", self.config.total_steps - 2)
 
 
+class PenalisedPair(Pair):
+    """With the critic and the gradient penalty of WGAN-GP."""
+
+    phases = (Pair.phases[1],)
+
+    def __init__(self):
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def telling(self, shared, batch):
+        real, made = batch["y"], shared["made"]
+        mixed = (0.25 * real + 0.75 * made).requires_grad_()
+        (slope,) = torch.autograd.grad(self.critic(mixed).sum(), mixed, create_graph=True)
+        penalty = (slope.norm(dim=1) - 1).square().mean()
+        difference = self.critic(made).mean() - self.critic(real).mean()
+        return difference + 10 * penalty, {"penalty": penalty.detach()}
+
+
+class PenalisedGan(Gan):
+    def objective(self):
+        return PenalisedPair()
+
+    def phases(self, objective):
+        return (("main", self.config.total_steps),)
+
+
+class Potential(nn.Module):
+    """An energy and, as its gradient, the force."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 6), nn.SiLU(), nn.Linear(6, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.energy(x)
+            (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return energy, -slope
+
+
+class Forces(Fit):
+    pictures = jaxsr.Task.pictures
+
+    def network(self):
+        return Potential()
+
+    def loss(self, network, batch):
+        x = batch["x"].clone().requires_grad_()
+        energy, force = network(batch["x"])
+        (slope,) = torch.autograd.grad(network.energy(x).sum(), x, create_graph=True)
+        error = F.mse_loss(energy, batch["y"]) + F.mse_loss(force, batch["x"].cos())
+        return error + slope.square().mean()
+
+    def metrics(self, network, batch):
+        return {"error": (network(batch["x"])[1] - batch["x"].cos()).abs().mean()}
+
+
 class GanThatEndsLater(Gan):
     def objective(self):
         class Broken(Pair):
@@ -390,6 +448,26 @@ def test_the_same_steps_as_plain_torch(folder, mesh):
         np.testing.assert_allclose(values, expected, rtol=1e-4, err_msg=name)
         for key, tensor in network.state_dict().items():
             np.testing.assert_allclose(weights[key], tensor.numpy(), atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("task", ["PenalisedGan", "Forces"])
+def test_losses_of_gradients_are_the_same_on_both_engines_and_a_mesh(folder, task):
+    runs = {}
+    for name, options in (("jax", []), ("mesh", ["--mesh", "4"]), ("torch", ["--engine", "torch"])):
+        assert main([f"fit_task:{task}", "--out", name, "--log-every", "1", *options]) == 0
+        records = map(json.loads, Path(f"{name}/metrics.jsonl").read_text().splitlines())
+        runs[name] = [
+            {
+                k: v
+                for k, v in r.items()
+                if k.startswith(("generator", "critic", "network", "valid"))
+            }
+            for r in records
+        ]
+    assert any(k.endswith(("penalty", "validation/error")) for k in runs["torch"][-1])
+    for name in ("jax", "mesh"):
+        for actual, expected in zip(runs[name], runs["torch"], strict=True):
+            assert actual == pytest.approx(expected, rel=2e-4, abs=1e-6)
 
 
 def test_validation_figures_are_those_of_the_whole_data(folder):

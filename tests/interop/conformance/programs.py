@@ -260,14 +260,22 @@ _grad_case("autograd.Function under no_grad", lambda x: _under_no_grad(x))
 _grad_case(
     "autograd.Function that writes in place", lambda x: _Dirty.apply(x * 1), refused="mark_dirty"
 )
+_grad_case("autograd.grad inside forward", lambda x: _slope(x, create_graph=True))
+_grad_case("autograd.grad without create_graph", lambda x: x * _slope(x))
+_grad_case("torch.func.grad inside forward", lambda x: torch.func.grad(lambda x: x.sin().sum())(x))
 _grad_case(
-    "autograd.grad inside forward",
-    lambda x: torch.autograd.grad((x**2).sum(), x)[0],
-    refused="jax.grad",
+    "torch.func.hessian inside forward",
+    lambda x: torch.func.hessian(lambda x: x.sin().prod())(x.flatten()[:3]),
 )
-_grad_case("backward inside forward", lambda x: (x**2).sum().backward(), refused="jax.grad")
+_grad_case("backward inside forward", lambda x: (x**2).sum().backward(), refused="autograd.grad")
 _grad_case("Tensor.register_hook", lambda x: _hooked(x), refused="register_hook")
 _grad_case("torch.func.vmap inside forward", lambda x: torch.func.vmap(torch.sin)(x))
+
+
+def _slope(x: torch.Tensor, **options: bool) -> torch.Tensor:
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        return torch.autograd.grad((x**3).sin().sum(), x, **options)[0]
 
 
 def _under_no_grad(x: torch.Tensor) -> torch.Tensor:
