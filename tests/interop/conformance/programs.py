@@ -274,8 +274,9 @@ _grad_case("torch.func.vmap inside forward", lambda x: torch.func.vmap(torch.sin
 
 def _slope(x: torch.Tensor, **options: bool) -> torch.Tensor:
     with torch.enable_grad():
-        x = x if x.requires_grad else x.detach().requires_grad_()
-        return torch.autograd.grad((x**3).sin().sum(), x, **options)[0]
+        y = x * 1
+        y = y if y.requires_grad else y.requires_grad_()
+        return torch.autograd.grad((y**3).sin().sum(), y, **options)[0]
 
 
 def _under_no_grad(x: torch.Tensor) -> torch.Tensor:
