@@ -53,6 +53,11 @@ from jaxsr.interop.errors import UnsupportedTorchError
 CONST_LIMIT = 1 << 16
 
 _DETACH = torch.ops.aten.detach.default
+_OF_SHAPE_ALONE = tuple(
+    getattr(torch.ops.aten, name)
+    for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+)
+"""Operators whose results depend on the shape of a tensor and not on its values."""
 
 PLACEMENT_OPTIONS = (
     "device", "layout", "pin_memory", "non_blocking", "memory_format", "generator",
@@ -165,6 +170,8 @@ class Trace:
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """Runs an aten operator as the registry says."""
         draws = self.draws
+        if func.overloadpacket in _OF_SHAPE_ALONE:
+            args = (self._as_shape(args[0], kwargs.get("dtype")), *args[1:])
         with checked_indices(func, args, kwargs):
             result = self._dispatch(func, args, kwargs)
         self.mark_input_free(func, (args, kwargs), result, draws)
@@ -196,6 +203,20 @@ class Trace:
                     tensor.cell.input_free = True
             if is_overload(func):
                 record(func, arguments[0], arguments[1], result, self.as_jax_tensor)
+
+    def _as_shape(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        """A constant in the place of a tensor of which whole numbers or bools take the shape.
+
+        So code may read them: masks of ones, the number of the molecule of each atom.
+        """
+        is_whole = not (
+            (dtype or tensor.dtype).is_floating_point or (dtype or tensor.dtype).is_complex
+        )
+        if not isinstance(tensor, JaxTensor) or tensor.selection is not None or not is_whole:
+            return tensor
+        return self.wrap_const(
+            torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        )
 
     def _dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         entry = registry.resolve(func)

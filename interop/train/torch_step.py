@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core.index_bounds import checked_torch
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop.errors import InputError, UserError
+from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.interop.train.objective import checked_loss
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
 from jaxsr.interop.train.step import StepConfig
@@ -352,20 +353,13 @@ class TorchStep:
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
-        """Evaluation mode without gradients, and back; buffers keep their values, as in JAX.
-
-        Code may still take gradients by tensors that it marks itself: no graph begins elsewhere.
-        """
+        """Evaluation mode, and back; buffers keep their values, as in JAX."""
         self.objective.eval()
-        trained = [p for p in self.objective.parameters() if p.requires_grad]
         before = {n: (buffer, buffer.clone()) for n, buffer in self.objective.named_buffers()}
         try:
-            for parameter in trained:
-                parameter.requires_grad_(False)
-            yield
+            with evaluated(self.objective):
+                yield
         finally:
-            for parameter in trained:
-                parameter.requires_grad_(True)
             self.objective.train()
             for name, (buffer, value) in before.items():
                 path, _, key = name.rpartition(".")

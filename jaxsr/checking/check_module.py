@@ -224,8 +224,7 @@ class _Check:
 
     def _row_outputs(self, row: Arguments, double: bool) -> dict[str, np.ndarray]:
         double = double and self.result.referee == "float64"
-        graph = self.evaluated.differentiate
-        return run_torch(self.module, row, double=double, key=self.key, graph=graph).outputs
+        return run_torch(self.module, row, double=double, key=self.key).outputs
 
     def _mesh(self, devices: int) -> Row:
         name = f"mesh of {devices}"

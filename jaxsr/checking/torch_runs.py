@@ -18,6 +18,7 @@ from jaxsr.checking.arguments import Arguments, named_leaves
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_draws import TorchDraws
+from jaxsr.interop.torch_evaluation import evaluated
 
 Arrays = dict[str, np.ndarray]
 _WIDE = {
@@ -149,7 +150,6 @@ def run_torch(
     train: bool = False,
     key: jax.Array | None = None,
     differentiate: bool = False,
-    graph: bool = False,
     method: Callable | None = None,
     device: str = "cpu",
 ) -> Run:
@@ -163,7 +163,6 @@ def run_torch(
       key: random draws are those of `JaxModule.apply(rng=key)`.
       differentiate: also compute the gradients of a loss: the sum of all outputs times their
         `cotangent`.
-      graph: record what led to the outputs, for code that calls `torch.autograd.grad` itself.
       method: calls the copy instead of `copy(*args, **kwargs)`; for recording.
       device: torch's, where it runs.
     """
@@ -183,7 +182,7 @@ def run_torch(
     )
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(differentiate or graph))
+        stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
         if differentiate:
             stack.enter_context(_ContiguousGradients())
         if double:
@@ -237,7 +236,7 @@ def torch_step(
 
     def step() -> object:
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})
-        with torch.set_grad_enabled(differentiate):
+        with torch.enable_grad() if differentiate else evaluated(module):
             outputs = named_leaves(
                 module(*args, **kwargs), lambda v: isinstance(v, torch.Tensor)
             ).values()

@@ -22,6 +22,7 @@ from jaxsr.comparison.workload import Inputs, Workload
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.runtime.setup import torch_device
 
 
@@ -63,7 +64,7 @@ class TorchBackend:
     def _settings(self) -> Iterator[None]:
         """Sets the precision, which torch keeps per process, and restores it."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(evaluated(self.network))
             if self.side.precision != "default":
                 product, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
                 stack.callback(torch.set_float32_matmul_precision, product)

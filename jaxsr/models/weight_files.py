@@ -7,6 +7,7 @@ scripts and libraries give them. What training scripts wrap around a state dict 
 
 import mmap
 import pickle
+import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,6 +62,11 @@ def _read_safetensors(path: Path) -> object:
 
 
 def _read_torch(path: Path) -> object:
+    if tarfile.is_tarfile(path):
+        raise InputError(
+            f"{path} is an archive of tar, and not what torch.save writes; unpack it and give the "
+            "weights in it"
+        )
     try:
         _check_sizes(path)
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -104,7 +104,7 @@ class TaskRun:
         check_phases(self.phases, self.config.total_steps)
         self.blocks = self._blocks() if config.remat else ()
         if config.aot is None:
-            self._try_later_phases()
+            self._try_phases()
         if self.held_out is not None and config.aot is None:
             self._try_validation(self.held_out)
 
@@ -229,16 +229,21 @@ class TaskRun:
                 f"{', '.join(sorted(figures)) or 'no figure'}"
             )
 
-    def _try_later_phases(self) -> None:
-        """Runs or traces the losses of every phase but the first: a run may reach them in hours.
+    def _try_phases(self) -> None:
+        """Runs or traces the losses of the later phases: a run may reach them in hours.
+
+        A JAX step runs their code once. So that a number which that changes is seen to change, the
+        first phase is traced, too, where no validation does it.
 
         Raises:
           InputError: they fail.
         """
-        first = self.train.first() if len(self.phases) > 1 else {}
+        is_seen = self.config.engine == "torch" or self.held_out is not None
+        phases = self.phases[1:] if is_seen else self.phases
+        first = self.train.first() if phases else {}
         rows = 1 if self.train.kind == "steps" else self.config.batch
         batch = {name: np.repeat(array, rows, axis=0) for name, array in first.items()}
-        for name, _ in self.phases[1:] if batch else ():
+        for name, _ in phases if batch else ():
             with located_in_users_files():
                 phase = self.objective.phase(name)
                 if self.config.engine == "torch":

@@ -1,6 +1,7 @@
 """Weights files as people have them: wrapped, prefixed, cut short, or with code inside."""
 
 import pickle
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -104,6 +105,14 @@ def test_a_plain_pickle_with_code_in_it_is_refused_and_never_run(tmp_path):
     with pytest.raises(ValueError, match=r"evil\.pth (is refused|cannot be read)"):
         read_weights(file)
     assert not victim.exists()
+
+
+def test_an_archive_of_tar_is_to_be_unpacked(tmp_path, net):
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    with tarfile.open(tmp_path / "release.tar", "w") as archive:
+        archive.add(tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"release\.tar is an archive of tar.*; unpack it"):
+        read_weights(tmp_path / "release.tar")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

@@ -98,6 +98,14 @@ class CountsInClass(Fit):
         return F.mse_loss(network(batch["x"]), batch["y"]) * self.calls
 
 
+class CountsFromTheFirstLoss(Fit):
+    def loss(self, network, batch):
+        self.calls = getattr(self, "calls", 0) + 1
+        return F.mse_loss(network(batch["x"]), batch["y"]) * self.calls
+
+    validation_data = jaxsr.Task.validation_data
+
+
 class KeepsList(Fit):
     def __init__(self, config):
         super().__init__(config)
@@ -558,6 +566,7 @@ def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
         (["fit_task:OneArgument"], "OneArgument.loss takes other arguments than (self, network, b"),
         (["fit_task:Biggest"], "Biggest.best must be 'max' or 'min', got 'biggest'"),
         (["fit_task:Counts"], "Counts.loss changes self.calls, which a compiled step does once"),
+        (["fit_task:CountsFromTheFirstLoss"], "Loss.loss changes self.calls, which a compiled"),
         (["fit_task:CountsInFile"], "CountsInFile.loss changes the global CALLS, which a"),
         (["fit_task:CountsInClass"], "CountsInClass.loss changes self.calls, which a compiled"),
         (["fit_task:KeepsList"], "KeepsList.loss changes the length of self.seen, which"),

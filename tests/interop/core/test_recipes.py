@@ -159,3 +159,22 @@ def test_what_an_input_has_overwritten_is_not_known():
     for train in (False, True):
         with pytest.raises(UnsupportedTorchError, match="the value of a traced tensor"):
             jm.apply(jm.params, jm.buffers, X, train=train)
+
+
+def test_whole_numbers_of_an_inputs_shape():
+    """As force fields number the molecules of atoms, and language models mask tokens."""
+
+    class Sums(nn.Module):
+        def forward(self, x, ids):
+            molecules = torch.zeros_like(ids)
+            count = int(molecules[-1]) + 1
+            total = x.new_zeros(count).index_add(0, molecules, x)
+            if torch.ones_like(x, dtype=torch.bool).all() and ids.new_full((2,), 3).sum() == 6:
+                return total * 2
+            return total
+
+    module, converted = Sums(), to_jax(Sums())
+    x, ids = np.arange(5, dtype=np.float32), np.array([3, 1, 2, 0, 1])
+    expected = module(torch.from_numpy(x), torch.from_numpy(ids))
+    actual, _ = jax.jit(converted.apply)({}, {}, x, ids)
+    np.testing.assert_array_equal(actual, expected)
