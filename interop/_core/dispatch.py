@@ -109,13 +109,13 @@ class Trace:
             meta = torch.empty(
                 tuple(array.shape), dtype=dtype or to_torch_dtype(array.dtype), device="meta"
             )
-        return JaxTensor(meta, Cell(self.gradients.own(array), None, owner))
+        return JaxTensor(meta, Cell(self.gradients.distinct(array), None, owner))
 
     def wrap_like(self, array: Any, meta: torch.Tensor, needs_grad: bool) -> JaxTensor:
         """A new tensor around an array, a deferred one, or a function that makes the array."""
         if not torch.is_grad_enabled():
             array, needs_grad = stop_gradient(array), False
-        array = self.gradients.own(array)
+        array = self.gradients.distinct(array)
         return JaxTensor(meta, Cell(array, None), None, needs_grad and is_differentiable(meta))
 
     def wrap_const(self, value: torch.Tensor, owner: str = "") -> JaxTensor:
@@ -159,7 +159,7 @@ class Trace:
         """Lets gradients end at this tensor, which its code marks with `requires_grad_`."""
         if not self.gradients.recording:
             return
-        array = self.gradients.own(tensor.array())
+        array = self.gradients.distinct(tensor.array())
         if tensor.view_of is None:
             tensor.cell.value, tensor.cell.const = array, None
         else:

@@ -48,11 +48,11 @@ class Gradients:
     def begin(self) -> None:
         """A run of the code starts."""
 
-    def own(self, array: jax.Array) -> jax.Array:
+    def distinct(self, array: jax.Array) -> jax.Array:
         """The array of a new tensor; while recording no other tensor has the same one."""
         return array
 
-    def of(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
         """The gradients; None for an input that does not lead to an output.
 
         Args:
@@ -77,7 +77,7 @@ class Unrecorded(Gradients):
 
     asked = False
 
-    def of(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
         self.asked = True
         raise GradientAsked
 
@@ -102,16 +102,16 @@ class _Recording(Gradients):
 
     def begin(self) -> None:
         self._calls = 0
-        self._owned: dict[int, jax.Array] = {}
+        self._arrays: dict[int, jax.Array] = {}
         self.results: list[jax.Array] = []
 
-    def own(self, array: Any) -> jax.Array:
+    def distinct(self, array: Any) -> jax.Array:
         array = array if isinstance(array, jax.Array) else array()
-        array = jnp.copy(array) if id(array) in self._owned else array
-        self._owned[id(array)] = array
+        array = jnp.copy(array) if id(array) in self._arrays else array
+        self._arrays[id(array)] = array
         return array
 
-    def of(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
         number, self._calls = self._calls, self._calls + 1
         gradients = _GRADIENT.bind(
             *call.outputs,
@@ -144,7 +144,7 @@ class _Recorded(Gradients):
     def begin(self) -> None:
         self._call = 0
 
-    def of(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
+    def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
         number, self._call = self._call, self._call + 1
         eqn = self._calls[number]
         variables = eqn.invars[2 * len(call.outputs) :]
@@ -177,11 +177,13 @@ class _Recorded(Gradients):
         if cotangents is None:
             cotangents = self._values(eqn.invars[count : 2 * count], known)
         gradients: Values = {}
-        remaining = self._leading_to(outputs) & {v for v in inputs if isinstance(v, Var)}
+        leading = self._leading_to(outputs)
+        used = (v for v in inputs if isinstance(v, Var) and v in leading)
+        remaining = list(dict.fromkeys(used))
         while remaining:
             # An input that depends on another is computed from it, so that its share is counted.
-            group = [v for v in remaining if not remaining & (self._leading_to([v]) - {v})]
-            remaining -= set(group)
+            group = [v for v in remaining if self._leading_to([v]).isdisjoint({*remaining} - {v})]
+            remaining = [v for v in remaining if v not in group]
             rest = {v: x for v, x in known.items() if v not in self._following(group)}
 
             def forward(*values: jax.Array) -> list[jax.Array]:

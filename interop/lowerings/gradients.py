@@ -54,7 +54,9 @@ def _gradients(
         inputs=[t.array() for t in starts],
         batched=is_grads_batched,
     )
-    arrays = trace.gradients.of(call, allow_unused=bool(allow_unused) and not materialize_grads)
+    arrays = trace.gradients.compute(
+        call, allow_unused=bool(allow_unused) and not materialize_grads
+    )
     results: list[torch.Tensor | None] = []
     for i, (start, array) in enumerate(zip(starts, arrays, strict=True)):
         if array is None and not (materialize_grads or allow_unused):
