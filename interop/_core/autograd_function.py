@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 from torch.autograd.function import Function
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core import func_derivatives
+from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
@@ -276,13 +276,25 @@ _CHECKPOINT_OPTIONS = [
 
 _APIS = importlib.import_module("torch._functorch.apis")
 _EAGER = importlib.import_module("torch._functorch.eager_transforms")
-_SCANS = importlib.import_module("torch._higher_order_ops.associative_scan")
+_FLEX = importlib.import_module("torch.nn.attention.flex_attention")
+
+
+def _control_flow(name: str) -> Any:
+    return importlib.import_module(f"torch._higher_order_ops.{name}")
+
+
 _TRANSFORMATIONS: list[tuple[Any, str, Callable]] = [
     (_APIS, "vmap_impl", vmapped),
     (_EAGER, "grad_and_value_impl", func_derivatives.grad_and_value),
     (_EAGER, "_vjp_with_argnums", func_derivatives.vjp),
     (_EAGER, "_jvp_with_argnums", func_derivatives.jvp),
-    (_SCANS, "associative_scan", associative_scan),
+    (_control_flow("associative_scan"), "associative_scan", associative_scan),
+    (_control_flow("cond"), "cond_op", control_flow.cond),
+    (_control_flow("while_loop"), "while_loop_op", control_flow.while_loop),
+    (_control_flow("scan"), "scan_op", control_flow.scan),
+    (_control_flow("map"), "map_impl", control_flow.mapped),
+    (_FLEX, "flex_attention_hop", control_flow.flex_attention),
+    (_FLEX, "_validate_device", lambda *_: None),  # it refuses gradients on CPUs
 ]
 """Where torch's own transformations are, and what computes them here."""
 

@@ -257,7 +257,8 @@ class Trace:
                 return self._evaluated(func, args, kwargs, tensors)
             raise UnsupportedTorchError(
                 f"{name_of(func)} needs the value of a traced tensor (.item(), bool(), a Python "
-                "branch or size); use torch.where, or make it a Python number before apply"
+                "branch or size); use torch.where or torch.cond, or make it a Python number before "
+                "apply"
             )
         if entry.kind is Kind.WRITE:
             return self._mutate(func, schema, entry.function, args, kwargs)

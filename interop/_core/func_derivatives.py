@@ -3,39 +3,18 @@
 Torch's `jacrev`, `jacfwd` and `hessian` call these and `torch.vmap`, so they need nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.array_trees import Arrays, Wrap, flat_arrays
 from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.dtypes import is_differentiable
-from jaxsr.interop._core.tensor import JaxTensor
-from jaxsr.interop._core.trace_scope import Region, plain_torch
+from jaxsr.interop._core.trace_scope import Region
 from jaxsr.interop.annotations import PyTree
 
 Argnums = int | tuple[int, ...] | None
-Arrays = Sequence[jax.Array]
-Wrap = Callable[[Arrays], PyTree]
-"""Puts arrays into tensors, and these into the tree that the tensors came from."""
-
-
-def _flat(trace: Trace, tree: PyTree) -> tuple[list[jax.Array], Wrap]:
-    """The arrays of a tree of tensors, and its `Wrap`."""
-    leaves, spec = pytree.tree_flatten(tree)
-    tensors = [trace.as_jax_tensor(leaf) for leaf in leaves]
-
-    def wrap(arrays: Arrays) -> PyTree:
-        results: list[JaxTensor] = []
-        for array, like in zip(arrays, tensors, strict=True):
-            with plain_torch():
-                meta = torch.empty(tuple(array.shape), dtype=like.dtype, device="meta")
-            results.append(trace.wrap_like(array, meta, is_differentiable(meta)))
-        return pytree.tree_unflatten(results, spec)
-
-    return [tensor.array() for tensor in tensors], wrap
 
 
 class _Function:
@@ -56,7 +35,7 @@ class _Function:
         numbers = range(len(args)) if argnums is None else argnums
         self._numbers = [numbers] if isinstance(numbers, int) else list(numbers)
         selected = tuple(args[i] for i in self._numbers)
-        self.arrays, self._selected = _flat(trace, selected)
+        self.arrays, self._selected = flat_arrays(trace, selected)
         self._is_single = isinstance(argnums, int)
         self.output: Wrap
         self.aux: Wrap
@@ -69,8 +48,8 @@ class _Function:
                 args[number] = part
             result = self._function(*args, **self._kwargs)
             output, aux = result if self._has_aux else (result, ())
-            arrays_out, self.output = _flat(self._trace, output)
-            aux_out, self.aux = _flat(self._trace, aux)
+            arrays_out, self.output = flat_arrays(self._trace, output)
+            aux_out, self.aux = flat_arrays(self._trace, aux)
             return arrays_out, aux_out
 
     def inputs(self, arrays: Arrays) -> PyTree:
@@ -90,7 +69,9 @@ def vjp(
         cotangents: PyTree, retain_graph: bool = True, create_graph: Any = None
     ) -> PyTree:
         del retain_graph, create_graph
-        return function.inputs(_conjugated(pullback(_conjugated(_flat(trace, cotangents)[0]))))
+        return function.inputs(
+            _conjugated(pullback(_conjugated(flat_arrays(trace, cotangents)[0])))
+        )
 
     output = function.output(arrays)
     return (output, gradients, function.aux(aux)) if has_aux else (output, gradients)
@@ -109,7 +90,7 @@ def jvp(
     """`torch.func.jvp(func, primals, tangents)`, by some of the arguments."""
     del strict
     function = _Function(trace, func, primals, argnums=argnums, has_aux=has_aux)
-    directions = _flat(trace, tangents)[0]
+    directions = flat_arrays(trace, tangents)[0]
     arrays, slopes, aux = jax.jvp(function, function.arrays, directions, has_aux=True)
     results = function.output(arrays), function.output(slopes)
     return (*results, function.aux(aux)) if has_aux else results
@@ -128,7 +109,7 @@ def grad_and_value(
             f"torch.func.grad needs a function that returns a scalar tensor, got {form}; return "
             "its sum or mean, or use torch.func.vjp or jacrev"
         )
-    (one,) = _flat(trace, torch.ones_like(output))[0]
+    (one,) = flat_arrays(trace, torch.ones_like(output))[0]
     gradients = function.inputs(_conjugated(pullback([one])))
     return gradients, ((output, function.aux(aux)) if has_aux else output)
 

@@ -247,8 +247,8 @@ _INSTEAD = {
     "__float__": f"float(); {_LEAVE_OUT}",
     "__int__": "int() or a size; take sizes from shapes, or make it an argument of apply",
     "__index__": "an index, a size or range(); use torch.gather, or make it an argument of apply",
-    "__bool__": "a branch, assert, and, or; compute both and choose by torch.where, "
-    "or make it an argument of apply",
+    "__bool__": "a branch, a loop, assert, and, or; use torch.where or torch.cond, "
+    "torch._higher_order_ops.while_loop, or make it an argument of apply",
 }
 """What asks for the value, and what to write in its place."""
 
@@ -269,7 +269,7 @@ def _item(trace: Trace, func: torch._ops.OpOverload, args: tuple, kwargs: dict) 
     if const is None:
         raise UnsupportedTorchError(
             f"{_NEEDED} (.item(), float(), bool(), a branch or a size that depends on it); use "
-            "torch.where, or make it an argument of apply"
+            "torch.where or torch.cond, or make it an argument of apply"
         )
     return const.item()
 

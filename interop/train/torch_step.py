@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.index_bounds import checked_torch
 from jaxsr.interop._core.tensors_made import tensors_made
+from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.errors import InputError, UserError
 from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.interop.train.objective import checked_loss
@@ -176,7 +177,7 @@ class TorchStep:
         """Runs the phase forward once more, to name the index that torch refused, if it did."""
         phase = self.objective.phase(phase_name)
         tensors = {name: self.place(rows) for name, rows in batch.items()}
-        with torch.no_grad(), checked_torch():
+        with evaluated(self.objective), eager_control_flow(), checked_torch():
             shared = getattr(self.objective, phase.share)(tensors)
             for player in phase.players:
                 getattr(self.objective, player.loss)(shared, tensors)

@@ -159,11 +159,12 @@ class _Check:
         return mode
 
     def _train(self, *, separate: bool) -> list[Row]:
+        # What has a gradient in training alone, as forces with a graph, is tried again.
+        asked = self.evaluated.differentiate or bool(self.evaluated.undifferentiable)
         try:
             trained = TorchRuns.of(
-                self.module, self.arguments, train=True, key=self.key,
-                differentiate=self.evaluated.differentiate,
-            )  # fmt: skip
+                self.module, self.arguments, train=True, key=self.key, differentiate=asked
+            )
         except Exception as error:
             detail = f"torch fails in training mode: {type(error).__name__}: {one_line(error)}"
             return [Row(name="train", status="skipped", detail=detail, required=False)]

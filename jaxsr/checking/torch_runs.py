@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from jaxsr.checking.arguments import Arguments, named_leaves
+from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_draws import TorchDraws
@@ -183,6 +184,7 @@ def run_torch(
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
+        stack.enter_context(eager_control_flow())
         if differentiate:
             stack.enter_context(_ContiguousGradients())
         if double:
@@ -236,7 +238,8 @@ def torch_step(
 
     def step() -> object:
         args, kwargs = arguments.call({n: t.clone() for n, t in arguments.tensors.items()})
-        with torch.enable_grad() if differentiate else evaluated(module):
+        grads = torch.enable_grad() if differentiate else evaluated(module)
+        with grads, eager_control_flow():
             outputs = named_leaves(
                 module(*args, **kwargs), lambda v: isinstance(v, torch.Tensor)
             ).values()

@@ -20,6 +20,7 @@ from jaxsr.comparison.op_recorder import (
 )
 from jaxsr.comparison.workload import Inputs, Workload
 from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy, to_torch
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.interop.torch_evaluation import evaluated
@@ -65,6 +66,7 @@ class TorchBackend:
         """Sets the precision, which torch keeps per process, and restores it."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(evaluated(self.network))
+            stack.enter_context(eager_control_flow())
             if self.side.precision != "default":
                 product, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
                 stack.callback(torch.set_float32_matmul_precision, product)

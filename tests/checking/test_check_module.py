@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import scan
 
 import jaxsr
 from jaxsr.checking.html_report import page
@@ -236,6 +237,45 @@ class PartlyInPlace(nn.Module):
         y = (x * self.scale).exp()
         y.mul_(2)
         return y
+
+
+class Forces(nn.Module):
+    """The slope of an energy, by default without a graph, as most force fields take it."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        x.requires_grad_()
+        energy = self.energy(x).sum()
+        return energy, torch.autograd.grad(energy, x, create_graph=self.training)[0]
+
+
+class Control(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x):
+        def step(carry, row):
+            return (carry + self.layer(row)).tanh(), carry * 2
+
+        _, rows = scan(step, torch.zeros(4), x)
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (rows,))
+
+
+def test_gradients_that_the_module_takes():
+    result = jaxsr.check(Forces(), torch.randn(2, 3), speed_s=0.01)
+    assert result.ok
+    names = {row.name for row in result.rows if row.status == "ok"}
+    assert {"forward", "vmap", "train forward", "train gradient"} <= names
+
+
+def test_control_flow():
+    result = jaxsr.check(Control(), torch.randn(4, 3), speed_s=0.01)
+    assert result.ok
+    assert {row.name for row in result.rows if row.status == "ok"} >= {"forward", "gradient"}
 
 
 def test_what_torch_cannot_differentiate_is_compared_forward():

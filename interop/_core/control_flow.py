@@ -1,0 +1,123 @@
+"""Torch's control flow (`torch.cond`, `while_loop`, `scan`, `map`) by JAX's, in a trace."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import torch
+from torch._higher_order_ops.flex_attention import math_attention
+
+from jaxsr.interop._core.array_trees import Arrays, Wrap, flat_arrays
+from jaxsr.interop._core.dispatch import Trace
+from jaxsr.interop._core.trace_scope import Region
+from jaxsr.interop.annotations import PyTree
+from jaxsr.interop.errors import UnsupportedTorchError, first_line
+
+
+class _Body:
+    """A torch function of trees as one of arrays, traced by another JAX transformation."""
+
+    def __init__(self, trace: Trace, function: Callable, *inputs: Wrap) -> None:
+        self._trace, self._function, self._inputs = trace, function, inputs
+        self.result: Wrap
+
+    def __call__(self, *parts: Arrays) -> list[jax.Array]:
+        with Region(writable=False).entered():
+            args = [a for wrap, part in zip(self._inputs, parts, strict=True) for a in wrap(part)]
+            arrays, self.result = flat_arrays(self._trace, self._function(*args))
+            return arrays
+
+
+@contextmanager
+def _named(trace: Trace, name: str, *, repeats: bool = True) -> Generator[None]:
+    """Names errors of JAX's after torch's function; a loop may draw no random numbers."""
+    draws = trace.draws
+    try:
+        yield
+    except TypeError as error:  # JAX's, where shapes or dtypes differ
+        raise UnsupportedTorchError(
+            f"{name}: results differ in shape, dtype or structure ({first_line(error)}); make them "
+            "alike"
+        ) from error
+    if repeats and trace.draws != draws:
+        raise UnsupportedTorchError(
+            f"random numbers inside {name}, where each round would draw the same; draw them before"
+        )
+
+
+def cond(
+    trace: Trace, pred: Any, true_fn: Callable, false_fn: Callable, operands: Any = ()
+) -> PyTree:
+    """`torch.cond`; where the predicate is known, the branch alone."""
+    if isinstance(pred, torch.Tensor):
+        known = trace.as_jax_tensor(pred).const
+        pred = pred if known is None else bool(known)
+    if not isinstance(pred, torch.Tensor):
+        return (true_fn if pred else false_fn)(*operands)
+    arrays, inputs = flat_arrays(trace, tuple(operands))
+    branches = _Body(trace, true_fn, inputs), _Body(trace, false_fn, inputs)
+    with _named(trace, "torch.cond", repeats=False):
+        is_true = trace.as_jax_tensor(pred).array().reshape(()).astype(bool)
+        results = jax.lax.cond(is_true, *branches, arrays)
+    return branches[0].result(results)
+
+
+def while_loop(
+    trace: Trace,
+    cond_fn: Callable,
+    body_fn: Callable,
+    carried_inputs: Any,
+    additional_inputs: Any = (),
+    **options: Any,
+) -> PyTree:
+    """`while_loop`, whose numbers of rounds depend on values; JAX has no gradient through it."""
+    if options.get("stack_output"):
+        raise UnsupportedTorchError("while_loop that stacks its rounds; use scan")
+    carried = [torch.tensor(x) if not isinstance(x, torch.Tensor) else x for x in carried_inputs]
+    arrays, inputs = flat_arrays(trace, carried)
+    others, additional = flat_arrays(trace, tuple(additional_inputs))
+    proceeds = _Body(trace, cond_fn, inputs, additional)
+    body = _Body(trace, body_fn, inputs, additional)
+
+    def condition(values: Arrays) -> jax.Array:
+        (value,) = proceeds(values, others)
+        return value.reshape(())
+
+    with _named(trace, "while_loop"):
+        results = jax.lax.while_loop(condition, lambda values: body(values, others), arrays)
+    return tuple(inputs(results))
+
+
+def scan(
+    trace: Trace, combine_fn: Callable, init: Any, xs: Any, additional_inputs: Any = ()
+) -> tuple[PyTree, PyTree]:
+    """`scan` along axis 0; `combine_fn` gives a pair of trees, the carry and the output."""
+    carry, carried = flat_arrays(trace, list(init))
+    rows, elements = flat_arrays(trace, list(xs))
+    others, additional = flat_arrays(trace, tuple(additional_inputs))
+    body = _Body(trace, combine_fn, carried, elements, additional)
+
+    def step(carry: Arrays, row: Arrays) -> tuple[list[jax.Array], list[jax.Array]]:
+        arrays = body(carry, row, others)
+        return arrays[: len(carry)], arrays[len(carry) :]
+
+    with _named(trace, "scan"):
+        last, stacked = jax.lax.scan(step, carry, rows)
+    return body.result([*last, *stacked])
+
+
+def mapped(trace: Trace, function: Callable, xs: Any, args: Any) -> PyTree:
+    """`torch._higher_order_ops.map`: a function of each row, one after another."""
+    rows, elements = flat_arrays(trace, list(xs))
+    others, additional = flat_arrays(trace, tuple(args))
+    body = _Body(trace, function, elements, additional)
+    with _named(trace, "map"):
+        results = jax.lax.map(lambda row: body(row, others), rows)
+    return body.result(results)
+
+
+def flex_attention(trace: Trace, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """What `flex_attention` calls: torch's definition of it, by `torch.vmap` over its indices."""
+    del trace
+    return math_attention(*args, **kwargs)
