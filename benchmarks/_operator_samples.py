@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from jaxsr.checking.arguments import Arguments
+from jaxsr.checking.torch_runs import cotangent
 from jaxsr.interop import UnsupportedTorchError
 
 DTYPES = {
@@ -25,9 +26,10 @@ DTYPES = {
     "int64": torch.int64,
     "bool": torch.bool,
     "float32 rounded": torch.float32,
+    "float32 slopes": torch.float32,
 }
 """Of samples. Rounded to whole numbers, they have zeros, bounds and equal elements, where slopes
-jump."""
+jump. Of slopes, the gradient is what is computed, and its own gradient compared."""
 _SINGULAR = "whole matrices are singular, where each library has infinities of its own"
 _REFLECTORS = (
     "whole vectors are no Householder reflectors, which torch's gradient takes for granted"
@@ -42,6 +44,13 @@ NOT_ROUNDED = {
     "logdet": _SINGULAR,
 }
 """Operators whose samples mean nothing when rounded."""
+SLOPES_NOT_ROUNDED = {"linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", *NOT_ROUNDED}
+"""And those of which slopes mean nothing."""
+NO_SLOPES = {
+    "nn.functional.rrelu": "draws its slopes otherwise than torch",
+    "svd_lowrank": "its second derivative cancels in float32: up to 2 % of the largest are lost",
+}
+"""Operators whose slopes are not compared."""
 ROUNDED = 3
 """Samples of an operator that are rounded as well."""
 
@@ -70,6 +79,7 @@ def pairs(only: str = "", dtypes: tuple[str, ...] = tuple(DTYPES)) -> list[tuple
         for dtype in dtypes
         if only in name and DTYPES[dtype] in op.supported_dtypes("cpu")
         if dtype != "float32 rounded" or name not in NOT_ROUNDED
+        if dtype != "float32 slopes" or (op.supports_gradgrad and name not in NO_SLOPES)
     ]
 
 
@@ -100,24 +110,31 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
     # so that random numbers drawn by operators do not change those of samples.
     listed = list(op.sample_inputs("cpu", torch_dtype, requires_grad=differentiable))
     rounded = dtype == "float32 rounded"
-    if rounded and listed:
+    slopes = dtype == "float32 slopes"
+    if (rounded or slopes) and listed:
         count = min(ROUNDED, len(listed))
         listed = [listed[i] for i in np.linspace(0, len(listed) - 1, count).astype(int)]
-        listed.append(listed[-1])
+        listed += listed if slopes and name not in SLOPES_NOT_ROUNDED else listed[-1:]
     for number, sample in enumerate(listed):
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         call = _Call(op, sample, tree, places, leaves)
         tensors = [leaves[i].detach() for i in places]
-        if rounded:
-            scale = 0 if number == len(listed) - 1 else 1
+        if rounded or (slopes and number >= count):
+            scale = 0 if rounded and number == len(listed) - 1 else 1
             tensors = [_rounded(tensor, scale) for tensor in tensors]
         graded = any(leaves[i].requires_grad for i in places)
         distinct = [_distinct(t) for t in tensors] if name in TIES and graded else tensors
         has_ties = any(a is not b for a, b in zip(distinct, tensors, strict=True))
         for values, differentiate in ((tensors, graded and not has_ties), (distinct, graded)):
+            module = OperatorModule(call)
+            if slopes:
+                names = _differentiable(call, values) if differentiate else ()
+                if not names:
+                    continue
+                module = SlopeModule(call, names)
             yield Sample(
-                module=OperatorModule(call),
+                module=module,
                 arguments=Arguments.of(values, {}),
                 differentiate=differentiate,
             )
@@ -201,6 +218,46 @@ class OperatorModule(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         return self.call(*tensors)
+
+
+def _differentiable(call: _Call, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """The results that have a gradient in torch."""
+    inputs = [
+        t if place in call.constant else t.clone().requires_grad_()
+        for place, t in zip(call.places, tensors, strict=True)
+    ]
+    return tuple(name for name, t in call(*inputs).items() if t.requires_grad)
+
+
+class SlopeModule(OperatorModule):
+    """The gradient of a call of an operator, by the tensors that it is differentiated by.
+
+    Args:
+      call: of the operator.
+      names: of the results that are differentiated.
+    """
+
+    def __init__(self, call: _Call, names: Sequence[str]) -> None:
+        super().__init__(call)
+        self.names = tuple(names)
+
+    def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        with torch.enable_grad():
+            inputs, marked = list(tensors), list[torch.Tensor]()
+            for i, (place, tensor) in enumerate(zip(self.call.places, tensors, strict=True)):
+                if place not in self.call.constant:
+                    copy = inputs[i] = tensor * 1
+                    marked.append(copy if copy.requires_grad else copy.requires_grad_())
+            outputs = self.call(*inputs)
+            loss = sum(
+                (t * torch.from_numpy(cotangent(n, tuple(t.shape))).to(t.real)).real.sum()
+                for n, t in outputs.items()
+                if n in self.names
+            )
+            assert isinstance(loss, torch.Tensor)
+            slopes = torch.autograd.grad(loss, marked, create_graph=True, materialize_grads=True)
+        # A sum, because some of torch's zeros have no memory.
+        return {f"slope{i}": slope + torch.zeros_like(slope) for i, slope in enumerate(slopes)}
 
 
 def check_layouts(arguments: Arguments) -> None:

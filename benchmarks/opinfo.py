@@ -31,8 +31,11 @@ class Options(ReportOptions):
 
     only: str = ""
     """Run only operators whose name contains this."""
-    dtype: tuple[str, ...] = ("float32", "bfloat16", "int64", "bool", "float32 rounded")
-    """Dtypes of the samples; rounded ones are some of each operator's, as whole numbers."""
+    dtype: tuple[str, ...] = (
+        "float32", "bfloat16", "int64", "bool", "float32 rounded", "float32 slopes",
+    )  # fmt: skip
+    """Dtypes of the samples; rounded ones are some of each operator's, as whole numbers. Slopes are
+    the gradients of some samples, rounded and not, for their own gradients."""
     shard: str = "1/1"
     """Part of the entries to run: 2/4 is the second of four."""
     rerun: tuple[str, ...] = ()

@@ -40,7 +40,8 @@ def straight_through(old: jax.Array, new: jax.Array) -> jax.Array:
 
 @straight_through.defjvp
 def _straight_through_jvp(primals, tangents):
-    return primals[1], tangents[0]
+    # Not `primals[1]`, whose own derivative a second one would then be taken of.
+    return straight_through(*primals), tangents[0]
 
 
 class Cell:

@@ -58,8 +58,9 @@ def elu(x: jax.Array, alpha: float = 1, scale: float = 1, input_scale: float = 1
     below = alpha * scale
     function = with_partials(
         lambda x: jnp.where(x > 0, x * scale, jnp.expm1(jnp.minimum(x, 0) * input_scale) * below),
+        # At zero the slope's own slope is zero, as torch has it.
         lambda x, _: jnp.where(
-            x > 0, scale, below * input_scale * jnp.exp(jnp.minimum(x, 0) * input_scale)
+            x > 0, scale, below * input_scale * jnp.exp(jnp.where(x >= 0, 0, x) * input_scale)
         ),
     )
     return function(widened(x)).astype(x.dtype)
@@ -79,7 +80,9 @@ def softplus(x: jax.Array, beta: float = 1, threshold: float = 20) -> jax.Array:
 
 @lowers(aten._prelu_kernel.default)
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
-    # The weight's gradient is summed in float32.
+    # The weight's gradient is summed in float32. At zero the slope does not depend on it, as in
+    # torch.
+    weight = jnp.where(x == 0, lax.stop_gradient(weight), weight)
     below = (widened(weight) * widened(x)).astype(x.dtype)
     return jnp.where(x > 0, x, below)
 
@@ -128,6 +131,18 @@ _exact_gelu = with_partials(lambda x: x * (0.5 * (1 + lax.erf(x * math.sqrt(0.5)
 
 _logistic = with_partials(jax.nn.sigmoid, lambda x, _: _logistic(x) * _logistic(-x))
 """With a slope of any order to the last digits: JAX's is y * (1 - y), which cancels near 1."""
+
+
+_log_sigmoid = with_partials(
+    lambda x: jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x))), lambda x, _: _logistic(-x)
+)
+
+
+@lowers(aten.log_sigmoid_forward.default)
+def log_sigmoid(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """And what torch's backward takes from it. It is smooth at 0, where its terms are not."""
+    wide = widened(x)
+    return _log_sigmoid(wide).astype(x.dtype), jnp.exp(-jnp.abs(lax.stop_gradient(x)))
 
 
 def _tanh_gelu(x: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 Letters: T time, N batch, C classes, S target symbols, P places: targets with blanks around them.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -82,30 +83,57 @@ def ctc_loss(
         places = starts[:, None] + jnp.arange(targets.shape[0])
         targets = targets[jnp.minimum(places, max(targets.shape[0] - 1, 0))]
 
-    @jax.custom_vjp
-    def losses(log_probs: jax.Array) -> jax.Array:
-        return _negative_log_likelihood(log_probs, targets, input_lengths, target_lengths, blank)
-
-    def forward(log_probs: jax.Array) -> tuple[jax.Array, tuple]:
-        values, pullback = jax.vjp(
-            lambda p: _negative_log_likelihood(p, targets, input_lengths, target_lengths, blank),
-            log_probs,
-        )
-        return values, (log_probs, values, pullback)
-
-    def backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array]:
-        log_probs, values, pullback = residuals
-        possible = jnp.isfinite(values)
-        (gradient,) = pullback(jnp.where(possible, cotangent, 0.0))
-        # torch's gradient is that of the logits in front of a softmax.
-        within = jnp.arange(log_probs.shape[0])[:, None, None] < input_lengths[:, None]
-        gradient = gradient + jnp.exp(log_probs) * cotangent[:, None]
-        impossible = 0.0 if zero_infinity else jnp.nan
-        return (jnp.where(within, jnp.where(possible[:, None], gradient, impossible), 0.0),)
-
-    losses.defvjp(forward, backward)
-    values = losses(log_probs)
+    values: jax.Array = _losses(  # pyright: ignore[reportAssignmentType]
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    )
     return jnp.where(jnp.isfinite(values), values, 0.0) if zero_infinity else values
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _losses(
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: jax.Array,
+    target_lengths: jax.Array,
+    blank: int,
+    zero_infinity: bool,
+) -> jax.Array:
+    del zero_infinity
+    return _negative_log_likelihood(log_probs, targets, input_lengths, target_lengths, blank)
+
+
+def _losses_forward(
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: jax.Array,
+    target_lengths: jax.Array,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[jax.Array, tuple]:
+    del zero_infinity
+    values, pullback = jax.vjp(
+        lambda p: _negative_log_likelihood(p, targets, input_lengths, target_lengths, blank),
+        log_probs,
+    )
+    return values, (log_probs, input_lengths, values, pullback)
+
+
+def _losses_backward(
+    blank: int, zero_infinity: bool, residuals: tuple, cotangent: jax.Array
+) -> tuple[jax.Array, None, None, None]:
+    del blank
+    log_probs, input_lengths, values, pullback = residuals
+    possible = jnp.isfinite(values)
+    (gradient,) = pullback(jnp.where(possible, cotangent, 0.0))
+    # torch's gradient is that of the logits in front of a softmax.
+    within = jnp.arange(log_probs.shape[0])[:, None, None] < input_lengths[:, None]
+    gradient = gradient + jnp.exp(log_probs) * cotangent[:, None]
+    impossible = 0.0 if zero_infinity else jnp.nan
+    gradient = jnp.where(possible[:, None], gradient, impossible)
+    return jnp.where(within, gradient, 0.0), None, None, None
+
+
+_losses.defvjp(_losses_forward, _losses_backward)
 
 
 @overrides(F.ctc_loss)

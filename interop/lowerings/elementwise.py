@@ -20,6 +20,7 @@ from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dtypes import is_nan, wide_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
+from jaxsr.interop.lowerings.masked_product import masked_product
 
 aten = torch.ops.aten
 
@@ -34,12 +35,11 @@ def with_partials(
     fn = jax.custom_jvp(value)
 
     def jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-        out = value(*primals)
+        out = fn(*primals)
         total = jnp.zeros_like(out)
         for partial, tangent in zip(partials, tangents, strict=True):
-            slope = partial(*primals, out)
             # A zero slope stops even an infinite tangent's NaN; torch masks in the same way.
-            total = total + jnp.where(slope == 0, 0, slope * tangent)
+            total = total + masked_product(partial(*primals, out), tangent)
         return out, total.astype(out.dtype)
 
     fn.defjvp(jvp)
@@ -220,6 +220,46 @@ def power(base: ArrayLike, exponent: ArrayLike) -> jax.Array:
     return _pow(base, exponent)
 
 
+@lowers(aten.pow.Tensor_Scalar)
+def power_by_number(x: jax.Array, exponent: complex) -> jax.Array:
+    if isinstance(exponent, complex) or jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.power(x, exponent)
+    if jnp.issubdtype(x.dtype, jnp.inexact) or isinstance(exponent, float):
+        return _power_of(float(exponent))(widened(x))
+    return power(x if x.dtype != jnp.bool_ else x.astype(jnp.int32), int(exponent))
+
+
+_FEW_FACTORS: dict[float, Callable[[jax.Array], jax.Array]] = {
+    0.0: jnp.ones_like,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    0.5: jnp.sqrt,
+    -0.5: lax.rsqrt,
+    -1.0: lambda x: 1 / x,
+    -2.0: lambda x: 1 / (x * x),
+}
+
+
+@functools.cache
+def _power_of(exponent: float) -> Callable[[jax.Array], jax.Array]:
+    """The power of a number that is known, with slopes of any order at 0, too."""
+
+    @jax.custom_jvp
+    def run(x: jax.Array) -> jax.Array:
+        few = _FEW_FACTORS.get(exponent)
+        return lax.pow(x, jnp.full_like(x, exponent)) if few is None else few(x)
+
+    @run.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (x,), (tangent,) = primals, tangents
+        if exponent == 0:
+            return run(x), jnp.zeros_like(tangent)
+        return run(x), exponent * _power_of(exponent - 1)(x) * tangent
+
+    return run
+
+
 lowers(aten.sinc.default)(lambda x: jnp.sinc(widened(x)))
 
 
@@ -306,9 +346,37 @@ def binary_cross_entropy(
 ) -> jax.Array:
     wide = wide_dtype(p.dtype)
     loss = _bce(p.astype(wide), target.astype(wide))
-    loss = loss if weight is None else loss * weight
-    loss = jnp.mean(loss) if reduction == 1 else jnp.sum(loss) if reduction == 2 else loss
-    return loss.astype(p.dtype)
+    return _reduced(loss if weight is None else loss * weight, reduction).astype(p.dtype)
+
+
+def _reduced(loss: jax.Array, reduction: int) -> jax.Array:
+    return jnp.mean(loss) if reduction == 1 else jnp.sum(loss) if reduction == 2 else loss
+
+
+@lowers(aten.smooth_l1_loss.default)
+def smooth_l1_loss(
+    x: jax.Array, target: jax.Array, reduction: int = 1, beta: float = 1.0
+) -> jax.Array:
+    """A parabola within `beta`: squared, not as a square of a magnitude, whose slope jumps at 0."""
+    dtype = jnp.result_type(x, target)
+    difference = widened(x) - widened(target)
+    size = absolute(difference)
+    within = size < beta
+    parabola = 0.5 * jnp.square(jnp.where(within, difference, 0)) / (beta or 1)
+    return _reduced(jnp.where(within, parabola, size - 0.5 * beta), reduction).astype(dtype)
+
+
+@lowers(aten.huber_loss.default)
+def huber_loss(
+    x: jax.Array, target: jax.Array, reduction: int = 1, delta: float = 1.0
+) -> jax.Array:
+    dtype = jnp.result_type(x, target)
+    difference = widened(x) - widened(target)
+    size = absolute(difference)
+    within = size < delta  # where both have one value and slope, torch takes the line
+    parabola = 0.5 * jnp.square(jnp.where(within, difference, 0))
+    line = delta * (size - 0.5 * delta)
+    return _reduced(jnp.where(within, parabola, line), reduction).astype(dtype)
 
 
 def _trigamma(x: jax.Array) -> jax.Array:
@@ -324,7 +392,7 @@ def _digamma_value(x: jax.Array) -> jax.Array:
     return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), out)
 
 
-_digamma = with_partials(_digamma_value, lambda x, _: _trigamma(x))
+_digamma = with_partials(_digamma_value, lambda x, _: _polygamma(1)(x))
 
 
 lowers(aten.digamma.default)(lambda x: _digamma(widened(x)))
@@ -408,9 +476,17 @@ def _over(y: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(x == 0, 0.5, y / _nonzero(x))
 
 
-_I1 = with_partials(_bessel.i1, lambda x, y: _bessel.i0(x) - _over(y, x))
+def _i1_over_x(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Near zero by its series, as the quotient's own slope would cancel."""
+    square = x * x
+    series = 0.5 * (1 + square / 8 * (1 + square / 24 * (1 + square / 48 * (1 + square / 80))))
+    near = jnp.abs(x) < 1
+    return jnp.where(near, series, y / jnp.where(near, 1, x))
+
+
+_I1 = with_partials(_bessel.i1, lambda x, y: _I0(x) - _i1_over_x(x, y))
 _I0 = with_partials(_bessel.i0, lambda x, _: _I1(x))
-_I1E = with_partials(_bessel.i1e, lambda x, y: _bessel.i0e(x) - jnp.sign(x) * y - _over(y, x))
+_I1E = with_partials(_bessel.i1e, lambda x, y: _I0E(x) - jnp.sign(x) * y - _over(y, x))
 _I0E = with_partials(_bessel.i0e, lambda x, y: _I1E(x) - jnp.sign(x) * y)
 
 

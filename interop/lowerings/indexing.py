@@ -270,25 +270,41 @@ def _scattered(
 def _scatter_prod(
     x: jax.Array, dim: int, index: jax.Array, source: jax.Array, include_self: bool
 ) -> jax.Array:
-    """Products; the gradient of an element is the product of the others, zeros among them too."""
+    """Products; the gradient of an element is the product of the others, zeros among them too.
+
+    Zeros are multiplied apart: one is their sum, and of two the product is half of what the square
+    of the sum has more than the squares.
+    """
     source, place = _scattered(source, dim, index)
     source = source.astype(x.dtype)
-    fixed, factors = lax.stop_gradient(x), lax.stop_gradient(source)
     takes_part = jnp.ones(x.shape, bool)
     if not include_self:
         takes_part = takes_part.at[place].set(False)
-    nonzero = jnp.where(takes_part & (fixed != 0), fixed, 1)
-    product = nonzero.at[place].multiply(jnp.where(factors == 0, 1, factors))
-    zeros = (takes_part & (fixed == 0)).astype(jnp.int32)
-    zeros = zeros.at[place].add((factors == 0).astype(jnp.int32))
+    own_zero, zero = takes_part & (x == 0), source == 0
+    own = jnp.where(takes_part & ~own_zero, x, 1)
+    product = _nonzero_product(own, jnp.where(zero, 1, source), place)
 
-    def slope(element: jax.Array, product: jax.Array, zeros: jax.Array) -> jax.Array:
-        others = zeros - (element == 0)
-        return jnp.where(others == 0, product / jnp.where(element == 0, 1, element), 0)
+    def total(of_own: jax.Array, of_source: jax.Array) -> jax.Array:
+        return jnp.where(own_zero, of_own, 0).at[place].add(jnp.where(zero, of_source, 0))
 
-    share = jnp.where(takes_part, x * slope(fixed, product, zeros), 0)
-    share = share.at[place].add(source * slope(factors, product[place], zeros[place]))
-    return straight_through(share, jnp.where(zeros == 0, product, 0))
+    ones, of_ones = jnp.ones_like(x), jnp.ones_like(source)
+    count = lax.stop_gradient(total(ones, of_ones))
+    one = total(x, source)
+    two = (one * one - total(x * x, source * source)) / 2
+    zeros = jnp.where(count == 0, 1, jnp.where(count == 1, one, jnp.where(count == 2, two, 0)))
+    return product * zeros
+
+
+@jax.custom_jvp
+def _nonzero_product(x: jax.Array, source: jax.Array, place: tuple[jax.Array, ...]) -> jax.Array:
+    return x.at[place].multiply(source)
+
+
+@_nonzero_product.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (x, source, place), (dx, dsource, _) = primals, tangents
+    product = _nonzero_product(x, source, place)
+    return product, product * (dx / x).at[place].add(dsource / source)
 
 
 @decomposes(aten.index_reduce.default)

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 # ---- products
 
 
-def _lowers_function(func: Callable, lowering: Callable) -> None:
+def lowers_function(func: Callable, lowering: Callable) -> None:
     """Registers a JAX lowering for a torch function, its shape and dtype checked against torch."""
 
     def handler(trace: Trace, called: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -68,10 +68,10 @@ def einsum(equation: str, *operands: Any) -> jax.Array:
     return jnp.einsum(equation.replace(" ", ""), *operands)
 
 
-_lowers_function(F.linear, linear)
-_lowers_function(torch.einsum, einsum)
+lowers_function(F.linear, linear)
+lowers_function(torch.einsum, einsum)
 for _matmul in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.mm):
-    _lowers_function(_matmul, jnp.matmul)
+    lowers_function(_matmul, jnp.matmul)
 
 
 # ---- factorisations
@@ -223,7 +223,23 @@ def pinv(
     if atol is not None:
         largest = lax.stop_gradient(jnp.linalg.norm(a, 2, axis=(-2, -1)))
         relative = jnp.maximum(relative, absolute / jnp.where(largest == 0, 1, largest))
-    return jnp.linalg.pinv(a, rtol=relative)
+    return _pinv(a, jnp.asarray(relative))
+
+
+@jax.custom_jvp
+def _pinv(a: jax.Array, rtol: jax.Array) -> jax.Array:
+    return jnp.linalg.pinv(a, rtol=rtol)
+
+
+@_pinv.defjvp
+def _pinv_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    """JAX's own takes no bound that is traced. Golub and Pereyra (1973), of constant rank."""
+    (a, rtol), (da, _) = primals, tangents
+    p = _pinv(a, rtol)
+    p_h, da_h = jnp.conj(p).mT, jnp.conj(da).mT
+    of_rows = p @ p_h @ (da_h - da_h @ a @ p)
+    of_columns = (da_h - p @ a @ da_h) @ p_h @ p
+    return p, of_rows + of_columns - p @ da @ p
 
 
 @lowers(aten._linalg_eigh.default)

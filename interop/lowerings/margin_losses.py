@@ -6,9 +6,11 @@ torch's decompositions clamp there, whose gradient includes the bound.
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import lowers
+from jaxsr.interop.lowerings.elementwise import with_partials
 
 aten = torch.ops.aten
 
@@ -56,3 +58,13 @@ def multilabel_margin_loss(
     losses = _reduced(jnp.where(counts, beyond, 0).sum((1, 2)), reduction)
     losses = losses if reduction or target.ndim > 1 else losses[0]
     return losses, is_target.astype(x.dtype).reshape(target.shape)
+
+
+_soft_margin = with_partials(lambda z: jnp.log1p(jnp.exp(-z)), lambda z, _: -jax.nn.sigmoid(-z))
+
+
+@lowers(aten.soft_margin_loss.default)
+def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = 1) -> jax.Array:
+    """With slopes of any order; those of the formula overflow, or cancel."""
+    losses = _soft_margin(widened(x) * lax.stop_gradient(target))
+    return _reduced(losses, reduction).astype(x.dtype)

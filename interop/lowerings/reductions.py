@@ -8,13 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+import torch.nn.functional as F
 from jax import lax
 
 from jaxsr.interop._core.dtypes import to_jax_dtype, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
-from jaxsr.interop.lowerings.elementwise import absolute, with_partials
+from jaxsr.interop.lowerings.elementwise import absolute, common_dtype, with_partials
 from jaxsr.interop.lowerings.extremes import extreme
+from jaxsr.interop.lowerings.linalg import lowers_function
 
 aten = torch.ops.aten
 
@@ -81,6 +83,33 @@ def vector_norm(
         out = jnp.where(bad, total ** (1 / order), jnp.where(bad, 1, total) ** (1 / order))
         out = jnp.where(total == 0, lax.stop_gradient(out), out)
     return out.astype(size.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _direction(x: jax.Array, axis: int, eps: float) -> jax.Array:
+    return x / _size(x, axis, eps)
+
+
+def _size(x: jax.Array, axis: int, eps: float) -> jax.Array:
+    size = vector_norm(x, 2, (axis,), True)
+    return jnp.where(size > eps, size, eps).astype(x.dtype)
+
+
+@_direction.defjvp
+def _(axis: int, eps: float, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple:
+    """Across the direction, so that nothing cancels."""
+    (x,), (tangent,) = primals, tangents
+    unit, size = _direction(x, axis, eps), _size(x, axis, eps)
+    along = unit * (unit * tangent).sum(axis, keepdims=True)
+    return unit, (tangent - jnp.where(size > eps, along, 0)) / size
+
+
+def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1e-8) -> jax.Array:
+    x1, x2 = common_dtype(x1, x2)
+    return (_direction(x1, dim, eps) * _direction(x2, dim, eps)).sum(dim)
+
+
+lowers_function(F.cosine_similarity, cosine_similarity)
 
 
 @lowers(aten.renorm.default)

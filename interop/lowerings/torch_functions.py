@@ -157,27 +157,6 @@ def _weighted_cov(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> to
     return _cov(*args, **kwargs) if has_weights else func(*args, **kwargs)
 
 
-@overrides(F.cosine_similarity)
-def _cosine_similarity(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    return _cosine_of(*args, **kwargs)
-
-
-def _cosine_of(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
-    """torch's formula; the gradient of a direction is taken across it, so that nothing cancels."""
-    dtype = torch.promote_types(x1.dtype, x2.dtype)
-    x1, x2 = torch.broadcast_tensors(x1.to(dtype), x2.to(dtype))
-    return (_direction(x1, dim, eps) * _direction(x2, dim, eps)).sum(dim)
-
-
-def _direction(x: torch.Tensor, dim: int, eps: float) -> torch.Tensor:
-    size = torch.linalg.vector_norm(x, 2, dim, True).detach()
-    unit = (x / size.clamp_min(eps)).detach()
-    # x less its part along the direction: of value zero, with the derivative that is wanted.
-    moved = x - x.detach()
-    along = torch.where(size > eps, unit * (unit * moved).sum(dim, keepdim=True), 0)
-    return unit + (moved - along) / size.clamp_min(eps)
-
-
 @overrides(F.rrelu)
 def _rrelu(trace: Trace, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return _rrelu_of(*args, **kwargs)

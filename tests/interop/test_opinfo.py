@@ -21,6 +21,9 @@ QUICK = {
     ("sparse.sampled_addmm", "float32"): "refused",
     ("normal", "float32"): "right",
     ("logical_xor", "bool"): "right",
+    ("hypot", "float32 slopes"): "right",
+    ("nn.functional.logsigmoid", "float32 slopes"): "right",
+    ("scatter_reduce.prod", "float32 slopes"): "right",
 }
 
 
