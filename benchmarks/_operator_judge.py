@@ -149,7 +149,7 @@ def _trace(name: str, dtype: str, sample: Sample) -> "_Traced | Verdict":
         name="" if is_slope else name, sample=sample, runs=runs, jaxpr=jaxpr,
         arguments=jax.tree.leaves(arguments), result=jax.tree.structure(result),
         gradient=gradient, rounding=ROUNDING.get(dtype, FLOOR_ULPS * ULP),
-        has_noise=dtype not in ("float32 rounded", "float32 slopes"), is_slope=is_slope,
+        has_noise=not sample.rounded, is_slope=is_slope,
     )  # fmt: skip
 
 

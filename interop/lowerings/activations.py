@@ -82,8 +82,9 @@ def softplus(x: jax.Array, beta: float = 1, threshold: float = 20) -> jax.Array:
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     # The weight's gradient is summed in float32. At zero the slope does not depend on it, as in
     # torch.
-    weight = jnp.where(x == 0, lax.stop_gradient(weight), weight)
-    below = (widened(weight) * widened(x)).astype(x.dtype)
+    wide = widened(weight)
+    wide = jnp.where(x == 0, lax.stop_gradient(wide), wide)
+    below = (wide * widened(x)).astype(x.dtype)
     return jnp.where(x > 0, x, below)
 
 

@@ -106,6 +106,8 @@ def _(axis: int, eps: float, primals: tuple[jax.Array], tangents: tuple[jax.Arra
 
 def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1e-8) -> jax.Array:
     x1, x2 = common_dtype(x1, x2)
+    if not x1.ndim:
+        return cosine_similarity(x1[None], x2[None], 0, eps)
     return (_direction(x1, dim, eps) * _direction(x2, dim, eps)).sum(dim)
 
 
