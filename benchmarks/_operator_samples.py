@@ -125,7 +125,10 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
     if (rounded or slopes) and listed:
         count = min(ROUNDED, len(listed))
         listed = [listed[i] for i in np.linspace(0, len(listed) - 1, count).astype(int)]
-        listed += listed if slopes and name not in SLOPES_NOT_ROUNDED else listed[-1:]
+        if rounded:
+            listed.append(listed[-1])
+        elif name not in SLOPES_NOT_ROUNDED:
+            listed += listed
     for number, sample in enumerate(listed):
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]

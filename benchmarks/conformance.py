@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._operator_samples import NO_SLOPES
 from benchmarks._results import RESULTS, Report, ReportOptions, read_rows, run_benchmark
 from jaxsr.interop.atomic_write import atomic_write
 
@@ -107,7 +108,12 @@ def render_database() -> list[str]:
         "it needs 64-bit numbers runs in JAX's x64 mode (*x64*), where results in float64 agree",
         "with torch's to 1e-12 of the largest. *Rounded*: three samples of each operator as",
         "whole numbers and one of zeros, so that slopes at zero, at bounds and among equals",
-        "count; 2e-4 of the largest value is always allowed there.",
+        "count; 2e-4 of the largest value is always allowed there. *Slopes*: what the module",
+        "returns is its gradient, by `torch.autograd.grad`, so that its own gradient is the second",
+        f"derivative, at three samples and the same as whole numbers. {len(NO_SLOPES)} operators",
+        "are left out ("
+        + "; ".join(f"{name}: {why}" for name, why in NO_SLOPES.items())
+        + "), and so are poles, where torch's second derivative is not finite.",
         f"{len(rows):,} of {entries_in_all:,} entries and dtypes have run.",
         "",
         "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "
