@@ -110,10 +110,11 @@ def render_database() -> list[str]:
         "whole numbers and one of zeros, so that slopes at zero, at bounds and among equals",
         "count; 2e-4 of the largest value is always allowed there. *Slopes*: what the module",
         "returns is its gradient, by `torch.autograd.grad`, so that its own gradient is the second",
-        f"derivative, at three samples and the same as whole numbers. {len(NO_SLOPES)} operators",
-        "are left out ("
-        + "; ".join(f"{name}: {why}" for name, why in NO_SLOPES.items())
-        + "), and so are poles, where torch's second derivative is not finite.",
+        "derivative, at three samples and the same as whole numbers. Left out are poles, where",
+        "torch's second derivative is not finite, and:",
+        "",
+        *(f"- `{name}`: {why}" for name, why in NO_SLOPES.items()),
+        "",
         f"{len(rows):,} of {entries_in_all:,} entries and dtypes have run.",
         "",
         "| dtype | entries | right | right but for refused samples | refused | wrong | samples | "
