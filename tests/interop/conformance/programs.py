@@ -1,6 +1,8 @@
 """Ordinary Python inside forward: writes through views, and torch's grad modes."""
 # ruff: noqa: PLW0108  (a function below is named before it exists, so it is named late)
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -272,7 +274,7 @@ _grad_case("Tensor.register_hook", lambda x: _hooked(x), refused="register_hook"
 _grad_case("torch.func.vmap inside forward", lambda x: torch.func.vmap(torch.sin)(x))
 
 
-def _slope(x: torch.Tensor, **options: bool) -> torch.Tensor:
+def _slope(x: torch.Tensor, **options: Any) -> torch.Tensor:
     with torch.enable_grad():
         y = x * 1
         y = y if y.requires_grad else y.requires_grad_()
