@@ -3,16 +3,15 @@
 Torch compiles these, and its compiler enters no function while a mode watches what torch computes.
 """
 
-import importlib
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._higher_order_ops.flex_attention import math_attention
-from torch.nn.attention import flex_attention
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, replaced
 from jaxsr.interop.annotations import PyTree
 
 
@@ -45,26 +44,9 @@ def _stacked(rows: list[PyTree]) -> PyTree:
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *rows)
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(f"torch._higher_order_ops.{name}")
-
-
-_REPLACED: list[tuple[Any, str, Any]] = [
-    (_module("cond"), "cond_op", _cond),
-    (_module("while_loop"), "while_loop_op", _while_loop),
-    (_module("scan"), "scan_op", _scan),
-    (_module("map"), "map_impl", _map),
-    (flex_attention, "flex_attention_hop", math_attention),
-    (flex_attention, "_validate_device", lambda *_: None),  # it refuses gradients on CPUs
-    (flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
-]
-
-
 @contextmanager
 def eager_control_flow() -> Generator[None]:
     """In this block torch runs control flow in Python, and `flex_attention` by its definition."""
-    with ExitStack() as stack:
-        for module, name, value in _REPLACED:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, value)
+    functions = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map": _map}
+    with replaced({**functions, "flex_attention": math_attention, **ANY_FLEX_ATTENTION}):
         yield

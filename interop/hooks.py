@@ -33,8 +33,8 @@ _WATCH: ContextVar[Watch | None] = ContextVar("jaxsr_interop_watch", default=Non
 
 
 @contextmanager
-def watched(watch: Watch) -> Generator[None]:
-    """Every `JaxModule.apply` of this thread in this block is entered under `watch`.
+def watched(watch: Watch | None) -> Generator[None]:
+    """Every `JaxModule.apply` of this thread in this block is entered under `watch`, if any.
 
     Under `jax.jit` that happens while tracing: a cached program is not traced again.
     """
@@ -47,19 +47,7 @@ def watched(watch: Watch) -> Generator[None]:
 
 def is_watched() -> bool:
     """Whether a `JaxModule.apply` of this thread is watched now."""
-    return _WATCH.get() not in (None, _not_watching)
-
-
-def unwatched() -> AbstractContextManager[None]:
-    """In this block no `JaxModule.apply` of this thread is watched."""
-    return watched(_not_watching)
-
-
-def _not_watching(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> AbstractContextManager[object]:
-    del module, args, kwargs
-    return nullcontext()
+    return _WATCH.get() is not None
 
 
 def watching(

@@ -18,8 +18,9 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from torch import nn
 
-from jaxsr.interop._core.functionalize import FunctionalModule, array_of, functionalize
+from jaxsr.interop._core.functionalize import FunctionalModule, functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
+from jaxsr.interop._core.slots import array_of
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError
 from jaxsr.interop.folding.policy import LaneFolding

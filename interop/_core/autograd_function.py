@@ -6,8 +6,7 @@ leave it as additional results.
 """
 
 import functools
-import importlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,6 +22,7 @@ from jaxsr.interop._core import control_flow, func_derivatives
 from jaxsr.interop._core.deferred import ChannelArray
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.dtypes import cast, is_differentiable, to_jax_dtype
+from jaxsr.interop._core.entry_points import ANY_FLEX_ATTENTION, entry_point, replaced
 from jaxsr.interop._core.tensor import Cell, JaxTensor
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.vmap import vmapped
@@ -274,29 +274,19 @@ _CHECKPOINT_OPTIONS = [
 ]
 
 
-_APIS = importlib.import_module("torch._functorch.apis")
-_EAGER = importlib.import_module("torch._functorch.eager_transforms")
-_FLEX = importlib.import_module("torch.nn.attention.flex_attention")
-
-
-def _control_flow(name: str) -> Any:
-    return importlib.import_module(f"torch._higher_order_ops.{name}")
-
-
-_TRANSFORMATIONS: list[tuple[Any, str, Callable]] = [
-    (_APIS, "vmap_impl", vmapped),
-    (_EAGER, "grad_and_value_impl", func_derivatives.grad_and_value),
-    (_EAGER, "_vjp_with_argnums", func_derivatives.vjp),
-    (_EAGER, "_jvp_with_argnums", func_derivatives.jvp),
-    (_control_flow("associative_scan"), "associative_scan", associative_scan),
-    (_control_flow("cond"), "cond_op", control_flow.cond),
-    (_control_flow("while_loop"), "while_loop_op", control_flow.while_loop),
-    (_control_flow("scan"), "scan_op", control_flow.scan),
-    (_control_flow("map"), "map_impl", control_flow.mapped),
-    (_FLEX, "flex_attention_hop", control_flow.flex_attention),
-    (_FLEX, "_validate_device", lambda *_: None),  # it refuses gradients on CPUs
-]
-"""Where torch's own transformations are, and what computes them here."""
+_TRANSFORMATIONS: Mapping[str, Callable] = {
+    "vmap": vmapped,
+    "grad_and_value": func_derivatives.grad_and_value,
+    "vjp": func_derivatives.vjp,
+    "jvp": func_derivatives.jvp,
+    "associative_scan": associative_scan,
+    "cond": control_flow.cond,
+    "while_loop": control_flow.while_loop,
+    "scan": control_flow.scan,
+    "map": control_flow.mapped,
+    "flex_attention": control_flow.flex_attention,
+}
+"""What computes torch's own transformations here, by their names in `ENTRY_POINTS`."""
 
 
 @contextmanager
@@ -324,17 +314,16 @@ def patched(trace: Trace) -> Generator[None]:
             return apply.__func__(cls, *args, **kwargs)
         return apply_function(trace, cls, args, kwargs)
 
-    def redirected(plain: Callable, ours: Callable) -> Callable:
+    def redirected(name: str, ours: Callable) -> Callable:
+        theirs = entry_point(name)
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (
-                ours(trace, *args, **kwargs)
-                if trace.is_tracing_thread()
-                else plain(*args, **kwargs)
-            )
+            is_traced = trace.is_tracing_thread()
+            return ours(trace, *args, **kwargs) if is_traced else theirs(*args, **kwargs)
 
         return call
 
-    check = torch._check_tensor_all_with
+    check = entry_point("checks of values")
 
     def traced_check(
         error_type: type[Exception],
@@ -353,16 +342,11 @@ def patched(trace: Trace) -> Generator[None]:
     if plain is checkpoint:
         torch.utils.checkpoint.checkpoint = traced_checkpoint
     Function.apply = classmethod(traced_apply)  # type: ignore[method-assign]
-    originals = [getattr(module, name) for module, name, _ in _TRANSFORMATIONS]
-    for module, name, ours in _TRANSFORMATIONS:
-        setattr(module, name, redirected(getattr(module, name), ours))
-    torch._check_tensor_all_with = traced_check
+    functions = {name: redirected(name, ours) for name, ours in _TRANSFORMATIONS.items()}
     try:
-        yield
+        with replaced({**functions, **ANY_FLEX_ATTENTION, "checks of values": traced_check}):
+            yield
     finally:
-        for (module, name, _), function in zip(_TRANSFORMATIONS, originals, strict=True):
-            setattr(module, name, function)
-        torch._check_tensor_all_with = check
         Function.apply = apply  # type: ignore[method-assign]
         torch.utils.checkpoint.checkpoint = checkpoint
         if before is None:

@@ -14,9 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
-from jax.typing import ArrayLike
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
@@ -24,13 +22,13 @@ from jaxsr.interop._core import registry, row_operators, selections
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import (
     cast,
-    check_range,
     is_differentiable,
     to_jax_dtype,
     to_torch_dtype,
 )
 from jaxsr.interop._core.forward_gradients import Gradients
 from jaxsr.interop._core.index_bounds import checked_indices
+from jaxsr.interop._core.lowered_values import check_scalars, fit
 from jaxsr.interop._core.recipes import (
     known_value,
     places_for_masks,
@@ -209,10 +207,10 @@ class Trace:
 
         So code may read them: masks of ones, the number of the molecule of each atom.
         """
-        is_whole = not (
-            (dtype or tensor.dtype).is_floating_point or (dtype or tensor.dtype).is_complex
-        )
-        if not isinstance(tensor, JaxTensor) or tensor.selection is not None or not is_whole:
+        dtype = dtype or tensor.dtype
+        if dtype.is_floating_point or dtype.is_complex:
+            return tensor
+        if not isinstance(tensor, JaxTensor) or tensor.selection is not None:
             return tensor
         return self.wrap_const(
             torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -397,7 +395,7 @@ class Trace:
         jkwargs = {k: v for k, v in jkwargs.items() if k not in PLACEMENT_OPTIONS}
         jargs = spread_numbers(func, args, jargs, metas)
         if entry.kind is Kind.TORCHAX:
-            _check_scalars(func, jargs)
+            check_scalars(func, jargs)
         with jax.named_scope(name_of(func)):
             try:
                 result = entry.function(*jargs, **jkwargs)
@@ -494,33 +492,6 @@ class Trace:
                 view.parent.needs_grad = True
                 view = view.parent.view_of
         target.assign(value)
-
-
-def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
-    """A lowering's result as torch has it: same shape or an error, same dtype by a cast."""
-    value = jnp.asarray(value)
-    if tuple(value.shape) != tuple(meta.shape):
-        raise UnsupportedTorchError(
-            f"{name_of(func)}: the lowering gives shape {tuple(value.shape)}, torch "
-            f"{tuple(meta.shape)}; please report it"
-        )
-    dtype = to_jax_dtype(meta.dtype)
-    if jnp.issubdtype(value.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.inexact):
-        raise UnsupportedTorchError(
-            f"{name_of(func)}: the lowering computes {value.dtype} where torch computes "
-            f"{meta.dtype}; convert the input with .float() first"
-        )
-    return cast(value, dtype)
-
-
-def _check_scalars(func: Callable, args: tuple) -> None:
-    dtypes = [a.dtype for a in args if isinstance(a, jax.Array)]
-    is_whole = dtypes and not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
-    for value in args:
-        if is_whole and isinstance(value, int) and not isinstance(value, bool):
-            check_range(np.asarray(value), f"{name_of(func)} with a Python number")
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63:
-            raise UnsupportedTorchError(f"{name_of(func)}: {value} does not fit an integer")
 
 
 def _as_list(value: Any) -> list:

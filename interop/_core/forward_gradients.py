@@ -1,7 +1,7 @@
 """Gradients that the traced code itself takes: `torch.autograd.grad` in forward or in a loss.
 
 Torch walks back the graph that led to a tensor; JAX differentiates functions. So a run whose code
-asks for a gradient is recorded first, as a JAX program in which each of those calls is an equation.
+requests a gradient is recorded first, as a JAX program in which each of those calls is an equation.
 The run that counts then differentiates, at its n-th call, the recorded equations that lead from the
 inputs to the outputs. The gradients are JAX values like any other, so they have gradients too.
 """
@@ -65,21 +65,21 @@ class Gradients:
         )
 
 
-class GradientAsked(BaseException):
-    """Unwinds a run that asks for a gradient before it is recorded.
+class GradientRequested(BaseException):
+    """Unwinds a run that requests a gradient before it is recorded.
 
     No `except Exception` of its code stops it.
     """
 
 
 class Unrecorded(Gradients):
-    """For a run that is recorded only where its code asks for a gradient."""
+    """For a run that is recorded only where its code requests a gradient."""
 
-    asked = False
+    requested = False
 
     def compute(self, call: Call, *, allow_unused: bool) -> list[jax.Array | None]:
-        self.asked = True
-        raise GradientAsked
+        self.requested = True
+        raise GradientRequested
 
 
 class _Halted(BaseException):
@@ -267,7 +267,7 @@ def recorded(run: Callable[[Gradients], object]) -> Gradients:
     Returns:
       Where the next run, of the same code on the same arrays, gets its gradients from.
     """
-    from jaxsr.interop.hooks import unwatched
+    from jaxsr.interop.hooks import watched
 
     recording = _Recording()
     while True:
@@ -281,7 +281,7 @@ def recorded(run: Callable[[Gradients], object]) -> Gradients:
                 halted = True
             return recording.results
 
-        with collecting_indices(), unwatched():
+        with collecting_indices(), watched(None):
             result = _Recorded(jax.make_jaxpr(program)())
         if not halted:
             return result

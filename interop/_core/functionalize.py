@@ -5,7 +5,6 @@ traced tensors. All other attributes are copied, so that the user's module is ne
 """
 
 import copy
-import dataclasses
 import fnmatch
 import weakref
 from collections.abc import Generator, Mapping
@@ -31,55 +30,25 @@ from jaxsr.interop._core.dispatch import CONST_LIMIT, Trace
 from jaxsr.interop._core.dtypes import (
     cast,
     check_range,
-    constant_to_numpy,
     to_jax_dtype,
     to_torch_dtype,
     x64,
 )
-from jaxsr.interop._core.forward_gradients import GradientAsked, Gradients, Unrecorded, recorded
+from jaxsr.interop._core.forward_gradients import GradientRequested, Gradients, Unrecorded, recorded
 from jaxsr.interop._core.host_draws import refusing_host_draws
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
+from jaxsr.interop._core.slots import Slot, find_slots
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.annotations import PyTree
 from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
-from jaxsr.interop.hooks import is_watched, unwatched, watching
+from jaxsr.interop.hooks import is_watched, watched, watching
 from jaxsr.interop.module_copy import copy_module
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
 """What code raises that takes a branch which it was not written for."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """One parameter or buffer: where it sits in the module, under all its names."""
-
-    places: tuple[tuple[str, str, str], ...]
-    """(path of the submodule, "_parameters" or "_buffers", key) for each alias."""
-    trainable: bool
-    is_parameter: bool
-    dtype: torch.dtype
-    statistics: bool
-    """A normalisation layer's running statistics, kept in float32 whatever the compute dtype."""
-
-    def source(self, module: nn.Module) -> torch.Tensor:
-        path, kind, key = self.places[0]
-        return getattr(module.get_submodule(path), kind)[key]
-
-
-def array_of(tensor: torch.Tensor, name: str) -> Any:
-    """A parameter or buffer as a JAX array, or as its shape if it has no values."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UnsupportedTorchError(f"{name} is {tensor.layout} or quantised; densify it first")
-    try:
-        dtype = to_jax_dtype(tensor.dtype)
-        if tensor.device.type == "meta":
-            return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
-        return jnp.asarray(constant_to_numpy(tensor.detach().cpu(), name))
-    except UnsupportedTorchError as e:
-        raise UnsupportedTorchError(f"{name}: {e}") from e
 
 
 def functionalize(
@@ -91,7 +60,7 @@ def functionalize(
     from jaxsr.interop.lowerings.batch_norm import replace_forwards
 
     _refuse_wrappers(module)
-    slots, aliases, non_persistent = _slots(module)
+    slots, aliases, non_persistent = find_slots(module)
     memo: dict[int, object] = {}
     for slot in slots.values():
         tensor = slot.source(module)
@@ -128,56 +97,6 @@ def _refuse_wrappers(module: nn.Module) -> None:
             )
         if isinstance(sub, LazyModuleMixin) and LazyModuleMixin.has_uninitialized_params(sub):
             raise UnsupportedTorchError(f"{where} is lazy; run it once in torch first")
-
-
-def _slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], frozenset[str]]:
-    first_names: dict[int, str] = {}
-    places: dict[str, list[tuple[str, str, str]]] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    non_persistent = set()
-    for path, sub in module.named_modules(remove_duplicate=False):
-        for kind in ("_parameters", "_buffers"):
-            for key, tensor in getattr(sub, kind).items():
-                if tensor is None:
-                    continue
-                name = f"{path}.{key}" if path else key
-                first = first_names.setdefault(id(tensor), name)
-                places.setdefault(first, []).append((path, kind, key))
-                tensors.setdefault(first, tensor)
-                if first != name:
-                    aliases[name] = first
-                elif kind == "_buffers" and key in sub._non_persistent_buffers_set:
-                    non_persistent.add(name)
-    slots = {}
-    for name, tensor in tensors.items():
-        path, _, _ = places[name][0]
-        owner = module.get_submodule(path)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        slots[name] = Slot(
-            places=tuple(places[name]),
-            trainable=is_parameter and tensor.requires_grad,
-            is_parameter=is_parameter,
-            dtype=tensor.dtype,
-            statistics=isinstance(owner, nn.modules.batchnorm._NormBase) and not is_parameter,
-        )
-    _refuse_shared_storage(tensors)
-    return slots, aliases, frozenset(non_persistent)
-
-
-def _refuse_shared_storage(tensors: dict[str, torch.Tensor]) -> None:
-    """Two registered tensors that overlap in memory would drift apart as separate arrays."""
-    names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
-            continue
-        start = tensor.data_ptr()
-        if start in names:
-            raise UnsupportedTorchError(
-                f"{name} and {names[start]} are different tensors over the same memory; tie them "
-                "by assigning the same Parameter to both, or clone one"
-            )
-        names[start] = name
 
 
 class FunctionalModule:
@@ -244,7 +163,7 @@ class FunctionalModule:
         self._check_names(params, buffers)
         if is_watched() and (method, train) not in self._traced:
             # The first trace may be repeated, and a watcher is to see one.
-            with unwatched():
+            with watched(None):
                 jax.eval_shape(
                     lambda: self.run(
                         params, buffers, inputs, kwargs, rng, train, method, compute_dtype, rewriter
@@ -260,7 +179,7 @@ class FunctionalModule:
             outputs, after, settled = None, dict[str, jax.Array](), False
             trace = Trace(rng, rewriter, gradients)
             trace.originals = self.originals
-            with session(trace, compiling=compiling), suppress(GradientAsked):
+            with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = {
                     name: self._wrap(
                         trace, name, slot, params if slot.trainable else buffers, compute_dtype
@@ -288,7 +207,7 @@ class FunctionalModule:
                         if getattr(e, "located", False):
                             raise
                         raise located(e, self.module, self.names) from None
-            if isinstance(gradients, Unrecorded) and gradients.asked:
+            if isinstance(gradients, Unrecorded) and gradients.requested:
                 self._traced[method, train] = True
                 return traced(compiling=compiling)
             if not settled:

@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.nn.attention import flex_attention
 
 from jaxsr.interop._core.autograd_function import patched
 from jaxsr.interop._core.dispatch import Trace
@@ -48,10 +47,6 @@ def session(trace: Trace, *, compiling: bool = True) -> Generator[None]:
         # Libraries skip their checks of values, as that a mask is all ones, while torch compiles.
         stack.callback(setattr, torch.compiler, "_is_compiling_flag", torch.compiler.is_compiling())
         torch.compiler._is_compiling_flag = compiling  # pyright: ignore[reportPrivateUsage]
-        # It would insist on a compiled frame.
-        name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-        stack.callback(setattr, flex_attention, name, getattr(flex_attention, name))
-        setattr(flex_attention, name, True)
         # And torch's distributions check their arguments' values.
         distribution = torch.distributions.Distribution
         stack.callback(distribution.set_default_validate_args, distribution._validate_args)  # pyright: ignore[reportPrivateUsage]

@@ -62,8 +62,8 @@ class Region:
         for region in cls._stack[start:]:
             if not region.writable:
                 raise UnsupportedTorchError(
-                    "torch.autograd.Function, torch.vmap or a scan writes in place into a tensor "
-                    "from outside; return the new value instead"
+                    "torch.autograd.Function, torch.vmap, torch.func or control flow writes in "
+                    "place into a tensor from outside; return the new value instead"
                 )
             if cell not in region.written:
                 const = cell.const

@@ -84,45 +84,35 @@ def ctc_loss(
         targets = targets[jnp.minimum(places, max(targets.shape[0] - 1, 0))]
 
     values: jax.Array = _losses(  # pyright: ignore[reportAssignmentType]
-        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+        log_probs, (targets, input_lengths, target_lengths), blank, zero_infinity
     )
     return jnp.where(jnp.isfinite(values), values, 0.0) if zero_infinity else values
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _losses(
-    log_probs: jax.Array,
-    targets: jax.Array,
-    input_lengths: jax.Array,
-    target_lengths: jax.Array,
-    blank: int,
-    zero_infinity: bool,
-) -> jax.Array:
+_Labels = tuple[jax.Array, jax.Array, jax.Array]
+"""Targets, input lengths and target lengths. As arguments, not in a closure: of a jitted function
+the derivative is traced when what a closure held is gone."""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _losses(log_probs: jax.Array, labels: _Labels, blank: int, zero_infinity: bool) -> jax.Array:
     del zero_infinity
-    return _negative_log_likelihood(log_probs, targets, input_lengths, target_lengths, blank)
+    return _negative_log_likelihood(log_probs, *labels, blank)
 
 
 def _losses_forward(
-    log_probs: jax.Array,
-    targets: jax.Array,
-    input_lengths: jax.Array,
-    target_lengths: jax.Array,
-    blank: int,
-    zero_infinity: bool,
+    log_probs: jax.Array, labels: _Labels, blank: int, zero_infinity: bool
 ) -> tuple[jax.Array, tuple]:
     del zero_infinity
-    values, pullback = jax.vjp(
-        lambda p: _negative_log_likelihood(p, targets, input_lengths, target_lengths, blank),
-        log_probs,
-    )
-    return values, (log_probs, input_lengths, values, pullback)
+    values, pullback = jax.vjp(lambda p: _negative_log_likelihood(p, *labels, blank), log_probs)
+    return values, (log_probs, labels, values, pullback)
 
 
 def _losses_backward(
     blank: int, zero_infinity: bool, residuals: tuple, cotangent: jax.Array
-) -> tuple[jax.Array, None, None, None]:
+) -> tuple[jax.Array, None]:
     del blank
-    log_probs, input_lengths, values, pullback = residuals
+    log_probs, (_, input_lengths, _), values, pullback = residuals
     possible = jnp.isfinite(values)
     (gradient,) = pullback(jnp.where(possible, cotangent, 0.0))
     # torch's gradient is that of the logits in front of a softmax.
@@ -130,7 +120,7 @@ def _losses_backward(
     gradient = gradient + jnp.exp(log_probs) * cotangent[:, None]
     impossible = 0.0 if zero_infinity else jnp.nan
     gradient = jnp.where(possible[:, None], gradient, impossible)
-    return jnp.where(within, gradient, 0.0), None, None, None
+    return jnp.where(within, gradient, 0.0), None
 
 
 _losses.defvjp(_losses_forward, _losses_backward)

@@ -332,53 +332,6 @@ lowers(aten.special_entr.default)(lambda x: _entr(widened(x)))
 lowers(aten.special_ndtri.default)(lambda p: _ndtri(widened(p)))
 
 
-_bce = with_partials(
-    lambda p, y: -(y * jnp.maximum(jnp.log(p), -100) + (1 - y) * jnp.maximum(jnp.log1p(-p), -100)),
-    # torch's backward, with its own guard against 0 and 1.
-    lambda p, y, _: (p - y) / jnp.maximum(p * (1 - p), 1e-12),
-    lambda p, y, _: jnp.log1p(-p) - jnp.log(p),
-)
-
-
-@lowers(aten.binary_cross_entropy.default)
-def binary_cross_entropy(
-    p: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = 1
-) -> jax.Array:
-    wide = wide_dtype(p.dtype)
-    loss = _bce(p.astype(wide), target.astype(wide))
-    return _reduced(loss if weight is None else loss * weight, reduction).astype(p.dtype)
-
-
-def _reduced(loss: jax.Array, reduction: int) -> jax.Array:
-    return jnp.mean(loss) if reduction == 1 else jnp.sum(loss) if reduction == 2 else loss
-
-
-@lowers(aten.smooth_l1_loss.default)
-def smooth_l1_loss(
-    x: jax.Array, target: jax.Array, reduction: int = 1, beta: float = 1.0
-) -> jax.Array:
-    """A parabola within `beta`: squared, not as a square of a magnitude, whose slope jumps at 0."""
-    dtype = jnp.result_type(x, target)
-    difference = widened(x) - widened(target)
-    size = absolute(difference)
-    within = size < beta
-    parabola = 0.5 * jnp.square(jnp.where(within, difference, 0)) / (beta or 1)
-    return _reduced(jnp.where(within, parabola, size - 0.5 * beta), reduction).astype(dtype)
-
-
-@lowers(aten.huber_loss.default)
-def huber_loss(
-    x: jax.Array, target: jax.Array, reduction: int = 1, delta: float = 1.0
-) -> jax.Array:
-    dtype = jnp.result_type(x, target)
-    difference = widened(x) - widened(target)
-    size = absolute(difference)
-    within = size < delta  # where both have one value and slope, torch takes the line
-    parabola = 0.5 * jnp.square(jnp.where(within, difference, 0))
-    line = delta * (size - 0.5 * delta)
-    return _reduced(jnp.where(within, parabola, line), reduction).astype(dtype)
-
-
 def _trigamma(x: jax.Array) -> jax.Array:
     # JAX's polygamma holds for positive arguments only: reflect the others.
     positive = functools.partial(jax.scipy.special.polygamma, 1)

@@ -36,17 +36,20 @@ def _gradients(
     del retain_graph, only_inputs
     if Region.current() is not None:
         raise UnsupportedTorchError(
-            "torch.autograd.grad inside torch.utils.checkpoint (or remat=), torch.vmap, torch.func "
-            "or an autograd.Function; call it outside"
+            "torch.autograd.grad inside torch.utils.checkpoint (or remat=), torch.vmap, "
+            "torch.func, control flow or an autograd.Function; call it outside"
         )
     ends = [_tensor(trace, t, "output", i) for i, t in enumerate(_as_tuple(outputs))]
     starts = [_tensor(trace, t, "input", i) for i, t in enumerate(_as_tuple(inputs))]
-    given = (None,) * len(ends) if grad_outputs is None else _as_tuple(grad_outputs)
-    if len(given) != len(ends):
-        raise RuntimeError(f"got {len(ends)} tensors and {len(given)} gradients")
+    gradients = (None,) * len(ends) if grad_outputs is None else _as_tuple(grad_outputs)
+    if len(gradients) != len(ends):
+        raise RuntimeError(
+            f"torch.autograd.grad got {len(ends)} outputs and {len(gradients)} grad_outputs; pass "
+            "one for each, or none"
+        )
     cotangents = [
         _cotangent(trace, end, gradient, is_grads_batched)
-        for end, gradient in zip(ends, given, strict=True)
+        for end, gradient in zip(ends, gradients, strict=True)
     ]
     call = Call(
         outputs=[t.array() for t in ends],

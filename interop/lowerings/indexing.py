@@ -280,17 +280,17 @@ def _scatter_prod(
     takes_part = jnp.ones(x.shape, bool)
     if not include_self:
         takes_part = takes_part.at[place].set(False)
-    own_zero, zero = takes_part & (x == 0), source == 0
-    own = jnp.where(takes_part & ~own_zero, x, 1)
-    product = _nonzero_product(own, jnp.where(zero, 1, source), place)
+    x_is_zero, source_is_zero = takes_part & (x == 0), source == 0
+    factors = jnp.where(takes_part & ~x_is_zero, x, 1), jnp.where(source_is_zero, 1, source)
+    product = _nonzero_product(*factors, place)
 
-    def total(of_own: jax.Array, of_source: jax.Array) -> jax.Array:
-        return jnp.where(own_zero, of_own, 0).at[place].add(jnp.where(zero, of_source, 0))
+    def over_zeros(of_x: jax.Array, of_source: jax.Array) -> jax.Array:
+        added = jnp.where(source_is_zero, of_source, 0)
+        return jnp.where(x_is_zero, of_x, 0).at[place].add(added)
 
-    ones, of_ones = jnp.ones_like(x), jnp.ones_like(source)
-    count = lax.stop_gradient(total(ones, of_ones))
-    one = total(x, source)
-    two = (one * one - total(x * x, source * source)) / 2
+    count = lax.stop_gradient(over_zeros(jnp.ones_like(x), jnp.ones_like(source)))
+    one = over_zeros(x, source)
+    two = (one * one - over_zeros(x * x, source * source)) / 2
     zeros = jnp.where(count == 0, 1, jnp.where(count == 1, one, jnp.where(count == 2, two, 0)))
     return product * zeros
 

@@ -6,22 +6,16 @@ torch's decompositions clamp there, whose gradient includes the bound.
 import jax
 import jax.numpy as jnp
 import torch
-from jax import lax
 
 from jaxsr.interop._core.dtypes import widened
 from jaxsr.interop._core.registry import lowers
-from jaxsr.interop.lowerings.elementwise import with_partials
+from jaxsr.interop.lowerings.losses import reduced
 
 aten = torch.ops.aten
 
 
 def _above_zero(x: jax.Array) -> jax.Array:
     return jnp.where(x > 0, x, 0)
-
-
-def _reduced(losses: jax.Array, reduction: int) -> jax.Array:
-    """As torch numbers reductions: none, mean, sum."""
-    return (lambda x: x, jnp.mean, jnp.sum)[reduction](losses)
 
 
 @lowers(aten.multi_margin_loss.default)
@@ -39,7 +33,7 @@ def multi_margin_loss(
     if weight is not None:
         losses = losses * weight[labels]
     others = jnp.arange(scores.shape[1]) != labels
-    losses = _reduced(jnp.where(others, losses, 0).mean(1), reduction)
+    losses = reduced(jnp.where(others, losses, 0).mean(1), reduction)
     return losses if reduction or target.ndim else losses[0]
 
 
@@ -55,16 +49,6 @@ def multilabel_margin_loss(
     is_target = ((jnp.arange(classes) == labels[..., None]) & valid[..., None]).any(1)
     beyond = _above_zero(1 - chosen[..., None] + scores[:, None, :]) / classes
     counts = valid[..., None] & ~is_target[:, None, :]
-    losses = _reduced(jnp.where(counts, beyond, 0).sum((1, 2)), reduction)
+    losses = reduced(jnp.where(counts, beyond, 0).sum((1, 2)), reduction)
     losses = losses if reduction or target.ndim > 1 else losses[0]
     return losses, is_target.astype(x.dtype).reshape(target.shape)
-
-
-_soft_margin = with_partials(lambda z: jnp.log1p(jnp.exp(-z)), lambda z, _: -jax.nn.sigmoid(-z))
-
-
-@lowers(aten.soft_margin_loss.default)
-def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = 1) -> jax.Array:
-    """With slopes of any order; those of the formula overflow, or cancel."""
-    losses = _soft_margin(widened(x) * lax.stop_gradient(target))
-    return _reduced(losses, reduction).astype(x.dtype)

@@ -160,10 +160,10 @@ class _Check:
 
     def _train(self, *, separate: bool) -> list[Row]:
         # What has a gradient in training alone, as forces with a graph, is tried again.
-        asked = self.evaluated.differentiate or bool(self.evaluated.undifferentiable)
+        differentiate = self.evaluated.differentiate or bool(self.evaluated.undifferentiable)
         try:
             trained = TorchRuns.of(
-                self.module, self.arguments, train=True, key=self.key, differentiate=asked
+                self.module, self.arguments, train=True, key=self.key, differentiate=differentiate
             )
         except Exception as error:
             detail = f"torch fails in training mode: {type(error).__name__}: {one_line(error)}"

@@ -232,8 +232,8 @@ class TaskRun:
     def _try_phases(self) -> None:
         """Runs or traces the losses of the later phases: a run may reach them in hours.
 
-        A JAX step runs their code once. So that a number which that changes is seen to change, the
-        first phase is traced, too, where no validation does it.
+        A JAX step runs their code once, and a number that it changes shows in a second trace. So
+        the first phase is traced, too, where no validation runs its loss.
 
         Raises:
           InputError: they fail.

@@ -259,6 +259,25 @@ def test_buffers_are_written_once() -> None:
         np.testing.assert_allclose(buffers[f"network.{name}"], buffer, rtol=1e-6)
 
 
+def test_jax_transformations_of_code_that_takes_gradients() -> None:
+    def energy(network: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.requires_grad_()
+        out = network(x).sum()
+        return out, grad(out, x, create_graph=True)[0]
+
+    converted = to_jax(Code(energy, mlp()))
+
+    def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return converted.apply(converted.params, converted.buffers, x)[0]
+
+    x = jnp.asarray(points(4, 3).numpy())
+    hessian = jax.hessian(lambda x: run(x)[0])(x)
+    np.testing.assert_allclose(jax.jacobian(lambda x: run(x)[1])(x), hessian, atol=1e-6)
+    batch = jnp.stack([x, 2 * x])
+    for value, rows in zip(jax.vmap(run)(batch), zip(run(x), run(2 * x), strict=True), strict=True):
+        np.testing.assert_allclose(value, jnp.stack(rows), rtol=1e-5)
+
+
 def test_a_mesh_of_two_devices() -> None:
     converted = to_jax(Code(forces, mlp()))
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))

@@ -1,0 +1,41 @@
+"""What a lowering takes and gives, held to torch's shapes, dtypes and ranges."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.typing import ArrayLike
+
+from jaxsr.interop._core.dtypes import cast, check_range, to_jax_dtype
+from jaxsr.interop._core.schema import name_of
+from jaxsr.interop.errors import UnsupportedTorchError
+
+
+def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
+    """A lowering's result as torch has it: same shape or an error, same dtype by a cast."""
+    value = jnp.asarray(value)
+    if tuple(value.shape) != tuple(meta.shape):
+        raise UnsupportedTorchError(
+            f"{name_of(func)}: the lowering gives shape {tuple(value.shape)}, torch "
+            f"{tuple(meta.shape)}; please report it"
+        )
+    dtype = to_jax_dtype(meta.dtype)
+    if jnp.issubdtype(value.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.inexact):
+        raise UnsupportedTorchError(
+            f"{name_of(func)}: the lowering computes {value.dtype} where torch computes "
+            f"{meta.dtype}; convert the input with .float() first"
+        )
+    return cast(value, dtype)
+
+
+def check_scalars(func: Callable, args: tuple) -> None:
+    """Refuses Python numbers that the integers of an operation cannot hold."""
+    dtypes = [a.dtype for a in args if isinstance(a, jax.Array)]
+    is_whole = dtypes and not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
+    for value in args:
+        if is_whole and isinstance(value, int) and not isinstance(value, bool):
+            check_range(np.asarray(value), f"{name_of(func)} with a Python number")
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 63:
+            raise UnsupportedTorchError(f"{name_of(func)}: {value} does not fit an integer")
