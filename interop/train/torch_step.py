@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from jaxsr.interop._core.index_bounds import checked_torch
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop.eager_control_flow import eager_control_flow
-from jaxsr.interop.errors import InputError, UserError
+from jaxsr.interop.errors import IndexOutsideError, InputError, UserError
 from jaxsr.interop.torch_evaluation import evaluated
 from jaxsr.interop.train.objective import checked_loss
 from jaxsr.interop.train.optimizers import OptimizerConfig, make_schedule
@@ -174,13 +174,21 @@ class TorchStep:
             raise
 
     def _check_indices(self, phase_name: str, batch: Mapping[str, np.ndarray | Tensor]) -> None:
-        """Runs the phase forward once more, to name the index that torch refused, if it did."""
+        """Runs the phase forward once more, to name the index that torch refused, if it did.
+
+        Whatever else fails here is not raised: the step's own error says more.
+        """
         phase = self.objective.phase(phase_name)
         tensors = {name: self.place(rows) for name, rows in batch.items()}
-        with evaluated(self.objective), eager_control_flow(), checked_torch():
-            shared = getattr(self.objective, phase.share)(tensors)
-            for player in phase.players:
-                getattr(self.objective, player.loss)(shared, tensors)
+        try:
+            with evaluated(self.objective), eager_control_flow(), checked_torch():
+                shared = getattr(self.objective, phase.share)(tensors)
+                for player in phase.players:
+                    getattr(self.objective, player.loss)(shared, tensors)
+        except IndexOutsideError:
+            raise
+        except Exception:
+            return
 
     def _snapshot(self, phase_name: str) -> Callable[[], None]:
         """Copies what a step may change before a later player's loss fails; returns the way back.

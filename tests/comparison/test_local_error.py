@@ -87,3 +87,23 @@ def _deep(x, layers):
     for _ in range(layers):
         x = x * 1.01
     return x
+
+
+class Forces(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 1))
+
+    def forward(self, x):
+        x.requires_grad_()
+        energy = self.energy(x).sum()
+        return energy, torch.autograd.grad(energy, x)[0]
+
+
+def test_code_that_takes_gradients_has_its_operations_once():
+    jax = BackendSpec(engine="jax", platform="cpu")
+    torch.manual_seed(0)
+    comparison, first, second = compare_engines(subject_of(Forces(), 3, 5), TORCH, jax)
+    assert comparison.agree
+    names = [[record.call.operation for record in trace.records] for trace in (first, second)]
+    assert names[0] == names[1] == ["linear", "silu", "linear", "sum", "grad"]

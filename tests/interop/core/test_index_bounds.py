@@ -55,6 +55,12 @@ def collected(model):
     return jax.jit(run)
 
 
+class GradientOfRow(nn.Module):
+    def forward(self, index, x):
+        x.requires_grad_()
+        return torch.autograd.grad((F.embedding(index, IMAGE[0, 0]) * x).sum(), x)[0]
+
+
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_what_torch_refuses_is_an_error(name):
@@ -98,3 +104,13 @@ def test_rows_that_do_not_count_may_hold_anything():
     expected = Masked()(torch.from_numpy(x), torch.from_numpy(y))
     np.testing.assert_allclose(loss, expected, rtol=1e-6)  # sums of two float32 numbers
     model.apply({}, {}, x, y)
+
+
+def test_indices_of_code_that_takes_gradients_are_seen_once():
+    program = collected(to_jax(GradientOfRow()))
+    x = np.ones((2, 4), np.float32)
+    for value in (2, 3):
+        gradient, worst = program(np.array([0, value], np.int32), x)
+        assert [*map(int, worst.values())] == [0 if value == 2 else 3]
+        if value == 2:
+            np.testing.assert_array_equal(gradient, IMAGE[0, 0][[0, 2]])

@@ -263,6 +263,28 @@ def test_a_gradient_keeps_neither_maps_repeated_nor_what_is_made_value_by_value(
     assert sum(a.shape == (2, 8, 2, 24) for a in residuals) == 2
 
 
+class Saliency(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 2, 3, padding=1)
+        )
+
+    def forward(self, x):
+        x.requires_grad_()
+        y = self.features(x)
+        return y, torch.autograd.grad(y.square().sum(), x)[0]
+
+
+def test_gradients_that_a_network_takes_are_those_of_its_operations_unfolded():
+    torch.manual_seed(0)
+    network, x = Saliency(), torch.randn(2, 3, 8, 12)
+    model = to_jax(network, lane_folding=EVERYTHING)
+    results, _ = jax.jit(model.apply)(model.params, model.buffers, x.numpy())
+    for result, expected in zip(results, network(x), strict=True):
+        np.testing.assert_allclose(result, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [12, 16])  # without and with an offset
 def test_derivatives_of_any_kind_pass_what_gradients_make_again(width):
