@@ -24,7 +24,7 @@ from benchmarks.hostile_inputs import measure_kind
 from benchmarks.kills import Options as KillsOptions
 from benchmarks.kills import differences, measure_processes
 from benchmarks.plot_run import Options as PlotOptions
-from benchmarks.plot_run import plot
+from benchmarks.plot_run import plot, read_logged_rows
 from jaxsr.errors import InputError
 from jaxsr.interop.sealed_json import seal
 
@@ -270,12 +270,21 @@ def test_a_damaged_line_of_a_run_is_not_drawn(tmp_path):
     lines = [seal({"step": step, "network/loss": 1 / step}) for step in range(1, 30)]
     lines.append(seal({"step": 29, "validation/iou": 0.5}))
     metrics.write_text("\n".join(lines))
-    plot(PlotOptions(metrics=metrics, out=out))
+    plot(PlotOptions(metrics=(metrics,), out=out))
     assert out.read_bytes().startswith(b"\x89PNG")
     lines[1] = lines[1].replace("0.5", "0.4")
     metrics.write_text("\n".join(lines))
     with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is damaged"):
-        plot(PlotOptions(metrics=metrics, out=out))
+        plot(PlotOptions(metrics=(metrics,), out=out))
+
+
+def test_a_branch_takes_the_place_of_the_steps_after_it(tmp_path):
+    paths = tmp_path / "run.jsonl", tmp_path / "branch.jsonl"
+    for path, steps in zip(paths, ((1, 2, 2, 3, 4), (3, 4, 5)), strict=True):
+        path.write_text("\n".join(seal({"step": step, "run": path.stem}) for step in steps))
+    rows = [(row["step"], row["run"]) for row in read_logged_rows(paths)]
+    followed = [(1, "run"), (2, "run"), (2, "run")]
+    assert rows == followed + [(step, "branch") for step in (3, 4, 5)]
 
 
 def test_reliability_repeats_what_its_page_names():

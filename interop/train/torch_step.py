@@ -187,7 +187,7 @@ class TorchStep:
                     getattr(self.objective, player.loss)(shared, tensors)
         except IndexOutsideError:
             raise
-        except Exception:
+        except Exception:  # the caller raises that of the step
             return
 
     def _snapshot(self, phase_name: str) -> Callable[[], None]:
