@@ -38,6 +38,7 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 # What the random numbers of a sample are for: folded into its key, so that an option that draws
 # more leaves the others' numbers as they are.
 _MIRROR, _SCALE, _ROW, _COLUMN, _BLUR, _RADIUS, _TURN, _SWAP, _AIM, _PIXEL = range(10)
+_ZOOM, _LIGHT = 10, 11
 
 
 @jax.tree_util.register_dataclass
@@ -64,6 +65,8 @@ def make_augmentation(
     crop: int,
     base: int | None = None,
     kind: Literal["scale", "patch"] = "scale",
+    zoom: float = 1.0,
+    contrast: float = 0.0,
     normalisation: Normalisation = IMAGENET,
 ) -> Prepare:
     """Makes the pure function `prepare(batch, key, resident=None)` for use inside the step.
@@ -72,6 +75,9 @@ def make_augmentation(
       crop: side in pixels of the square that the network sees.
       base: side in pixels that `scale` scales about. Default: `crop`.
       kind: which of the two ways above.
+      zoom: for `patch`: each image is scaled by a factor between 1/zoom and zoom.
+      contrast: differences from a crop's mean are multiplied by 1 ± contrast, and up to half of
+        contrast, as a share of 255, is added to all levels; 0 leaves them as they are.
       normalisation: mean and deviation of the network's three channels, of images in 0…1.
 
     Returns:
@@ -90,6 +96,10 @@ def make_augmentation(
         raise InputError(f"base must be at least 2 px, got {base}")
     if kind not in ("scale", "patch"):
         raise InputError(f"kind must be 'scale' or 'patch', got {kind!r}")
+    if not 1 <= zoom <= 4 or (kind == "scale" and zoom != 1):
+        raise InputError(f"zoom must be from 1 to 4, and 1 with kind='scale', got {zoom}")
+    if not 0 <= contrast < 1:
+        raise InputError(f"contrast must be from 0 to below 1, got {contrast}")
 
     def prepare(
         batch: Mapping[str, Array],
@@ -102,8 +112,10 @@ def make_augmentation(
         if kind == "scale":
             placement = draw_scale(keys, size, base=base, crop=crop)
         else:
-            placement = draw_patch(keys, size, mask, crop=crop)
+            placement = draw_patch(keys, size, mask, crop=crop, zoom=zoom)
         levels, target = place(image, mask, size, placement, crop=crop, blur=kind == "scale")
+        if contrast:
+            levels = change_light(keys, levels, contrast)
         return {"image": normalise(levels, normalisation), "mask": target[:, None]}
 
     return prepare
@@ -128,10 +140,20 @@ def draw_scale(keys: Array, size: Int32[Array, "b 2"], *, base: int, crop: int) 
 
 
 def draw_patch(
-    keys: Array, size: Int32[Array, "b 2"], mask: UInt8[Array, "b h w"], *, crop: int
+    keys: Array,
+    size: Int32[Array, "b 2"],
+    mask: UInt8[Array, "b h w"],
+    *,
+    crop: int,
+    zoom: float = 1.0,
 ) -> Placement:
     """A random placement for each sample in the toolbox's way."""
-    anywhere = _uniform_corner(keys, size, crop)
+    scaled = size
+    if zoom > 1:
+        power = _each(keys, _ZOOM, lambda k: jax.random.uniform(k, minval=-1.0))
+        factor = jnp.asarray(zoom, jnp.float32) ** power
+        scaled = jnp.maximum(jnp.round(size * factor[:, None]), 1).astype(jnp.int32)
+    anywhere = _uniform_corner(keys, scaled, crop)
     row_sums = mask.astype(jnp.int32).sum(axis=2)
     pixels = row_sums.sum(axis=1)
 
@@ -147,20 +169,22 @@ def draw_patch(
     pixel_keys = _each(keys, _PIXEL, lambda k: k)
     pixel = jax.vmap(aim)(pixel_keys, mask, row_sums, pixels)
     aimed = _each(keys, _AIM, jax.random.bernoulli) & (pixels > 0)
+    if zoom > 1:
+        pixel = (2 * pixel + 1) * scaled // (2 * size)
     # Of the corners whose crop holds the pixel, each is equally likely.
-    room = jnp.maximum(size - crop, 0)
+    room = jnp.maximum(scaled - crop, 0)
     least, most = jnp.clip(pixel - crop + 1, 0, room), jnp.clip(pixel, 0, room)
     around = _corner_between(keys, least, most)
     mirror, turn = (_each(keys, purpose, jax.random.bernoulli) for purpose in (_MIRROR, _TURN))
     corner = jnp.where(aimed[:, None], around, anywhere)
     # `place` cuts after exchanging sides: the corner follows, where the crop lies inside.
     flipped = jnp.stack([turn, mirror], axis=1)
-    corner = jnp.where(flipped, jnp.maximum(size - crop - corner, 0), corner)
+    corner = jnp.where(flipped, jnp.maximum(scaled - crop - corner, 0), corner)
     return Placement(
         mirror=mirror,
         turn=turn,
         swap=_each(keys, _SWAP, jax.random.bernoulli),
-        size=size,
+        size=scaled,
         corner=corner,
         radius=jnp.zeros(size.shape[0]),
     )
@@ -213,6 +237,16 @@ def place(
         return levels, jnp.where(p.swap, target.T, target)
 
     return jax.vmap(one)(image, mask, size, placement)
+
+
+def change_light(
+    keys: Array, levels: Float[Array, "b c h w"], contrast: float
+) -> Float[Array, "b c h w"]:
+    """Levels 0…255 with another brightness and contrast for each sample."""
+    draw = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, _LIGHT), (2,), minval=-1.0))
+    gain, shift = (contrast * draw(keys)).T[:, :, None, None, None]
+    mean = levels.mean((1, 2, 3), keepdims=True)
+    return jnp.clip(levels + gain * (levels - mean) + 127.5 * shift, 0.0, 255.0)
 
 
 def normalise(

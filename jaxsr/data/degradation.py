@@ -1,4 +1,7 @@
-"""What cameras and files do to the small picture: blur, noise and JPEG, in random order.
+"""Damage of cameras and files to the small picture: blur, noise and JPEG, in random order.
+
+Pictures from the web went through this twice: resized and sharpened after the first time, and
+saved again (the second order of Wang et al. 2021, Real-ESRGAN, arXiv:2107.10833).
 
 Images are NCHW in levels 0…255: uint8, rounded after each kind as a file would hold it, or float32
 without rounding (JPEG rounds in any case). Everything random about a sample comes from its own key:
@@ -17,9 +20,15 @@ from jaxsr.errors import InputError
 from jaxsr.ops.blur import gaussian_blur
 from jaxsr.ops.jpeg import jpeg
 from jaxsr.ops.noise import gaussian_noise
+from jaxsr.ops.resize import resize
 
 _AXES = (-2, -1)
 _WIDEST_BLUR = 5.0  # of a window of 31 pixels, half a crop of many
+_FACTORS = (0.5, 0.7, 0.85, 1.0)
+"""A picture that is damaged again was shrunk by one of these and enlarged back."""
+_SHARPEN, _SHARPEN_BLUR = 1.5, 1.0
+"""Maximum strength of its unsharp mask, and the mask's standard deviation in pixels."""
+_LEAVE_OUT, _CHOICE, _AGAIN = range(3, 6)  # folded into a sample's key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +36,15 @@ class Degradation:
     """Kinds of damage, each of a strength drawn uniformly for every sample."""
 
     blur: float = 0.0
-    """Most deviation of a Gaussian blur, in pixels."""
+    """Maximum standard deviation of a Gaussian blur, in pixels."""
     noise: float = 0.0
-    """Most deviation of Gaussian noise, in levels of 255."""
+    """Maximum standard deviation of Gaussian noise, in levels of 255."""
     jpeg: tuple[int, int] | None = None
-    """Least and most quality of a JPEG file, 1 to 100; its colours are subsampled, 4:2:0."""
+    """Lowest and highest quality of a JPEG file, 1 to 100; its colours are subsampled, 4:2:0."""
+    share: float = 1.0
+    """Share of the samples that are blurred, and of those with noise; JPEG is for all."""
+    again: float = 0.0
+    """Share of the samples that are then resized, sharpened and damaged a second time."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.blur <= _WIDEST_BLUR:
@@ -43,6 +56,9 @@ class Degradation:
                 "jpeg must be two qualities from 1 to 100, the lower one first, got "
                 f"{self.jpeg[0]} {self.jpeg[1]}"
             )
+        for name in ("share", "again"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -53,20 +69,34 @@ class Degradation:
 def degrade(
     levels: Num[Array, "b c h w"], keys: Array, degradation: Degradation
 ) -> Num[Array, "b c h w"]:
-    """Each picture with every kind of damage once, in an order of its own.
+    """Damages each picture by every kind once or twice, in an order of its own.
 
     Args:
       levels: uint8, or floating point in levels 0…255.
       keys: of `jax.random`, one for each picture.
       degradation: the kinds and their strengths.
     """
-    kinds = degradation.kinds
-    if not kinds:
+    if not degradation.kinds:
         return levels
     integers = levels.dtype == jnp.uint8
-    image = levels if integers else levels / 255
+    image = _damaged_once(levels if integers else levels / 255, keys, degradation)
+    if degradation.again:
+        fold = jax.vmap(jax.random.fold_in, (0, None))
+        twice = _damaged_once(_passed_on(image, keys), fold(keys, _AGAIN), degradation)
+        chosen = jax.vmap(jax.random.uniform)(fold(keys, _CHOICE)) < degradation.again
+        image = jnp.where(_of_each(chosen), twice, image)
+    return image if integers else image * 255
+
+
+def _damaged_once(image: Array, keys: Array, degradation: Degradation) -> Array:
+    kinds = degradation.kinds
     draws = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
     strength = jax.vmap(lambda key: jax.random.uniform(key, (len(kinds),)))(draws[:, 0])
+    if degradation.share < 1:
+        left_out = jax.vmap(lambda key: jax.random.fold_in(key, _LEAVE_OUT))(keys)
+        drawn = jax.vmap(lambda key: jax.random.uniform(key, (len(kinds),)))(left_out)
+        always = jnp.asarray([name == "jpeg" for name in kinds])
+        strength = jnp.where(always | (drawn < degradation.share), strength, 0.0)
 
     def damaged(image: Array, index: int) -> Array:
         amount = strength[:, index]
@@ -85,13 +115,40 @@ def degrade(
     def one_kind(image: Array, choice: Array) -> tuple[Array, None]:
         # Every kind is computed and one taken: under vmap a branch would compute all as well, and
         # small pictures cost little beside a network.
-        chosen = [(choice == index)[:, None, None, None] for index in range(len(kinds))]
+        chosen = [_of_each(choice == index) for index in range(len(kinds))]
         return jnp.select(chosen, [damaged(image, index) for index in range(len(kinds))]), None
 
     orders = jnp.asarray(list(itertools.permutations(range(len(kinds)))))
     order = orders[jax.vmap(jax.random.bits)(draws[:, 2]) % len(orders)]
-    image, _ = jax.lax.scan(one_kind, image, order.T)
-    return image if integers else image * 255
+    return jax.lax.scan(one_kind, image, order.T)[0]
+
+
+def _passed_on(image: Array, keys: Array) -> Array:
+    """The pictures as somebody shows them who got them: resized, often sharpened."""
+    size = image.shape[-2:]
+    draw = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, _CHOICE), (3,)))(keys)
+    factor = jnp.floor(draw[:, 1] * len(_FACTORS))
+    resized = image
+    for index, part in enumerate(_FACTORS):
+        if part < 1:
+            small = _bicubic(image, tuple(max(round(part * side), 1) for side in size))
+            resized = jnp.where(_of_each(factor == index), _bicubic(small, size), resized)
+    strength = _of_each(jnp.maximum(2.0 * draw[:, 2] - 1.0, 0.0) * _SHARPEN)
+    levels = resized.astype(jnp.float32)
+    blurred = gaussian_blur(levels, sigma=_SHARPEN_BLUR, axes=_AXES, border="edge")
+    sharp = levels + strength * (levels - blurred)
+    if image.dtype == jnp.uint8:
+        return jnp.clip(jnp.floor(sharp + 0.5), 0, 255).astype(jnp.uint8)
+    return jnp.clip(sharp, 0.0, 1.0)
+
+
+def _bicubic(image: Array, size: tuple[int, ...]) -> Array:
+    return resize(image, (size[0], size[1]), method="bicubic", antialias=True, axes=_AXES)
+
+
+def _of_each(values: Array) -> Array:
+    """One value for each picture, to be joined with the pictures."""
+    return values[:, None, None, None]
 
 
 def _noisy(key: Array, image: Array, deviation: Array) -> Array:

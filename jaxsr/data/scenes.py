@@ -4,10 +4,12 @@ A scene is a function of a seed and a number, the same on every machine: the ran
 Philox's raw ones, and everything after them is IEEE addition, multiplication, division and square
 root in a fixed order (no `exp` or `sin`, whose last bits differ between libraries).
 
-Backgrounds are smooth sky, clouds, ground clutter with bright edges, or sea with a horizon and
-glints; over them lie sensor noise and 0 to 3 targets of about 1 to 100 px each, from a point to a
-blob, brighter than what is around them. Glints and clutter edges are what a detector must not
-mark. These are drawings, not physics: a figure on them says that training works, and no more.
+A background is drawn in layers: smooth sky, then often clouds or a soft bright band, then a bank of
+clouds, trees or hills behind a horizon, ground with fields and poles, or sea with glints. Contrasts
+reach from a few levels to saturation. Over it lie 0 to 4 targets of 1 to about 200 px: a point, a
+blob or several that touch, bright or dim. A blur of the optics and the sensor's noise (white,
+in columns, or smooth) follow. A mask marks where a target has more than a fraction of its peak, as
+people who draw masks do. These are drawings, not physics.
 """
 
 from dataclasses import dataclass
@@ -17,11 +19,16 @@ import numpy as np
 from jaxsr.data.infrared import Infrared, Pair
 from jaxsr.errors import InputError
 
-KINDS = ("sky", "clouds", "clutter", "sea")
+KINDS = ("sky", "clouds", "bank", "ground", "sea")
 
-_AREAS_PX = (1.0, 1.8, 3.2, 5.6, 10.0, 18.0, 32.0, 56.0, 100.0)
-_EMPTY = 0.15
+_AREAS_PX = (1.5, 4.0, 8.0, 12.0, 18.0, 28.0, 45.0, 80.0, 200.0)
+"""Areas of targets, at even steps of their distribution."""
+_PEAKS = (14.0, 30.0, 45.0, 65.0, 90.0, 115.0, 145.0, 220.0)
+"""Levels that a target's peak adds, at even steps of their distribution."""
+_EMPTY = 0.1
 """Part of the scenes that have no target."""
+_WHITE = 225.0
+"""A target is not placed where the background is brighter: it would not show."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,16 @@ class _Draws:
     def between(self, low: int | float, high: int | float) -> float:
         return low + (high - low) * float(self(1)[0])
 
+    def chance(self, probability: float) -> bool:
+        return float(self(1)[0]) < probability
+
+    def along(self, steps: tuple[float, ...]) -> float:
+        """A number whose distribution has these values at even steps."""
+        step, part = divmod(self.between(0, len(steps) - 1), 1.0)
+        return steps[int(step)] + part * (steps[int(step) + 1] - steps[int(step)])
+
     def normals(self, *shape: int) -> np.ndarray:
-        """Nearly normal, deviation 1: the scaled sum of four uniforms (Irwin–Hall)."""
+        """Nearly normal, standard deviation 1: the scaled sum of four uniforms (Irwin–Hall)."""
         total = self(*shape) + self(*shape) + (self(*shape) + self(*shape))
         return (total - 2.0) * np.sqrt(3.0)
 
@@ -51,12 +66,15 @@ def scene(seed: int, number: int, *, side: int = 256) -> Pair:
         raise InputError(f"side must be at least 32 px for a scene, got {side}")
     draw = _Draws(np.random.Philox(key=[seed, number]))
     kind = KINDS[int(draw.between(0, len(KINDS)))]
-    level = _BACKGROUNDS[kind](draw, side)
+    # Black is black: a target adds to what the sensor shows.
+    level = np.maximum(_background(draw, kind, side), 0.0)
     mask = np.zeros((side, side), np.uint8)
-    if draw.between(0, 1) > _EMPTY:
-        for _ in range(1 + int(draw.between(0, 1) ** 2 * 3)):
-            _place_target(draw, level, mask)
-    level += draw.between(0.5, 5.0) * draw.normals(side, side)
+    noise = 0.15 + 5.0 * draw.between(0, 1) ** 4
+    if not draw.chance(_EMPTY):
+        for _ in range(1 + int(draw.between(0, 1) ** 3 * 4)):
+            _place_target(draw, level, mask, least=4.0 * noise + 8.0)
+    level = _blurred(level, draw.between(0, 1) ** 2 / 4)
+    level = np.clip(level, 0.0, 255.0) + _sensor_noise(draw, side, noise)
     image = np.clip(np.floor(level + 0.5), 0, 255).astype(np.uint8)
     return np.repeat(image[..., None], 3, axis=-1), mask
 
@@ -87,6 +105,25 @@ def open_scenes(count: int, *, seed: int = 0, side: int = 256, split: str = "tra
     )
 
 
+def _background(draw: _Draws, kind: str, side: int) -> np.ndarray:
+    """Layers of one kind, in levels; they may lie outside 0…255."""
+    level = _sky(draw, side)
+    contrast = draw.between(8, 60) if draw.chance(0.6) else draw.between(60, 190)
+    if draw.chance(0.2):
+        contrast = -contrast  # dark on bright
+    if kind == "clouds" or (kind in ("bank", "sea") and draw.chance(0.4)):
+        level = _clouds(draw, level, contrast * draw.between(0.5, 1.0))
+    if draw.chance(0.1):
+        level = level + draw.between(-60, 120) * _band(draw, side)
+    if kind == "bank":
+        level = _bank(draw, level, contrast)
+    if kind == "ground":
+        level = _ground(draw, level)
+    if kind == "sea":
+        level = _sea(draw, level)
+    return level
+
+
 def _noise(draw: _Draws, side: int, *, cell: float, stretch: float = 1.0) -> np.ndarray:
     """Value noise in 0…1: random corners every `cell` px, smoothly joined."""
 
@@ -105,80 +142,190 @@ def _noise(draw: _Draws, side: int, *, cell: float, stretch: float = 1.0) -> np.
 
 
 def _octaves(
-    draw: _Draws, side: int, *, cell: float, count: int, stretch: float = 1.0
+    draw: _Draws,
+    side: int,
+    *,
+    cell: float,
+    count: int,
+    stretch: float = 1.0,
+    fall: float = 0.55,
 ) -> np.ndarray:
     total, weight, sum_of_weights = np.zeros((side, side)), 1.0, 0.0
     for _ in range(count):
         total += weight * _noise(draw, side, cell=max(cell, 2.0), stretch=stretch)
         sum_of_weights += weight
-        cell, weight = cell / 2, weight * 0.55
+        cell, weight = cell / 2, weight * fall
     return total / sum_of_weights
 
 
-def _ramp(draw: _Draws, side: int) -> np.ndarray:
-    place = np.arange(side) / side - 0.5
-    return draw.between(-50, 50) * place[:, None] + draw.between(-20, 20) * place
+def _edge(field: np.ndarray, softness: float) -> np.ndarray:
+    """0 below 0 and 1 above `softness`, smooth between."""
+    part = np.clip(field / softness, 0.0, 1.0)
+    return part * part * (3.0 - 2.0 * part)
 
 
 def _sky(draw: _Draws, side: int) -> np.ndarray:
-    haze = _octaves(draw, side, cell=side / 2, count=2)
-    return draw.between(40, 130) + _ramp(draw, side) + 20 * haze
+    place = np.arange(side) / side - 0.5
+    ramp = draw.between(-60, 60) * place[:, None] + draw.between(-25, 25) * place
+    haze = _octaves(draw, side, cell=side / draw.between(1.5, 4), count=2)
+    return draw.between(25, 185) + ramp + draw.between(0, 40) * (haze - 0.5)
 
 
-def _clouds(draw: _Draws, side: int) -> np.ndarray:
-    field = _octaves(draw, side, cell=side / draw.between(2, 6), count=5, stretch=1.5)
-    cover = np.clip((field - draw.between(0.4, 0.55)) * 4.0, 0.0, 1.0)
-    texture = _octaves(draw, side, cell=side / 10, count=3)
-    return _sky(draw, side) + cover * (draw.between(30, 100) * (0.6 + 0.4 * texture))
-
-
-def _clutter(draw: _Draws, side: int) -> np.ndarray:
-    field = _octaves(draw, side, cell=side / draw.between(6, 16), count=5)
-    level = draw.between(40, 100) + draw.between(50, 130) * (field - 0.3) + _ramp(draw, side)
-    for _ in range(int(draw.between(0, 6))):  # walls and roads: straight bright edges
-        top, left = (int(draw.between(0, side - 8)) for _ in range(2))
-        height, width = (int(draw.between(3, side / 3)) for _ in range(2))
-        level[top : top + height, left : left + width] += draw.between(-40, 50)
-    return level
-
-
-def _sea(draw: _Draws, side: int) -> np.ndarray:
-    horizon = int(draw.between(0.1, 0.6) * side)
-    level = _sky(draw, side)
-    waves = _octaves(draw, side, cell=side / 24, count=4, stretch=4.0)
-    water = draw.between(30, 90) + 60 * waves
-    glints = draw(side, side) < 0.0008
-    water += np.where(glints, draw.between(10, 45), 0.0)
-    level[horizon:] = water[horizon:]
-    return level
-
-
-_BACKGROUNDS = {"sky": _sky, "clouds": _clouds, "clutter": _clutter, "sea": _sea}
-
-
-def _place_target(draw: _Draws, level: np.ndarray, mask: np.ndarray) -> None:
-    """Adds one elliptic target of about 1 to 100 px and marks it."""
+def _clouds(draw: _Draws, level: np.ndarray, contrast: float) -> np.ndarray:
+    """Clouds with edges from sharp to misty, in patches, streaks or a whole cover."""
     side = len(level)
-    # Evenly spread over the logarithm, but for straight pieces: small targets are the rule.
-    step, part = divmod(draw.between(0, len(_AREAS_PX) - 1), 1.0)
-    smaller, larger = _AREAS_PX[int(step)], _AREAS_PX[int(step) + 1]
-    area = smaller + part * (larger - smaller)
-    aspect = draw.between(0.6, 1.0)
-    radius = np.sqrt(area / 3.14159265 / aspect)
-    row, column = draw.between(0, side), draw.between(0, side)
-    down = np.arange(side) + 0.5 - row
-    right = np.arange(side) + 0.5 - column
+    stretch = draw.between(0.7, 1.6) if draw.chance(0.6) else draw.between(2.0, 5.0)
+    cell, fall = side / draw.between(1.5, 7), draw.between(0.4, 0.65)
+    field = _octaves(draw, side, cell=cell, count=6, stretch=stretch, fall=fall)
+    place = np.arange(side) / side - 0.5
+    field += draw.between(-0.4, 0.4) * place[:, None] + draw.between(-0.3, 0.3) * place
+    cover = _edge(field - draw.between(0.3, 0.6), draw.between(0.06, 0.5))
+    texture = _octaves(draw, side, cell=side / draw.between(4, 20), count=4, stretch=stretch)
+    depth = draw.between(0.1, 0.9)
+    return level + cover * (contrast * (1.0 - depth + 2.0 * depth * (texture - 0.25)))
+
+
+def _band(draw: _Draws, side: int) -> np.ndarray:
+    """A straight band with soft edges, in 0…1: a trail or a part of the optics."""
+    t = draw.between(-2, 2)
+    cosine, sine = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+    place = np.arange(side) - side * draw.between(0.2, 0.8)
+    distance = cosine * place + (sine * place)[:, None]
+    width = side * draw.between(0.02, 0.25)
+    return np.clip(1.0 - (distance / width) ** 2, 0.0, 1.0) ** 2
+
+
+def _outline(draw: _Draws, side: int, *, least: float, most: float) -> np.ndarray:
+    """How far each pixel lies below a ragged line across the image, over the side."""
+    cell, stretch = side / draw.between(1.5, 6), draw.between(0.7, 2.0)
+    fall = draw.between(0.4, 0.7)
+    ragged = _octaves(draw, side, cell=cell, count=6, stretch=stretch, fall=fall) - 0.5
+    rows = np.arange(side)[:, None] / side
+    tilt = draw.between(-0.3, 0.3) * (np.arange(side) / side - 0.5)
+    return rows - draw.between(least, most) + tilt + draw.between(0.1, 0.9) * ragged
+
+
+def _bank(draw: _Draws, level: np.ndarray, contrast: float) -> np.ndarray:
+    """A bank of clouds, hills or trees over a part of the image."""
+    side = len(level)
+    inside = _edge(_outline(draw, side, least=0.2, most=0.9), draw.between(0.01, 0.15))
+    texture = _octaves(draw, side, cell=side / draw.between(2, 24), count=5)
+    body = level + contrast * (0.6 + draw.between(0.2, 1.2) * (texture - 0.4))
+    if draw.chance(0.3):
+        body = body + _place_of(draw, side) * draw.between(-60, 60)
+    if draw.chance(0.3):
+        inside = inside[::-1]
+    return level + inside * (body - level)
+
+
+def _place_of(draw: _Draws, side: int) -> np.ndarray:
+    """A slope over the image, in -0.5…0.5, downwards or across."""
+    place = np.arange(side) / side - 0.5
+    return np.broadcast_to(place[:, None] if draw.chance(0.7) else place, (side, side))
+
+
+def _ground(draw: _Draws, level: np.ndarray) -> np.ndarray:
+    """Fields in stripes, roofs and poles, below a horizon or everywhere."""
+    side = len(level)
+    stretch = draw.between(1, 6)
+    field = _octaves(draw, side, cell=side / draw.between(6, 40), count=4, stretch=stretch)
+    ground = draw.between(30, 150) + draw.between(15, 130) * (field - 0.4)
+    rows = np.arange(side)
+    for _ in range(int(draw.between(0, 5))):  # fields and roads, one behind the other
+        top = int(draw.between(0, side))
+        lean = draw.between(-0.15, 0.15) * (np.arange(side) - side / 2)
+        below = _edge(rows[:, None] - top + lean, draw.between(1, 4))
+        ground = ground + below * draw.between(-40, 40)
+    for _ in range(int(draw.between(0, 7))):  # roofs and walls
+        top, left = (int(draw.between(0, side - 8)) for _ in range(2))
+        height, width = (int(draw.between(3, side / 4)) for _ in range(2))
+        ground[top : top + height, left : left + width] += draw.between(-40, 60)
+    for _ in range(int(draw.between(0, 6))):  # poles
+        top, left = int(draw.between(0, side - 8)), int(draw.between(0, side - 2))
+        height, width = int(draw.between(6, side / 4)), 1 + int(draw.between(0, 2))
+        ground[top : top + height, left : left + width] += draw.between(-30, 60)
+    if draw.chance(0.3):
+        return ground
+    inside = _edge(_outline(draw, side, least=0.1, most=0.7), draw.between(0.005, 0.05))
+    return level + inside * (ground - level)
+
+
+def _sea(draw: _Draws, level: np.ndarray) -> np.ndarray:
+    """Waves with glints below a straight horizon, or everywhere."""
+    side = len(level)
+    horizon = 0 if draw.chance(0.4) else int(draw.between(0.05, 0.7) * side)
+    waves = _octaves(
+        draw, side, cell=side / draw.between(16, 80), count=4, stretch=draw.between(2, 6)
+    )
+    water = draw.between(25, 140) + draw.between(5, 80) * (waves - 0.5)
+    glints = draw(side, side) < draw.between(0, 0.001)
+    water += np.where(glints, draw.between(5, 30), 0.0)
+    slope = draw.between(-40, 40) * (np.arange(side) / side - 0.5)[:, None]
+    level = level.copy()
+    level[horizon:] = (water + slope)[horizon:]
+    return level
+
+
+def _blurred(level: np.ndarray, weight: float) -> np.ndarray:
+    """Each pixel mixed with its four neighbours, in both axes, the border repeated."""
+    for axis in (0, 1):
+        places = np.arange(level.shape[axis])
+        before, after = np.maximum(places - 1, 0), np.minimum(places + 1, places[-1])
+        neighbours = level.take(before, axis) + level.take(after, axis)
+        level = (1.0 - 2.0 * weight) * level + weight * neighbours
+    return level
+
+
+def _sensor_noise(draw: _Draws, side: int, amount: float) -> np.ndarray:
+    noise = amount * draw.normals(side, side)
+    if draw.chance(0.4):  # as scaled or compressed pictures have it
+        noise = 1.6 * _blurred(noise, draw.between(0.1, 0.3))
+    if draw.chance(0.25):
+        noise = noise + draw.between(0, 3) * draw.normals(side)
+    if draw.chance(0.1):
+        noise = noise + draw.between(0, 2) * draw.normals(side)[:, None]
+    return noise
+
+
+def _place_target(draw: _Draws, level: np.ndarray, mask: np.ndarray, *, least: float) -> None:
+    """Adds one target, of one to four blobs that touch, and marks it."""
+    side = len(level)
+    area, peak = draw.along(_AREAS_PX), max(draw.along(_PEAKS), least)
+    for _ in range(6):
+        row, column = draw.between(0, side), draw.between(0, side)
+        if level[int(row), int(column)] < _WHITE:
+            break
+    # Where a blob has fallen to `threshold` of its peak, its mask ends.
+    threshold = draw.between(0.12, 0.4)
+    square = 8.0 * (1.0 - np.sqrt(np.sqrt(threshold)))  # of the distance, in widths of the blob
+    width = np.sqrt(area / (3.14159265 * square))
+    profile = _blob(draw, side, row, column, width)
+    if area > 12.0 and draw.chance(0.4):
+        for _ in range(1 + int(draw.between(0, 3))):
+            down, right = (draw.between(-2.0, 2.0) * width for _ in range(2))
+            part = _blob(draw, side, row + down, column + right, width * draw.between(0.4, 0.9))
+            profile = profile + draw.between(0.4, 1.0) * part
+    if draw.chance(0.15):
+        profile = np.minimum(profile, 0.6)  # saturated: a flat top
+    top = profile.max()
+    if top <= 0.0:
+        return
+    profile = profile / top
+    level += peak * profile
+    mask[profile > threshold] = 1
+
+
+def _blob(draw: _Draws, side: int, row: float, column: float, width: float) -> np.ndarray:
+    """An ellipse that fades like a Gaussian of this width, 1 at its middle."""
+    aspect = draw.between(0.5, 1.0) if draw.chance(0.8) else draw.between(0.2, 0.5)
     # A turn by a rational point of the circle: no sine.
     t = draw.between(-1, 1)
     cosine, sine = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+    down, right = np.arange(side) + 0.5 - row, np.arange(side) + 0.5 - column
     along = cosine * right + (sine * down)[:, None]
     across = (cosine * down)[:, None] - sine * right
-    distance = (along / radius) ** 2 + (across / (radius * aspect)) ** 2
-    inside = distance <= 1.0
-    if not inside.any():
-        inside[min(int(row), side - 1), min(int(column), side - 1)] = True
-    # Twice the radius, so that the edge keeps some brightness and fades outside the mask.
-    glow = np.clip(1.0 - distance / 4.0, 0.0, 1.0) ** 3
-    glow = np.where(inside, np.maximum(glow, 0.5), glow)
-    level += draw.between(35, 120) * glow
-    mask[inside] = 1
+    stretch = np.sqrt(aspect)
+    # At least a pixel's own extent: thinner ones would fall between pixels.
+    long, short = max(width / stretch, 0.4), max(width * stretch, 0.4)
+    distance = (along / long) ** 2 + (across / short) ** 2
+    return np.clip(1.0 - distance / 8.0, 0.0, 1.0) ** 4

@@ -47,6 +47,10 @@ class SegmentationRun(PictureRunConfig):
     """Side in pixels of the square that the network trains on."""
     augment: Literal["scale", "patch"] = "scale"
     """scale: the paper's rescaling, flip and blur. patch: crops of the image as it is, turned."""
+    zoom: float = 1.0
+    """With augment=patch: each image is scaled by a factor between 1/zoom and zoom, at most 4."""
+    contrast: float = 0.0
+    """Contrast changes by up to this share, and brightness by half as much; below 1."""
     normalise: Literal["imagenet", "dataset"] = "imagenet"
     """Mean and deviation of the input: ImageNet's, or those of the training images' gray values."""
     evaluate: Literal["base", "native"] = "base"
@@ -140,6 +144,8 @@ class Segmentation:
             crop=config.crop_size,
             base=config.base_size,
             kind=config.augment,
+            zoom=config.zoom,
+            contrast=config.contrast,
             normalisation=normalisation,
         )
         self._resident = self._fits()

@@ -70,12 +70,17 @@ class PhotoRun(PictureRunConfig):
     detail_noise: float = 0.0
     """At scale 1: most deviation of the noise added, in levels of 255."""
     low_blur: float = 0.0
-    """Most deviation in pixels of the blur of the network's input, drawn for each sample from 0;
-    blur, noise and JPEG come in random order, in validation too."""
+    """Maximum standard deviation in pixels of the blur of the network's input, drawn for each
+    sample; blur, noise and JPEG come in random order, in validation too."""
     low_noise: float = 0.0
-    """Most deviation of noise of the network's input, in levels of 255."""
+    """Maximum standard deviation of the noise of the network's input, in levels of 255."""
     low_jpeg: tuple[int, int] | None = None
-    """Least and most quality, as 40 95, of JPEG files that the network's input went through."""
+    """Lowest and highest quality, as 40 95, of JPEG files that the network's input went through."""
+    low_share: float = 1.0
+    """Share of the samples that are blurred, and of those with noise."""
+    low_again: float = 0.0
+    """Share of the samples that are resized, sharpened and damaged a second time, as pictures from
+    the web are."""
     held_out: float = 0.1
     """Fraction of the data held out for validation where there is no val folder."""
     validation_px: int = 512
@@ -103,7 +108,13 @@ class PhotoRun(PictureRunConfig):
     @property
     def degradation(self) -> Degradation | None:
         """Damage to the network's input; None where there is none."""
-        damage = Degradation(blur=self.low_blur, noise=self.low_noise, jpeg=self.low_jpeg)
+        damage = Degradation(
+            blur=self.low_blur,
+            noise=self.low_noise,
+            jpeg=self.low_jpeg,
+            share=self.low_share,
+            again=self.low_again,
+        )
         return damage if damage.kinds else None
 
     @property
