@@ -75,4 +75,22 @@ def check_utf8_path(path: Path) -> None:
 def first_line(error: BaseException) -> str:
     """The type of another library's error and the first line of its message, for one of ours."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {printable(lines[0], 200)}" if lines else type(error).__name__
+
+
+def printable(text: object, longest: int | None = None) -> str:
+    """What comes from outside (a name in a file, a file's name, another's message), for a terminal.
+
+    One line: white space becomes a space, and characters that control a terminal, reverse the order
+    of others or are no text become escapes such as `\\x1b`.
+
+    Args:
+      text: anything; its `str` is taken.
+      longest: characters that are kept.
+    """
+    words = " ".join(str(text).split())
+    if longest is not None and len(words) > longest:
+        words = words[: longest - 1] + "…"
+    if words.isprintable():  # of what str.isprintable refuses, spaces other than " " are gone
+        return words
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)

@@ -38,6 +38,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
             self.model,
             weights=self.weights,
             model_options=self.class_options(),
+            trust_builder=self.trust_builder,
             options=self,
             batch=self.batch,
             lane_folding=self.lane_folding,

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jaxsr.errors import InputError, UserError
+from jaxsr.errors import InputError, UserError, printable
 from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime.allocator import keep_freed_memory
 from jaxsr.runtime.exit_status import ExitStatus
@@ -190,7 +190,7 @@ def _unboxed(text: str) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = str(error)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, UserError):
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return text.encode("utf-8", "backslashreplace").decode() or type(error).__name__
+    return printable(text) or type(error).__name__

@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError, check_literals
+from jaxsr.errors import InputError
+from jaxsr.fields import check_literals
 
 Norm = Literal["instance", "batch", "none"]
 

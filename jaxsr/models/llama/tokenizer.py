@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.errors import InputError, MissingFileError, UserError, one_line
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.models.llama import gguf_tokenizer
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
@@ -146,13 +146,14 @@ def _inner(folder: Path, path: Path) -> Any:
             f"{folder} has no tokenizer.json; get it from where the model came from, or give "
             "--tokenizer a folder that has one"
         )
-    from jaxsr.models.libraries import import_transformers
+    from jaxsr.models.transformers_files import tokenizer_from_folder
 
+    config = folder / "tokenizer_config.json"
     try:
-        made = import_transformers().AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True
-        )
+        made = tokenizer_from_folder(folder, read_json(config) if config.is_file() else {})
         return made.backend_tokenizer
+    except UserError:
+        raise
     except Exception as error:  # whatever a file that is missing or damaged raises
         needs = "; install sentencepiece" if older[0].endswith(".model") else ""
         raise InputError(
