@@ -172,7 +172,7 @@ def test_the_pages_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_b
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["family"] == (
         "super-resolution"
     )
-    model = find_model(tmp_path / "whole")
+    model = find_model(tmp_path / "whole", trust_builder=True)
     assert (model.scale, model.channels, model.value_range) == (2, 3, (0.0, 1.0))
 
 
@@ -185,7 +185,7 @@ def test_a_detector_of_one_channel_describes_its_input(tmp_path):
     assert (notes["task"], notes["builder"]) == ("detection", f"{HERE}:UNet")
     assert notes["input"]["channels"] == 1 and notes["input"]["gray"]
     assert list((out / "validation").glob("*.png"))
-    detector = load_detector(out, options=ComputeOptions(engine="torch"))
+    detector = load_detector(out, trust_builder=True, options=ComputeOptions(engine="torch"))
     (logits,) = detector.logits([np.zeros((40, 50, 3), np.uint8)])
     assert logits.shape == (40, 50)
 
