@@ -20,12 +20,21 @@ import numpy as np
 from jaxsr.data.decode import decode_rgb, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
-from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
+from jaxsr.data.video import (
+    Reading,
+    UnreadableVideo,
+    add_encoder,
+    display_matrix,
+    main_stream,
+    open_video,
+    turned,
+    write_video,
+)
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.evaluation import write_csv
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, printable
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.exit_status import ExitStatus
@@ -125,22 +134,31 @@ class _Session:
         decoded = 0
         try:
             with open_video(source.path) as container:
-                frames = _UntilDamaged(container.decode(video=0))
+                reading = Reading(container)
+                frames = _UntilDamaged(reading.frames())
                 batches = iter(lambda: list(itertools.islice(frames, self.config.batch)), [])
                 first = next(batches, None)
                 if first is None:
                     raise frames.damage or UnreadableVideo("no frames")
-                stream = container.streams.video[0]
+                stream = main_stream(container)
                 size, rate = (first[0].height, first[0].width), stream.average_rate or 25
+                matrix = display_matrix(first[0])
                 with write_video(target) as out:
-                    encoder = add_encoder(out, stream, size, codec="libx264")
+                    upright = turned(np.empty((*size, 0)), matrix).shape[:2]
+                    encoder, _ = add_encoder(out, stream, upright, codec="libx264")
                     for batch in itertools.chain([first], batches):
-                        for shown in self._frames(source, batch, decoded, size, rate):
+                        images = [
+                            np.ascontiguousarray(turned(_rgb(frame, size), matrix))
+                            for frame in batch
+                        ]
+                        for shown in self._frames(source, batch, images, decoded, rate):
                             out.mux(encoder.encode(shown))
                         decoded += len(batch)
                     out.mux(encoder.encode(None))
                 if frames.damage is not None:
                     raise frames.damage
+                if shortage := reading.shortage():
+                    raise UnreadableVideo(shortage)
         except (UnreadableVideo, OSError) as error:
             after = f" (after {decoded} frames)" if decoded else ""
             complain(str(source.path), f"{error}{after}")
@@ -148,13 +166,11 @@ class _Session:
         return 0
 
     def _frames(
-        self, source: Source, frames: list, first: int, size: tuple[int, int], rate: Any
+        self, source: Source, frames: list, images: list[np.ndarray], first: int, rate: Any
     ) -> Iterator:
-        """Overlays of some frames, number `first` and on, at their times."""
+        """Overlays of some frames' upright images, number `first` and on, at their times."""
         import av
 
-        height, width = size
-        images = [f.to_ndarray(format="rgb24", height=height, width=width) for f in frames]
         name = Path("masks") / source.relative.with_suffix("")
         probabilities = self.detector.probabilities(images)
         batch = zip(frames, images, probabilities, strict=True)
@@ -204,6 +220,10 @@ class _Session:
         atomic_write(path, data.tobytes())
 
 
+def _rgb(frame: Any, size: tuple[int, int]) -> np.ndarray:
+    return frame.to_ndarray(format="rgb24", height=size[0], width=size[1])
+
+
 class _UntilDamaged(Iterator):
     """An iterator that ends where FFmpeg can decode no further, and keeps the reason."""
 
@@ -234,4 +254,4 @@ def _refuse_double_names(sources: list[Source]) -> None:
 
 
 def complain(name: str, reason: str) -> None:
-    print(f"jaxsr: {name}: {' '.join(reason.split())}", file=sys.stderr)
+    print(f"jaxsr: {printable(name)}: {printable(reason)}", file=sys.stderr)

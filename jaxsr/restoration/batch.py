@@ -41,6 +41,8 @@ class Outcome:
     """(source, result that was there already)."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """(source, reason)."""
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+    """(source, what its result changes or lacks besides samples)."""
 
 
 class _FileSink:

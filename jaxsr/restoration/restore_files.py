@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxsr.data.picture_limits import limit_opencv
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, printable
 from jaxsr.models.load import is_shipped
 from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
@@ -152,7 +152,9 @@ def _restore(
     print(f"restored {restored} to {config.out}{rate}{compiled}; {all_s:.1f} s in all")
     if skipped:
         print(_SKIPPED.format(skipped))
-    return _print_failures(inputs.notes(), failed)
+    remarks = [remark for outcome in outcomes for remark in outcome.remarks]
+    lines = [f"note: {printable(name)}: {printable(remark)}" for name, remark in remarks]
+    return _print_failures(lines + inputs.notes(), failed)
 
 
 def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:
@@ -162,7 +164,7 @@ def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:
     if failed:
         print(f"not restored: {len(failed)}", file=sys.stderr)
         for name, reason in failed:
-            print(f"  {name}: {reason}", file=sys.stderr)
+            print(f"  {printable(name)}: {printable(reason)}", file=sys.stderr)
     return ExitStatus.FAILED if failed else ExitStatus.OK
 
 

@@ -186,13 +186,14 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
         assert sum(areas) == (mask > 0).sum()
 
 
-def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray"):
+def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotation=0):
     """A spot that moves, on frames whose times have a gap."""
     av = pytest.importorskip("av", reason="videos need PyAV")
     with av.open(str(path), "w") as out:
         video = out.add_stream(codec, rate=10)
         video.height, video.width, video.pix_fmt = *size, pixels
         video.time_base = Fraction(1, 10)
+        video.set_display_rotation(rotation)
         for number in range(frames):
             picture = _spotted(*size, (9, 3 + 8 * number % 48, 4, 4))
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
@@ -215,6 +216,19 @@ def test_command_takes_videos_and_keeps_their_times(weights, tmp_path, size):
         shown = list(container.decode(video=0))
     assert [frame.time for frame in shown] == pytest.approx([0, 0.1, 0.2, 1.0, 1.1])
     assert (shown[0].height, shown[0].width) == size
+
+
+def test_a_turned_video_is_looked_at_upright(weights, tmp_path):
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    film, out = _film(tmp_path / "film.mkv", rotation=90), tmp_path / "out"
+    assert _detect(film, "--model", weights, "--out", out) == 0
+    with av.open(str(film)) as container:
+        height, width = container.streams.video[0].height, container.streams.video[0].width
+    masks = sorted((out / "masks" / "film").iterdir())
+    assert {np.asarray(Image.open(mask)).shape for mask in masks} == {(width, height)}
+    with av.open(str(out / "overlays" / "film.mp4")) as container:
+        shown = next(container.decode(video=0))
+    assert (shown.height, shown.width, shown.rotation) == (width, height, 0)
 
 
 def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_path, capsys):
