@@ -1,6 +1,6 @@
 """Everything that a video file may hold, and what `restore` and `detect` make of it.
 
-docs/formats.md is the table; each of its rows about videos has a case here, and the other way round.
+docs/formats.md is the table; each of its rows about videos has a case here, and no other has.
 """
 
 import contextlib
@@ -409,7 +409,7 @@ def second_view(tmp_path, ending, capsys):
 @case("MPEG-TS", "streams of data", "dropped, with a line")
 def data_streams(tmp_path, ending, capsys):
     path = tmp_path / f"a.{ending}"
-    with film(path) as (out, video, audio):
+    with film(path) as (out, _, _):
         data = out.add_data_stream("klv")
         packet = av.Packet(b"numbers")
         packet.stream, packet.pts, packet.dts, packet.time_base = data, 0, 0, Fraction(1, 90000)
