@@ -130,6 +130,15 @@ def decode_rgb(
         raise UnreadablePicture(one_line(error)) from error
 
 
+def orientation_of(path: Path) -> int:
+    """EXIF's orientation of a picture that `decode_rgb` reads, which that applies."""
+    try:
+        with Image.open(path) as image:
+            return int(image.getexif().get(ORIENTATION, 1))
+    except UnidentifiedImageError:  # OpenCV's formats have none
+        return 1
+
+
 def picture_size(path: Path) -> tuple[int, int]:
     """Height and width after EXIF orientation, from the header alone where Pillow knows the format.
 

@@ -276,7 +276,8 @@ def _pixel_format(codec: Any, pixels: str, size: tuple[int, int]) -> str:
     for choice in (pixels.replace("420", "444"), pixels) if odd else (pixels,):
         if choice in known or not known:
             return choice
-    return str(find_best_pix_fmt_of_list(known, pixels, False)[0].name)
+    nearest: Any = find_best_pix_fmt_of_list(known, pixels, False)[0]
+    return str(nearest.name)
 
 
 def _differing_samples(stream: Any, result: Any) -> list[str]:

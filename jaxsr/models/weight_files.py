@@ -21,7 +21,7 @@ from jaxsr.interop.weights import open_safetensors
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
 WRAPPERS = (
-    *("params_ema", "state_dict_ema", "model_ema"),
+    *("params_ema", "state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema"),
     *("params", "state_dict", "net", "model"),
 )
 
@@ -118,21 +118,30 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
     Raises:
       ValueError: there is no dictionary of tensors where state dicts are usually kept.
     """
-    while isinstance(loaded, Mapping):
-        if _is_state_dict(loaded):
-            return {str(name): value for name, value in loaded.items()}
-        inner = next((key for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
-        if inner is None:
-            holding = [key for key, value in loaded.items() if _is_state_dict(value)]
-            inner = holding[0] if len(holding) == 1 else None
-        if inner is None:
-            break
-        loaded = loaded[inner]
+    if (state := _state_dict_in(loaded, _DEEPEST)) is not None:
+        return {str(name): value for name, value in state.items()}
     keys = first_of(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
     raise InputError(
         f"{source} holds no state dict: found {keys or 'nothing'}, looked for tensors or one of "
         f"{', '.join(WRAPPERS)}; save the state dict alone"
     )
+
+
+def _state_dict_in(loaded: object, deepest: int) -> Mapping[object, Tensor] | None:
+    """The first state dict by the order of `WRAPPERS`, else the only one below another name."""
+    if _is_state_dict(loaded):
+        return loaded
+    if not isinstance(loaded, Mapping) or deepest == 0:  # one may hold itself
+        return None
+    for key in WRAPPERS:
+        if (state := _state_dict_in(loaded.get(key), deepest - 1)) is not None:
+            return state
+    holding = [value for value in loaded.values() if _is_state_dict(value)]
+    return holding[0] if len(holding) == 1 else None
+
+
+_DEEPEST = 4
+"""Dictionaries around a state dict."""
 
 
 def _is_state_dict(value: object) -> TypeGuard[Mapping[object, Tensor]]:

@@ -14,9 +14,6 @@ from PIL import Image
 from jaxsr.data.picture_file import ORIENTATION, meant_channels, png_chunks
 from jaxsr.errors import first_of
 
-RESOLUTION = (282, 283, 296)
-"""EXIF's and TIFF's tags of the resolution across and down, and of its unit."""
-
 # Chunks that say what a PNG's samples mean or what the picture is, not how it is encoded.
 _PNG_NOTES = (
     *(b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI"),
@@ -85,7 +82,8 @@ class Notes:
 
 def read_notes(image: Any, data: bytes) -> Notes:
     """The notes of a file that Pillow has opened; of a PNG, loaded."""
-    info, format = image.info, {"MPO": "JPEG"}.get(image.format, image.format)
+    info: dict[str, Any] = image.info
+    format: str = "JPEG" if image.format == "MPO" else image.format
     exif = info.get("exif")
     if exif is None and (format == "TIFF" or "Raw profile type exif" in info):
         exif = _descriptive(image).tobytes()
@@ -143,12 +141,11 @@ def _descriptive(image: Image.Image) -> Image.Exif:
 def _exif_resolution(exif: bytes | None) -> tuple[float, float] | None:
     if exif is None:
         return None
-    tags = Image.Exif()
+    tags: Any = Image.Exif()
     try:
         tags.load(exif)
-        across, down, unit = (tags.get(tag) for tag in RESOLUTION)
-        factor = {2: 1.0, 3: 2.54}[unit or 2]
-        return float(across) * factor, float(down) * factor
+        factor = {2: 1.0, 3: 2.54}[tags.get(296, 2)]
+        return float(tags[282]) * factor, float(tags[283]) * factor
     except Exception:  # none is said, or the EXIF is damaged and says nothing
         return None
 

@@ -260,3 +260,23 @@ def test_public_checkpoint_is_read_unmodified(shared_data):
     weights = read_weights(shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt")
     assert sum(value.numel() for value in weights.values()) == 925_646
     assert "neck.0.weight" in weights
+
+
+@pytest.mark.parametrize("name", ["ema", "ema_state_dict", "model_ema", "ema_model"])
+def test_averaged_weights_go_before_the_model(tmp_path, name):
+    plain, averaged = ({"weight": torch.full((2, 2), value)} for value in (1.0, 2.0))
+    torch.save({"model": plain, name: averaged, "step": 3}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth")["weight"][0, 0] == 2
+    # timm's and Lightning's averages: a dictionary with a count beside the weights.
+    torch.save({"model": plain, name: {"module": averaged, "decay": 0.9}}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth")["weight"][0, 0] == 2
+    torch.save({"model": plain, name: {"decay": 0.9}}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth")["weight"][0, 0] == 1
+
+
+def test_a_state_dict_that_is_itself_is_refused(tmp_path):
+    content: dict = {"epoch": 3}
+    content["state_dict"] = content
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match="holds no state dict"):
+        read_weights(tmp_path / "w.pth")
