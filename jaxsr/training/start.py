@@ -12,6 +12,7 @@ from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.setup import setup_compute
@@ -70,6 +71,7 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
+                clear_partials(out)
                 record = claim_folder(
                     out,
                     config,
