@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from jaxsr.errors import InputError, MissingFileError
+from jaxsr.models.claims import check_claims, check_folder_claims
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
@@ -63,6 +64,11 @@ def _loaded(
 ) -> LanguageModel:
     file = None if path.is_dir() else open_gguf(path)
     fields = read_json(path / "config.json") if file is None else read_config(file)
+    if file is None:
+        check_folder_claims(fields, weight_files(path), source=path / "config.json")
+    else:
+        size = path.stat().st_size
+        check_claims(fields, tensors=len(file.tensors), size=size, source=path)
     if choose(fields, implementation) == "own":
         if file is None:
             return loading.load_folder(path, dtype=dtype, scheme=scheme)

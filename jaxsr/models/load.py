@@ -27,6 +27,7 @@ from jaxsr.models.build import (
     is_class_name,
     is_configuration,
 )
+from jaxsr.models.claims import check_claims
 from jaxsr.models.own_network import load_own_network, stated_uses
 from jaxsr.models.registry import (
     FAMILIES,
@@ -212,6 +213,8 @@ def _from_weights(path: Path, name: str, kind: Kind | None, trust_builder: bool)
         if config is None:
             continue
         try:
+            size = path.stat().st_size
+            check_claims(config, tensors=len(weights), size=size, source=path, least=1024)
             network = family.build(config)
             load_weights(network, bare, source=str(path))
         except InputError as error:

@@ -20,6 +20,7 @@ from typing import Any
 from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.build import LIBRARIES, build_network, import_attribute
+from jaxsr.models.claims import check_claims
 from jaxsr.models.named_code import check_library_builder, check_network_code, lies_in
 from jaxsr.models.registry import Kind, LoadedModel, Weights
 from jaxsr.models.weight_files import load_weights
@@ -53,6 +54,9 @@ def load_own_network(
     builder, arguments = metadata["builder"], metadata.get("builder_args", {})
     if not (isinstance(builder, str) and isinstance(arguments, dict)):
         raise _unknown_metadata(path)
+    size = path.stat().st_size
+    claimed = {"builder_args": arguments}
+    check_claims(claimed, tensors=len(weights), size=size, source=path, least=1024)
     if builder.partition(":")[0] in LIBRARIES:
         check_library_builder(path, builder, arguments)
     else:

@@ -3,20 +3,18 @@
 The `tokenizers` package does the splitting; `transformers` is not needed.
 """
 
-import math
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import InputError, MissingFileError, UserError, one_line
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.models.llama import gguf_tokenizer
+from jaxsr.models.llama.chat_renderer import Renderer, TemplateFailure
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
-
-_LARGEST_PRODUCT = 2**24
 
 # What a tokenizer was kept in before tokenizer.json.
 _OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
@@ -58,19 +56,15 @@ class Tokenizer:
         """
         if self.template is None:
             raise InputError("this model has no chat template; use --raw")
-        import jinja2
-
         try:
-            return (
-                _environment()
-                .from_string(self.template)
-                .render(messages=list(messages), add_generation_prompt=True, **self.special)
-            )
-        except jinja2.TemplateError as error:
+            return self._renderer.render(messages, self.special)
+        except TemplateFailure as error:
             raise InputError(f"the model's chat template failed: {one_line(error)}") from error
-        except Exception as error:  # a template computes whatever it likes: TypeError, KeyError, …
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise InputError(f"the model's chat template failed ({reason}); use --raw") from error
+
+    @functools.cached_property
+    def _renderer(self) -> Renderer:
+        assert self.template is not None
+        return Renderer(self.template)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -160,32 +154,3 @@ def _inner(folder: Path, path: Path) -> Any:
             f"{folder} has no tokenizer.json, and transformers makes none of {', '.join(older)} "
             f"({one_line(error):.200}){needs}, or give --tokenizer a folder that has one"
         ) from error
-
-
-def _environment() -> Any:
-    """What templates expect to find, as `transformers` gives it to them; sandboxed."""
-    import json
-
-    import jinja2.sandbox
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    class Bounded(ImmutableSandboxedEnvironment):
-        """Without products of gigabytes; the sandbox itself bounds `range`."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(x) if hasattr(x, "__len__") else abs(x) for x in (left, right)]
-            if operator == "**" or math.prod(sizes) > _LARGEST_PRODUCT:
-                raise jinja2.sandbox.SecurityError(f"{operator} of {sizes[0]} and {sizes[1]}")
-            return super().call_binop(context, operator, left, right)
-
-    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
