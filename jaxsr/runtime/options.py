@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jaxsr.errors import InputError
-from jaxsr.fields import check_literals
+from jaxsr.fields import check_fields
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.mesh_shape import MeshShape
 
@@ -42,7 +42,7 @@ class CheckedOptions:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for a value that cannot be used."""
-        check_literals(self)
+        check_fields(self)
 
     def check_at_least(self, least: int, *names: str) -> None:
         """Raises `InputError` where one of these fields is set and below `least`."""

@@ -291,8 +291,8 @@ def test_several_networks_and_phases(folder, engine):
 
 def test_other_runs_begin_with_its_configuration_or_weights(folder):
     assert main(["fit_task:Fit", "--out", "first", "--width", "4", "--engine", "torch"]) == 0
-    assert main(["--config", "first", "--out", "second", "--steps", "2"]) == 0
-    assert main(["--branch-from", "first", "--out", "third", "--steps", "8"]) == 0
+    assert main(["fit_task:Fit", "--config", "first", "--out", "second", "--steps", "2"]) == 0
+    assert main(["fit_task:Fit", "--branch-from", "first", "--out", "third", "--steps", "8"]) == 0
     for out, steps in (("second", 2), ("third", 8)):
         options = json.loads(Path(f"{out}/config.json").read_text())["options"]
         assert (options["width"], options["steps"]) == (4, steps)
