@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from jaxsr.errors import InputError, UserError, printable
 from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime.allocator import keep_freed_memory
+from jaxsr.runtime.environment import check_environment
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
@@ -29,6 +30,11 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
       command: the name of what it runs.
     """
     _open_closed_streams()
+    try:
+        check_environment()
+    except InputError as error:
+        print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
+        sys.exit(ExitStatus.WRONG_INPUT)
     keep_freed_memory(command)
     warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
     if isinstance(sys.stdout, io.TextIOWrapper):
