@@ -91,6 +91,17 @@ def printable(text: object, longest: int | None = None) -> str:
     words = " ".join(str(text).split())
     if longest is not None and len(words) > longest:
         words = words[: longest - 1] + "…"
-    if words.isprintable():  # of what str.isprintable refuses, spaces other than " " are gone
-        return words
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return _escaped(words)
+
+
+def printable_text(text: str) -> str:
+    """`printable` for a text of several lines, which stay."""
+    return _escaped(text, kept="\n\t")
+
+
+def _escaped(text: str, kept: str = "") -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )

@@ -14,6 +14,7 @@ from jaxsr.interop.errors import (
     check_utf8_path,
     first_line,
     printable,
+    printable_text,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "first_of",
     "one_line",
     "printable",
+    "printable_text",
 ]
 
 

@@ -492,5 +492,4 @@ def _name_draw(name: str) -> float:
 
 
 def _listing(problems: dict[str, str], order: Sequence[str]) -> str:
-    text = first_of([f"{n} ({problems[n]})" for n in order if n in problems], _NAMED)
-    return text.encode("utf-8", "backslashreplace").decode()
+    return first_of([f"{n} ({problems[n]})" for n in order if n in problems], _NAMED)

@@ -25,7 +25,7 @@ from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.input_files import list_files
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.data.same_photos import same_photos
-from jaxsr.errors import InputError, MissingFileError, first_of
+from jaxsr.errors import InputError, MissingFileError, first_of, printable
 
 BUILT_IN_TRAINING = (
     "skimage/data/astronaut.png",
@@ -421,7 +421,7 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
         raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
     listing = list_files(folder)
     for path, reason in listing.passed_over:
-        _log.warning("passed over %s: %s", _printable(str(path)), reason)
+        _log.warning("passed over %s: %s", printable(path), reason)
     pictures: dict[str, Path] = {}
     bad = []
     for path, reason in listing.unreadable:
@@ -471,10 +471,5 @@ def _reason(error: Exception) -> str:
 
 
 def _listing(bad: Sequence[BadFile], most: int = _NAMED) -> str:
-    # A name that is not UTF-8 must still be printable.
     text = first_of([f"{file.name} ({file.reason})" for file in bad], most)
-    return _printable(text)
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+    return printable(text)

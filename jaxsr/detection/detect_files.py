@@ -61,7 +61,7 @@ def run(config: DetectConfig) -> int:
     session.finish(inputs.sources)
     files = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)
-    print(f"{targets} target(s) in {files} file(s); results in {config.out}")
+    print(f"{targets} target(s) in {files} file(s); results in {printable(config.out)}")
     return ExitStatus.FAILED if failed else ExitStatus.OK
 
 
@@ -75,7 +75,7 @@ def find_inputs(config: DetectConfig) -> Inputs:
     for name, reason in inputs.problems:
         complain(name, reason)
     for line in inputs.notes():
-        print(line)
+        print(printable(line))
     if not inputs.sources:
         raise InputError(
             f"nothing to look at in {', '.join(config.inputs)}; name pictures, folders or videos"

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxsr.data.sources import Source, target_path
-from jaxsr.errors import InputError, one_line
+from jaxsr.errors import InputError, one_line, printable
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
@@ -99,7 +99,7 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
     _contact_sheet(sheet).save(folder / "contact-sheet.png")
     print(table, end="")
     for name, reason in problems:
-        print(f"not compared: {name}: {reason}")
+        print(f"not compared: {printable(name)}: {printable(reason)}")
     print(f"report: {folder}")
     return folder
 

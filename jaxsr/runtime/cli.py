@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import gc
 import io
+import logging
 import os
 import re
 import sys
@@ -36,6 +37,8 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
         print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
         sys.exit(ExitStatus.WRONG_INPUT)
     keep_freed_memory(command)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable())
     warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
@@ -58,6 +61,13 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
+
+
+class _Printable(logging.Formatter):
+    """Warnings name files and what is in them: one line each, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _open_closed_streams() -> None:
