@@ -48,11 +48,30 @@ def load_language_model(
       InputError: the files are broken, or hold a model that is not computed here.
     """
     try:
-        return _loaded(path, dtype, scheme, implementation, packed)
+        model = _loaded(path, dtype, scheme, implementation, packed)
+        _check_finite(model)
+        return model
     except InputError as error:
         if str(path) in str(error):
             raise
         raise InputError(f"{path}: {error}") from error
+
+
+def _check_finite(model: LanguageModel) -> None:
+    """Refuses weights of which every token would be NaN.
+
+    Raises:
+      InputError: a parameter has NaN or infinity; blocks of GGUF are not looked into.
+    """
+    for name, value in model.network.named_parameters():
+        if value.dtype in _COMPARABLE and value.numel() and value.device.type != "meta":
+            # The least and largest value of a tensor with a NaN are NaN.
+            low, high = torch.aminmax(value.detach())
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                raise InputError(f"{name} has NaN or infinity; get the weights again")
+
+
+_COMPARABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _loaded(

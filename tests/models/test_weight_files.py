@@ -280,3 +280,44 @@ def test_a_state_dict_that_is_itself_is_refused(tmp_path):
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(ValueError, match="holds no state dict"):
         read_weights(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\n<!DOCTYPE html><html>not found</html>", "it is a web page: download the file itself"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "run git lfs pull"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pth", ".ckpt", ".safetensors"])
+def test_what_people_get_instead_is_named(tmp_path, content, message, suffix):
+    (tmp_path / f"w{suffix}").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_weights(tmp_path / f"w{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "weight, which is sparse; save a plain tensor"),
+        (torch.eye(2).to(torch.float8_e4m3fn), "float8_e4m3fn, which needs scales"),
+        (torch.eye(2, device="meta"), "without values"),
+        (lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.qint8), "by torch"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), "nested|cannot be"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_plain_values_are_refused(tmp_path, value, message):
+    value = value if isinstance(value, torch.Tensor) else value()
+    torch.save({"weight": value}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=message):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_values_that_the_network_cannot_hold_are_refused():
+    network = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(ValueError, match="complex numbers in weight, where Linear has real ones"):
+        load_weights(network, {"weight": torch.ones(2, 2) * 1j}, source="w")
+    wide = torch.full((2, 2), 1e200, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"NaN or infinity in weight, as torch\.float32"):
+        load_weights(network, {"weight": wide}, source="w")
