@@ -19,6 +19,7 @@ from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.hf_folder import read_json, weight_files
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.quantized import Scheme
+from jaxsr.models.weight_files import check_finite
 
 Implementation = Literal["auto", "own", "transformers"]
 
@@ -49,29 +50,12 @@ def load_language_model(
     """
     try:
         model = _loaded(path, dtype, scheme, implementation, packed)
-        _check_finite(model)
+        check_finite(model.network)
         return model
     except InputError as error:
         if str(path) in str(error):
             raise
         raise InputError(f"{path}: {error}") from error
-
-
-def _check_finite(model: LanguageModel) -> None:
-    """Refuses weights of which every token would be NaN.
-
-    Raises:
-      InputError: a parameter has NaN or infinity; blocks of GGUF are not looked into.
-    """
-    for name, value in model.network.named_parameters():
-        if value.dtype in _COMPARABLE and value.numel() and value.device.type != "meta":
-            # The least and largest value of a tensor with a NaN are NaN.
-            low, high = torch.aminmax(value.detach())
-            if not (torch.isfinite(low) and torch.isfinite(high)):
-                raise InputError(f"{name} has NaN or infinity; get the weights again")
-
-
-_COMPARABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _loaded(

@@ -284,3 +284,20 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
 
 def _is_whole(values: Tensor) -> bool:
     return not (values.is_floating_point() or values.is_complex())
+
+
+def check_finite(network: nn.Module) -> None:
+    """Refuses weights of which every result would be NaN.
+
+    Raises:
+      InputError: a parameter has NaN or infinity; blocks of GGUF are not looked into.
+    """
+    for name, value in network.named_parameters():
+        if value.dtype in _COMPARABLE and value.numel() and value.device.type != "meta":
+            # The least and largest value of a tensor with a NaN are NaN.
+            low, high = torch.aminmax(value.detach())
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                raise InputError(f"{name} has NaN or infinity; get the weights again")
+
+
+_COMPARABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -97,4 +97,4 @@ def test_every_number_has_bounds(config):
         kinds = {field.type, *typing.get_args(field.type)}
         if {int, float} & kinds and isinstance(field.default, int | float):
             with pytest.raises(InputError, match=f"{name} "):
-                config(**given | {name: 10**30 if int in kinds else 1e30})
+                config(**given | {name: 10**30 if int in kinds else 1e300})

@@ -158,6 +158,24 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
     assert list(Path("parts/validation").glob("*.png"))
 
 
+def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, capsys, caplog):
+    run = ["fit_task:Fit", "--out", "run", "--engine", "torch"]
+    assert main([*run, "--steps", "3"]) == 0
+    capsys.readouterr()
+    assert main([*run, "--resume", "--steps", "4"]) == 0
+    assert "resumed with other code" not in capsys.readouterr().err
+    with Path("fit_task.py").open("a") as file:
+        file.write("\n# edited\n")
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
+    assert main([*run, "--resume", "--steps", "5"]) == 0
+    said = capsys.readouterr().err
+    assert "resumed with other code in fit_task: the run goes on as the code is now" in said
+    assert "resumed with JAXSR_CPU_KERNELS='xla', before ''" in said
+    Path("run/metrics.jsonl").unlink()
+    assert main([*run, "--resume", "--steps", "6"]) == 0
+    assert "metrics.jsonl is gone: it has no line of the steps up to 5" in caplog.text
+
+
 def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
     Path("counting.py").write_text(
         "import torch\n"

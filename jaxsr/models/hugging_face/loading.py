@@ -35,6 +35,7 @@ from jaxsr.models.transformers_files import (
     model_of,
     transformers_library,
 )
+from jaxsr.models.weight_files import check_finite
 
 # A damaged file's numbers must not build networks without end: the largest models have 126 layers.
 _MOST_LAYERS = 4096
@@ -98,6 +99,7 @@ def _load_quantized(
 def _from_folder(
     folder: Path, fields: JsonObject, inner: Any, scheme: Scheme | None
 ) -> LanguageModel:
+    check_finite(inner)
     stop_ids, sampling = generation_settings(folder, fields)
     network = LibraryLM(inner).requires_grad_(False).eval()
     network.check_continues()
