@@ -192,7 +192,8 @@ class _Session:
         rows = (row for findings in self.findings for row in findings.rows())
         write_csv(self.config.out / "targets.csv", columns, rows)
         content = {
-            "weights": str(self.config.weights),
+            "model": self.config.model,
+            "weights": None if self.config.weights is None else str(self.config.weights),
             "threshold": self.config.threshold,
             "pictures": [findings.as_dict() for findings in self.findings],
         }

@@ -254,7 +254,7 @@ ENVIRONMENT = ("XLA_FLAGS", "JAXSR_CPU_KERNELS")
 
 
 def _counted(data: Mapping[str, Any]) -> str:
-    return f"{data['files']} files (digest {data['digest']})"
+    return f"{data['files']} files or parts (digest {data['digest']})"
 
 
 def _contents(out: Path) -> Iterable[Path]:

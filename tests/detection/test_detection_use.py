@@ -244,6 +244,21 @@ def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_pat
     assert not list((out / "overlays").glob(".*"))
 
 
+def test_names_that_are_not_utf8_keep_their_results(weights, tmp_path):
+    import csv
+    import os
+
+    name = os.fsdecode(b"a\xff.png")
+    Image.fromarray(_spotted(32, 32, (5, 5, 3, 3))).save(tmp_path / name)
+    out = tmp_path / "out"
+    assert _detect(tmp_path / name, "--model", weights, "--out", out, "--threshold", "0.01") == 0
+    assert (out / "masks" / name).is_file()
+    with (out / "targets.csv").open(encoding="utf-8", errors="surrogateescape") as file:
+        assert {row["file"] for row in csv.DictReader(file)} <= {name}
+    (picture,) = json.loads((out / "targets.json").read_text())["pictures"]
+    assert picture["file"] == name
+
+
 def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"not a picture")

@@ -105,3 +105,30 @@ def test_files_of_before_tokenizer_json_are_read(texts, hf_tokenizer, tmp_path):
     for text in texts:
         assert tokenizer.encode(text) == reference.encode(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_tokenizer_that_panics_is_one_line(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": "(?<n>a)\\g<n>*(((((a+)+)+)+)+)+$(?<=(a|bc)+)("},
+        "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rope_theta": "many"}, {"rms_norm_eps": [1]}, {"num_key_value_heads": "2"},
+     {"rope_scaling": "linear"}, {"hidden_size": "64"}, {"vocab_size": 3.5}],
+)  # fmt: skip
+def test_values_of_another_type_in_a_configuration_are_one_line(fields):
+    from jaxsr.models.llama.config import LlamaConfig
+
+    plain = {"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+             "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
+    LlamaConfig.from_hf(plain)
+    with pytest.raises(InputError):
+        LlamaConfig.from_hf(plain | fields)

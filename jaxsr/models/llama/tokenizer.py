@@ -41,7 +41,15 @@ class Tokenizer:
           raw: add what the model expects at the start of a text; False for the output of
             `chat`, which has it in it.
         """
-        ids = self.inner.encode(text, add_special_tokens=raw).ids
+        try:
+            ids = self.inner.encode(text, add_special_tokens=raw).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # bare Exception, or a panic of Rust
+            raise InputError(
+                f"the model's tokenizer cannot split a text ({one_line(error):.200}); give another "
+                "with --tokenizer"
+            ) from error
         return [self.bos_id, *ids] if raw and self.bos_id is not None else ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -129,7 +137,9 @@ def _inner(folder: Path, path: Path) -> Any:
         read_json(path)
         try:
             return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # bare Exception, or a panic of Rust
             raise InputError(
                 f"{path} is not a tokenizer ({one_line(error)}); get it again, or give another "
                 "with --tokenizer"
