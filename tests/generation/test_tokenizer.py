@@ -132,3 +132,14 @@ def test_values_of_another_type_in_a_configuration_are_one_line(fields):
     LlamaConfig.from_hf(plain)
     with pytest.raises(InputError):
         LlamaConfig.from_hf(plain | fields)
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_a_tokenizer_that_multiplies_texts_is_refused(model_folder, tmp_path, part):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    content[part] = {"type": "Sequence", f"{part}s": [double] * 40}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"a {part} that makes texts .* times as long"):
+        load_tokenizer(folder)

@@ -134,7 +134,13 @@ def _inner(folder: Path, path: Path) -> Any:
     import tokenizers
 
     if path.is_file():
-        read_json(path)
+        content = read_json(path)
+        for part in ("normalizer", "decoder"):
+            if (growth := _growth(content.get(part))) > _MOST_GROWTH:
+                raise InputError(
+                    f"{path} has a {part} that makes texts {growth:,} times as long; get it again, "
+                    "or give another with --tokenizer"
+                )
         try:
             return tokenizers.Tokenizer.from_file(str(path))
         except (KeyboardInterrupt, SystemExit):
@@ -164,3 +170,23 @@ def _inner(folder: Path, path: Path) -> Any:
             f"{folder} has no tokenizer.json, and transformers makes none of {', '.join(older)} "
             f"({one_line(error):.200}){needs}, or give --tokenizer a folder that has one"
         ) from error
+
+
+_MOST_GROWTH = 64
+"""Times that a text may become longer; Unicode's decompositions take 18."""
+
+
+def _growth(part: Any) -> int:
+    """How many times as long replacements make a text at most, as tokenizer.json states them."""
+    if not isinstance(part, dict):
+        return 1
+    inner = part.get("normalizers") or part.get("decoders") or ()
+    growth = 1
+    for each in inner if isinstance(inner, list) else ():
+        growth = min(growth * _growth(each), 2**62)
+    pattern, content = part.get("pattern"), part.get("content")
+    if part.get("type") == "Replace" and isinstance(content, str):
+        text = pattern.get("String", "") if isinstance(pattern, dict) else ""
+        # An expression may match between any two characters.
+        growth *= max(1, -(-len(content) // len(text)) if text else len(content) + 1)
+    return growth
