@@ -65,7 +65,8 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
     # JAX asserts where it knows the platform but finds no device of it.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip() or "JAX finds no such device.").splitlines()[0]
-        way_out = f"Use --platform auto or cpu, or install the extra for it: pip install -e '.[{platform}]'"
+        extra = f"pip install -e '.[{platform}]'"
+        way_out = f"Use --platform auto or cpu, or install the extra for it: {extra}"
         if platform == "auto" and (chosen := os.environ.get("JAX_PLATFORMS")):
             way_out = f"JAX_PLATFORMS={chosen} asks for it: unset that, or use --platform cpu"
         elif platform == "auto":

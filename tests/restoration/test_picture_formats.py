@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def usual_notes(folder):
 
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     for name in ("a.png", "b.jpg", "c.webp", "d.tif"):
-        notes = {"exif": exif(), "icc_profile": profile}
+        notes: dict[str, Any] = {"exif": exif(), "icc_profile": profile}
         if name == "d.tif":
             notes["tiffinfo"] = {274: 6, 700: b"<x:xmpmeta/>"}  # goes before exif
         elif name != "a.png":
@@ -240,8 +241,8 @@ def further_pictures(folder):
     assert "without 1 further pictures (depth, gain map)" in folder.restored("a.jpg")[1]
 
 
-def _tiff(path: Path, pixels: np.ndarray, **options) -> None:
-    tifffile.imwrite(path, pixels, **{"photometric": "rgb"} | options)
+def _tiff(path: Path, pixels: np.ndarray, **options: Any) -> None:
+    tifffile.imwrite(path, pixels, **{"photometric": "rgb", **options})
 
 
 @case(
