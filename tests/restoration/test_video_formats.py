@@ -5,9 +5,10 @@ docs/formats.md is the table; each of its rows about videos has a case here, and
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def pictures() -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def film(path: Path, *, codec: str | None = None, pixels: str = "yuv420p", sound: bool = True,
-         options: dict | None = None):  # fmt: skip
+         options: dict | None = None) -> Iterator[Any]:  # fmt: skip
     """A film to which the block adds notes; frames and sound are written at its end."""
     ending = path.suffix[1:]
     with av.open(str(path), "w") as out:
