@@ -6,6 +6,7 @@ at the picture's own size; for a video `masks/NAME/000000.png`, … (lossless, a
 `targets.json` an entry for each picture or frame, found something or not.
 """
 
+import errno
 import itertools
 import json
 import sys
@@ -124,8 +125,14 @@ class _Session:
                     source = readable[number]
                     findings = self._find(source, self.detector.form.probability(image, scores))
                     name = source.relative.with_suffix(".png")
-                    self._write(Path("masks") / name, findings.mask)
-                    self._write(Path("overlays") / name, overlay(image, findings))
+                    try:
+                        self._write(Path("masks") / name, findings.mask)
+                        self._write(Path("overlays") / name, overlay(image, findings))
+                    except OSError as error:
+                        if error.errno != errno.ENAMETOOLONG:
+                            raise
+                        complain(str(source.path), f"its results' names are too long ({error})")
+                        broken.add(number)
         return len(sources) - len(readable) + len(broken)
 
     def video(self, source: Source) -> int:

@@ -259,6 +259,17 @@ def test_names_that_are_not_utf8_keep_their_results(weights, tmp_path):
     assert picture["file"] == name
 
 
+def test_names_as_long_as_the_file_system_has_them_are_written(weights, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "b.png")
+    for name in ("x" * 251 + ".png", "y" * 244 + ".png", "b.png"):
+        (tmp_path / "in" / name).write_bytes((tmp_path / "b.png").read_bytes())
+    out = tmp_path / "out"
+    assert _detect(tmp_path / "in", "--model", weights, "--out", out) == 0
+    assert len([*(out / "masks").iterdir()]) == len([*(out / "overlays").iterdir()]) == 3
+    assert "too long" not in capsys.readouterr().err
+
+
 def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):
     Image.fromarray(_spotted(32, 32)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"not a picture")
