@@ -28,7 +28,7 @@ def tiny_model(family: str, folder: Path) -> Any:
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:

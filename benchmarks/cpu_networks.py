@@ -52,7 +52,8 @@ def _network_and_input(name: str, batch: int) -> tuple[Any, Any]:
         return module.create_model(model), torch.randn(batch, 3, 224, 224)
     options = {"llama": LLAMA, "gpt2": GPT2}[model]
     config = module.AutoConfig.for_model(model, bos_token_id=None, eos_token_id=None, **options)
-    return module.AutoModelForCausalLM.from_config(config), torch.randint(0, 4096, (batch, 256))
+    network = module.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return network, torch.randint(0, 4096, (batch, 256))
 
 
 def _output(value: Any) -> Any:

@@ -119,7 +119,7 @@ def _model(options: Options) -> Any:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
 
 
 def _jaxsr(model: Any, prompts: list[list[int]], stops: list[int], options: Options) -> _Done:

@@ -1,15 +1,19 @@
 """Files that appear complete under their name, or not at all.
 
 Content is written beside the final name and renamed, so that a killed process leaves no file that
-is cut short.
+is cut short. What it does leave is named after it, and `clear_partials` takes it away.
 """
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
+
+from jaxsr.interop.errors import FileAccessError
 
 
 def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
@@ -33,10 +37,8 @@ def check_file(path: Path) -> None:
     """Refuses a path that cannot be written, before hours of work go into the file.
 
     Raises:
-      OSError: it is a folder, or its folder cannot be written.
+      OSError: it is a folder, a device or such, or its folder cannot be written.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     AtomicFile(path).abandon()
 
 
@@ -44,10 +46,10 @@ class AtomicFile:
     """A file written through `stream`; it takes its name at `finish`.
 
     Args:
-      path: the final name; its folder must exist.
+      path: the final name; its folder must exist. Of a link, what it points to.
 
     Raises:
-      OSError: the folder cannot be written.
+      OSError: the folder cannot be written, or the name is that of a folder, a device or such.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +64,7 @@ class AtomicFile:
                 self.stream.flush()
                 os.fsync(self.stream.fileno())
                 self.stream.close()
-                self._partial.replace(self.path)
+                self._partial.replace(_target(self.path))
         except BaseException:
             self.abandon()
             raise
@@ -83,7 +85,7 @@ def atomic_path(path: Path) -> Generator[Path]:
     partial = _partial(path, path.suffix)
     try:
         yield partial
-        partial.replace(path)
+        partial.replace(_target(path))
     finally:
         partial.unlink(missing_ok=True)
 
@@ -115,5 +117,46 @@ def _errors_of(path: Path) -> Generator[None]:
         raise
 
 
+def _target(path: Path) -> Path:
+    """The file that takes the name: a link stays one.
+
+    Raises:
+      OSError: there is something that is not a file, which a new one would replace.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if target.exists() and not target.is_file():
+        raise FileAccessError(f"{path} is not a regular file; name another")
+    return target
+
+
 def _partial(path: Path, ending: str = "") -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.partial{ending}")
+    target = _target(path)
+    rest = f".{os.getpid()}.partial{ending}"
+    name = target.name
+    if len(os.fsencode(f".{name}{rest}")) > _LONGEST_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+    return target.with_name(f".{name}{rest}")
+
+
+_LONGEST_NAME = 255
+"""Bytes; that of most file systems."""
+
+
+def clear_partials(folder: Path) -> None:
+    """Removes what processes of this machine that live no more left half written in a folder."""
+    for path in folder.glob(".*.partial*"):
+        match = re.search(r"\.(\d+)\.partial(\.\w+)?$", path.name)
+        if match and not _is_living(int(match[1])):
+            path.unlink(missing_ok=True)
+
+
+def _is_living(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

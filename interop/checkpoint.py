@@ -14,6 +14,7 @@ import asyncio
 import gc
 import logging
 import math
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -37,6 +38,8 @@ from jaxsr.interop.checkpoint_record import (
 )
 from jaxsr.interop.errors import CheckpointError, DamagedFileError, first_line
 
+_OUTDATED = ".outdated"
+"""Folder of checkpoints that are no longer kept, until they are deleted."""
 log = logging.getLogger(__name__)
 
 
@@ -95,6 +98,7 @@ class Checkpoints:
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_outdated()
             _set_aside_unreadable(self.folder)
             self._manager = ocp.CheckpointManager(
                 self.folder,
@@ -109,6 +113,9 @@ class Checkpoints:
                     enable_async_checkpointing=True,
                     # Left behind by a killed run; they are never complete.
                     cleanup_tmp_directories=True,
+                    # Renamed in one go: one that is half deleted when a run is killed would look
+                    # damaged.
+                    todelete_subdir=_OUTDATED,
                 ),
             )
         except OSError as error:
@@ -149,6 +156,7 @@ class Checkpoints:
 
         if step in self._manager.all_steps():
             return
+        self._remove_outdated()
         record = Record.of(step, state, metrics, self._notes)
         with _write_errors(self.folder), _without_metric_warnings():
             self._manager.save(
@@ -169,6 +177,11 @@ class Checkpoints:
         with _write_errors(self.folder):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
+        self._remove_outdated()
+
+    def _remove_outdated(self) -> None:
+        if jax.process_index() == 0:
+            shutil.rmtree(self.folder / _OUTDATED, ignore_errors=True)
 
     def close(self) -> None:
         """Waits and releases the writer's threads."""

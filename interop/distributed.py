@@ -15,6 +15,8 @@ The same command runs on every host, and what the environment says decides, in t
 
 import logging
 import os
+import socket
+import threading
 
 import jax
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 _JAXSR = ("JAXSR_COORDINATOR", "JAXSR_PROCESSES", "JAXSR_PROCESS")
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_SILENT_S = 5.0
+"""Seconds of waiting for a coordinator after which a line says so."""
 _TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
 
@@ -51,8 +55,16 @@ def start_if_asked(platform: str = "auto") -> int:
             raise InputError(
                 f"process {process} of {processes} does not exist; they are numbered from 0"
             )
+        _check_address(coordinator)
         _allow_cpu_collectives()
-        jax.distributed.initialize(coordinator, processes, process)
+        said = f"waiting for {coordinator}, the coordinator of a job of {processes} processes"
+        waiting = threading.Timer(_SILENT_S, log.warning, (said,))
+        waiting.daemon = True
+        waiting.start()
+        try:
+            jax.distributed.initialize(coordinator, processes, process)
+        finally:
+            waiting.cancel()
         return processes
     if cluster == "none":
         return 1
@@ -63,6 +75,27 @@ def start_if_asked(platform: str = "auto") -> int:
     elif _on_tpu_vm(platform):
         _join_slice_if_any()
     return processes
+
+
+def _check_address(coordinator: str) -> None:
+    """Refuses what JAX would try to reach for minutes, or end the process for.
+
+    Raises:
+      InputError: it is not HOST:PORT, or nobody knows the host.
+    """
+    host, colon, port = coordinator.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+    if not (host and colon and is_port):
+        raise InputError(
+            f"the coordinator must be HOST:PORT with a port from 1 to 65535, got {coordinator!r}"
+        )
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"the coordinator's host {host!r} is unknown ({error}); name one that this machine can "
+            "reach"
+        ) from error
 
 
 def _join_slice_if_any() -> None:
@@ -132,6 +165,6 @@ def has_tpu() -> bool:
 
 def _number(name: str) -> int:
     text = os.environ[name]
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
         raise InputError(f"{name} must be a number, got {text!r}")
     return int(text)

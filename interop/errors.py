@@ -75,4 +75,33 @@ def check_utf8_path(path: Path) -> None:
 def first_line(error: BaseException) -> str:
     """The type of another library's error and the first line of its message, for one of ours."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {printable(lines[0], 200)}" if lines else type(error).__name__
+
+
+def printable(text: object, longest: int | None = None) -> str:
+    """What comes from outside (a name in a file, a file's name, another's message), for a terminal.
+
+    One line: white space becomes a space, and characters that control a terminal, reverse the order
+    of others or are no text become escapes such as `\\x1b`.
+
+    Args:
+      text: anything; its `str` is taken.
+      longest: characters that are kept.
+    """
+    words = " ".join(str(text).split())
+    if longest is not None and len(words) > longest:
+        words = words[: longest - 1] + "…"
+    return _escaped(words)
+
+
+def printable_text(text: str) -> str:
+    """`printable` for a text of several lines, which stay."""
+    return _escaped(text, kept="\n\t")
+
+
+def _escaped(text: str, kept: str = "") -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )

@@ -8,6 +8,7 @@ replicated over `data`; they are split over `fsdp` by size and over `tensor` by 
 
 import contextlib
 import importlib.util
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -64,10 +65,14 @@ def select_platform(platform: str, *, simulated_devices: int = 1) -> str:
     # JAX asserts where it knows the platform but finds no device of it.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip() or "JAX finds no such device.").splitlines()[0]
+        extra = f"pip install -e '.[{platform}]'"
+        way_out = f"Use --platform auto or cpu, or install the extra for it: {extra}"
+        if platform == "auto" and (chosen := os.environ.get("JAX_PLATFORMS")):
+            way_out = f"JAX_PLATFORMS={chosen} asks for it: unset that, or use --platform cpu"
+        elif platform == "auto":
+            way_out = "Use --platform cpu"
         raise DeviceError(
-            f"platform {platform!r} is not usable here: {reason} "
-            f"Use --platform auto or cpu, or install the extra for it: "
-            f"pip install -e '.[{platform}]'"
+            f"platform {platform!r} is not usable here: {reason} {way_out}"
         ) from error
     return platform_name(backend)
 

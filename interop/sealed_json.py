@@ -25,16 +25,24 @@ def short_digest(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
-def seal(content: Mapping[str, Any], *, indent: int | None = None) -> str:
+def seal(
+    content: Mapping[str, Any], *, indent: int | None = None, ensure_ascii: bool = True
+) -> str:
     """The content as a sealed text of one JSON object.
 
     Args:
       content: values that JSON has; at least one entry, and none called `digest`.
       indent: spaces per level. Default: everything on one line.
+      ensure_ascii: write other characters as escapes.
     """
-    body = json.dumps(content, indent=indent)[1:]
+    body = json.dumps(content, indent=indent, ensure_ascii=ensure_ascii)[1:]
     body = body if indent else f" {body}"
     return f'{_HEAD}{short_digest(body.encode())}",{body}'
+
+
+def begins_sealed(content: bytes) -> bool:
+    """Whether this is the beginning of a sealed text, be it a few bytes."""
+    return content.startswith(_HEAD.encode()) or _HEAD.encode().startswith(content)
 
 
 def unseal(content: bytes, *, source: Path | str) -> JsonObject:

@@ -107,11 +107,19 @@ def open_safetensors(path: Path, *, framework: str = "numpy") -> Generator[Any]:
             yield file
     except SafetensorError as error:
         reason = str(error).strip().partition("\n")[0][:120]
-        hint = "it is damaged or cut short, get it again"
-        with path.open("rb") as content:
-            if content.read(len(LFS_POINTER)) == LFS_POINTER:
-                hint = "it is Git LFS's pointer to the file: run git lfs pull"
+        hint = what_it_is(path) or "it is damaged or cut short, get it again"
         raise InputError(f"{path} is not a complete safetensors file ({reason}); {hint}") from error
+
+
+def what_it_is(path: Path) -> str | None:
+    """What lies in a weights file's place, if it is something that people often get instead."""
+    with path.open("rb") as content:
+        head = content.read(512)
+    if head.startswith(LFS_POINTER):
+        return "it is Git LFS's pointer to the file: run git lfs pull"
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "it is a web page: download the file itself, not the page about it"
+    return None
 
 
 def read_weights(path: Path) -> tuple[dict[str, np.ndarray], JsonObject]:

@@ -44,13 +44,15 @@ class Text(jaxsr.Task):
         if config.model is not None:
             from transformers import AutoTokenizer
 
-            self.tokenizer = AutoTokenizer.from_pretrained(config.model)
+            self.tokenizer = AutoTokenizer.from_pretrained(config.model, trust_remote_code=False)
 
     def network(self):
         from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
         if self.config.model is not None:
-            network = AutoModelForCausalLM.from_pretrained(self.config.model).float()
+            network = AutoModelForCausalLM.from_pretrained(
+                self.config.model, trust_remote_code=False
+            ).float()
         else:
             network = LlamaForCausalLM(
                 LlamaConfig(

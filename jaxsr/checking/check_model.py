@@ -60,6 +60,7 @@ def load(config: CheckConfig) -> tuple[LoadedModel, Example]:
         config.model,
         weights=config.weights,
         options=config.class_options(),
+        trust_builder=config.trust_builder,
         random_weights=True,
         untrained=True,
     )

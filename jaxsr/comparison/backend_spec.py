@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from jaxsr.errors import InputError, check_literals
+from jaxsr.errors import InputError
+from jaxsr.fields import check_literals
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from jaxsr.comparison.calls import Call
 from jaxsr.comparison.op_recorder import Record
 from jaxsr.comparison.statistics import Figures
 from jaxsr.comparison.trace import FORMAT, Trace
-from jaxsr.errors import DamagedFileError, InputError, MissingFileError
+from jaxsr.errors import DamagedFileError, InputError, MissingFileError, first_line
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.sealed_json import seal, unseal
 
@@ -98,8 +98,11 @@ def load_trace(folder: Path) -> Trace:
         )
     try:
         return _read(content, load(data))
-    except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
-        reason = f"({type(error).__name__}: {error}); record it again"
+    except (
+        *(SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:  # whatever a forged one leads to
+        reason = f"({first_line(error)}); record it again"
         raise InputError(f"{folder / JSON} does not describe a trace {reason}") from error
 
 
@@ -108,7 +111,7 @@ def _read(content: JsonObject, tensors: dict[str, np.ndarray]) -> Trace:
 
     def figures(row: JsonObject) -> Figures:
         start, length = row["sample"]
-        if start + length > len(samples):
+        if not (0 <= start <= start + length <= len(samples)):
             raise InputError("a sample lies beyond the samples' end")
         return Figures.from_row(row, samples[start : start + length])
 

@@ -29,6 +29,7 @@ def load_workload(options: WorkloadOptions) -> Workload:
         options.model,
         weights=options.weights,
         options=options.class_options(),
+        trust_builder=options.trust_builder,
         random_weights=True,
         untrained=has_random_weights(options),
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.runtime.options import ModelOptions
 
 
@@ -17,13 +18,13 @@ class WorkloadOptions(ModelOptions):
     """Inputs as [NAME=][DTYPE:]SIZES[:LIMIT], for networks that take no picture: 2,4,32,32 or
     ids=int64:2,16:1000, whole numbers below LIMIT. Default: a picture, or what the model's library
     says."""
-    size: int = 64
+    size: int = number(64, most=2**14)
     """Side in pixels of the picture's middle that is used. Detectors resize the picture to it."""
     prompt: str = "What is the capital of France?"
     """For language models."""
     raw: bool = False
     """Feed the prompt without the model's chat template."""
-    steps: int = 4
+    steps: int = number(4, most=2**14)
     """Tokens that a language model generates."""
 
     def __post_init__(self) -> None:

@@ -23,12 +23,16 @@ from jaxsr.data.picture_file import (
     ORIENTATION,
     ChangedFileError,
     UnreadablePicture,
+    gray_key,
+    has_late_exif,
     is_tiff,
     is_white_zero,
+    meant_channels,
     opencv_samples,
     read_file,
     stored_size,
     tifffile_samples,
+    with_gray_key,
 )
 from jaxsr.data.picture_limits import too_large
 from jaxsr.errors import one_line
@@ -91,15 +95,20 @@ def decode_rgb(
                 image.load()  # also in the cases below, because it refuses a truncated file
             if planes:
                 narrow = _by_tifffile(data)
-            elif deep and image.mode in ("RGB", "RGBA", "LA"):
+            elif deep and image.mode in ("RGB", "RGBA", "RGBX", "LA"):
                 narrow = _by_opencv(data)
+                is_tiff_of_4 = isinstance(image, TiffImageFile) and narrow.mode == "RGBA"
+                if is_tiff_of_4 and meant_channels(image.tag_v2, 4) == 3:
+                    narrow = narrow.convert("RGB")  # OpenCV takes any fourth sample for alpha
             elif image.mode.startswith("I") or image.mode == "F":
                 pixels = np.asarray(image)
                 if image.mode.startswith("I;16") and is_white_zero(image):
                     pixels = 65535 - pixels
                 narrow = Image.fromarray(_narrow(pixels))
+                if (key := gray_key(data)) is not None:
+                    narrow.putalpha(Image.fromarray(np.where(pixels == key, 0, 255).astype("u1")))
             else:
-                narrow = image
+                narrow = with_gray_key(image, data)
             if narrow is not image:  # exif_transpose looks for the tag on the image it turns
                 narrow.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
             # In place, and in _to_rgb nothing of what is RGB: a copy takes as long as unpacking.
@@ -121,6 +130,15 @@ def decode_rgb(
         raise UnreadablePicture(one_line(error)) from error
 
 
+def orientation_of(path: Path) -> int:
+    """EXIF's orientation of a picture that `decode_rgb` reads, which that applies."""
+    try:
+        with Image.open(path) as image:
+            return int(image.getexif().get(ORIENTATION, 1))
+    except UnidentifiedImageError:  # OpenCV's formats have none
+        return 1
+
+
 def picture_size(path: Path) -> tuple[int, int]:
     """Height and width after EXIF orientation, from the header alone where Pillow knows the format.
 
@@ -133,7 +151,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     try:
         with path.open("rb") as file, Image.open(file) as image:
             # Asked for EXIF that does not precede a PNG's pixels, Pillow would decode them.
-            no_exif = image.format == "PNG" and "exif" not in image.info
+            no_exif = image.format == "PNG" and "exif" not in image.info and not has_late_exif(file)
             orientation = 1 if no_exif else image.getexif().get(ORIENTATION, 1)
             height, width = stored_size(image)
             _check_size((height, width))
@@ -189,14 +207,16 @@ def _by_tifffile(data: bytes) -> Image.Image:
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         page = file.pages.first
         samples = page.samplesperpixel
-        if page.photometric not in (0, 1, 2) or samples > 4:
-            raise UnreadablePicture(f"TIFF of {samples} samples a pixel, not gray or RGB")
+        if page.photometric not in (0, 1, 2, 5) or samples > 4:
+            raise UnreadablePicture(f"TIFF of {samples} samples a pixel, not gray, RGB or CMYK")
         try:
             pixels = _narrow(tifffile_samples(page))
         except UnreadablePicture:
             raise
         except Exception as error:
             raise UnreadablePicture(one_line(error)) from error
+    if page.photometric == 5:
+        return Image.fromarray(np.ascontiguousarray(pixels), "CMYK")
     colours = 3 if samples > 2 else 1
     if page.photometric == 0:
         pixels = np.concatenate((255 - pixels[..., :1], pixels[..., 1:]), axis=-1)

@@ -25,9 +25,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from jaxsr.data.decode import PICTURE_ENDINGS, decode_rgb
+from jaxsr.data.decode import PICTURE_ENDINGS, decode_rgb, orientation_of
 from jaxsr.data.host_cache import PixelCache
-from jaxsr.data.masks import decode_mask
+from jaxsr.data.masks import Mask, read_mask
 from jaxsr.data.photos import available_cpus
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
 from jaxsr.errors import InputError, MissingFileError, first_of
@@ -35,6 +35,7 @@ from jaxsr.interop.bounded_read import read_bounded
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "gt")
+"""Names of folders in any case, or what theirs ends in: IRSTD1k_Img and IRSTD1k_Label."""
 MASK_SUFFIXES = ("", "_pixels0", "_mask", "_gt")
 LISTS = {"train": ("trainval", "train"), "test": ("test", "val")}
 """List files of each split, the first that exists being taken."""
@@ -181,7 +182,10 @@ def open_training(
             len(leaked), folder, leaked[0],
         )  # fmt: skip
     if not isinstance(validation, Path):
-        return train.held_out(validation)
+        train, validation_images = train.held_out(validation)
+        _check_targets(train, mask_threshold)
+        return train, validation_images
+    _check_targets(train, mask_threshold)
     validation_images = open_split(folder, validation, cache=cache, **options)
     for other, what in ((set(train.names), "the training list"), (tested, "the test list")):
         shared = sorted(set(validation_images.names) & other)
@@ -220,25 +224,45 @@ def open_split(
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFileError(f"no folder {folder}; give the folder of an infrared data set")
-    images, masks = _subfolder(folder, IMAGE_FOLDERS), _subfolder(folder, MASK_FOLDERS)
-    list_file = find_list(folder, split, lists)
-    names = read_list(list_file)
+    root = _root(folder, split)
+    images, masks = _subfolder(root, IMAGE_FOLDERS), _subfolder(root, MASK_FOLDERS)
     image_files, mask_files = _index(images, ("",)), _index(masks, MASK_SUFFIXES)
+    try:
+        list_file = find_list(folder, split, lists)
+        listed = read_entries(list_file)
+    except MissingFileError:
+        # As IRSTD-1k is downloaded. Any list in it would be of images that are not trained on.
+        has_lists = any(folder.glob("*.txt")) or any(folder.glob("*/*.txt"))
+        if lists is not None or has_lists or (root == folder and split != "train"):
+            raise
+        list_file, listed = root, dict.fromkeys(sorted(image_files))
+        _log.warning("no list in %s: all %d images of %s are taken", folder, len(listed), images)
+        if not listed:
+            raise InputError(f"{images} holds no pictures; give the folder of a data set") from None
+    names = list(listed)
     cache = cache if cache is not None else PixelCache(None)
     problems: dict[str, str] = {}
     for name in names:
         absent = [w for w, f in (("image", image_files), ("mask", mask_files)) if name not in f]
         if absent:
             problems[name] = f"no {' and no '.join(absent)}"
+    soft: set[str] = set()
 
     def load(name: str) -> Pair:
         pixels = cache.get((str(folder), name))
         if pixels is None:
-            rgb = decode_rgb(image_files[name])
-            mask = decode_mask(mask_files[name], threshold=mask_threshold)
-            if rgb.shape[:2] != mask.shape:
-                raise UnreadablePicture(f"image {_px(rgb.shape)}, mask {_px(mask.shape)}")
-            pixels = cache.keep((str(folder), name), np.dstack([rgb, mask]))
+            rgb, orientation = _read_image(image_files[name], listed[name])
+            mask = _read_mask(mask_files[name], mask_threshold)
+            if mask.is_soft:
+                soft.add(name)
+            if rgb.shape[:2] != mask.pixels.shape:
+                raise UnreadablePicture(f"image {_px(rgb.shape)}, mask {_px(mask.pixels.shape)}")
+            if orientation != 1 or mask.orientation != 1:
+                raise UnreadablePicture(
+                    f"EXIF turns the image (orientation {orientation}) or its mask "
+                    f"(orientation {mask.orientation}); save both turned, without the tag"
+                )
+            pixels = cache.keep((str(folder), name), np.dstack([rgb, mask.pixels]))
         return pixels[..., :3], pixels[..., 3]
 
     def examine(name: str) -> tuple[tuple[int, int], int, bool] | str:
@@ -260,8 +284,14 @@ def open_split(
             f"{_listing(problems, names)}; mend the files or take the names out of the list"
             + (", or binarise gray masks with --mask-threshold 127" if gray_masks else "")
         )
+    if soft:
+        _log.warning(
+            "%d of the %d masks of %s have gray values at their edges, %s among them: those above "
+            "half of white are targets; --mask-threshold sets another limit",
+            len(soft), len(names), folder, min(soft),
+        )  # fmt: skip
     good = [examined[name] for name in names]
-    return Infrared(
+    images_of_split = Infrared(
         source=str(folder),
         split=list_file.relative_to(folder).as_posix()
         if list_file.is_relative_to(folder)
@@ -272,6 +302,66 @@ def open_split(
         gray=all(gray for _, _, gray in good),
         load=load,
     )
+    _check_targets(images_of_split, mask_threshold, training=False)
+    return images_of_split
+
+
+def _check_targets(images: Infrared, threshold: int | None, *, training: bool = True) -> None:
+    """Refuses masks that no network can learn from.
+
+    Raises:
+      InputError: they have no target pixel, if for training, or hardly any other.
+    """
+    targets = int(images.target_pixels.sum())
+    share = targets / int(images.sizes.prod(axis=1, dtype=np.int64).sum())
+    what = f"{images.source} ({images.split})"
+    if targets == 0 and training:
+        limit = f" above mask_threshold={threshold}" if threshold is not None else ""
+        raise InputError(
+            f"no mask of {what} has a target pixel{limit}; look whether the masks are the right "
+            "ones"
+        )
+    if share > _MOST_TARGETS:
+        raise InputError(
+            f"{share:.0%} of the pixels in the masks of {what} are targets; where white is their "
+            "background, invert them"
+        )
+
+
+_MOST_TARGETS = 0.9
+
+
+def _read_image(
+    files: Sequence[Path], ending: str | None
+) -> tuple[UInt8[np.ndarray, "h w 3"], int]:
+    """The image that a list means, and EXIF's orientation of its file."""
+    named = [file for file in files if file.suffix.lower() == ending] or files
+    first = decode_rgb(named[0])
+    for other in named[1:]:
+        if not np.array_equal(decode_rgb(other), first):
+            raise UnreadablePicture(
+                f"{named[0].name} and {other.name} are different images; keep one, or name its "
+                "ending in the list"
+            )
+    return first, orientation_of(named[0])
+
+
+def _read_mask(files: Sequence[Path], threshold: int | None) -> Mask:
+    first = read_mask(files[0], threshold=threshold)
+    for other in files[1:]:
+        if not np.array_equal(read_mask(other, threshold=threshold).pixels, first.pixels):
+            raise UnreadablePicture(
+                f"{files[0].name} and {other.name} are different masks; keep one"
+            )
+    return first
+
+
+def _root(folder: Path, split: SplitName | Path) -> Path:
+    """The folder with images and masks: the data set's, or one of the split's own in it."""
+    if isinstance(split, Path) or _find_subfolder(folder, IMAGE_FOLDERS):
+        return folder
+    own = [p for p in sorted(folder.iterdir()) if p.is_dir() and p.name.lower() in LISTS[split]]
+    return next((p for p in own if _find_subfolder(p, IMAGE_FOLDERS)), folder)
 
 
 def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -> Path:
@@ -307,17 +397,30 @@ def find_list(folder: Path, split: SplitName | Path, lists: str | None = None) -
 
 
 def read_list(file: Path) -> list[str]:
-    """Names in a list file, without folders and endings, each once.
+    """Names in a list file, see `read_entries`."""
+    return list(read_entries(file))
+
+
+def read_entries(file: Path) -> dict[str, str | None]:
+    """Names in a list file, without folders and endings, each once, and their endings.
 
     Raises:
-      ValueError: the list is empty, or not text.
+      ValueError: the list is empty, not text, or has a name with two endings.
     """
     try:
         lines = [line.strip() for line in read_bounded(file).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file of names in UTF-8") from error
-    bare = (_stem(line.replace("\\", "/").split("/")[-1]) for line in lines if line)
-    names = list(dict.fromkeys(bare))
+    names: dict[str, str | None] = {}
+    for line in filter(None, lines):
+        name = line.replace("\\", "/").split("/")[-1]
+        stem = _stem(name)
+        ending = None if stem == name else Path(name).suffix.lower()
+        if names.setdefault(stem, ending) != ending:
+            raise InputError(
+                f"{file} names {stem} with the endings {names[stem]} and {ending}; a name stands "
+                "for one image"
+            )
     if not names:
         raise InputError(f"{file} is empty; write the names of the split's images, one a line")
     return names
@@ -343,24 +446,34 @@ def _names_if_any(folder: Path, split: SplitName, lists: str | None) -> set[str]
         return set()
 
 
-def _subfolder(folder: Path, names: Iterable[str]) -> Path:
+def _find_subfolder(folder: Path, names: Iterable[str]) -> Path | None:
+    """The folder of one of these names, in any case, or the only one whose name ends in one."""
+    folders = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
     for name in names:
-        if (folder / name).is_dir():
-            return folder / name
+        if name in folders:
+            return folders[name]
+    ends = tuple(f"_{name}" for name in names)
+    ending = [path for name, path in folders.items() if name.endswith(ends)]
+    return ending[0] if len(ending) == 1 else None
+
+
+def _subfolder(folder: Path, names: Sequence[str]) -> Path:
+    if (found := _find_subfolder(folder, names)) is not None:
+        return found
     raise MissingFileError(
         f"no folder {', '.join(names)} in {folder}; a data set has images/NAME.png and "
         "masks/NAME.png beside its lists"
     )
 
 
-def _index(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
-    """Picture files by name; a name's plain file goes before one with a suffix."""
+def _index(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
+    """All picture files by name, those with a suffix behind the plain ones."""
     files = sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_ENDINGS)
-    index: dict[str, Path] = {}
+    index: dict[str, list[Path]] = {}
     for suffix in suffixes:
         for file in files:
             if file.stem.endswith(suffix):
-                index.setdefault(file.stem.removesuffix(suffix), file)
+                index.setdefault(file.stem.removesuffix(suffix), []).append(file)
     return index
 
 
@@ -379,5 +492,4 @@ def _name_draw(name: str) -> float:
 
 
 def _listing(problems: dict[str, str], order: Sequence[str]) -> str:
-    text = first_of([f"{n} ({problems[n]})" for n in order if n in problems], _NAMED)
-    return text.encode("utf-8", "backslashreplace").decode()
+    return first_of([f"{n} ({problems[n]})" for n in order if n in problems], _NAMED)

@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,7 +24,8 @@ from jaxsr.data.decode import claims_to_be_picture, decode_rgb, picture_size
 from jaxsr.data.host_cache import PixelCache
 from jaxsr.data.input_files import list_files
 from jaxsr.data.picture_file import ChangedFileError, UnreadablePicture
-from jaxsr.errors import InputError, MissingFileError, first_of
+from jaxsr.data.same_photos import same_photos
+from jaxsr.errors import InputError, MissingFileError, first_of, printable
 
 BUILT_IN_TRAINING = (
     "skimage/data/astronaut.png",
@@ -376,7 +376,7 @@ def open_photos(
         paths=paths,
         cache=cache,
         skipped=tuple(bad),
-        _twins=_copies(dict(zip(good, paths, strict=True))),
+        _twins=same_photos(dict(zip(good, paths, strict=True))),
     )
 
 
@@ -421,7 +421,7 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
         raise InputError(f"{folder} is a file, not a folder; give the folder that holds it")
     listing = list_files(folder)
     for path, reason in listing.passed_over:
-        _log.warning("passed over %s: %s", _printable(str(path)), reason)
+        _log.warning("passed over %s: %s", printable(path), reason)
     pictures: dict[str, Path] = {}
     bad = []
     for path, reason in listing.unreadable:
@@ -437,25 +437,6 @@ def _search(folder: Path) -> tuple[dict[str, Path], list[BadFile]]:
     return pictures, bad
 
 
-def _copies(paths: dict[str, Path]) -> dict[str, str]:
-    """For each name whose file has the bytes of an earlier one: that earlier name."""
-    by_length = defaultdict(list)
-    for name, path in paths.items():
-        by_length[path.stat().st_size].append(name)
-    first: dict[bytes, str] = {}
-    copies = {}
-    for names in by_length.values():
-        if len(names) == 1:  # most files are told apart by their length, without reading them
-            continue
-        for name in names:
-            with paths[name].open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").digest()
-            original = first.setdefault(digest, name)
-            if original != name:
-                copies[name] = original
-    return copies
-
-
 def _refuse_overlap(photos: Photos, validation: Photos) -> None:
     real = {os.path.realpath(path) for path in photos.paths}
     shared = [
@@ -463,10 +444,19 @@ def _refuse_overlap(photos: Photos, validation: Photos) -> None:
         for n, p in zip(validation.names, validation.paths, strict=True)
         if os.path.realpath(p) in real
     ]
+    if not shared:
+        trained = {f"train/{n}": p for n, p in zip(photos.names, photos.paths, strict=True)}
+        held = {f"val/{n}": p for n, p in zip(validation.names, validation.paths, strict=True)}
+        pairs = same_photos(trained | held).items()
+        shared = [
+            f"{name.removeprefix('val/')} (the same as {original.removeprefix('train/')})"
+            for name, original in pairs
+            if name.startswith("val/") and original.startswith("train/")
+        ]
     if shared:
         raise InputError(
             f"{len(shared)} photo(s) of --val {validation.source} are also trained on, "
-            f"{shared[0]} among them; give folders without common files, or leave --val out"
+            f"{shared[0]} among them; give folders without common photos, or leave --val out"
         )
 
 
@@ -481,10 +471,5 @@ def _reason(error: Exception) -> str:
 
 
 def _listing(bad: Sequence[BadFile], most: int = _NAMED) -> str:
-    # A name that is not UTF-8 must still be printable.
     text = first_of([f"{file.name} ({file.reason})" for file in bad], most)
-    return _printable(text)
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+    return printable(text)

@@ -6,9 +6,12 @@ gray with alpha, which both may decode wrongly without an error. `decode` makes 
 `jaxsr.restoration.pictures` keeps depth, alpha and metadata.
 """
 
+import io
 import math
 import os
 import stat
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ ENDINGS = {
 }
 """File endings of each format that is written, the usual one first."""
 
-READ_ONLY_ENDINGS = (".bmp", ".gif")
+READ_ONLY_ENDINGS = (".bmp", ".gif", ".avif")
 """Endings of formats that pictures are read from, and written as PNG."""
 
 ORIENTATION = 0x0112
@@ -78,6 +81,70 @@ def stored_size(image: Any) -> tuple[int, int]:
     if image.format == "TIFF":
         return image.tag_v2[257], image.tag_v2[256]
     return image.height, image.width
+
+
+def png_chunks(file: io.BufferedIOBase) -> Iterator[tuple[bytes, int, int]]:
+    """(type, offset of the content, length) of a PNG's chunks, which are not read."""
+    file.seek(8)
+    while len(head := file.read(8)) == 8:
+        length, name = struct.unpack(">I4s", head)
+        at = file.tell()
+        yield name, at, length
+        file.seek(at + length + 4)
+
+
+def has_late_exif(file: io.BufferedIOBase) -> bool:
+    """Whether a PNG has EXIF behind its pixels, where Pillow finds it after decoding them."""
+    late = False
+    for name, at, length in png_chunks(file):
+        late |= name == b"IDAT"
+        if late and name == b"eXIf":
+            return True
+        if late and name in (b"tEXt", b"zTXt") and length >= 21:
+            file.seek(at)
+            if file.read(21) == b"Raw profile type exif":
+                return True
+    return False
+
+
+def gray_key(data: bytes) -> int | None:
+    """The transparent gray of a PNG without alpha, in 8 bits or in 16, as its samples are decoded.
+
+    Pillow gives it in the file's own depth, from which samples of 1, 2 and 4 bits are scaled.
+    """
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[25:26] != b"\0":
+        return None
+    for name, at, length in png_chunks(io.BytesIO(data)):
+        if name == b"tRNS" and length == 2:
+            depth = data[24]
+            value = int.from_bytes(data[at : at + 2], "big") & (2**depth - 1)
+            return value if depth >= 8 else value * 255 // (2**depth - 1)
+        if name == b"IDAT":
+            break
+    return None
+
+
+def with_gray_key(image: Any, data: bytes) -> Any:
+    """A loaded image whose one transparent gray, if it has one, is that of its 8-bit samples."""
+    key = gray_key(data)
+    if key is not None and image.mode in ("1", "L"):
+        image = image.convert("L") if image.mode == "1" else image
+        image.info["transparency"] = key
+    return image
+
+
+def meant_channels(tags: Mapping[int, Any], channels: int) -> int:
+    """How many of a TIFF's samples a pixel are colours or alpha; the others are of no stated kind.
+
+    Args:
+      tags: of the page; 262 is PhotometricInterpretation, 338 ExtraSamples.
+      channels: samples a pixel.
+    """
+    colours = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4}.get(tags.get(262, 2), channels)
+    extra = tags.get(338) or ()
+    extra = extra if isinstance(extra, tuple) else (extra,)
+    has_alpha = bool(extra) and extra[0] in (1, 2)
+    return min(channels, colours + has_alpha)
 
 
 def opencv_samples(data: bytes) -> Shaped[np.ndarray, "h w ..."] | None:

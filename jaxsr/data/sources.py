@@ -12,7 +12,8 @@ from jaxsr.errors import FileAccessError, first_of
 
 SEARCHED_ENDINGS = frozenset((*READ_ONLY_ENDINGS, *(e for each in ENDINGS.values() for e in each)))
 """Endings of files that are taken for pictures in a folder."""
-VIDEO_ENDINGS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mpg", ".mpeg"))
+_VIDEO_ENDINGS = "mp4 m4v mov mkv webm avi ts mts m2ts mpg mpeg vob flv 3gp ogv"
+VIDEO_ENDINGS = frozenset(f".{ending}" for ending in _VIDEO_ENDINGS.split())
 
 
 @dataclass(frozen=True)

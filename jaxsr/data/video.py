@@ -1,25 +1,67 @@
-"""Video files, read and written with PyAV: complete or not at all, encoded as their source was."""
+"""Video files, read and written with PyAV: complete or not at all, encoded as their source was.
 
+docs/formats.md lists all that a video may hold, and what becomes of it.
+"""
+
+import collections
 import contextlib
+import heapq
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxsr.data.picture_limits import MAX_PIXELS, too_large
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.interop.atomic_write import atomic_path
 
 # Encoders for what people's videos are coded in; a video of another codec comes out as H.264.
-_ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "ffv1": "ffv1"}
+_ENCODERS = {
+    "h264": "libx264",
+    "hevc": "libx265",
+    "vp8": "libvpx",
+    "vp9": "libvpx-vp9",
+    "av1": "libsvtav1",
+    "libdav1d": "libsvtav1",
+    "ffv1": "ffv1",
+}
+_OTHERWISE = ("libx264", "libvpx-vp9", "libvpx")
+"""What a video of another codec becomes: the first that the container holds."""
 # Near-transparent for H.264 and H.265 by their authors' scales.
-_RATE_FACTOR = {"libx264": "16", "libx265": "18", "libvpx-vp9": "20"}
-
+_RATE_FACTOR = {"libx264": "16", "libx264rgb": "16", "libx265": "18", "libvpx-vp9": "20",
+                "libvpx": "4", "libsvtav1": "20"}  # fmt: skip
+_WITHOUT_B_FRAMES = frozenset(("avi", "mpeg", "vob", "dvd", "svcd", "vcd", "flv"))
+"""Containers that keep one time for each frame, or that players expect in order."""
 
 # Playlists and scripts, which FFmpeg knows by their content, would open other files and addresses.
 _CONTAINERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,m4v,ogg,flv"
 )
+
+_REORDERED = 16
+"""Frames that H.264 and H.265 hold back at most, to bring them into order."""
+_COVER = 0x400
+"""FFmpeg's AV_DISPOSITION_ATTACHED_PIC."""
+_STATISTICS = ("DURATION", "NUMBER_OF_", "_STATISTICS", "BPS", "ENCODER", "VENDOR_ID",
+               "ALPHA_MODE")  # fmt: skip
+"""Beginnings of what containers note of the stream that was, not of the film."""
+_FRAME_NOTES = {
+    "A53_CC": "closed captions",
+    "MASTERING_DISPLAY_METADATA": "the mastering display's colours (HDR)",
+    "CONTENT_LIGHT_LEVEL": "light levels (HDR)",
+    "DYNAMIC_HDR_PLUS": "HDR10+",
+    "DOVI_METADATA": "Dolby Vision",
+    "DOVI_RPU_BUFFER": "Dolby Vision",
+    "STEREO3D": "the arrangement of stereo views",
+    "SPHERICAL": "the spherical projection",
+    "AFD": "the active format description",
+    "PANSCAN": "pan and scan",
+    "FILM_GRAIN_PARAMS": "film grain parameters (their grain is in the frames)",
+    "S12M_TIMECODE": "timecodes of frames",
+}
+"""What frames may carry that no encoder here takes over."""
 
 
 class UnreadableVideo(InputError):
@@ -45,9 +87,7 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
     options: dict[str, Any] = {"metadata_errors": "replace"} if is_strict else {}
     try:
         with av.open(str(path), options={"format_whitelist": _CONTAINERS}, **options) as container:
-            if not container.streams.video:
-                raise UnreadableVideo("no video stream")
-            stream = container.streams.video[0]
+            stream = main_stream(container)
             coded = stream.codec_context
             if coded is None or coded.pix_fmt is None:
                 raise UnreadableVideo("no decoder for its video stream")
@@ -57,7 +97,83 @@ def open_video(path: Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Any]:
             stream.thread_type = "AUTO"
             yield container
     except av.FFmpegError as error:
-        raise UnreadableVideo(error.strerror or " ".join(str(error).split())) from error
+        raise UnreadableVideo(error.strerror or one_line(error)) from error
+
+
+def main_stream(container: Any) -> Any:
+    """The video's stream: the first that is no cover picture.
+
+    Raises:
+      UnreadableVideo: there is none.
+    """
+    for stream in container.streams.video:
+        if not stream.disposition & _COVER:
+            return stream
+    raise UnreadableVideo("no video stream")
+
+
+class Reading:
+    """A container's packets, and whether it holds as much as its header says.
+
+    Args:
+      container: of `open_video`.
+    """
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+        self._stream = main_stream(container)
+        self._end, self._is_corrupt = 0.0, False
+        self._late: collections.deque[Any] = collections.deque()
+        self._times: list[int] = []
+
+    def packets(self) -> Iterator[Any]:
+        """All packets, of every stream, in their order."""
+        for packet in self._container.demux():
+            if packet.pts is not None:
+                last = packet.pts + (packet.duration or 0)
+                self._end = max(self._end, float(last * packet.time_base))
+                self._is_corrupt |= packet.stream.type == "video" and packet.is_corrupt
+            yield packet
+
+    def frames(self) -> Iterator[Any]:
+        """The video's frames, as `decode` of each packet gives them."""
+        for packet in self.packets():
+            yield from self.decode(packet)
+
+    def decode(self, packet: Any) -> Iterator[Any]:
+        """Frames of a packet, in the order of their times; other streams' packets have none.
+
+        AVI numbers frames as they are stored, so the times of those out of order are exchanged.
+        """
+        if packet.stream.index != self._stream.index:
+            return
+        if self._container.format.name != "avi":
+            yield from packet.decode()
+            return
+        for frame in packet.decode():
+            self._late.append(frame)
+            if frame.pts is not None:
+                heapq.heappush(self._times, frame.pts)
+        is_end = packet.size == 0
+        while self._late and (is_end or len(self._late) > _REORDERED):
+            frame = self._late.popleft()
+            if self._times:
+                frame.pts = heapq.heappop(self._times)
+            yield frame
+
+    def shortage(self) -> str | None:
+        """What is missing at the file's end, after all was read; None where nothing is."""
+        container, rate = self._container, self._stream.average_rate
+        # Formats without a header that tells the length derive it from what there is.
+        if container.format.name in ("mpeg", "mpegts", "mpegvideo", "h264", "hevc", "ogg"):
+            return None
+        duration = container.duration or 0
+        whole = (duration + max(container.start_time or 0, 0)) / 1e6
+        missing = whole - self._end - (1.5 / float(rate) if rate else 0.1)
+        # Sound may be told to end a frame later than it does.
+        if self._is_corrupt or missing > 0.1:
+            return f"cut short: {self._end:.2f} s of the {whole:.2f} s that its header states"
+        return None
 
 
 @contextlib.contextmanager
@@ -74,8 +190,36 @@ def write_video(target: Path) -> Iterator[Any]:
         yield out
 
 
-def add_encoder(out: Any, stream: Any, size: tuple[int, int], *, codec: str | None = None) -> Any:
-    """A video stream like `stream`, of another size.
+def display_matrix(frame: Any) -> tuple[int, ...] | None:
+    """How players turn and mirror frames, FFmpeg's nine numbers; None where they do not."""
+    for side in frame.side_data:
+        if side.type.name == "DISPLAYMATRIX":
+            matrix = tuple(np.frombuffer(side, np.int32).tolist())
+            return None if matrix[:5] == (65536, 0, 0, 0, 65536) else matrix
+    return None
+
+
+def turned(pixels: np.ndarray, matrix: tuple[int, ...] | None) -> np.ndarray:
+    """A frame's samples as players show them, turned by quarters and mirrored.
+
+    The matrix maps a column and a row of the frame to those of the screen, as in ISO/IEC 14496-12.
+    """
+    if matrix is None:
+        return pixels
+    a, b, _, c, d = matrix[:5]
+    if abs(b) > abs(a) and abs(c) > abs(d):
+        pixels = pixels.swapaxes(0, 1)
+        across, down = c, b
+    else:
+        across, down = a, d
+    pixels = pixels[:, ::-1] if across < 0 else pixels
+    return pixels[::-1] if down < 0 else pixels
+
+
+def add_encoder(
+    out: Any, stream: Any, size: tuple[int, int], *, codec: str | None = None
+) -> tuple[Any, list[str]]:
+    """A video stream like `stream`, of another size, and what of it differs.
 
     Args:
       out: container of `write_video`.
@@ -84,18 +228,131 @@ def add_encoder(out: Any, stream: Any, size: tuple[int, int], *, codec: str | No
       codec: an encoder for colour pictures instead of the source's codec and pixel format.
     """
     coded = stream.codec_context
-    name = codec or _ENCODERS.get(coded.name, "libx264")
-    options = {"crf": _RATE_FACTOR[name]} if name in _RATE_FACTOR else {}
-    encoder = out.add_stream(name, rate=stream.average_rate or 25, options=options)
+    own = codec or _ENCODERS.get(coded.name)
+    if own == "libx264" and not codec and coded.format.is_rgb:
+        own = "libx264rgb"
+    names = dict.fromkeys(name for name in (own, *_OTHERWISE) if name is not None)
+    encoder, name = _first_stream(out, names, rate=stream.average_rate or 25)
+    remarks = [] if name == own else [f"{coded.name} is written as {encoder.codec_context.name}"]
+    if name in _RATE_FACTOR:
+        encoder.options = {"crf": _RATE_FACTOR[name]}
+    if name == "libvpx":  # its quality is bounded by a rate, 256 kbit/s by default
+        encoder.bit_rate = round(float(stream.average_rate or 25) * size[0] * size[1])
+    if out.format.name in _WITHOUT_B_FRAMES:
+        encoder.codec_context.max_b_frames = 0
     encoder.height, encoder.width = size
-    # Chroma of 4:2:0 covers two by two pixels: an odd size keeps its last row in 4:4:4.
-    odd = any(length % 2 for length in size)
     pixels = "yuv420p" if codec else coded.pix_fmt
-    encoder.pix_fmt = pixels.replace("420", "444") if odd else pixels
+    encoder.pix_fmt = _pixel_format(encoder.codec_context.codec, pixels, size)
+    if codec is None:
+        remarks += _differing_samples(stream, encoder.codec_context.format)
     encoder.time_base = encoder.codec_context.time_base = stream.time_base
     if not codec:
         for field in ("color_range", "color_primaries", "color_trc", "colorspace"):
             setattr(encoder.codec_context, field, getattr(coded, field))
+        if coded.format.is_rgb and not encoder.codec_context.format.is_rgb:
+            encoder.codec_context.colorspace = 1  # BT.709, of which swscale makes the samples
     if stream.sample_aspect_ratio:
         encoder.codec_context.sample_aspect_ratio = stream.sample_aspect_ratio
-    return encoder
+    return encoder, remarks
+
+
+def _first_stream(out: Any, names: Mapping[str, Any], *, rate: Any) -> tuple[Any, str]:
+    reasons = []
+    for name in names:
+        try:
+            return out.add_stream(name, rate=rate), name
+        except ValueError as error:  # no such encoder, or none for this container
+            reasons.append(one_line(error))
+    raise UnreadableVideo(f"no encoder for its container ({first_of(reasons)}); give it another")
+
+
+def _pixel_format(codec: Any, pixels: str, size: tuple[int, int]) -> str:
+    """The encoder's format that holds these samples, or comes nearest."""
+    from av.codec.codec import find_best_pix_fmt_of_list
+
+    known = [each.name for each in codec.video_formats or ()]
+    # Chroma of 4:2:0 covers two by two pixels: an odd size keeps its last row in 4:4:4.
+    odd = any(length % 2 for length in size)
+    for choice in (pixels.replace("420", "444"), pixels) if odd else (pixels,):
+        if choice in known or not known:
+            return choice
+    nearest: Any = find_best_pix_fmt_of_list(known, pixels, False)[0]
+    return str(nearest.name)
+
+
+def _differing_samples(stream: Any, result: Any) -> list[str]:
+    source, remarks = stream.codec_context.format, []
+    # WebM says that there is alpha, which FFmpeg's own decoders leave out.
+    is_stated = any(name.lower() == "alpha_mode" for name in stream.metadata)
+    if is_stated or source.has_palette or any(part.is_alpha for part in source.components):
+        remarks.append("its transparency is dropped")
+    deepest = [max(part.bits for part in each.components) for each in (source, result)]
+    if deepest[1] < deepest[0]:
+        remarks.append(f"{deepest[0]} bits are written as {deepest[1]}")
+    return remarks
+
+
+def keep_notes(out: Any, container: Any, encoder: Any, frame: Any) -> list[str]:
+    """Takes over what a video holds beside frames; returns what is dropped.
+
+    Args:
+      out: container of `write_video`, before its first packet.
+      container: of `open_video`.
+      encoder: of `add_encoder`.
+      frame: the video's first.
+    """
+    stream = main_stream(container)
+    out.metadata.update(_titles(container.metadata))
+    out.set_chapters(container.chapters())
+    encoder.metadata.update(_titles(stream.metadata))
+    encoder.disposition = stream.disposition
+    dropped = []
+    matrix = display_matrix(frame)
+    if matrix is not None:
+        if {*out.format.name.split(",")} & {"mp4", "mov", "ipod", "matroska", "webm", "3gp"}:
+            encoder.set_display_matrix(matrix)
+        else:
+            dropped.append(f"the rotation, which {out.format.name} does not hold, is dropped")
+    if frame.interlaced_frame:
+        dropped.append("interlaced fields are written as whole frames: deinterlace it first")
+    kinds = dict.fromkeys(side.type.name for side in frame.side_data)
+    dropped += [f"{_FRAME_NOTES[kind]} is dropped" for kind in kinds if kind in _FRAME_NOTES]
+    return dropped
+
+
+def copy_streams(out: Any, container: Any) -> tuple[dict[int, Any], list[str]]:
+    """Streams besides the video's, to be copied; and what is dropped or not restored.
+
+    Returns:
+      Streams of `out` by the number of the one that each copies.
+    """
+    copied: dict[int, Any] = {}
+    dropped = []
+    main, chapters = main_stream(container).index, len(container.chapters())
+    for stream in container.streams:
+        if stream.index == main or (stream.type == "data" and stream.frames == chapters > 0):
+            continue  # chapters of MP4 are a stream as well
+        what = f"stream {stream.index} ({stream.type}, {stream.name or 'unknown'})"
+        if stream.type == "data":  # containers refuse most of them after the first packet only
+            dropped.append(f"{what} is dropped")
+            continue
+        try:
+            copy = out.add_stream_from_template(stream, opaque=True)
+        except ValueError as error:
+            dropped.append(f"{what} is dropped ({one_line(error)})")
+            continue
+        if stream.type == "video" and not stream.disposition & _COVER:
+            dropped.append(f"{what} is copied and not restored")
+        copy.metadata.update(_titles(stream.metadata))
+        if stream.type != "attachment":
+            copy.disposition = stream.disposition
+            copied[stream.index] = copy
+    return copied, dropped
+
+
+def _titles(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Names, languages, comments: what people wrote."""
+    kept = {n: v for n, v in metadata.items() if not n.upper().startswith(_STATISTICS)}
+    if "name" in kept:  # MP4's word for a track's title, which is written under the other one
+        kept.setdefault("title", kept.pop("name"))
+    return kept

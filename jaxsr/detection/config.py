@@ -8,6 +8,7 @@ import tyro
 from jaxsr.data.input_form import Form
 from jaxsr.detection.detector import Detector, check_batch, load_detector
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.runtime.options import AotOptions, ComputeOptions, LaneFoldingOptions, ModelOptions
 
 
@@ -21,9 +22,9 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
     """Probability above which a pixel belongs to a target."""
     size: Form | None = None
     """Look at pictures resized to base × base, or at their native size. Default: as trained."""
-    base: int | None = None
+    base: int | None = number(None, most=2**14)
     """Side in pixels for size=base. Default: as trained."""
-    batch: int = 8
+    batch: int = number(8, most=2**14)
     """Pictures at once."""
 
     def __post_init__(self) -> None:
@@ -38,6 +39,7 @@ class DetectorOptions(ModelOptions, LaneFoldingOptions, ComputeOptions):
             self.model,
             weights=self.weights,
             model_options=self.class_options(),
+            trust_builder=self.trust_builder,
             options=self,
             batch=self.batch,
             lane_folding=self.lane_folding,
@@ -74,5 +76,5 @@ class EvaluateConfig(DetectorOptions):
     """Gray level above which a mask pixel is target. Default: masks must be binary."""
     distance_px: float = 3.0
     """A target is found if a prediction's centroid lies nearer than this."""
-    curve_points: int = 10
+    curve_points: int = number(10, most=10**6)
     """Thresholds of the ROC."""

@@ -6,6 +6,7 @@ at the picture's own size; for a video `masks/NAME/000000.png`, … (lossless, a
 `targets.json` an entry for each picture or frame, found something or not.
 """
 
+import errno
 import itertools
 import json
 import sys
@@ -20,12 +21,21 @@ import numpy as np
 from jaxsr.data.decode import decode_rgb, picture_size
 from jaxsr.data.picture_file import UnreadablePicture
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
-from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
+from jaxsr.data.video import (
+    Reading,
+    UnreadableVideo,
+    add_encoder,
+    display_matrix,
+    main_stream,
+    open_video,
+    turned,
+    write_video,
+)
 from jaxsr.detection.config import DetectConfig
 from jaxsr.detection.detector import Detector
 from jaxsr.detection.evaluation import write_csv
 from jaxsr.detection.targets import Findings, Target, find_targets, overlay
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, printable
 from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.exit_status import ExitStatus
@@ -52,7 +62,7 @@ def run(config: DetectConfig) -> int:
     session.finish(inputs.sources)
     files = len({findings.name for findings in session.findings})
     targets = sum(len(findings.targets) for findings in session.findings)
-    print(f"{targets} target(s) in {files} file(s); results in {config.out}")
+    print(f"{targets} target(s) in {files} file(s); results in {printable(config.out)}")
     return ExitStatus.FAILED if failed else ExitStatus.OK
 
 
@@ -66,7 +76,7 @@ def find_inputs(config: DetectConfig) -> Inputs:
     for name, reason in inputs.problems:
         complain(name, reason)
     for line in inputs.notes():
-        print(line)
+        print(printable(line))
     if not inputs.sources:
         raise InputError(
             f"nothing to look at in {', '.join(config.inputs)}; name pictures, folders or videos"
@@ -115,8 +125,14 @@ class _Session:
                     source = readable[number]
                     findings = self._find(source, self.detector.form.probability(image, scores))
                     name = source.relative.with_suffix(".png")
-                    self._write(Path("masks") / name, findings.mask)
-                    self._write(Path("overlays") / name, overlay(image, findings))
+                    try:
+                        self._write(Path("masks") / name, findings.mask)
+                        self._write(Path("overlays") / name, overlay(image, findings))
+                    except OSError as error:
+                        if error.errno != errno.ENAMETOOLONG:
+                            raise
+                        complain(str(source.path), f"its results' names are too long ({error})")
+                        broken.add(number)
         return len(sources) - len(readable) + len(broken)
 
     def video(self, source: Source) -> int:
@@ -125,22 +141,31 @@ class _Session:
         decoded = 0
         try:
             with open_video(source.path) as container:
-                frames = _UntilDamaged(container.decode(video=0))
+                reading = Reading(container)
+                frames = _UntilDamaged(reading.frames())
                 batches = iter(lambda: list(itertools.islice(frames, self.config.batch)), [])
                 first = next(batches, None)
                 if first is None:
                     raise frames.damage or UnreadableVideo("no frames")
-                stream = container.streams.video[0]
+                stream = main_stream(container)
                 size, rate = (first[0].height, first[0].width), stream.average_rate or 25
+                matrix = display_matrix(first[0])
                 with write_video(target) as out:
-                    encoder = add_encoder(out, stream, size, codec="libx264")
+                    upright = turned(np.empty((*size, 0)), matrix).shape[:2]
+                    encoder, _ = add_encoder(out, stream, upright, codec="libx264")
                     for batch in itertools.chain([first], batches):
-                        for shown in self._frames(source, batch, decoded, size, rate):
+                        images = [
+                            np.ascontiguousarray(turned(_rgb(frame, size), matrix))
+                            for frame in batch
+                        ]
+                        for shown in self._frames(source, batch, images, decoded, rate):
                             out.mux(encoder.encode(shown))
                         decoded += len(batch)
                     out.mux(encoder.encode(None))
                 if frames.damage is not None:
                     raise frames.damage
+                if shortage := reading.shortage():
+                    raise UnreadableVideo(shortage)
         except (UnreadableVideo, OSError) as error:
             after = f" (after {decoded} frames)" if decoded else ""
             complain(str(source.path), f"{error}{after}")
@@ -148,13 +173,11 @@ class _Session:
         return 0
 
     def _frames(
-        self, source: Source, frames: list, first: int, size: tuple[int, int], rate: Any
+        self, source: Source, frames: list, images: list[np.ndarray], first: int, rate: Any
     ) -> Iterator:
-        """Overlays of some frames, number `first` and on, at their times."""
+        """Overlays of some frames' upright images, number `first` and on, at their times."""
         import av
 
-        height, width = size
-        images = [f.to_ndarray(format="rgb24", height=height, width=width) for f in frames]
         name = Path("masks") / source.relative.with_suffix("")
         probabilities = self.detector.probabilities(images)
         batch = zip(frames, images, probabilities, strict=True)
@@ -176,7 +199,8 @@ class _Session:
         rows = (row for findings in self.findings for row in findings.rows())
         write_csv(self.config.out / "targets.csv", columns, rows)
         content = {
-            "weights": str(self.config.weights),
+            "model": self.config.model,
+            "weights": None if self.config.weights is None else str(self.config.weights),
             "threshold": self.config.threshold,
             "pictures": [findings.as_dict() for findings in self.findings],
         }
@@ -202,6 +226,10 @@ class _Session:
         written, data = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)
         assert written
         atomic_write(path, data.tobytes())
+
+
+def _rgb(frame: Any, size: tuple[int, int]) -> np.ndarray:
+    return frame.to_ndarray(format="rgb24", height=size[0], width=size[1])
 
 
 class _UntilDamaged(Iterator):
@@ -234,4 +262,4 @@ def _refuse_double_names(sources: list[Source]) -> None:
 
 
 def complain(name: str, reason: str) -> None:
-    print(f"jaxsr: {name}: {' '.join(reason.split())}", file=sys.stderr)
+    print(f"jaxsr: {printable(name)}: {printable(reason)}", file=sys.stderr)

@@ -65,6 +65,7 @@ def load_detector(
     *,
     weights: Path | None = None,
     model_options: Mapping[str, Any] | None = None,
+    trust_builder: bool = False,
     evaluate: Form | None = None,
     base: int | None = None,
     **options: Any,
@@ -72,14 +73,20 @@ def load_detector(
     """The detector that a user names.
 
     Args:
-      model, weights, model_options: see `jaxsr.models.load.load_model`.
+      model, weights, model_options, trust_builder: see `jaxsr.models.load.load_model`.
       evaluate, base: take the place of what the weights file says.
       **options: see `Detector`.
 
     Raises:
       FileNotFoundError, ValueError: see `load_model`.
     """
-    loaded = load_model(model, kind="detector", weights=weights, options=model_options)
+    loaded = load_model(
+        model,
+        kind="detector",
+        weights=weights,
+        options=model_options,
+        trust_builder=trust_builder,
+    )
     return Detector(loaded.network, form_of(loaded, evaluate=evaluate, base=base), **options)
 
 

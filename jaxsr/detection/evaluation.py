@@ -40,7 +40,8 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[JsonObject]) ->
     writer = csv.DictWriter(text, columns, restval="")
     writer.writeheader()
     writer.writerows(rows)
-    atomic_write(path, text.getvalue().encode())
+    # Names that are not UTF-8 stay as they are.
+    atomic_write(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def _draw_curves(evaluation: Evaluation) -> bytes:

@@ -8,6 +8,7 @@ from typing import Literal
 import tyro
 
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.generation.options import SamplingOptions
 from jaxsr.runtime.options import AotOptions
 
@@ -40,7 +41,7 @@ class GenerateConfig(SamplingOptions, AotOptions):
     model_sampling: bool = False
     """Take what the model's generation_config.json says about choosing tokens; options that the
     command names go before it."""
-    batch_size: tuple[int, ...] = (1,)
+    batch_size: tuple[int, ...] = number((1,), most=4096)
     """Prompts that run together; the next takes the place of one that ends. Several values run
     everything once with each."""
     stop: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from jaxsr.errors import InputError, one_line
+from jaxsr.fields import number
 from jaxsr.runtime.options import CheckedOptions
 
 Bias = tuple[tuple[int, ...], float]
@@ -61,7 +62,7 @@ class SamplingOptions(CheckedOptions):
     n-grams, minimum length; then temperature, top-k, top-p, min-p, typical-p.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: int = number(128, most=2**24)
     """Tokens to generate at most for each prompt."""
     min_new_tokens: int = 0
     """Tokens before which no stop token is chosen and no stop text ends an output."""
@@ -81,26 +82,26 @@ class SamplingOptions(CheckedOptions):
     """Subtracted from the logits of tokens in the output, as OpenAI and vLLM define it."""
     frequency_penalty: float = 0.0
     """Subtracted once for each time that the token is in the output."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: int = number(0, most=2**20)
     """Sequences of this many tokens come once in prompt and output; 0 allows repeats."""
     logit_bias: tuple[str, ...] = ()
     """ID=VALUE: added to this token's logit, -inf bans it. ID,ID=VALUE: where the last token
     follows the others. Or one JSON object of such pairs."""
-    logprobs: int | None = None
+    logprobs: int | None = number(None, most=2**20)
     """Report log-probabilities of the chosen tokens and of this many likeliest ones, 0 for none."""
-    num_beams: int = 1
+    num_beams: int = number(1, most=1024)
     """Outputs of each prompt that run side by side, to find the likeliest as a whole; 1 is off."""
     length_penalty: float = 1.0
     """With beams: scores are divided by the length to this power; above 0 favours long outputs."""
     early_stopping: Literal["false", "true", "never"] = "false"
     """With beams. true: stop at num_beams ended outputs; false: when better ones are unlikely;
     never: when better ones are impossible."""
-    num_return_sequences: int = 1
+    num_return_sequences: int = number(1, most=1024)
     """With beams: so many of the best outputs are reported."""
-    prompt_lookup: int | None = None
+    prompt_lookup: int | None = number(None, most=1024)
     """Propose so many tokens at each step where prompt or output repeat themselves; greedy tokens
     stay the same."""
-    num_draft_tokens: int | None = None
+    num_draft_tokens: int | None = number(None, most=1024)
     """Tokens that the draft model proposes at each step; greedy tokens stay the same. Default: 4
     with a draft model."""
     seed: int = 0

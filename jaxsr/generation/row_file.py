@@ -2,19 +2,24 @@
 
 One JSON object a line, in the order of the prompts. A run that was killed leaves complete lines and
 perhaps the beginning of one, which is dropped. Every row states what it was made with, so that rows
-of different runs never meet in one file.
+of different runs never meet in one file, and has a digest of itself. The file is locked while a run
+writes it.
 
 Rows that come before their turn lie in a second file beside it, with `.early` after its name, until
 the run is complete: after a kill they count, too.
 """
 
-import json
+import fcntl
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError
+from jaxsr.errors import DamagedFileError, InputError
+from jaxsr.interop.sealed_json import begins_sealed, seal, unseal
+
+log = logging.getLogger(__name__)
 
 
 class RowFile:
@@ -25,19 +30,28 @@ class RowFile:
       settings: what every row of this run has, by column.
 
     Raises:
-      InputError: the file holds rows of another run, or lines that are no rows.
+      InputError: the file holds rows of another run, or lines that are no rows or were changed; or
+        another run is writing it.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.settings = settings
         self._path, self._early_path = path, path.with_name(f"{path.name}.early")
-        self.rows, length = self._read(path)
-        """Those that were there."""
-        if not path.is_file():  # removed, to begin anew
-            self._early_path.unlink(missing_ok=True)
-        self.early, early_length = self._read(self._early_path)
-        """Those that were there before their turn, in any order."""
+        is_new = not path.is_file()
+        if path.exists() and is_new:
+            raise InputError(f"{path} is not a regular file; give another --out")
         self._file = path.open("ab")
+        try:
+            self._lock()
+            if is_new:  # removed, to begin anew
+                self._early_path.unlink(missing_ok=True)
+            self.rows, length = self._read(path)
+            """Those that were there."""
+            self.early, early_length = self._read(self._early_path)
+            """Those that were there before their turn, in any order."""
+        except BaseException:
+            self._file.close()
+            raise
         self._file.truncate(length)
         if self.early:
             with self._early_path.open("ab") as file:
@@ -45,23 +59,38 @@ class RowFile:
         else:
             self._early_path.unlink(missing_ok=True)
 
+    def _lock(self) -> None:
+        try:
+            # Of the open file, so that a second one of this process is refused, too.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{self._path} is being written by another run; wait for it, or give another --out"
+            ) from None
+        except OSError as error:
+            log.warning("%s has no file locks (%s)", self._path, error.strerror)
+
     def _read(self, path: Path) -> tuple[list[dict[str, Any]], int]:
         """Complete rows of a file, if there is one, and how many bytes they take."""
         content = path.read_bytes() if path.is_file() else b""
         complete = content[: content.rfind(b"\n") + 1]
+        if not begins_sealed(content[len(complete) :]):
+            number = complete.count(b"\n") + 1
+            raise InputError(
+                f"{path} line {number} is no row of this command; give another --out, or remove "
+                "the file"
+            )
         rows = [self._row(path, n, line) for n, line in enumerate(complete.splitlines(), 1)]
         return rows, len(complete)
 
     def _row(self, path: Path, number: int, line: bytes) -> dict[str, Any]:
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
+            row = unseal(line, source=path)
+        except (DamagedFileError, RecursionError):
+            what = "was changed" if begins_sealed(line) else "is no row of this command"
             raise InputError(
-                f"{path} line {number} is no row of this command; give another --out, or "
-                "remove the file"
-            )
+                f"{path} line {number} {what}; give another --out, or remove the file"
+            ) from None
         for name, value in self.settings.items():
             if row.get(name) != value:
                 raise InputError(
@@ -107,7 +136,7 @@ class RowFile:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    return seal(row, ensure_ascii=False).encode() + b"\n"
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@ from jaxsr.generation.rounds import Completion, Run
 from jaxsr.generation.row_file import RowFile
 from jaxsr.generation.run_settings import engine_settings, prompt_ids, sampling_options, stops
 from jaxsr.generation.stop_text import StopText
-from jaxsr.generation.streaming import StreamPrinter
+from jaxsr.generation.streaming import StreamPrinter, for_output
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.models.language_models import load_language_model
 from jaxsr.models.llama.loading import LanguageModel, fingerprint
@@ -230,7 +230,7 @@ class Session:
         if self._row_file is not None:
             self._row_file.append(row)
         if not self.config.streams(batch_size):
-            print(row["output"] + "\n", flush=True)
+            print(for_output(row["output"]) + "\n", flush=True)
 
     def keep(self, row: dict[str, Any]) -> None:
         """Notes an output that has ended before earlier ones, in case that these are never made."""
@@ -366,4 +366,5 @@ class _InOrder:
     def _show_prompt(self) -> None:
         several = len(self._texts) > 1 or len(self._session.config.batch_size) > 1
         if several and self.printer is None:
-            print(f"[{self._next}, batch size {self._batch_size}] {self._texts[self._next]}")
+            text = for_output(self._texts[self._next])
+            print(f"[{self._next}, batch size {self._batch_size}] {text}")

@@ -1,8 +1,15 @@
 """Prints an output while it is generated."""
 
+import sys
 from collections.abc import Collection
 
+from jaxsr.errors import printable_text
 from jaxsr.generation.stop_text import StopText
+
+
+def for_output(text: str) -> str:
+    """A prompt or an output as it is; for a terminal without characters that control it."""
+    return printable_text(text) if sys.stdout.isatty() else text
 
 
 class StreamPrinter:
@@ -32,5 +39,5 @@ class StreamPrinter:
 
     def _print(self, text: str) -> None:
         if text.startswith(self._printed):
-            print(text[len(self._printed) :], end="", flush=True)
+            print(for_output(text[len(self._printed) :]), end="", flush=True)
             self._printed = text

@@ -22,9 +22,10 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.errors import InputError, UserError, first_of, one_line
-from jaxsr.models.libraries import import_beside_torch, import_library, import_transformers
+from jaxsr.models.libraries import import_beside_torch, import_library
 from jaxsr.models.llama.hf_folder import read_json
 from jaxsr.models.registry import perturb
+from jaxsr.models.transformers_files import config_of, model_of, transformers_library
 from jaxsr.models.user_files import place_of
 
 _SEED = 20261121
@@ -226,7 +227,7 @@ def _spandrel(name: str, options: Mapping[str, Any]) -> nn.Module:
             f"spandrel has no architecture {module_name!r}; there are {first_of(sorted(known), 50)}"
         )
     module = import_library(f"spandrel.architectures.{module_name}")
-    return getattr(module, class_name or module_name)(**options)
+    return _network_class(module, class_name or module_name, f"spandrel's {module_name}")(**options)
 
 
 def _smp(name: str, options: Mapping[str, Any]) -> nn.Module:
@@ -237,7 +238,16 @@ def _smp(name: str, options: Mapping[str, Any]) -> nn.Module:
             f"segmentation_models_pytorch has no network {name!r}; there are "
             f"{first_of(sorted(known), 50)}"
         )
-    return getattr(library, name)(**{"encoder_weights": None} | dict(options))
+    network = _network_class(library, name, "segmentation_models_pytorch")
+    return network(**{"encoder_weights": None} | dict(options))
+
+
+def _network_class(module: ModuleType, name: str, library: str) -> Any:
+    """A class of networks; libraries have functions that open files, too."""
+    value = getattr(module, name, None)
+    if not (isinstance(value, type) and issubclass(value, nn.Module)):
+        raise InputError(f"{library} has {name}, which is not a network" + _classes_of(module))
+    return value
 
 
 LIBRARIES: dict[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {
@@ -262,10 +272,10 @@ def _config_file(name: str) -> Path | None:
 
 
 def _transformers(path: Path, options: Mapping[str, Any]) -> nn.Module:
-    transformers = import_transformers()
-    values = read_json(path) | dict(options)
-    config = transformers.AutoConfig.for_model(**values)
+    config = config_of(read_json(path) | dict(options))
     name = next(iter(getattr(config, "architectures", None) or []), None)
-    if name is not None and hasattr(transformers, name):
-        return getattr(transformers, name)(config)
-    return transformers.AutoModel.from_config(config)
+    library = transformers_library()
+    kind = getattr(library, name, None) if isinstance(name, str) else None
+    if isinstance(kind, type) and issubclass(kind, library.PreTrainedModel):
+        return kind(config)
+    return model_of("AutoModel", config)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from jaxsr.errors import InputError, MissingFileError
+from jaxsr.models.claims import check_claims, check_folder_claims
 from jaxsr.models.llama import loading
 from jaxsr.models.llama.config import ARCHITECTURES, LlamaConfig
 from jaxsr.models.llama.gguf_architectures import read_config
@@ -18,6 +19,7 @@ from jaxsr.models.llama.gguf_file import open_gguf
 from jaxsr.models.llama.hf_folder import read_json, weight_files
 from jaxsr.models.llama.loading import LanguageModel
 from jaxsr.models.llama.quantized import Scheme
+from jaxsr.models.weight_files import check_finite
 
 Implementation = Literal["auto", "own", "transformers"]
 
@@ -47,7 +49,9 @@ def load_language_model(
       InputError: the files are broken, or hold a model that is not computed here.
     """
     try:
-        return _loaded(path, dtype, scheme, implementation, packed)
+        model = _loaded(path, dtype, scheme, implementation, packed)
+        check_finite(model.network)
+        return model
     except InputError as error:
         if str(path) in str(error):
             raise
@@ -63,6 +67,11 @@ def _loaded(
 ) -> LanguageModel:
     file = None if path.is_dir() else open_gguf(path)
     fields = read_json(path / "config.json") if file is None else read_config(file)
+    if file is None:
+        check_folder_claims(fields, weight_files(path), source=path / "config.json")
+    else:
+        size = path.stat().st_size
+        check_claims(fields, tensors=len(file.tensors), size=size, source=path)
     if choose(fields, implementation) == "own":
         if file is None:
             return loading.load_folder(path, dtype=dtype, scheme=scheme)

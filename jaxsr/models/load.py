@@ -27,6 +27,7 @@ from jaxsr.models.build import (
     is_class_name,
     is_configuration,
 )
+from jaxsr.models.claims import check_claims
 from jaxsr.models.own_network import load_own_network, stated_uses
 from jaxsr.models.registry import (
     FAMILIES,
@@ -50,6 +51,7 @@ def load_model(
     kind: Kind | None = None,
     weights: Path | None = None,
     options: Mapping[str, Any] | None = None,
+    trust_builder: bool = False,
     random_weights: bool = False,
     untrained: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -64,6 +66,7 @@ def load_model(
       kind: what the caller needs; another kind is refused. A user's class may be anything.
       weights: file for `package.module:Class` or a module.
       options: keyword arguments of the class.
+      trust_builder: the user agrees that code of the user's that a weights file names is run.
       random_weights: a family's name gives a small network with random weights.
       untrained: classes without `weights`, `timm:NAME`, `torchvision:NAME`, and a Hugging Face
         folder or `config.json` give random weights; see `jaxsr.models.build`.
@@ -115,7 +118,7 @@ def load_model(
     if model is None:
         name = "clean"
     if name in SHIPPED:
-        return _from_weights(_shipped(name), f"jaxsr's own, {name}", kind)
+        return _from_weights(_shipped(name), f"jaxsr's own, {name}", kind, trust_builder)
     if not path.exists() and path.suffix not in READERS:
         raise MissingFileError(f"no model {name!r}: {_accepted(random_weights)}")
     if _is_language_checkpoint(path, kind):
@@ -126,7 +129,7 @@ def load_model(
         path = exported_weights(path)
     elif path.suffix not in READERS:
         raise InputError(f"{path} is no model: {_accepted(random_weights)}")
-    return _from_weights(path, name, kind)
+    return _from_weights(path, name, kind, trust_builder)
 
 
 def _accepted(random_weights: bool) -> str:
@@ -195,11 +198,12 @@ def _from_checkpoint(path: Path, kind: Kind | None, **options: Any) -> LoadedMod
     return load_language_model(path, **options)
 
 
-def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
+def _from_weights(path: Path, name: str, kind: Kind | None, trust_builder: bool) -> LoadedModel:
     weights = read_weights(path)
     metadata = read_metadata(path) if path.suffix == ".safetensors" else {}
     if "builder" in metadata:
-        return _of_kind(load_own_network(path, weights, metadata, name=name), path, kind)
+        own = load_own_network(path, weights, metadata, name=name, trust_builder=trust_builder)
+        return _of_kind(own, path, kind)
     refusals: list[str] = []
     for family_name in FAMILIES:
         family = find_family(family_name)
@@ -209,6 +213,8 @@ def _from_weights(path: Path, name: str, kind: Kind | None) -> LoadedModel:
         if config is None:
             continue
         try:
+            size = path.stat().st_size
+            check_claims(config, tensors=len(weights), size=size, source=path, least=1024)
             network = family.build(config)
             load_weights(network, bare, source=str(path))
         except InputError as error:

@@ -5,31 +5,23 @@ Metadata of an exported file say what builds its network: `builder` (a name for
 leaves out, with `channels`, `value_range` and `multiple`, or with `input`.
 
 A weights file may come from anyone, so it runs no code of its choice. A builder of a library is
-one of a fixed list. A builder of the user's is called only where the file lies in its run folder,
-whose sealed `config.json` names the same builder, and only where it is a subclass of
-`torch.nn.Module` or is defined below the current folder. Else the error states the command that
-names the class on the command line.
+one of a fixed list, and its arguments are data (`jaxsr.models.named_code`). A builder of the user's
+is called only where a person agrees with `--trust-builder`, where its module lies outside the
+file's folder, and where it is a subclass of `torch.nn.Module` or defined below the current folder.
+Else the error states the command that names the class on the command line.
 """
 
-import inspect
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from jaxsr.errors import InputError, MissingFileError, UserError
+from jaxsr.errors import InputError
 from jaxsr.interop.annotations import JsonObject
-from jaxsr.interop.bounded_read import read_bounded
-from jaxsr.interop.sealed_json import unseal
-from jaxsr.models.build import (
-    BUILDS_FROM_OPTIONS,
-    LIBRARIES,
-    build_network,
-    import_attribute,
-)
+from jaxsr.models.build import LIBRARIES, build_network, import_attribute
+from jaxsr.models.claims import check_claims
+from jaxsr.models.named_code import check_library_builder, check_network_code, lies_in
 from jaxsr.models.registry import Kind, LoadedModel, Weights
 from jaxsr.models.weight_files import load_weights
 
@@ -38,7 +30,12 @@ KINDS: Mapping[str, Kind] = {"super-resolution": "restorer", "detection": "detec
 
 
 def load_own_network(
-    path: Path, weights: Weights, metadata: Mapping[str, Any], *, name: str
+    path: Path,
+    weights: Weights,
+    metadata: Mapping[str, Any],
+    *,
+    name: str,
+    trust_builder: bool = False,
 ) -> LoadedModel:
     """The network of an exported file.
 
@@ -47,6 +44,7 @@ def load_own_network(
       weights: its tensors.
       metadata: what it says of itself, with `builder`.
       name: by which the user named it.
+      trust_builder: the user agrees that the builder of the user's that the file names is called.
 
     Raises:
       InputError: the metadata are damaged, the builder may not be called or fails, or the weights
@@ -56,8 +54,13 @@ def load_own_network(
     builder, arguments = metadata["builder"], metadata.get("builder_args", {})
     if not (isinstance(builder, str) and isinstance(arguments, dict)):
         raise _unknown_metadata(path)
-    if builder.partition(":")[0] not in LIBRARIES:
-        _check_builder(path, builder, arguments)
+    size = path.stat().st_size
+    claimed = {"builder_args": arguments}
+    check_claims(claimed, tensors=len(weights), size=size, source=path, least=1024)
+    if builder.partition(":")[0] in LIBRARIES:
+        check_library_builder(path, builder, arguments)
+    else:
+        _check_builder(path, builder, arguments, trusted=trust_builder)
     network = build_network(builder, arguments)
     if "task" in metadata:  # by --network, which trains float64 parameters and buffers in float32
         network.float()
@@ -105,43 +108,24 @@ def _unknown_metadata(path: Path) -> InputError:
     )
 
 
-def _check_builder(path: Path, builder: str, arguments: Mapping[str, Any]) -> None:
+def _check_builder(
+    path: Path, builder: str, arguments: Mapping[str, Any], *, trusted: bool
+) -> None:
     """Raises `InputError` where this builder may not be called; see the module's docstring."""
     options = f" --model-options {shlex.quote(json.dumps(arguments))}" if arguments else ""
-    workaround = (
-        f"where you trust it, name the class: --model {builder}{options} "
-        f"--weights {shlex.quote(str(path))}"
-    )
-    if builder not in _run_strings(path.parent):
+    by_name = f"--model {builder}{options} --weights {shlex.quote(str(path))}"
+    what = f"{path} names the builder {builder}"
+    if lies_in(builder, path.parent):
         raise InputError(
-            f"{path} names the builder {builder}, and a weights file runs no code of its choice "
-            f"outside of its run folder; {workaround}"
+            f"{what}, whose code lies in the same folder, and a weights file runs no code of its "
+            f"choice; where you trust it, name the class: {by_name}"
         )
-    attribute = import_attribute(builder, option="--model")
-    if inspect.isclass(attribute) and issubclass(attribute, nn.Module):
-        return
-    # Of a function or task only: objects may be called, and have no file of their own.
-    is_task = inspect.isclass(attribute) and hasattr(attribute, BUILDS_FROM_OPTIONS)
-    has_source = inspect.isfunction(attribute) or is_task
-    source = inspect.getsourcefile(attribute) if has_source else None
-    if source is None or not Path(source).resolve().is_relative_to(Path.cwd()):
+    if not trusted:
         raise InputError(
-            f"{path} names the builder {builder}, which is neither a torch.nn.Module nor defined "
-            f"below the current folder; {workaround}"
+            f"{what}, and a weights file runs no code of its choice; where you trust it, add "
+            f"--trust-builder, or name the class: {by_name}"
         )
-
-
-def _run_strings(folder: Path) -> set[str]:
-    """All strings in a run folder's config.json; none where it is absent or damaged."""
-    config = folder / "config.json"
     try:
-        return {*_strings(unseal(read_bounded(config), source=config))}
-    except (UserError, MissingFileError, OSError):
-        return set()
-
-
-def _strings(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    for value in content.values() if isinstance(content, dict) else ():
-        yield from _strings(value)
+        check_network_code(import_attribute(builder, option="--model"), what)
+    except InputError as error:
+        raise InputError(f"{error}; where you trust it, name the class: {by_name}") from error

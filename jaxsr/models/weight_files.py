@@ -16,12 +16,12 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, MissingFileError, first_line, first_of
-from jaxsr.interop.weights import open_safetensors
+from jaxsr.errors import InputError, MissingFileError, first_line, first_of, printable
+from jaxsr.interop.weights import open_safetensors, what_it_is
 
 # Averaged weights first: they are the ones that a file holding both is meant to be used with.
 WRAPPERS = (
-    *("params_ema", "state_dict_ema", "model_ema"),
+    *("params_ema", "state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema"),
     *("params", "state_dict", "net", "model"),
 )
 
@@ -47,13 +47,32 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         )
     loaded = READERS[path.suffix](path)
     weights = strip_prefixes(unwrap(loaded, source=str(path)), source=str(path))
-    for name, value in weights.items():  # by strides of 0 a few bytes make any shape
+    for name, value in weights.items():
+        _check_kind(path, name, value)
         if value.nbytes > path.stat().st_size:
             raise InputError(
                 f"{path} claims {value.nbytes:,} bytes for {name}, more than the file has; get it "
                 "again"
             )
     return weights
+
+
+def _check_kind(path: Path, name: str, value: Tensor) -> None:
+    """Refuses tensors without plain values."""
+    of_8_bits = value.dtype.itemsize == 1 and value.is_floating_point()
+    kinds = {
+        "sparse": value.layout != torch.strided,
+        "nested": value.is_nested,
+        "without values (of the meta device)": value.device.type == "meta",
+        "quantised by torch": value.is_quantized,
+        f"{value.dtype}, which needs scales": of_8_bits,
+    }
+    for kind, is_so in kinds.items():
+        if is_so:
+            raise InputError(
+                f"{path} holds {printable(name, 100)}, which is {kind}; save a plain tensor of "
+                "float32"
+            )
 
 
 def _read_safetensors(path: Path) -> object:
@@ -67,6 +86,8 @@ def _read_torch(path: Path) -> object:
             f"{path} is an archive of tar, and not what torch.save writes; unpack it and give the "
             "weights in it"
         )
+    if (instead := what_it_is(path)) is not None:
+        raise InputError(f"{path} is not a weights file: {instead}")
     try:
         _check_sizes(path)
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -118,21 +139,30 @@ def unwrap(loaded: object, *, source: str) -> dict[str, Tensor]:
     Raises:
       ValueError: there is no dictionary of tensors where state dicts are usually kept.
     """
-    while isinstance(loaded, Mapping):
-        if _is_state_dict(loaded):
-            return {str(name): value for name, value in loaded.items()}
-        inner = next((key for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
-        if inner is None:
-            holding = [key for key, value in loaded.items() if _is_state_dict(value)]
-            inner = holding[0] if len(holding) == 1 else None
-        if inner is None:
-            break
-        loaded = loaded[inner]
+    if (state := _state_dict_in(loaded, _DEEPEST)) is not None:
+        return {str(name): value for name, value in state.items()}
     keys = first_of(map(str, loaded)) if isinstance(loaded, Mapping) else type(loaded).__name__
     raise InputError(
         f"{source} holds no state dict: found {keys or 'nothing'}, looked for tensors or one of "
         f"{', '.join(WRAPPERS)}; save the state dict alone"
     )
+
+
+def _state_dict_in(loaded: object, deepest: int) -> Mapping[object, Tensor] | None:
+    """The first state dict by the order of `WRAPPERS`, else the only one below another name."""
+    if _is_state_dict(loaded):
+        return loaded
+    if not isinstance(loaded, Mapping) or deepest == 0:  # one may hold itself
+        return None
+    for key in WRAPPERS:
+        if (state := _state_dict_in(loaded.get(key), deepest - 1)) is not None:
+            return state
+    holding = [value for value in loaded.values() if _is_state_dict(value)]
+    return holding[0] if len(holding) == 1 else None
+
+
+_DEEPEST = 4
+"""Dictionaries around a state dict."""
 
 
 def _is_state_dict(value: object) -> TypeGuard[Mapping[object, Tensor]]:
@@ -228,10 +258,25 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
             f"{source} holds {weights[whole[0]].dtype} for the parameter {whole[0]}, which are "
             "quantised or not its weights; use a checkpoint of floats"
         )
-    broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
-    if broken:
+    imaginary = [
+        name for name, value in weights.items()
+        if value.is_complex() and not expected[name].is_complex()
+    ]  # fmt: skip
+    if imaginary:
         raise InputError(
-            f"{source} holds NaN or infinity in {first_of(broken)}; use another checkpoint"
+            f"{source} holds complex numbers in {first_of(imaginary)}, where "
+            f"{type(module).__name__} has real ones; use another checkpoint"
+        )
+    # As they are used: the largest numbers of float64 are infinite in float32.
+    broken = [
+        name for name, value in weights.items()
+        if not torch.isfinite(value.to(expected[name].dtype)).all()
+    ]  # fmt: skip
+    if broken:
+        dtype = expected[broken[0]].dtype
+        raise InputError(
+            f"{source} holds NaN or infinity in {first_of(broken)}, as {dtype}; use another "
+            "checkpoint"
         )
     # What is absent is the module's own memory: copied onto itself, or onto what it shares.
     module.load_state_dict({**expected, **weights})
@@ -239,3 +284,20 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], *, source: st
 
 def _is_whole(values: Tensor) -> bool:
     return not (values.is_floating_point() or values.is_complex())
+
+
+def check_finite(network: nn.Module) -> None:
+    """Refuses weights of which every result would be NaN.
+
+    Raises:
+      InputError: a parameter has NaN or infinity; blocks of GGUF are not looked into.
+    """
+    for name, value in network.named_parameters():
+        if value.dtype in _COMPARABLE and value.numel() and value.device.type != "meta":
+            # The least and largest value of a tensor with a NaN are NaN.
+            low, high = torch.aminmax(value.detach())
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                raise InputError(f"{name} has NaN or infinity; get the weights again")
+
+
+_COMPARABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jaxsr.data.sources import Source
 from jaxsr.data.video import UnreadableVideo, open_video
-from jaxsr.errors import InputError, one_line
+from jaxsr.errors import InputError, one_line, printable
 from jaxsr.interop.aot.compile import Ahead
 from jaxsr.interop.aot.topology import Topology
 from jaxsr.restoration.around_tiles import around_tiles
@@ -71,11 +71,14 @@ def _sizes(sources: Iterable[Source], config: RestoreConfig) -> tuple[list[Size]
                     coded = container.streams.video[0].codec_context
                     videos.append((coded.height, coded.width))
             except (UnreadableVideo, OSError) as error:
-                print(f"left out: {source.path}: {one_line(error)}", flush=True)
+                print(f"left out: {printable(source.path)}: {one_line(error)}", flush=True)
         elif size := picture_size(source.path, max_pixels=config.max_pixels):
             stills.append(size)
         else:
-            print(f"left out: {source.path}: not readable, or above --max-pixels", flush=True)
+            print(
+                f"left out: {printable(source.path)}: not readable, or above --max-pixels",
+                flush=True,
+            )
     return stills, videos
 
 

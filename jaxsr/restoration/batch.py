@@ -19,7 +19,8 @@ from jaxsr.data.sources import Source, target_path
 from jaxsr.errors import one_line
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.encode import Encoding, write_picture
-from jaxsr.restoration.pictures import Picture, PictureError, read_picture, with_size
+from jaxsr.restoration.notes import lost_in, with_size
+from jaxsr.restoration.pictures import Picture, PictureError, read_picture
 from jaxsr.restoration.pipeline import ByteBudget, Restorer, Work, read_ahead
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class Outcome:
     """(source, result that was there already)."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """(source, reason)."""
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+    """(source, what its result changes or lacks besides samples)."""
 
 
 class _FileSink:
@@ -204,6 +207,9 @@ class BatchRestorer:
             if error is None:
                 with self._lock:
                     self.outcome.restored.append((source.path, target))
+                    if lost := lost_in(encoding.notes, encoding.format):
+                        remark = f"{encoding.format} written without {'; '.join(lost)}"
+                        self.outcome.remarks.append((str(source.path), remark))
             else:
                 self._failed(source, _reason(error))
             self._budget.release(cost)

@@ -8,6 +8,7 @@ import tyro
 
 from jaxsr.data.picture_limits import MAX_PIXELS
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions, ModelOptions
 
 AUTO = "auto"
@@ -46,13 +47,13 @@ class RestoreConfig(ModelOptions, LaneFoldingOptions, AotOptions):
     tiling: Literal["auto", "approximate", "off"] = "auto"
     """auto: cut where that changes nothing, refuse where it would and the picture is too large to
     be treated whole. approximate: cut in any case. off: never cut."""
-    tile: int | None = None
+    tile: int | None = number(None, most=2**16)
     """Side of the largest tile in pixels. Default: from the network's memory needs."""
-    batch: int | None = None
+    batch: int | None = number(None, most=2**14)
     """Tiles that each device computes at once. Default: 1 on a CPU, 8 elsewhere."""
     ensemble: bool = False
     """Average over the eight flips and turns of each tile: eight times the work."""
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int = number(MAX_PIXELS, most=2**40)
     """A picture that claims more is refused before it is decoded."""
     truth: Path | None = None
     """Folder with what the results should be, under the same relative names; reports figures."""

@@ -17,7 +17,8 @@ from jaxtyping import Shaped
 from PIL import Image
 
 from jaxsr.interop.atomic_write import AtomicFile
-from jaxsr.restoration.pictures import CHANNELS, Kind, Notes, PictureError
+from jaxsr.restoration.notes import JPEG_SEGMENT, Notes, with_resolution
+from jaxsr.restoration.pictures import CHANNELS, Kind, PictureError
 
 Bands = Iterable[Shaped[np.ndarray, "_ w c"]]
 """All rows of a picture from top to bottom, several at a time."""
@@ -138,16 +139,19 @@ def _write_jpeg(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
 
 
 def _jpeg_segments(notes: Notes) -> bytes:
-    """EXIF, XMP and profile as application segments; EXIF or XMP too long for one stays out."""
+    """Notes as segments; EXIF or XMP too long for one stays out, see `notes.lost_in`."""
     segments = []
-    if notes.exif and len(notes.exif) < 65500:
+    if notes.exif and len(notes.exif) < JPEG_SEGMENT:
         segments.append((0xE1, b"Exif\0\0" + notes.exif))
-    if notes.xmp and len(notes.xmp) < 65500:
+    if notes.xmp and len(notes.xmp) < JPEG_SEGMENT:
         segments.append((0xE1, b"http://ns.adobe.com/xap/1.0/\0" + notes.xmp))
     icc = notes.icc or b""
     parts = [icc[at : at + 65519] for at in range(0, len(icc), 65519)]
     for number, part in enumerate(parts, 1):
         segments.append((0xE2, b"ICC_PROFILE\0" + bytes((number, len(parts))) + part))
+    segments += notes.jpeg_segments
+    if notes.comment:
+        segments.append((0xFE, notes.comment[:65533]))
     return b"".join(struct.pack(">BBH", 0xFF, code, len(c) + 2) + c for code, c in segments)
 
 
@@ -158,6 +162,6 @@ def _write_webp(stream: BinaryIO, bands: Bands, encoding: Encoding) -> None:
     out = io.BytesIO()  # the colours under full transparency stay: exact
     Image.fromarray(np.ascontiguousarray(pixels)).save(
         out, "WEBP", quality=encoding.quality, method=4, lossless=notes.lossless, exact=True,
-        icc_profile=notes.icc or b"", exif=notes.exif or b"", xmp=notes.xmp or b"",
+        icc_profile=notes.icc or b"", exif=with_resolution(notes), xmp=notes.xmp or b"",
     )  # fmt: skip
     stream.write(out.getbuffer())

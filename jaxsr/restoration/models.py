@@ -47,13 +47,14 @@ def find_model(
     *,
     weights: Path | None = None,
     options: Mapping[str, Any] | None = None,
+    trust_builder: bool = False,
     channels: int | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> RestorationModel:
     """The network that a user names.
 
     Args:
-      model, weights, options: see `jaxsr.models.load.load_model`.
+      model, weights, options, trust_builder: see `jaxsr.models.load.load_model`.
       channels: of the network's input. Default: from its first convolution.
       value_range: intensities of black and white. Default: the family's, else 0 and 1.
 
@@ -61,7 +62,9 @@ def find_model(
       FileNotFoundError, ValueError: see `load_model`; or the network takes no pictures of 1 or 3
         channels.
     """
-    loaded = load_model(model, kind="restorer", weights=weights, options=options)
+    loaded = load_model(
+        model, kind="restorer", weights=weights, options=options, trust_builder=trust_builder
+    )
     return restoration_model(loaded, channels=channels, value_range=value_range)
 
 

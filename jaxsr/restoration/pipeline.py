@@ -134,7 +134,7 @@ class Restorer:
                 self.feed(work)
             self.flush()
         except BaseException as error:
-            for opened in self._open:
+            for opened in [*self._open]:  # a picture that fails is taken out
                 self._fail(opened, RuntimeError(f"interrupted by {type(error).__name__}"))
             raise
 

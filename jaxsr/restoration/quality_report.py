@@ -19,8 +19,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxsr.data.sources import Source, target_path
-from jaxsr.errors import InputError, one_line
+from jaxsr.errors import InputError, one_line, printable, printable_text
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.atomic_write import atomic_write
 from jaxsr.metrics.perceptual import LPIPS_CONVENTION, lpips_if_installed
 from jaxsr.restoration.config import FORMATS, RestoreConfig
 from jaxsr.restoration.models import RestorationModel
@@ -95,11 +96,11 @@ def write_report(config: RestoreConfig, sources: Sequence[Source], model: Restor
     }
     (folder / "figures.json").write_text(json.dumps(content, indent=2) + "\n")
     table = _table(rows, means, convention)
-    (folder / "figures.txt").write_text(table)
+    atomic_write(folder / "figures.txt", table.encode("utf-8", "surrogateescape"))
     _contact_sheet(sheet).save(folder / "contact-sheet.png")
-    print(table, end="")
+    print(printable_text(table), end="")
     for name, reason in problems:
-        print(f"not compared: {name}: {reason}")
+        print(f"not compared: {printable(name)}: {printable(reason)}")
     print(f"report: {folder}")
     return folder
 

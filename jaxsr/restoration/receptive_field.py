@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaxsr.errors import InputError, UserError, first_line
+from jaxsr.errors import InputError, UserError, first_line, printable
 from jaxsr.interop.module_copy import copy_module
 from jaxsr.models.outputs import answer_of
 from jaxsr.restoration.coverage import cover
@@ -305,7 +305,7 @@ class _Measurement:
     def _progress(self, step: str) -> None:
         if time.perf_counter() - self._began > _PATIENCE_S or self._told:
             name = type(self._network).__name__
-            print(f"{name}: {step}", file=sys.stderr, flush=True)
+            print(f"{printable(name)}: {printable(step)}", file=sys.stderr, flush=True)
             self._told = True
 
 

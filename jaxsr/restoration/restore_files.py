@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxsr.data.picture_limits import limit_opencv
 from jaxsr.data.sources import Inputs, Source, check_folder, find_sources
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, printable
 from jaxsr.models.load import is_shipped
 from jaxsr.restoration.batch import BatchRestorer, finished_result
 from jaxsr.restoration.config import RestoreConfig
@@ -49,7 +49,7 @@ def run(config: RestoreConfig) -> int:
     for model, sources in works:
         colours = "RGB" if model.channels == 3 else "luma"
         which = f" for {len(sources)} of {len(inputs.sources)} files" if len(works) > 1 else ""
-        print(f"model: {model.name}{which}, {colours} ×{model.scale}", flush=True)
+        print(f"model: {printable(model.name)}{which}, {colours} ×{model.scale}", flush=True)
     model = works[0][0]
     if config.chooses and not config.benchmark and is_shipped("photo"):
         print(
@@ -149,20 +149,22 @@ def _restore(
     rate = f", {short(done)} MP in {spent:.1f} s ({short(done / spent)} MP/s)" if done else ""
     compiled = f", {programs} programs" if config.engine == "jax" and programs else ""
     all_s = time.perf_counter() - began
-    print(f"restored {restored} to {config.out}{rate}{compiled}; {all_s:.1f} s in all")
+    print(f"restored {restored} to {printable(config.out)}{rate}{compiled}; {all_s:.1f} s in all")
     if skipped:
         print(_SKIPPED.format(skipped))
-    return _print_failures(inputs.notes(), failed)
+    remarks = [remark for outcome in outcomes for remark in outcome.remarks]
+    lines = [f"note: {printable(name)}: {printable(remark)}" for name, remark in remarks]
+    return _print_failures(lines + inputs.notes(), failed)
 
 
 def _print_failures(notes: list[str], failed: list[tuple[str, str]]) -> int:
     """Says what was not restored; returns the exit status."""
     for line in notes:
-        print(line)
+        print(printable(line))
     if failed:
         print(f"not restored: {len(failed)}", file=sys.stderr)
         for name, reason in failed:
-            print(f"  {name}: {reason}", file=sys.stderr)
+            print(f"  {printable(name)}: {printable(reason)}", file=sys.stderr)
     return ExitStatus.FAILED if failed else ExitStatus.OK
 
 
@@ -175,7 +177,10 @@ def _print_tiling(model: RestorationModel, config: RestoreConfig) -> None:
     if reach.margin is None:
         if config.tiling == "approximate":
             changed = changed.replace("cuts them", "larger pictures are cut")
-            print(f"note: this network has no exact tiles ({reach.cause}); {changed}", flush=True)
+            print(
+                f"note: this network has no exact tiles ({printable(reach.cause)}); {changed}",
+                flush=True,
+            )
         else:
             print(
                 f"note: this network has no exact tiles ({reach.cause}); pictures are treated "

@@ -25,6 +25,7 @@ def configured_model(config: RestoreConfig, chosen: str = "clean") -> Restoratio
         chosen if config.chooses else config.model,
         weights=config.weights,
         options=config.class_options(),
+        trust_builder=config.trust_builder,
         channels=config.channels,
         value_range=config.value_range,
     )

@@ -12,12 +12,8 @@ import numpy as np
 from PIL import Image, TiffImagePlugin
 
 from jaxsr.restoration.encode import DEFLATE_LEVEL, Bands, Encoding
+from jaxsr.restoration.notes import TIFF_STORAGE
 
-# Tags that say how samples are stored; those of the source must not reach the new file.
-_TIFF_STORAGE = frozenset(
-    {*range(254, 260), *range(277, 280), *range(282, 285), *range(322, 326), *range(529, 533)}
-    | {262, 266, 273, 296, 317, 320, 330, 338, 339, 347, 513, 514, 700, 34675, 0xA005}
-)
 _SUB_IFDS = (0x8769, 0x8825)
 
 
@@ -67,7 +63,7 @@ def _tags(encoding: Encoding, strips: list[tuple[int, int]], strip_rows: int) ->
     if notes.exif:
         exif = Image.Exif()
         exif.load(notes.exif)
-        tags |= {tag: exif[tag] for tag in exif if tag not in _TIFF_STORAGE.union(_SUB_IFDS)}
+        tags |= {tag: exif[tag] for tag in exif if tag not in TIFF_STORAGE.union(_SUB_IFDS)}
         tags |= {tag: inner for tag in _SUB_IFDS if (inner := exif.get_ifd(tag))}
     tags |= {
         256: width, 257: height, 258: (16 if encoding.deep else 8,) * channels,

@@ -1,5 +1,7 @@
 """Restores videos frame by frame; sound, other streams and time stamps stay as they are.
 
+docs/formats.md lists all that a video may hold, and what becomes of it.
+
 A network of one channel at scale 1 restores luma: of 8-bit YUV frames only the Y plane passes
 through it, and U and V reach the encoder untouched. Any other network sees RGB, 16 bits deep where
 the video has more than 8. Colour tags and the frames' own times are kept, so a variable frame rate
@@ -14,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from jaxsr.data.sources import Source, target_path
-from jaxsr.data.video import UnreadableVideo, add_encoder, open_video, write_video
+from jaxsr.data.video import (
+    Reading,
+    UnreadableVideo,
+    add_encoder,
+    copy_streams,
+    keep_notes,
+    main_stream,
+    open_video,
+    write_video,
+)
 from jaxsr.errors import one_line
 from jaxsr.restoration.batch import Outcome, is_source
 from jaxsr.restoration.config import RestoreConfig
@@ -44,46 +55,72 @@ def restore_videos(
             outcome.skipped.append((source.path, target))
         else:
             try:
-                restore_video(source.path, target, model, config)
+                remarks = restore_video(source.path, target, model, config)
                 outcome.restored.append((source.path, target))
+                outcome.remarks += [(str(source.path), remark) for remark in remarks]
+            except ShortVideo as error:
+                outcome.restored.append((source.path, target))
+                outcome.failed.append((str(source.path), one_line(error)))
             except (ValueError, OSError) as error:
                 outcome.failed.append((str(source.path), one_line(error)))
     return outcome
 
 
+class ShortVideo(PictureError):
+    """A video that was cut short; what there is of it was restored."""
+
+
 def restore_video(
     source: Path, target: Path, model: RestorationModel, config: RestoreConfig
-) -> None:
+) -> list[str]:
     """Restores one video; the file appears whole or not at all.
 
+    Returns:
+      What of the video is changed or dropped besides its frames.
+
     Raises:
+      ShortVideo: the video ends before its header says, and so does the result.
       PictureError: no video in the file, PyAV is not installed, or a frame could not be restored.
       OSError: the file cannot be read or written.
     """
     try:
+        # The first frame says what must be known before the first packet is written.
+        with open_video(source, max_pixels=config.max_pixels) as container:
+            first = next(Reading(container).frames(), None)
+        if first is None:
+            raise UnreadableVideo("no frames")
         with (
             open_video(source, max_pixels=config.max_pixels) as container,
             write_video(target) as out,
         ):
-            _transcode(container, out, model, config)
+            reading = Reading(container)
+            remarks = _transcode(reading, container, out, first, model, config)
+            shortage = reading.shortage()
+        if shortage:
+            raise ShortVideo(f"{shortage}; the result holds what could be read")
+        return remarks
     except UnreadableVideo as error:
         raise PictureError(str(error)) from error
 
 
-def _transcode(container: Any, out: Any, model: RestorationModel, config: RestoreConfig) -> None:
-    stream = container.streams.video[0]
+def _transcode(
+    reading: Reading,
+    container: Any,
+    out: Any,
+    first: Any,
+    model: RestorationModel,
+    config: RestoreConfig,
+) -> list[str]:
+    """Writes all frames and the rest of the video; returns what is changed or dropped."""
+    stream = main_stream(container)
     coded = stream.codec_context
     size = coded.height, coded.width
     outscale = float(config.outscale or model.scale)
     luma = model.channels == 1 and outscale == model.scale == 1 and coded.pix_fmt in _PLANAR_LUMA
     deep = any(part.bits > 8 for part in coded.format.components)
-    encoder = add_encoder(out, stream, result_size(size, outscale))
-    copied = {
-        other.index: out.add_stream_from_template(other)
-        for other in container.streams
-        if other.type in ("audio", "subtitle")
-    }
-    out.metadata.update(container.metadata)
+    encoder, remarks = add_encoder(out, stream, result_size(size, outscale))
+    remarks += keep_notes(out, container, encoder, first)
+    copied, dropped = copy_streams(out, container)
     progress = Progress((stream.frames or 0) * size[0] * size[1])
     restorer, _, _ = make_restorer(model, config, sizes=[size], progress=progress.add)
     per_frame = size[0] * size[1] * (1 if luma else 3) * (2 if deep else 1) * (1 + int(outscale**2))
@@ -93,24 +130,26 @@ def _transcode(container: Any, out: Any, model: RestorationModel, config: Restor
     def encode() -> None:
         for restored, frame in zip(_restored(restorer, waiting, luma, deep), waiting, strict=True):
             restored.pts, restored.time_base = frame.pts, frame.time_base
-            for name in ("colorspace", "color_range"):
-                setattr(restored, name, getattr(frame, name))
+            if not frame.format.is_rgb:
+                for name in ("colorspace", "color_range"):
+                    setattr(restored, name, getattr(frame, name))
             out.mux(encoder.encode(restored))
         waiting.clear()
 
     with contextlib.closing(progress):
-        for packet in container.demux():
+        for packet in reading.packets():
             if packet.stream.index in copied:
-                if packet.dts is not None:
+                if packet.size:  # the last of each stream is empty
                     packet.stream = copied[packet.stream.index]
                     out.mux(packet)
-            elif packet.stream.index == stream.index:
-                for frame in packet.decode():
-                    waiting.append(frame)
-                    if len(waiting) == at_once:
-                        encode()
+                continue
+            for frame in reading.decode(packet):
+                waiting.append(frame)
+                if len(waiting) == at_once:
+                    encode()
         encode()
         out.mux(encoder.encode(None))
+    return remarks + dropped
 
 
 def _restored(restorer: Restorer, frames: list[Any], luma: bool, deep: bool) -> Iterator[Any]:

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import gc
 import io
+import logging
 import os
 import re
 import sys
@@ -12,9 +13,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jaxsr.errors import InputError, UserError
+from jaxsr.errors import InputError, UserError, printable
 from jaxsr.interop.out_of_memory import out_of_memory_error
 from jaxsr.runtime.allocator import keep_freed_memory
+from jaxsr.runtime.environment import check_environment
 from jaxsr.runtime.exit_status import ExitStatus
 from jaxsr.runtime.interrupts import end_on_signals, ignore_signals
 
@@ -29,7 +31,14 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
       command: the name of what it runs.
     """
     _open_closed_streams()
+    try:
+        check_environment()
+    except InputError as error:
+        print(f"jaxsr: {_one_line(error)}", file=sys.stderr)
+        sys.exit(ExitStatus.WRONG_INPUT)
     keep_freed_memory(command)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable())
     warnings.filterwarnings("ignore", module="PIL")  # of pictures that jaxsr judges itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
@@ -52,6 +61,13 @@ def run_program(main: Callable[[], int], command: str) -> NoReturn:
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
+
+
+class _Printable(logging.Formatter):
+    """Warnings name files and what is in them: one line each, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _open_closed_streams() -> None:
@@ -190,7 +206,7 @@ def _unboxed(text: str) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = str(error)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, UserError):
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return text.encode("utf-8", "backslashreplace").decode() or type(error).__name__
+    return printable(text) or type(error).__name__

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from jaxsr.errors import InputError, check_literals
+from jaxsr.errors import InputError
+from jaxsr.fields import check_fields
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.interop.mesh_shape import MeshShape
 
@@ -41,7 +42,7 @@ class CheckedOptions:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for a value that cannot be used."""
-        check_literals(self)
+        check_fields(self)
 
     def check_at_least(self, least: int, *names: str) -> None:
         """Raises `InputError` where one of these fields is set and below `least`."""
@@ -65,6 +66,9 @@ class ModelOptions(CheckedOptions):
     """Weights file for a model that is named as package.module:Class or library:NAME."""
     model_options: str = "{}"
     """Keyword arguments of that class, as a JSON object."""
+    trust_builder: bool = False
+    """Run the class of yours that a run folder or weights file names, from a module outside its
+    folder. Code that a file from somebody else names is run otherwise only if you name it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -84,6 +84,12 @@ def without_ynn_flag(flags: str) -> str:
     return " ".join(flag for flag in flags.split() if flag != _OFF)
 
 
+def unknown_flags(flags: str) -> list[str]:
+    """Flags of a value of `XLA_FLAGS` for which XLA would end the process."""
+    words = [word for word in _flag_text(flags).split() if word.startswith("--xla")]
+    return [word for word in words if not _jaxlib_knows(word[2:].partition("=")[0])]
+
+
 def _flag_text(flags: str) -> str:
     """The flags themselves: XLA takes a value that does not begin with `-` for a file's name."""
     if not flags.strip() or flags.lstrip().startswith("-"):

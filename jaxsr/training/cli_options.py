@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxsr.errors import InputError
+from jaxsr.models.named_code import check_run_names
 from jaxsr.models.registry import trainable_families
 from jaxsr.runtime.cli import parse_options
 from jaxsr.training.config import RunConfig
@@ -25,9 +26,10 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, RunConfig]:
     Raises:
       InputError: there is no such family or preset, or an option cannot be used.
     """
-    arguments = list(arguments)
+    words = arguments = list(arguments)
     named = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments.pop(0) if named else None
+    name = arguments[0].replace(".py:", ":") if named else None
+    arguments = arguments[named:]
     sources, rest = _take_sources(arguments)
     start = _peek(rest)
     other = sources.config or start.branch_from
@@ -41,11 +43,13 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[str, Any, RunConfig]:
         out = start.out or newest_run(name)
         run = read_run(out)
         if run is not None:
+            check_run_names(out, (run.family, *run.options.values()), words)
             return _resumed(out, run, name, sources, rest)
     if other is not None:
         file = read_config(other) if other == sources.config else read_run(other, sealed=False)
         if file is None:
             raise InputError(f"--branch-from found no run in {other}; give the folder of one")
+        check_run_names(other, (file.family, *file.options.values()), words)
         _check_family(name, file, other)
         family = load_family(file.family)
         default = file.run_config(family.CONFIG)
@@ -67,6 +71,7 @@ def _resumed(
         check_changes(out, run, _parse_preset(family, run.family, rest, sources.preset))
     elif sources.config is not None:
         file = read_config(sources.config)
+        check_run_names(sources.config, (file.family, *file.options.values()), [run.family, *rest])
         _check_family(run.family, file, sources.config)
         default = file.run_config(family.CONFIG)
         check_changes(out, run, _parse(family, run.family, rest, default, sources.config))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.interop.train.optimizers import OptimizerConfig
 from jaxsr.interop.train.step import StepConfig
 from jaxsr.runtime.options import AotOptions, LaneFoldingOptions
@@ -25,16 +26,16 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     """Folder to train on. Default: what the family ships or makes."""
     val: Path | None = None
     """Folder to validate on. Default: a part of the data is held out."""
-    steps: int | None = None
+    steps: int | None = number(None, most=2**31 - 1)
     """Optimiser steps of the whole run; either these or epochs."""
-    epochs: float | None = None
+    epochs: float | None = number(None, most=1e6)
     """Passes over the data; either these or steps."""
-    batch: int
+    batch: int = number(most=2**20)
     """Samples per step, over the whole mesh and all hosts."""
     remat: bool = False
     """Recompute the networks' blocks in the backward pass instead of keeping activations."""
 
-    lr_batch: int | None = None
+    lr_batch: int | None = number(None, most=2**31 - 1)
     """Batch that lr is meant for; the rate is scaled by batch / lr_batch. Default: not scaled."""
     init: Path | None = None
     """Weights to start from: a safetensors file, one of torch.save, or a run folder. Tensors that
@@ -45,7 +46,7 @@ class RunConfig(LaneFoldingOptions, AotOptions, StepConfig, OptimizerConfig):
     lr_factor: tuple[str, ...] = ()
     """PATTERN=FACTOR (head.*=10): learning rate of parameters of the exported network, relative to
     lr. The first pattern that matches counts."""
-    seed: int = 0
+    seed: int = number(0, most=2**32 - 1)
     """Of the weights, the order of the data and every random number in the step."""
     deterministic: bool = False
     """On GPUs, use only kernels that repeat bit for bit, some of which are slower. The jax engine

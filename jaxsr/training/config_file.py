@@ -26,7 +26,7 @@ PER_RUN = ("out", "resume")
 """Options that belong to one start of one run."""
 NOT_INHERITED = (*PER_RUN, "branch_from")
 """Options of one run, which another that starts from its configuration does not take over."""
-_ENTRIES = {"family", "model", "options", "data", "cpu_threads", "kernel_threads"}
+_ENTRIES = {"family", "model", "options", "data", "cpu_threads", "kernel_threads", "computed_by"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,9 @@ class ConfigFile:
     """CPU threads that the run was computed with; sums on CPUs depend on it in the last bits."""
     kernel_threads: int | None = None
     """Torch's, which kernels of torch and oneDNN share out: OMP_NUM_THREADS sets them."""
+    computed_by: Mapping[str, Any] | None = None
+    """What else the results depend on: `code`, digests of the user's modules by name, and
+    environment variables."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], *, source: Path) -> "ConfigFile":
@@ -58,6 +61,7 @@ class ConfigFile:
                 data=content.get("data"),
                 cpu_threads=content.get("cpu_threads"),
                 kernel_threads=content.get("kernel_threads"),
+                computed_by=content.get("computed_by"),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise _not_a_config(source, error) from error

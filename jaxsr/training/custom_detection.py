@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.models.losses.masks import MASK_LOSSES
 from jaxsr.models.losses.terms import make_terms, parse_weights
 from jaxsr.models.mask_objective import MaskObjective
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class CustomDetectionRun(NetworkOptions, SegmentationRun):
     """Options of a run of a network that gives logit maps, (n, 1, h, w)."""
 
-    multiple: int = 32
+    multiple: int = number(32, most=2**12)
     """The sides of the network's input must be multiples of so many pixels."""
     loss: str = "bce=1,iou=1"
     """Losses and weights, as bce=1,dice=1: bce, dice, iou, focal, sls, or package.module:function

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from jaxsr.errors import InputError, MissingFileError
+from jaxsr.fields import number
 from jaxsr.models.build import build_network
 from jaxsr.models.losses.pictures import PICTURE_LOSSES
 from jaxsr.models.losses.terms import ADVERSARIAL, Loss, make_terms, parse_weights
@@ -39,11 +40,11 @@ _LABELS = {"label_real": (1.0, 1.0), "label_fake": (0.0, 0.0), "label_generator"
 class CustomSuperResolutionRun(NetworkOptions, AdversarialRun):
     """Options of a run of a network that enlarges pictures."""
 
-    scale: int = 4
+    scale: int = number(4, most=64)
     """Enlargement per side; 1 restores detail without changing the size."""
     value_range: tuple[float, float] = (0.0, 1.0)
     """Black and white in the network's pictures: 0 1, as most published networks, or -1 1."""
-    multiple: int = 1
+    multiple: int = number(1, most=2**12)
     """The sides of the network's input must be multiples of so many pixels."""
     loss: str = "l1"
     """Losses and weights, as l1=1,ssim=0.1: l1, smooth_l1, charbonnier, mse, ssim, perceptual,

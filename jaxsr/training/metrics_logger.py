@@ -64,6 +64,8 @@ class Records:
 
     def _drop_after(self, step: int) -> None:
         if not self._path.exists():
+            if step > 0:
+                log.warning("%s is gone: it has no line of the steps up to %s", self._path, step)
             return
         lines = self._path.read_bytes().splitlines(keepends=True)
         steps = [_step_of(line) for line in lines]
@@ -78,6 +80,9 @@ class Records:
         earlier = [
             line for line, s in zip(lines, steps, strict=True) if s is not None and s <= step
         ]
+        last = max((s for s in steps if s is not None and s <= step), default=0)
+        if last < step:
+            log.warning("%s ends at step %s: those up to %s are missing", self._path, last, step)
         if earlier != lines:
             atomic_write(self._path, b"".join(earlier))
 

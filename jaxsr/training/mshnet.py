@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.models.mshnet.config import MSHNetConfig
 from jaxsr.models.mshnet.objective import MSHNetObjective
 from jaxsr.training.networks import Networks
@@ -19,7 +20,7 @@ class MSHNetRun(SegmentationRun):
 
     model: MSHNetConfig = field(default_factory=MSHNetConfig)
     """The network and the form of its loss."""
-    warmup_epochs: float = 5
+    warmup_epochs: float = number(5, most=1e6)
     """Epochs that train the finest head alone, before the main phase."""
 
     def __post_init__(self) -> None:

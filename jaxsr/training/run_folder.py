@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError, check_utf8_path
+from jaxsr.errors import InputError, MissingFileError, check_utf8_path, first_of
 from jaxsr.interop.atomic_write import atomic_write, set_aside
 from jaxsr.interop.checkpoint import read_notes
 from jaxsr.interop.sealed_json import seal
@@ -169,6 +169,7 @@ def claim_folder(
     files: Mapping[str, str],
     cpu_threads: int,
     kernel_threads: int,
+    computed_by: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """Checks that this run may use the folder, which it has locked; a new run writes its record.
 
@@ -179,6 +180,7 @@ def claim_folder(
       files: as `Trainable.files` lists them.
       cpu_threads: that the run computes with.
       kernel_threads: torch's.
+      computed_by: see `ConfigFile`.
 
     Returns:
       The record, for a resumed run to write once its checkpoint is restored.
@@ -189,7 +191,7 @@ def claim_folder(
     """
     data = describe_data(files)
     threads = {"cpu_threads": cpu_threads, "kernel_threads": kernel_threads}
-    content = to_json(family, config, data=data, **threads)
+    content = to_json(family, config, data=data, **threads, computed_by=computed_by)
     run = read_run(out)
     if run is None:
         if config.resume and any(_contents(out)):
@@ -225,11 +227,34 @@ def claim_folder(
                 f"computed with {before} {kind} so far, now with {now}: on a CPU the results "
                 "differ in the last bits from those of an uninterrupted run"
             )
+    remarks += _other_computation(run.computed_by or {}, computed_by or {})
     return RunRecord(out=out, content=content, remarks=tuple(remarks))
 
 
+def _other_computation(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lines about code and environment variables that are not those of the run so far."""
+    remarks = []
+    if before and (codes := [each.get("code") or {} for each in (before, now)])[0] != codes[1]:
+        names = {n for n in {*codes[0], *codes[1]} if codes[0].get(n) != codes[1].get(n)}
+        remarks.append(
+            f"resumed with other code in {first_of(sorted(names))}: the run goes on as the code is "
+            "now, and is not what an uninterrupted one would be"
+        )
+    for name in ENVIRONMENT if before else ():
+        if before.get(name, "") != now.get(name, ""):
+            remarks.append(
+                f"resumed with {name}={now.get(name, '')!r}, before {before.get(name, '')!r}: the "
+                "results may differ in the last bits"
+            )
+    return remarks
+
+
+ENVIRONMENT = ("XLA_FLAGS", "JAXSR_CPU_KERNELS")
+"""Environment variables that change what is computed."""
+
+
 def _counted(data: Mapping[str, Any]) -> str:
-    return f"{data['files']} files (digest {data['digest']})"
+    return f"{data['files']} files or parts (digest {data['digest']})"
 
 
 def _contents(out: Path) -> Iterable[Path]:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import platform
+import stat
 import threading
 import time
 from collections.abc import Generator
@@ -46,7 +47,7 @@ def lock_folder(out: Path) -> Generator[None]:
     """
     path = out / LOCK
     # Closing a second descriptor would free this process's own lock: the check comes first.
-    if path.exists() and _identity(path.stat()) in _own_locks:
+    if path.is_file() and not path.is_symlink() and _identity(path.stat()) in _own_locks:
         raise _in_use(out, _parsed(path.read_bytes()))
     try:
         descriptor = _take(out)
@@ -96,7 +97,17 @@ def _take(out: Path) -> int:
 
 def _open(out: Path) -> tuple[int, bool]:
     """The lock file's descriptor, and whether the file system has locks."""
-    descriptor = os.open(out / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # Not what a link points to, which would be overwritten; without waiting for a FIFO.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(out / LOCK, flags, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise FileAccessError(f"{out / LOCK} is a link; remove it") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileAccessError(f"{out / LOCK} is not a regular file; remove it")
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

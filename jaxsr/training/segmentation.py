@@ -24,6 +24,7 @@ from jaxsr.data.infrared_batches import (
 from jaxsr.data.input_form import IMAGENET, InputForm
 from jaxsr.data.scenes import open_scenes
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.training.config import PictureRunConfig
 from jaxsr.training.networks import Networks
@@ -41,9 +42,9 @@ _NATIVE_MULTIPLE_PX = 32  # of native pictures, as BasicIRSTD pads them
 class SegmentationRun(PictureRunConfig):
     """Options of every detector's run."""
 
-    base_size: int = 256
+    base_size: int = number(256, most=2**14)
     """Side in pixels that images are scaled about, and evaluated at with evaluate=base."""
-    crop_size: int = 256
+    crop_size: int = number(256, most=2**14)
     """Side in pixels of the square that the network trains on."""
     augment: Literal["scale", "patch"] = "scale"
     """scale: the paper's rescaling, flip and blur. patch: crops of the image as it is, turned."""
@@ -63,7 +64,7 @@ class SegmentationRun(PictureRunConfig):
     """Gray level above which a mask pixel is target. Default: masks must be binary."""
     cache: Literal["auto", "device", "host", "off"] = "auto"
     """Where decoded images stay: on the device if they fit resident_gb, else in host memory."""
-    scenes: int = 256
+    scenes: int = number(256, most=2**20)
     """Synthetic scenes to train on where there is no data; a quarter as many validate."""
 
     def __post_init__(self) -> None:

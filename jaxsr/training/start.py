@@ -1,5 +1,6 @@
 """Starts a training run: joins its processes, compares them, claims the folder, and trains."""
 
+import os
 import sys
 from contextlib import ExitStack
 from importlib import metadata
@@ -12,17 +13,19 @@ from jaxsr.data.photos import available_cpus
 from jaxsr.data.sources import check_folder
 from jaxsr.interop.agreement import check_alike, fail_together
 from jaxsr.interop.annotations import JsonObject
+from jaxsr.interop.atomic_write import clear_partials
 from jaxsr.interop.cpu_kernels.torch_calls import TORCH_THREADS
 from jaxsr.interop.out_of_memory import naming_out_of_memory
 from jaxsr.runtime.setup import setup_compute
 from jaxsr.runtime.source_digest import source_digest
+from jaxsr.runtime.xla_flags import without_ynn_flag
 from jaxsr.training.config import RunConfig
 from jaxsr.training.config_file import flat_options
 from jaxsr.training.fine_tuning import prepare_network
 from jaxsr.training.loop import train
-from jaxsr.training.run_folder import choose_folder, claim_folder
+from jaxsr.training.run_folder import ENVIRONMENT, choose_folder, claim_folder
 from jaxsr.training.run_lock import lock_folder
-from jaxsr.training.user_code import located_in_users_files
+from jaxsr.training.user_code import code_digests, located_in_users_files
 
 _PER_HOST = (
     "data",
@@ -66,10 +69,12 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
             out = choose_folder(config, name, jax.process_count())
             task = family.build(config)  # checks the data before anything is computed
             remarks = prepare_network(task)
-            check_alike({"files": task.files()})
+            code = code_digests()
+            check_alike({"files": task.files(), "code": code})
             if jax.process_index() == 0:
                 check_folder(out)
                 stack.enter_context(lock_folder(out))
+                clear_partials(out)
                 record = claim_folder(
                     out,
                     config,
@@ -77,6 +82,7 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
                     files=task.files(),
                     cpu_threads=available_cpus(),
                     kernel_threads=TORCH_THREADS,
+                    computed_by={"code": code, **_environment()},
                 )
                 print(*remarks, sep="\n", end="\n" * bool(remarks), file=sys.stderr, flush=True)
         try:
@@ -90,6 +96,13 @@ def start(name: str, family: Any, config: RunConfig) -> bool:
             if error.filename is None and error.errno is not None:
                 error.filename = str(out)  # a stream that is full does not know its file
             raise
+
+
+def _environment() -> dict[str, str]:
+    """Variables that change results, without what jaxsr itself adds to them."""
+    values = {name: os.environ.get(name, "") for name in ENVIRONMENT}
+    flags = without_ynn_flag(values["XLA_FLAGS"]).split()
+    return values | {"XLA_FLAGS": " ".join(f for f in flags if "platform_device_count" not in f)}
 
 
 def _facts(name: str, config: RunConfig) -> dict[str, JsonObject]:

@@ -22,6 +22,7 @@ from jaxsr.data.photos import open_training_photos
 from jaxsr.data.transforms import DetailLoss, enlarge, make_preparation
 from jaxsr.data.validation import ValidationPair, validation_pairs
 from jaxsr.errors import InputError
+from jaxsr.fields import number
 from jaxsr.interop.annotations import JsonObject, PyTree
 from jaxsr.metrics.perceptual import LPIPS_SMALLEST, lpips_if_installed
 from jaxsr.training.config import PictureRunConfig
@@ -52,9 +53,9 @@ _SYMMETRIC = (-1.0, 1.0)
 class PhotoRun(PictureRunConfig):
     """Options of every run on photos; a family adds `model`, or another `picture`."""
 
-    crop: int
+    crop: int = number(most=2**14)
     """Side of the high-resolution crops in pixels."""
-    crops_per_photo: int = 1
+    crops_per_photo: int = number(1, most=2**24)
     """Crops of each photo in an epoch."""
     built_in: bool = False
     """Train on the photos that come with the installation beside those of data."""
@@ -83,7 +84,7 @@ class PhotoRun(PictureRunConfig):
     the web are."""
     held_out: float = 0.1
     """Fraction of the data held out for validation where there is no val folder."""
-    validation_px: int = 512
+    validation_px: int = number(512, most=2**15)
     """Validation photos larger than this are cut to their middle."""
 
     def __post_init__(self) -> None:

@@ -1,12 +1,25 @@
 """Errors of users' code as one line with its place; `JAXSR_TRACEBACK=1` shows the traceback."""
 
+import sys
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 
 from jaxsr.errors import InputError, UserError, one_line
+from jaxsr.interop.sealed_json import short_digest
 from jaxsr.models.user_files import is_users_file, place_of
+
+
+def code_digests() -> dict[str, str]:
+    """Digests of the modules that were imported from files of the user's, by their names."""
+    digests = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and file.endswith(".py") and is_users_file(file) and Path(file).is_file():
+            digests[name] = short_digest(Path(file).read_bytes())
+    return digests
 
 
 @contextmanager

@@ -19,6 +19,7 @@
 
 import dataclasses
 import inspect
+import os
 from collections import ChainMap
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,12 @@ class TaskConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(0, "workers")
+        most = max(64, 4 * (os.cpu_count() or 1))
+        if self.workers > most:
+            raise InputError(
+                f"workers must be at most {most} here, got {self.workers}: more than a few for "
+                "each processor only wait for one another"
+            )
 
 
 class Task:

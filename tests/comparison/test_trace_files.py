@@ -13,6 +13,7 @@ from jaxsr.compare import main
 from jaxsr.comparison.backend_spec import BackendSpec
 from jaxsr.comparison.trace import make_trace, open_backend
 from jaxsr.comparison.trace_file import load_trace, save_trace
+from jaxsr.errors import InputError
 from jaxsr.interop.sealed_json import seal, unseal
 
 TORCH = BackendSpec(engine="torch", platform="cpu")
@@ -217,6 +218,27 @@ def test_stored_traces_of_other_weights_differ_whatever_their_results(tmp_path, 
         assert status == 1
         assert "DIFFER: the two sides have other weights" in " ".join(out.split())
     assert not json.loads((tmp_path / "c" / "comparison.json").read_text())["agree"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"operations": [3]},
+        {"operations": "many"},
+        {"weights": [1]},
+        {"weights": {"a": {"digest": 1, "sample": [-5, 3]}}},
+        {"weights": {"a": {"digest": 1, "sample": [0, 10**30]}}},
+        {"outputs": 10**12},
+        {"tokens": ["x"]},
+        {"tokens": [1e999]},
+    ],
+)
+def test_forged_traces_are_one_line(recorded, tmp_path, changes):
+    folder = shutil.copytree(recorded / "span", tmp_path / "t")
+    content = unseal((folder / "trace.json").read_bytes(), source="t") | changes
+    (folder / "trace.json").write_text(seal(content))
+    with pytest.raises(InputError, match=r"trace\.json does not describe a trace"):
+        load_trace(folder)
 
 
 def test_keep_that_matches_nothing(tmp_path, capsys):

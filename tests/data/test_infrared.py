@@ -158,13 +158,125 @@ def test_everything_wrong_is_listed_together_before_training(data_set):
         assert re.search(pattern, said), pattern
 
 
-def test_gray_masks_pass_with_a_threshold(data_set):
+def test_masks_with_soft_edges_pass_with_a_line(data_set, caplog):
     soft = np.zeros((30, 49), np.uint8)
     soft[5:8, 10:14], soft[5, 10] = 250, 100
     Image.fromarray(soft).save(data_set / "masks" / "Misc_9.png")
-    with pytest.raises(ValueError, match=r"Misc_9 \(a mask with gray values \(100, 250\)"):
+    assert open_split(data_set, "test").target_pixels[0] == 11  # half of white is 127
+    assert "1 of the 3 masks" in caplog.text and "Misc_9 among them" in caplog.text
+    assert open_split(data_set, "test", mask_threshold=99).target_pixels[0] == 12
+
+
+@pytest.mark.parametrize("values", [(1, 2), (100, 200), (3, 255)])
+def test_numbers_of_classes_and_pictures_are_no_masks(data_set, values):
+    mask = np.zeros((30, 49), np.uint8)
+    mask[:15], mask[20:25] = values
+    if values == (3, 255):
+        mask = np.random.default_rng(0).integers(0, 256, (30, 49), np.uint8)
+    Image.fromarray(mask).save(data_set / "masks" / "Misc_9.png")
+    with pytest.raises(ValueError, match=r"Misc_9 \(a mask with gray values"):
         open_split(data_set, "test")
-    assert open_split(data_set, "test", mask_threshold=127).target_pixels[0] == 11
+
+
+def _all_masks(data_set, change):
+    for path in (data_set / "masks").iterdir():
+        Image.fromarray(change(np.asarray(Image.open(path)))).save(path)
+
+
+def test_masks_that_nothing_can_be_learned_from_stop_the_run(data_set):
+    _all_masks(data_set, lambda mask: 255 - mask)
+    with pytest.raises(ValueError, match=r"99% of the pixels in the masks of .* invert them"):
+        open_training(data_set)
+    _all_masks(data_set, np.zeros_like)
+    with pytest.raises(ValueError, match=r"no mask of .* has a target pixel; look whether"):
+        open_training(data_set)
+    assert open_split(data_set, "test").target_pixels.sum() == 0  # false alarms can be measured
+
+
+def test_a_threshold_above_all_values_is_refused(data_set):
+    _all_masks(data_set, lambda mask: mask // 255)
+    with pytest.raises(ValueError, match="a mask of 0 and 1, of which none is above the thresh"):
+        open_training(data_set, mask_threshold=127)
+    assert open_training(data_set)[0].target_pixels.min() == 12
+
+
+def test_colours_without_black_are_refused(data_set):
+    colours = np.full((30, 49, 3), 255, np.uint8)
+    colours[5:8, 10:14] = (255, 0, 0)
+    path = data_set / "masks" / "Misc_9.png"
+    for image in (Image.fromarray(colours), Image.fromarray(colours).quantize(4)):
+        image.save(path)
+        with pytest.raises(ValueError, match="the colours #ff0000 and #ffffff, neither of which"):
+            open_split(data_set, "test")
+    colours[(colours == 255).all(-1)] = 0
+    Image.fromarray(colours).quantize(4).save(path)
+    assert open_split(data_set, "test").target_pixels[0] == 12
+
+
+def test_the_file_that_the_list_names_is_read(data_set):
+    _write(data_set / "test.txt", range(9, 12), line="Misc_{}.png")
+    Image.new("L", (49, 30)).save(data_set / "images" / "Misc_9.bmp")
+    image = open_split(data_set, "test").read(0)[0]
+    want = np.asarray(Image.open(data_set / "images" / "Misc_9.png"))
+    np.testing.assert_array_equal(image[..., 0], want)
+    _write(data_set / "test.txt", range(9, 12))
+    with pytest.raises(ValueError, match=r"Misc_9.bmp and Misc_9.png are different images; keep"):
+        open_split(data_set, "test")
+    (data_set / "images" / "Misc_9.bmp").unlink()
+    Image.new("L", (49, 30)).save(data_set / "masks" / "Misc_9_pixels0.png")
+    with pytest.raises(ValueError, match=r"Misc_9.png and Misc_9_pixels0.png are different masks"):
+        open_split(data_set, "test")
+    (data_set / "test.txt").write_text("Misc_9.png\nMisc_9.bmp")
+    with pytest.raises(ValueError, match=r"Misc_9 with the endings \.png and \.bmp"):
+        open_split(data_set, "test")
+
+
+@pytest.mark.parametrize("of_mask", [False, True])
+@pytest.mark.parametrize("orientation", [2, 3, 6])
+def test_an_image_that_exif_turns_is_refused(data_set, orientation, of_mask):
+    _picture(data_set / "images" / "Misc_9.png", size=(30, 30))
+    _mask(data_set / "masks" / "Misc_9.png", size=(30, 30))
+    path = data_set / ("masks" if of_mask else "images") / "Misc_9.png"
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.open(path).save(path, exif=exif)
+    with pytest.raises(ValueError, match=rf"EXIF turns the image .*orientation {orientation}\)"):
+        open_split(data_set, "test")
+
+
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [("Images", "Masks"), ("IRSTD1k_Img", "IRSTD1k_Label"), ("IMG", "GT"), ("img", "label")],
+)
+def test_folders_have_the_names_of_the_data_sets(data_set, images, masks):
+    (data_set / "images").rename(data_set / "a")
+    (data_set / "masks").rename(data_set / "b")
+    (data_set / "a").rename(data_set / images)
+    (data_set / "b").rename(data_set / masks)
+    assert len(open_split(data_set, "test")) == 3
+    # As IRSTD-1k is downloaded: without lists.
+    for name in ("trainval.txt", "test.txt"):
+        (data_set / name).unlink()
+    train, validation = open_training(data_set)
+    assert len(train) + len(validation) == 12
+    with pytest.raises(FileNotFoundError, match=r"no test\.txt or val\.txt"):
+        open_split(data_set, "test")
+
+
+def test_a_split_may_have_a_folder_of_its_own(data_set):
+    import shutil
+
+    for split, numbers in (("trainval", range(9)), ("test", range(9, 12))):
+        for kind in ("images", "masks"):
+            (data_set / split / kind).mkdir(parents=True)
+            for number in numbers:
+                shutil.move(data_set / kind / f"Misc_{number}.png", data_set / split / kind)
+        (data_set / f"{split}.txt").unlink()
+    for kind in ("images", "masks"):
+        (data_set / kind).rmdir()
+    train, validation = open_training(data_set)
+    assert len(train) + len(validation) == 9
+    assert open_split(data_set, "test").names == ("Misc_10", "Misc_11", "Misc_9")
 
 
 def test_missing_and_empty_lists_are_named(data_set):

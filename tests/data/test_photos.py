@@ -297,7 +297,7 @@ def test_a_folder_with_and_without_a_validation_folder(tmp_path):
     assert validation.cache is train.cache
     train, validation = open_training_photos(None, tmp_path / "val", crop=32)
     assert set(BUILT_IN_TRAINING) <= set(train.names)
-    with pytest.raises(ValueError, match=r"also trained on.*without common files"):
+    with pytest.raises(ValueError, match=r"also trained on.*without common photos"):
         open_training_photos(tmp_path, tmp_path / "val", crop=8)
 
 
@@ -349,3 +349,22 @@ def test_importing_needs_neither_torch_nor_a_device():
         "assert 'torch' not in sys.modules and 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "."})
+
+
+def test_one_photo_with_two_endings_lies_on_one_side_of_the_split(tmp_path):
+    import cv2
+
+    for number in range(12):
+        coarse = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        photo = cv2.resize(coarse, (64, 64), interpolation=cv2.INTER_CUBIC)
+        for name in (f"png/{number}.png", f"jpg/{number}.jpg", f"jpg/{number}.webp"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            Image.fromarray(photo).save(tmp_path / name)
+    train, validation = open_training_photos(tmp_path, None, crop=16, held_out=0.4)
+    stems = [
+        {name.split("/")[1].split(".")[0] for name in side.names} for side in (train, validation)
+    ]
+    assert not stems[0] & stems[1]
+    assert len(train) + len(validation) == 36 and len(validation) % 3 == 0
+    with pytest.raises(ValueError, match=r"are also trained on, 0.jpg \(the same as 0.png\)"):
+        open_training_photos(tmp_path / "png", tmp_path / "jpg", crop=16)

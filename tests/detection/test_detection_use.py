@@ -186,13 +186,14 @@ def test_command_writes_masks_overlays_and_tables(weights, tmp_path):
         assert sum(areas) == (mask > 0).sum()
 
 
-def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray"):
+def _film(path, *, frames=5, size=(48, 64), codec="ffv1", pixels="gray", rotation=0):
     """A spot that moves, on frames whose times have a gap."""
     av = pytest.importorskip("av", reason="videos need PyAV")
     with av.open(str(path), "w") as out:
         video = out.add_stream(codec, rate=10)
         video.height, video.width, video.pix_fmt = *size, pixels
         video.time_base = Fraction(1, 10)
+        video.set_display_rotation(rotation)
         for number in range(frames):
             picture = _spotted(*size, (9, 3 + 8 * number % 48, 4, 4))
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
@@ -217,6 +218,19 @@ def test_command_takes_videos_and_keeps_their_times(weights, tmp_path, size):
     assert (shown[0].height, shown[0].width) == size
 
 
+def test_a_turned_video_is_looked_at_upright(weights, tmp_path):
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    film, out = _film(tmp_path / "film.mkv", rotation=90), tmp_path / "out"
+    assert _detect(film, "--model", weights, "--out", out) == 0
+    with av.open(str(film)) as container:
+        height, width = container.streams.video[0].height, container.streams.video[0].width
+    masks = sorted((out / "masks" / "film").iterdir())
+    assert {np.asarray(Image.open(mask)).shape for mask in masks} == {(width, height)}
+    with av.open(str(out / "overlays" / "film.mp4")) as container:
+        shown = next(container.decode(video=0))
+    assert (shown.height, shown.width, shown.rotation) == (width, height, 0)
+
+
 def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_path, capsys):
     film = _film(tmp_path / "film.mkv", frames=40)
     film.write_bytes(film.read_bytes()[: int(0.7 * film.stat().st_size)])
@@ -228,6 +242,32 @@ def test_a_damaged_video_is_named_and_its_whole_frames_are_kept(weights, tmp_pat
     assert 5 < len(pictures) < 40 and (out / "overlays" / "film.mp4").is_file()
     assert not (out / "overlays" / "text.mp4").exists()
     assert not list((out / "overlays").glob(".*"))
+
+
+def test_names_that_are_not_utf8_keep_their_results(weights, tmp_path):
+    import csv
+    import os
+
+    name = os.fsdecode(b"a\xff.png")
+    Image.fromarray(_spotted(32, 32, (5, 5, 3, 3))).save(tmp_path / name)
+    out = tmp_path / "out"
+    assert _detect(tmp_path / name, "--model", weights, "--out", out, "--threshold", "0.01") == 0
+    assert (out / "masks" / name).is_file()
+    with (out / "targets.csv").open(encoding="utf-8", errors="surrogateescape") as file:
+        assert {row["file"] for row in csv.DictReader(file)} <= {name}
+    (picture,) = json.loads((out / "targets.json").read_text())["pictures"]
+    assert picture["file"] == name
+
+
+def test_names_as_long_as_the_file_system_has_them_are_written(weights, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    Image.fromarray(_spotted(32, 32)).save(tmp_path / "b.png")
+    for name in ("x" * 251 + ".png", "y" * 244 + ".png", "b.png"):
+        (tmp_path / "in" / name).write_bytes((tmp_path / "b.png").read_bytes())
+    out = tmp_path / "out"
+    assert _detect(tmp_path / "in", "--model", weights, "--out", out) == 0
+    assert len([*(out / "masks").iterdir()]) == len([*(out / "overlays").iterdir()]) == 3
+    assert "too long" not in capsys.readouterr().err
 
 
 def test_unreadable_pictures_are_named_and_the_rest_is_done(weights, tmp_path, capsys):

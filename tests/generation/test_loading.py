@@ -350,3 +350,17 @@ def test_json_that_nests_without_end(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match="is not JSON"):
             read_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(model_folder, tmp_path, implementation, value):
+    name = "model.layers.1.mlp.up_proj.weight"
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        if name in weights:
+            weights[name][3, 5] = value
+            save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight has NaN or infinity"):
+        load_model(folder, kind="language model", implementation=implementation)

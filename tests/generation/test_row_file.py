@@ -6,6 +6,7 @@ import pytest
 
 from jaxsr.errors import InputError
 from jaxsr.generation.row_file import RowFile
+from jaxsr.interop.sealed_json import seal, unseal
 
 SETTINGS = {"temperature": 0.5, "run": "abc"}
 ORDER = [{"index": 0, "prompt": "a"}, {"index": 1, "prompt": "b"}]
@@ -20,7 +21,8 @@ def test_rows_are_there_as_soon_as_they_are_written(tmp_path):
     file = RowFile(path, SETTINGS)
     assert file.rows == []
     file.append(row(0, output="é 東"))
-    assert json.loads(path.read_text(encoding="utf-8")) == row(0, output="é 東")
+    assert unseal(path.read_bytes(), source=path) == row(0, output="é 東")
+    assert '"output": "é 東"' in path.read_text(encoding="utf-8")
     file.append(row(1))
     file.close()
     again = RowFile(path, SETTINGS)
@@ -33,18 +35,19 @@ def test_rows_before_their_turn_count_after_a_kill(tmp_path):
     file = RowFile(path, SETTINGS)
     file.keep(row(1))
     assert path.read_bytes() == b""
+    del file  # the run is killed: its lock is free
     with early.open("ab") as broken:
-        broken.write(b'{"index": 0')
+        broken.write(b'{"digest": "12')
+    with pytest.raises(InputError, match=r"early line 1 was made with temperature=0\.5"):
+        RowFile(path, SETTINGS | {"temperature": 0.6})
     again = RowFile(path, SETTINGS)
     assert (again.rows, again.early) == ([], [row(1)])
     assert early.read_bytes().count(b"\n") == 1
-    with pytest.raises(InputError, match=r"early line 1 was made with temperature=0\.5"):
-        RowFile(path, SETTINGS | {"temperature": 0.6})
     again.append(row(0))
     again.append(row(1))
     again.close()
     assert not early.exists()
-    file.keep(row(1))
+    again.keep(row(1))
     path.unlink()
     assert RowFile(path, SETTINGS).early == []
 
@@ -52,7 +55,7 @@ def test_rows_before_their_turn_count_after_a_kill(tmp_path):
 @pytest.mark.parametrize("cut", [1, 5, 30])
 def test_the_beginning_of_a_line_is_dropped(cut, tmp_path):
     path = tmp_path / "rows.jsonl"
-    first, second = (json.dumps(row(i), ensure_ascii=False).encode() + b"\n" for i in (0, 1))
+    first, second = (seal(row(i), ensure_ascii=False).encode() + b"\n" for i in (0, 1))
     path.write_bytes(first + second[:-cut])
     file = RowFile(path, SETTINGS)
     assert file.rows == [row(0)]
@@ -66,9 +69,14 @@ def test_the_beginning_of_a_line_is_dropped(cut, tmp_path):
     [
         ("not json\n", "line 1 is no row of this command; give another --out"),
         ("[1]\n", "line 1 is no row"),
-        (json.dumps(row(0, temperature=0.7)) + "\n", "temperature=0.7, this run has 0.5"),
-        (json.dumps(row(0, run="x" * 90)) + "\n", r"run='x+\.\.\., this run has 'abc'"),
-        ('{"a": 1}\n', "temperature=None, this run has 0.5"),
+        ("my notes, without an end of line", "line 1 is no row"),
+        ('{"my": "notes"}', "line 1 is no row"),
+        (json.dumps(row(0)) + "\n", "line 1 is no row"),
+        (seal(row(0, output="a")).replace('"a"', '"b"') + "\n", "line 1 was changed"),
+        (seal(row(0)) + "\nmy notes", "line 2 is no row"),
+        (seal(row(0, temperature=0.7)) + "\n", "temperature=0.7, this run has 0.5"),
+        (seal(row(0, run="x" * 90)) + "\n", r"run='x+\.\.\., this run has 'abc'"),
+        (seal({"a": 1}) + "\n", "temperature=None, this run has 0.5"),
     ],
 )
 def test_rows_of_another_run_are_refused(content, message, tmp_path):
@@ -81,8 +89,18 @@ def test_rows_of_another_run_are_refused(content, message, tmp_path):
 
 def test_rows_of_other_prompts_are_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row(i)) + "\n" for i in (0, 1)))
+    path.write_text("".join(seal(row(i)) + "\n" for i in (0, 1)))
     with pytest.raises(InputError, match="line 2 has prompt='b', this run has 'c' there"):
         RowFile(path, SETTINGS).check([ORDER[0], {"index": 1, "prompt": "c"}])
     with pytest.raises(InputError, match="holds 2 rows, this run makes 1"):
         RowFile(path, SETTINGS).check(ORDER[:1])
+
+
+def test_two_runs_never_write_one_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    first = RowFile(path, SETTINGS)
+    with pytest.raises(InputError, match="is being written by another run"):
+        RowFile(path, SETTINGS)
+    first.append(row(0))
+    first.close()
+    assert len(RowFile(path, SETTINGS).rows) == 1

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from jaxsr.errors import InputError
+from jaxsr.models.llama import chat_renderer
 from jaxsr.models.llama.tokenizer import load_tokenizer
 
 
@@ -64,8 +65,17 @@ def test_missing_and_broken_files_are_named(model_folder, tmp_path):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ 'a' * 10**9 }}", r"\*\* of 10 and 9"),
-        ("{{ 'aaaa' * 900000000 }}", r"\* of 4 and 900000000"),
+        ("{{ 'a' * 10**9 }}", r"1 s or 1024 MiB|more than 1024 MiB"),
+        ("{{ 'aaaa' * 900000000 }}", r"1 s or 1024 MiB|more than 1024 MiB"),
+        ("{{ 'a' | center(2000000000) }}", r"1 s or 1024 MiB|more than 1024 MiB"),
+        ("{{ '%2000000000d' % 1 }}", r"1 s or 1024 MiB|more than 1024 MiB"),
+        (
+            "{% set x = namespace(t='ab') %}{% for a in range(99) %}{% set x.t = x.t ~ x.t %}"
+            "{% endfor %}",
+            "MiB",
+        ),
+        ("{{ 'a' * 9000000 }}", "writes more than 4,194,3.. characters"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{% for a in range(10**6) %}{% endfor %}", "failed"),
         (["x"], "is damaged .TypeError"),
@@ -73,7 +83,8 @@ def test_missing_and_broken_files_are_named(model_folder, tmp_path):
         (3, "a chat template that is a int"),
     ],
 )
-def test_hostile_templates_are_refused(model_folder, tmp_path, template, reason):
+def test_hostile_templates_are_refused(model_folder, tmp_path, monkeypatch, template, reason):
+    monkeypatch.setattr(chat_renderer, "RENDER_S", 1.0)
     folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
     for path in folder.glob("chat_template*"):
         path.unlink()
@@ -94,3 +105,41 @@ def test_files_of_before_tokenizer_json_are_read(texts, hf_tokenizer, tmp_path):
     for text in texts:
         assert tokenizer.encode(text) == reference.encode(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_tokenizer_that_panics_is_one_line(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": "(?<n>a)\\g<n>*(((((a+)+)+)+)+)+$(?<=(a|bc)+)("},
+        "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rope_theta": "many"}, {"rms_norm_eps": [1]}, {"num_key_value_heads": "2"},
+     {"rope_scaling": "linear"}, {"hidden_size": "64"}, {"vocab_size": 3.5}],
+)  # fmt: skip
+def test_values_of_another_type_in_a_configuration_are_one_line(fields):
+    from jaxsr.models.llama.config import LlamaConfig
+
+    plain = {"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+             "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
+    LlamaConfig.from_hf(plain)
+    with pytest.raises(InputError):
+        LlamaConfig.from_hf(plain | fields)
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_a_tokenizer_that_multiplies_texts_is_refused(model_folder, tmp_path, part):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    content[part] = {"type": "Sequence", f"{part}s": [double] * 40}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"a {part} that makes texts .* times as long"):
+        load_tokenizer(folder)

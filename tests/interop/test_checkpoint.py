@@ -57,6 +57,20 @@ def test_latest_two_and_best_are_kept(tmp_path):
         assert_equal(restored[1], make_state(5))
 
 
+def test_a_deletion_that_is_cut_is_no_damage(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in range(1, 4):
+            checkpoints.save(step, make_state(step))
+            checkpoints.wait()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
+    # As a kill leaves it: renamed, and half gone.
+    shutil.copytree(tmp_path / "2", tmp_path / ".outdated" / "2")
+    shutil.rmtree(tmp_path / ".outdated" / "2" / "state")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps == [2, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
+
+
 def test_lowest_metric_can_be_best(tmp_path):
     with Checkpoints(tmp_path, metric="loss", best="min", keep=1) as checkpoints:
         for step, loss in enumerate([3.0, 1.0, 2.0], start=1):

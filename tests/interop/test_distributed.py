@@ -22,7 +22,7 @@ AUTO = ()
 def join(monkeypatch):
     """`join(environment, tpu=…, platform=…)`: what JAX was asked, or None; and the processes."""
 
-    def start(environment, *, tpu=False, platform="auto", fails=None):
+    def start(environment, *, tpu=False, platform="auto", fails=None, hosts=True):
         asked = []
 
         def initialize(*arguments):
@@ -38,6 +38,8 @@ def join(monkeypatch):
         monkeypatch.setattr(distributed, "_TPU_DEVICES", ("/dev/null",) if tpu else ())
         monkeypatch.setattr(jax.distributed, "initialize", initialize)
         monkeypatch.setattr(jax.config, "update", lambda *_: None)
+        if hosts:
+            monkeypatch.setattr(distributed.socket, "getaddrinfo", lambda *_: [])
         count = distributed.start_if_asked(platform)
         return (asked[0] if asked else None), count
 
@@ -106,3 +108,24 @@ def test_jax_understands_the_same_slurm_variables(monkeypatch):
     assert SlurmCluster.is_env_present()
     assert SlurmCluster.get_coordinator_address(60, None).startswith("node001:")
     assert (SlurmCluster.get_process_count(), SlurmCluster.get_process_id()) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {**OWN, "JAXSR_COORDINATOR": "h"},
+            "with a port from 1 to 65535, got 'h'",
+        ),
+        ({**OWN, "JAXSR_COORDINATOR": "h:0"}, "must be HOST:PORT"),
+        ({**OWN, "JAXSR_COORDINATOR": ":1"}, "must be HOST:PORT"),
+        ({**OWN, "JAXSR_COORDINATOR": "h:²"}, "must be HOST:PORT"),
+        ({**OWN, "JAXSR_COORDINATOR": "no.such.invalid:1"}, "'no.such.invalid' is unknown"),
+        ({**OWN, "JAXSR_PROCESSES": "²"}, "JAXSR_PROCESSES must be a number, got '²'"),
+        ({**OWN, "JAXSR_PROCESSES": "9" * 30}, "JAXSR_PROCESSES must be a number"),
+        ({**TORCHRUN, "MASTER_PORT": "abc"}, "must be HOST:PORT .* got 'a:abc'"),
+    ],
+)
+def test_coordinators_that_cannot_be_are_refused_at_once(join, environment, message):
+    with pytest.raises(ValueError, match=message):
+        join(environment, hosts="invalid" not in environment.get("JAXSR_COORDINATOR", ""))

@@ -12,6 +12,7 @@ from jaxsr.interop.sealed_json import seal
 from jaxsr.interop.weights import export_weights
 from jaxsr.models.build import build_network
 from jaxsr.models.load import load_model
+from jaxsr.models.named_code import check_library_builder
 
 SOURCE = """
 import torch
@@ -61,7 +62,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "door_nets", raising=False)
     (tmp_path / "door_nets.py").write_text(SOURCE)
 
-    def make(notes, *, config=True):
+    def make(notes):
         import door_nets  # pyright: ignore[reportMissingImports]
 
         folder = tmp_path / "runs" / "own"
@@ -72,9 +73,8 @@ def run(tmp_path, monkeypatch):
         )
         state = {name: value.numpy() for name, value in network.state_dict().items()}
         export_weights(folder / "network.safetensors", state, metadata=notes)
-        if config:
-            content = {"family": "own", "options": {"network": notes["builder"]}}
-            (folder / "config.json").write_text(seal(content))
+        content = {"family": "own", "options": {"network": notes["builder"]}}
+        (folder / "config.json").write_text(seal(content))
         return folder, network
 
     return make
@@ -83,59 +83,95 @@ def run(tmp_path, monkeypatch):
 def test_a_run_folder_builds_its_network(run):
     folder, network = run(SR)
     for place in (folder, folder / "network.safetensors"):
-        loaded = load_model(str(place), kind="restorer")
+        loaded = load_model(str(place), trust_builder=True, kind="restorer")
         assert loaded.value_range == (-1, 1) and loaded.channels == 3
         picture = torch.rand(1, 3, 8, 8)
         with torch.no_grad():
             torch.testing.assert_close(loaded.network(picture), network(picture), rtol=0, atol=0)
     with pytest.raises(InputError, match="holds a Net, a restorer; give a detector"):
-        load_model(folder, kind="detector")
+        load_model(folder, trust_builder=True, kind="detector")
 
 
 def test_a_function_below_the_current_folder_may_build(run):
     folder, _ = run({**SR, "builder": "door_nets:make"})
-    loaded = load_model(folder)
+    loaded = load_model(folder, trust_builder=True)
     assert loaded.family == "Net"
     assert loaded.network.window.dtype == torch.float32  # as in training
 
 
-def test_a_file_elsewhere_runs_nothing(run, tmp_path):
+def test_what_a_file_names_is_not_imported_unless_a_person_agrees(run):
     folder, _ = run(SR)
-    elsewhere = tmp_path / "downloads" / "w.safetensors"
-    elsewhere.parent.mkdir()
-    (folder / "network.safetensors").rename(elsewhere)
-    with pytest.raises(InputError, match="runs no code") as error:
-        load_model(elsewhere)
+    sys.modules.pop("door_nets")
     options = json.dumps({"scale": 2})
-    command = f"--model door_nets:Net --model-options '{options}' --weights {elsewhere}"
+    file = folder / "network.safetensors"
+    command = f"--model door_nets:Net --model-options '{options}' --weights {file}"
+    with pytest.raises(InputError, match=r"runs no code of its choice; .* add --trust-b") as error:
+        load_model(folder)
     assert command in str(error.value)
-    assert load_model("door_nets:Net", options={"scale": 2}, weights=elsewhere).value_range == (
-        -1,
-        1,
-    )
+    assert "door_nets" not in sys.modules
+    loaded = load_model("door_nets:Net", options={"scale": 2}, weights=file)
+    assert loaded.value_range == (-1, 1)
 
 
-def test_a_damaged_or_other_config_builds_nothing(run):
-    folder, _ = run(SR)
-    config = folder / "config.json"
-    config.write_text(config.read_text().replace("door_nets:Net", "door_nets:Nut"))
-    with pytest.raises(InputError, match="runs no code"):
+def test_code_that_lies_in_the_files_folder_is_never_imported(run, tmp_path):
+    evil = f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+    folder, _ = run({**SR, "builder": "runs.own.evil:Net"})
+    for place in (folder / "evil.py", folder / "deeper" / "__init__.py", tmp_path / "runs/a.py"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(evil + SOURCE)
+    (tmp_path / "runs" / "__init__.py").write_text(evil)
+    for builder in ("runs.own.evil:Net", "runs.own.deeper:Net"):
+        run({**SR, "builder": builder})
+        for trust in (False, True):
+            with pytest.raises(InputError, match="whose code lies in the same folder"):
+                load_model(folder, trust_builder=trust)
+    run({**SR, "builder": "runs.a:Net"})
+    with pytest.raises(InputError, match="runs no code of its choice"):
         load_model(folder)
-    run({**SR, "builder": "door_nets:Detector"})
-    config.write_text(seal({"options": {"network": "door_nets:Net"}}))
-    with pytest.raises(InputError, match="runs no code"):
-        load_model(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+LOADING = [
+    ("timm:resnet10t", {"checkpoint_path": "readme.txt"}),
+    ("timm:resnet10t", {"pretrained": True}),
+    ("timm:resnet10t", {"pretrained_cfg": {"file": "x"}}),
+    ("timm:resnet10t", {"pretrained_cfg_overlay": {"url": "http://x"}}),
+    ("timm:resnet10t", {"kernels": {"deep": ["/etc/passwd"]}}),
+    ("timm:resnet10t", {"anything": "readme.txt"}),
+    ("timm:local-dir:/tmp/x", {}),
+    ("timm:hf-hub:someone/model", {}),
+    ("torchvision:resnet18", {"weights": "DEFAULT"}),
+    ("torchvision:resnet18", {"weights_backbone": "DEFAULT"}),
+    ("smp:Unet", {"encoder_weights": "imagenet"}),
+    ("smp:Unet", {"encoder_name": "tu-hf-hub:someone/model"}),
+    ("spandrel:SPAN", {"model_path": "x"}),
+]
+
+
+@pytest.mark.parametrize(("builder", "arguments"), LOADING)
+def test_arguments_that_make_a_library_open_files_are_refused(run, tmp_path, builder, arguments):
+    (tmp_path / "readme.txt").write_text("cos\nsystem\n(S'touch ran'\ntR.")
+    folder, _ = run({**SR, "builder": builder, "builder_args": arguments})
+    with pytest.raises(InputError, match=r"may open a file or fetch|more than a network's name"):
+        load_model(folder, trust_builder=True)
+
+
+def test_arguments_that_are_data_pass(tmp_path):
+    arguments = {"pretrained": False, "checkpoint_path": "", "drop_path_rate": 0.1, "act": "relu",
+                 "use_checkpoint": True, "encoder_weights": None, "weight_init": "jax",
+                 "widths": [1, 2], "norm": {"name": "batch", "eps": 1e-5}}  # fmt: skip
+    check_library_builder(tmp_path / "w.safetensors", "timm:vit_base.augreg_in1k", arguments)
 
 
 def test_a_run_folder_from_others_calls_no_function_of_the_system(run, tmp_path):
     notes = {**SR, "builder": "os:system", "builder_args": {"command": f"touch {tmp_path}/gone"}}
     folder, _ = run(notes)
     with pytest.raises(InputError, match=r"neither a torch\.nn\.Module nor defined below"):
-        load_model(folder)
+        load_model(folder, trust_builder=True)
     for builder in ("builtins:exec", "torch:load", "subprocess:call", "numpy:load"):
         folder, _ = run({**SR, "builder": builder})
         with pytest.raises(InputError, match="neither a torch"):
-            load_model(folder)
+            load_model(folder, trust_builder=True)
     assert not (tmp_path / "gone").exists()
 
 
@@ -144,13 +180,13 @@ def test_a_run_folder_from_others_calls_no_function_of_the_system(run, tmp_path)
 def test_metadata_that_nobody_writes_are_refused(run, changes):
     folder, _ = run({**SR, **changes})
     with pytest.raises(InputError, match=r"metadata that jaxsr\.train does not write"):
-        load_model(folder)
+        load_model(folder, trust_builder=True)
 
 
 def test_weights_that_do_not_fit_are_refused(run):
     folder, _ = run({**SR, "builder_args": {"scale": 3}})
     with pytest.raises(InputError, match="does not fit Net"):
-        load_model(folder)
+        load_model(folder, trust_builder=True)
 
 
 def test_builders_of_libraries_need_no_run_folder(tmp_path):
@@ -172,7 +208,7 @@ def test_every_command_takes_the_run_folder(run, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8)
     Image.fromarray(pixels).save("a.png")
     folder, network = run(SR)
-    model = ["--model", str(folder)]
+    model = ["--model", str(folder), "--trust-builder"]
     assert restore.main(["a.png", *model, "--out", "better"]) == 0
     with torch.no_grad():
         planes = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1

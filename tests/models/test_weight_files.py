@@ -260,3 +260,64 @@ def test_public_checkpoint_is_read_unmodified(shared_data):
     weights = read_weights(shared_data / "weights" / "fast_srgan_x4_hasnainraz.pt")
     assert sum(value.numel() for value in weights.values()) == 925_646
     assert "neck.0.weight" in weights
+
+
+@pytest.mark.parametrize("name", ["ema", "ema_state_dict", "model_ema", "ema_model"])
+def test_averaged_weights_go_before_the_model(tmp_path, name):
+    plain, averaged = ({"weight": torch.full((2, 2), value)} for value in (1.0, 2.0))
+    torch.save({"model": plain, name: averaged, "step": 3}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth")["weight"][0, 0] == 2
+    # timm's and Lightning's averages: a dictionary with a count beside the weights.
+    torch.save({"model": plain, name: {"module": averaged, "decay": 0.9}}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth")["weight"][0, 0] == 2
+    torch.save({"model": plain, name: {"decay": 0.9}}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth")["weight"][0, 0] == 1
+
+
+def test_a_state_dict_that_is_itself_is_refused(tmp_path):
+    content: dict = {"epoch": 3}
+    content["state_dict"] = content
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match="holds no state dict"):
+        read_weights(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\n<!DOCTYPE html><html>not found</html>", "it is a web page: download the file itself"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "run git lfs pull"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pth", ".ckpt", ".safetensors"])
+def test_what_people_get_instead_is_named(tmp_path, content, message, suffix):
+    (tmp_path / f"w{suffix}").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_weights(tmp_path / f"w{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "weight, which is sparse; save a plain tensor"),
+        (torch.eye(2).to(torch.float8_e4m3fn), "float8_e4m3fn, which needs scales"),
+        (torch.eye(2, device="meta"), "without values"),
+        (lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.qint8), "by torch"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), "nested|cannot be"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_plain_values_are_refused(tmp_path, value, message):
+    value = value if isinstance(value, torch.Tensor) else value()
+    torch.save({"weight": value}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=message):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_values_that_the_network_cannot_hold_are_refused():
+    network = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(ValueError, match="complex numbers in weight, where Linear has real ones"):
+        load_weights(network, {"weight": torch.ones(2, 2) * 1j}, source="w")
+    wide = torch.full((2, 2), 1e200, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"NaN or infinity in weight, as torch\.float32"):
+        load_weights(network, {"weight": wide}, source="w")

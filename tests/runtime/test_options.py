@@ -1,6 +1,8 @@
 """Options that commands share: their checks, and one default everywhere."""
 
 import dataclasses
+import typing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +58,43 @@ def test_shared_options_have_one_declaration(config):
             assert not shared & set(vars(parent).get("__annotations__", ())), parent
     assert issubclass(config, ComputeOptions)
     assert {f.name: f.default for f in dataclasses.fields(config)}["matmul_precision"] == "default"
+
+
+def test_numbers_beyond_reason_are_refused(capsys):
+    """What a user can type; the sizes that networks are built of are among them."""
+    from jaxsr import compare, detect, generate, restore, train
+
+    big = "9" * 20
+    commands = [
+        (train, ["span", "--epochs", "1e308"], "epochs must be at most 1,000,000"),
+        (train, ["span", "--warmup-steps", big], "warmup_steps must be at most 2,147,483,647"),
+        (train, ["span", "--batch", "1000000000"], "batch must be at most 1,048,576"),
+        (train, ["span", "--crop", "1000000"], "crop must be at most 16,384"),
+        (train, ["span", "--model.width", "1000000"], "width must be at most 4,096"),
+        (train, ["mshnet", "--model.widths", "8", "10000000"], "widths must be at most 4,096"),
+        (train, ["mshnet", "--scenes", "1000000000"], "scenes must be at most 1,048,576"),
+        (generate, ["x", "--model", "m", "--top-k", big], "top_k must be at most 2,147,483,647"),
+        (generate, ["x", "--model", "m", "--num-beams", "100000"], "num_beams must be at most 1,0"),
+        (generate, ["x", "--model", "m", "--batch-size", "1", big], "batch_size must be at most"),
+        (restore, ["a.png", "--tile", big], "tile must be at most 65,536"),
+        (detect, ["a.png", "--model", "m", "--out", "o", "--base", big], "base must be at most"),
+        (compare, ["engines", "--model", "span", "--size", big], "size must be at most 16,384"),
+    ]
+    for command, words, message in commands:
+        assert command.main(words) == 2, words
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert message in line, line
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_number_has_bounds(config):
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    given = {"model": "m", "out": Path("o"), "data": Path("d"), "batch": 1, "steps": 1}
+    given = {name: value for name, value in given.items() if name in fields}
+    if fields.get("model") is not None and fields["model"].type is Path:
+        given["model"] = Path("m")
+    for name, field in fields.items():
+        kinds = {field.type, *typing.get_args(field.type)}
+        if {int, float} & kinds and isinstance(field.default, int | float):
+            with pytest.raises(InputError, match=f"{name} "):
+                config(**given | {name: 10**30 if int in kinds else 1e300})

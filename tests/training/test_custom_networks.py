@@ -152,7 +152,11 @@ def test_the_pages_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_b
     assert run(*options, "--out", "whole") == 0
     assert "nets_of_a_user:Net ×2, 852 parameters" in capsys.readouterr().err
     assert run(*options, "--steps", 2, "--out", "parts") == 0
-    assert run("--resume", "--out", "parts", "--steps", 4) == 0
+    assert run("--resume", "--out", "parts", "--steps", 4) == 2  # nobody names the code
+    assert "parts names the code nets_of_a_user:Net, and a run folder runs no code" in (
+        capsys.readouterr().err
+    )
+    assert run(*options, "--resume", "--out", "parts", "--steps", 4) == 0
     whole, notes = read_weights(tmp_path / "whole" / "generator.safetensors")
     parts, _ = read_weights(tmp_path / "parts" / "generator.safetensors")
     for name, array in whole.items():
@@ -168,7 +172,7 @@ def test_the_pages_file_in_an_empty_folder_trains_on_a_mesh_and_resumes_to_the_b
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["family"] == (
         "super-resolution"
     )
-    model = find_model(tmp_path / "whole")
+    model = find_model(tmp_path / "whole", trust_builder=True)
     assert (model.scale, model.channels, model.value_range) == (2, 3, (0.0, 1.0))
 
 
@@ -181,7 +185,7 @@ def test_a_detector_of_one_channel_describes_its_input(tmp_path):
     assert (notes["task"], notes["builder"]) == ("detection", f"{HERE}:UNet")
     assert notes["input"]["channels"] == 1 and notes["input"]["gray"]
     assert list((out / "validation").glob("*.png"))
-    detector = load_detector(out, options=ComputeOptions(engine="torch"))
+    detector = load_detector(out, trust_builder=True, options=ComputeOptions(engine="torch"))
     (logits,) = detector.logits([np.zeros((40, 50, 3), np.uint8)])
     assert logits.shape == (40, 50)
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from jaxsr.errors import FileAccessError
 from jaxsr.training import run_lock
 from jaxsr.training.run_lock import LOCK, lock_folder
 
@@ -114,3 +115,19 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(OSError, match=r"cannot lock .*Read-only file system"):
         lock_folder(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_a_lock_that_is_not_a_file_is_left_alone(tmp_path, kind):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine.txt").write_text("of value")
+    if kind == "link":
+        (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine.txt")
+    else:
+        os.mkfifo(tmp_path / "run" / LOCK)
+    with (
+        pytest.raises(FileAccessError, match=r"run\.lock is (a link|not a regular file)"),
+        lock_folder(tmp_path / "run"),
+    ):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "of value"

@@ -77,7 +77,16 @@ def test_restore_and_compare_take_the_run_folder(capsys):
     file = _train("Sharpening", "--width", "6")
     assert "crops/s" in capsys.readouterr().err
     assert "crops_per_s" in json.loads(Path("runs/own/metrics.jsonl").read_text().splitlines()[0])
-    words = ["picture.png", "--model", "runs/own", "--out", "out", "--engine", "torch"]
+    words = [
+        "picture.png",
+        "--model",
+        "runs/own",
+        "--trust-builder",
+        "--out",
+        "out",
+        "--engine",
+        "torch",
+    ]
     assert restore.main(words) == 0
     network = load_model("door_tasks:Sharpening", options={"width": 6}, weights=file).network
     # 37 × 30 mirrored to multiples of 4, as the metadata say, and cut again.
@@ -91,16 +100,25 @@ def test_restore_and_compare_take_the_run_folder(capsys):
     # Half a level, and float32's rounding.
     assert np.abs(restored - expected.clip(0, 255)).max() <= 0.505
     trace = ["trace", "--engine", "torch", "--platform", "cpu", "--out", "compared"]
-    assert compare.main([*trace, "--model", "runs/own", "--size", "16"]) == 0
+    assert compare.main([*trace, "--model", "runs/own", "--trust-builder", "--size", "16"]) == 0
 
 
 @pytest.mark.usefixtures("folder")
 def test_detect_takes_the_run_folder():
     file = _train("Marking")
-    words = ["picture.png", "--model", "runs/own", "--out", "marked", "--engine", "torch"]
+    words = [
+        "picture.png",
+        "--model",
+        "runs/own",
+        "--trust-builder",
+        "--out",
+        "marked",
+        "--engine",
+        "torch",
+    ]
     assert detect.main([*words, "--size", "native"]) == 0
     assert [*Path("marked").rglob("*.png")]
-    network = load_model("runs/own").network
+    network = load_model("runs/own", trust_builder=True).network
     for name, value in load_file(file).items():
         assert network.state_dict()[name].equal(value)
 
@@ -108,7 +126,16 @@ def test_detect_takes_the_run_folder():
 @pytest.mark.usefixtures("folder")
 def test_detect_refuses_a_network_of_pictures(capsys):
     _train("Sharpening")
-    words = ["picture.png", "--model", "runs/own", "--out", "marked", "--engine", "torch"]
+    words = [
+        "picture.png",
+        "--model",
+        "runs/own",
+        "--trust-builder",
+        "--out",
+        "marked",
+        "--engine",
+        "torch",
+    ]
     assert detect.main(words) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     # The network doubles the 256² that detectors see by default.
@@ -128,4 +155,4 @@ def test_a_copy_elsewhere_names_the_command(folder, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="nor defined below the current folder"):
-        load_model(folder / "runs/own")
+        load_model(folder / "runs/own", trust_builder=True)

@@ -145,7 +145,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
     common = ["--engine", engine, "--ema", "0.5"]
     assert main(["fit_task:Fit", "--out", "whole", *common]) == 0
     assert main(["fit_task:Fit", "--out", "parts", "--steps", "3", *common]) == 0
-    assert main(["--resume", "--out", "parts", "--steps", "6"]) == 0
+    assert main(["--resume", "--out", "parts", "--steps", "6"]) == 2  # nobody names the code
+    assert main(["fit_task.py:Fit", "--resume", "--out", "parts", "--steps", "6"]) == 0
     whole, parts = (load_file(Path(f"{n}/network.safetensors")) for n in ("whole", "parts"))
     assert "calls" not in whole  # as in torch's state dictionary
     records = [json.loads(line) for line in Path("parts/metrics.jsonl").read_text().splitlines()]
@@ -155,6 +156,24 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, engine):
     assert json.loads(Path("parts/config.json").read_text())["family"] == "fit_task:Fit"
     assert Path("parts/network.best.safetensors").exists()
     assert list(Path("parts/validation").glob("*.png"))
+
+
+def test_a_resume_with_other_code_or_variables_says_so(folder, monkeypatch, capsys, caplog):
+    run = ["fit_task:Fit", "--out", "run", "--engine", "torch"]
+    assert main([*run, "--steps", "3"]) == 0
+    capsys.readouterr()
+    assert main([*run, "--resume", "--steps", "4"]) == 0
+    assert "resumed with other code" not in capsys.readouterr().err
+    with Path("fit_task.py").open("a") as file:
+        file.write("\n# edited\n")
+    monkeypatch.setenv("JAXSR_CPU_KERNELS", "xla")
+    assert main([*run, "--resume", "--steps", "5"]) == 0
+    said = capsys.readouterr().err
+    assert "resumed with other code in fit_task: the run goes on as the code is now" in said
+    assert "resumed with JAXSR_CPU_KERNELS='xla', before ''" in said
+    Path("run/metrics.jsonl").unlink()
+    assert main([*run, "--resume", "--steps", "6"]) == 0
+    assert "metrics.jsonl is gone: it has no line of the steps up to 5" in caplog.text
 
 
 def test_weights_whose_metric_is_nan_give_way_to_others(folder, capfd):
@@ -290,8 +309,8 @@ def test_several_networks_and_phases(folder, engine):
 
 def test_other_runs_begin_with_its_configuration_or_weights(folder):
     assert main(["fit_task:Fit", "--out", "first", "--width", "4", "--engine", "torch"]) == 0
-    assert main(["--config", "first", "--out", "second", "--steps", "2"]) == 0
-    assert main(["--branch-from", "first", "--out", "third", "--steps", "8"]) == 0
+    assert main(["fit_task:Fit", "--config", "first", "--out", "second", "--steps", "2"]) == 0
+    assert main(["fit_task:Fit", "--branch-from", "first", "--out", "third", "--steps", "8"]) == 0
     for out, steps in (("second", 2), ("third", 8)):
         options = json.loads(Path(f"{out}/config.json").read_text())["options"]
         assert (options["width"], options["steps"]) == (4, steps)

@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError, check_literals
+from jaxsr.errors import InputError
+from jaxsr.fields import check_fields, number
 
 Norm = Literal["instance", "batch", "none"]
 
@@ -24,9 +25,9 @@ class FastSRGANConfig:
     """Enlargement per side; 1 restores detail without changing the size."""
     channels: Literal[1, 3] = 3
     """Image channels: 1 for luma (or gray), 3 for RGB."""
-    width: int = 64
+    width: int = number(64, most=2**12)
     """Feature channels of the generator."""
-    depth: int = 8
+    depth: int = number(8, most=2**10)
     """Blocks of the generator between its neck and its bottleneck."""
     block: Literal["residual", "mobile"] = "residual"
     """Two 3×3 convolutions, or one depthwise 3×3 and one 1×1 (a sixteenth of the arithmetic)."""
@@ -34,9 +35,9 @@ class FastSRGANConfig:
     """Generator's normalisation; `instance` ties each pixel to the whole input: no exact tiles."""
     predict: Literal["image", "residual"] = "image"
     """`image`: tanh output, as the public model. `residual`: added to the enlarged input."""
-    discriminator_width: int = 64
+    discriminator_width: int = number(64, most=2**12)
     """Feature channels of the discriminator's first convolution; later ones reach 8 times that."""
-    discriminator_layers: int = 7
+    discriminator_layers: int = number(7, most=64)
     """Normalised convolutions of the discriminator between its neck and its 1×1 head."""
     discriminator_layout: Literal["alternating", "strided"] = "alternating"
     """Strides 2, 1, 2, … and the width doubling at each 1, or stride 2 and doubling throughout."""
@@ -58,7 +59,7 @@ class FastSRGANConfig:
     """Range of the targets that the generator wants for its images."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         for name in ("width", "depth", "discriminator_width", "discriminator_layers"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -3,7 +3,6 @@
 Only safetensors are read, and no code of the folder is run.
 """
 
-import importlib.util
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from jaxsr.errors import InputError, first_of, one_line
 from jaxsr.interop.annotations import JsonObject
 from jaxsr.models.hugging_face.direct_weights import directly_read
 from jaxsr.models.hugging_face.network import LibraryLM
-from jaxsr.models.libraries import import_transformers
 from jaxsr.models.llama.filling import fill, packable
 from jaxsr.models.llama.gguf_file import GGUFFile
 from jaxsr.models.llama.gguf_tensors import read_tensors
@@ -31,6 +29,13 @@ from jaxsr.models.llama.loading import (
 )
 from jaxsr.models.llama.quantized import Scheme, quantize
 from jaxsr.models.llama.quantized_folder import swap_quantized
+from jaxsr.models.transformers_files import (
+    config_of,
+    model_from_folder,
+    model_of,
+    transformers_library,
+)
+from jaxsr.models.weight_files import check_finite
 
 # A damaged file's numbers must not build networks without end: the largest models have 126 layers.
 _MOST_LAYERS = 4096
@@ -51,7 +56,6 @@ def load_folder(
       InputError: the configuration is of no causal language model that transformers knows, is
         quantised, or does not fit the weights.
     """
-    transformers = _transformers()
     fields, files = read_json(folder / "config.json"), weight_files(folder)
     if "quantization_config" in fields:
         return _load_quantized(folder, fields, dtype=dtype, scheme=scheme)
@@ -64,12 +68,8 @@ def load_folder(
             f"{stored:,} bytes; get the folder again"
         )
     try:
-        inner, report = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
+        inner, report = model_from_folder(
+            "AutoModelForCausalLM", folder, fields, dtype=dtype, output_loading_info=True
         )
     except Exception as error:  # whatever a family's code raises on weights that do not fit
         raise InputError(
@@ -99,6 +99,7 @@ def _load_quantized(
 def _from_folder(
     folder: Path, fields: JsonObject, inner: Any, scheme: Scheme | None
 ) -> LanguageModel:
+    check_finite(inner)
     stop_ids, sampling = generation_settings(folder, fields)
     network = LibraryLM(inner).requires_grad_(False).eval()
     network.check_continues()
@@ -200,19 +201,19 @@ def _on_meta(fields: JsonObject, dtype: torch.dtype) -> Any:
 
 
 def _built(fields: JsonObject, dtype: torch.dtype, where: AbstractContextManager[object]) -> Any:
-    transformers = _transformers()
+    transformers = transformers_library()
     from transformers import initialization
 
     model_type = fields.get("model_type")
     try:
-        config = transformers.AutoConfig.for_model(**fields)
+        config = config_of(fields)
         layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
         if layers > _MOST_LAYERS:
             raise InputError(
                 f"config.json has {layers} layers; up to {_MOST_LAYERS} are computed: get it again"
             )
         with where, initialization.no_init_weights():
-            return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+            return model_of("AutoModelForCausalLM", config, dtype=dtype)
     except InputError:
         raise
     except Exception as error:  # of the configuration's checks, and of the family's code
@@ -221,15 +222,3 @@ def _built(fields: JsonObject, dtype: torch.dtype, where: AbstractContextManager
             f"({type(error).__name__}: {one_line(error):.160}); give a folder of one that "
             f"transformers {transformers.__version__} knows"
         ) from error
-
-
-def _transformers() -> Any:
-    if importlib.util.find_spec("transformers") is None:
-        raise InputError(
-            "this model is computed by transformers' own code, which is not installed; install "
-            "jaxsr's extra generate"
-        )
-    transformers = import_transformers()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    return transformers

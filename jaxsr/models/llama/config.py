@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxsr.errors import InputError
+from jaxsr.errors import InputError, one_line
 
 ARCHITECTURES = ("llama", "qwen3")
 # A damaged file's numbers must not build networks without end: the largest models have 126 layers.
@@ -113,6 +113,18 @@ class LlamaConfig:
         Raises:
           ValueError: a field is missing, or asks for something that is not computed here.
         """
+        try:
+            return cls._from_fields(fields)
+        except InputError:
+            raise
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InputError(
+                f"config.json has a value of another type than it should ({one_line(error)}); get "
+                "it again"
+            ) from error
+
+    @classmethod
+    def _from_fields(cls, fields: Mapping[str, Any]) -> "LlamaConfig":
         model_type = fields.get("model_type")
         if model_type not in ARCHITECTURES:
             raise InputError(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.models.claims import check_claims
 
 _SCALARS = {
     0: "B",
@@ -120,7 +121,8 @@ def open_gguf(path: Path) -> GGUFFile:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: not a GGUF file, an unknown version, or a file cut short.
+      ValueError: not a GGUF file, an unknown version, a file cut short, or one whose header claims
+        more than it holds.
     """
     path = Path(path)
     if not path.is_file():
@@ -130,12 +132,14 @@ def open_gguf(path: Path) -> GGUFFile:
         raise InputError(f"{path} has {size} bytes: not a GGUF file, or one cut short")
     data = np.memmap(path, mode="r", dtype=np.uint8)
     try:
-        return _parse(path, data, size)
+        file = _parse(path, data, size)
     except (struct.error, IndexError) as error:
         reason = one_line(error)
         raise InputError(
             f"{path} ends or breaks off within its header ({reason}); fetch it again"
         ) from error
+    check_claims(file.fields, tensors=len(file.tensors), size=size, source=path)
+    return file
 
 
 class _Cursor:

@@ -98,7 +98,16 @@ def _texts(file: GGUFFile, name: str) -> list[str]:
     texts = file.need(f"tokenizer.ggml.{name}")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"{file.path}: tokenizer.ggml.{name} is no list of texts; fetch it again")
+    if texts and (longest := max(map(len, texts))) > _LONGEST_TOKEN:
+        raise InputError(
+            f"{file.path}: tokenizer.ggml.{name} has a text of {longest:,} characters, more than "
+            f"{_LONGEST_TOKEN}; give the model's tokenizer.json with --tokenizer"
+        )
     return texts
+
+
+_LONGEST_TOKEN = 1024
+"""Characters, above what vocabularies have: joining tokens is tried at each of them."""
 
 
 def _token_id(file: GGUFFile, name: str, count: int) -> int | None:

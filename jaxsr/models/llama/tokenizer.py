@@ -3,20 +3,18 @@
 The `tokenizers` package does the splitting; `transformers` is not needed.
 """
 
-import math
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxsr.errors import InputError, MissingFileError, one_line
+from jaxsr.errors import InputError, MissingFileError, UserError, one_line
 from jaxsr.interop.bounded_read import read_bounded
 from jaxsr.models.llama import gguf_tokenizer
+from jaxsr.models.llama.chat_renderer import Renderer, TemplateFailure
 from jaxsr.models.llama.gguf_file import GGUFFile, open_gguf
 from jaxsr.models.llama.hf_folder import read_json
-
-_LARGEST_PRODUCT = 2**24
 
 # What a tokenizer was kept in before tokenizer.json.
 _OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
@@ -43,7 +41,15 @@ class Tokenizer:
           raw: add what the model expects at the start of a text; False for the output of
             `chat`, which has it in it.
         """
-        ids = self.inner.encode(text, add_special_tokens=raw).ids
+        try:
+            ids = self.inner.encode(text, add_special_tokens=raw).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # bare Exception, or a panic of Rust
+            raise InputError(
+                f"the model's tokenizer cannot split a text ({one_line(error):.200}); give another "
+                "with --tokenizer"
+            ) from error
         return [self.bos_id, *ids] if raw and self.bos_id is not None else ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -58,19 +64,15 @@ class Tokenizer:
         """
         if self.template is None:
             raise InputError("this model has no chat template; use --raw")
-        import jinja2
-
         try:
-            return (
-                _environment()
-                .from_string(self.template)
-                .render(messages=list(messages), add_generation_prompt=True, **self.special)
-            )
-        except jinja2.TemplateError as error:
+            return self._renderer.render(messages, self.special)
+        except TemplateFailure as error:
             raise InputError(f"the model's chat template failed: {one_line(error)}") from error
-        except Exception as error:  # a template computes whatever it likes: TypeError, KeyError, …
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise InputError(f"the model's chat template failed ({reason}); use --raw") from error
+
+    @functools.cached_property
+    def _renderer(self) -> Renderer:
+        assert self.template is not None
+        return Renderer(self.template)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -132,10 +134,18 @@ def _inner(folder: Path, path: Path) -> Any:
     import tokenizers
 
     if path.is_file():
-        read_json(path)
+        content = read_json(path)
+        for part in ("normalizer", "decoder"):
+            if (growth := _growth(content.get(part))) > _MOST_GROWTH:
+                raise InputError(
+                    f"{path} has a {part} that makes texts {growth:,} times as long; get it again, "
+                    "or give another with --tokenizer"
+                )
         try:
             return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # bare Exception, or a panic of Rust
             raise InputError(
                 f"{path} is not a tokenizer ({one_line(error)}); get it again, or give another "
                 "with --tokenizer"
@@ -146,13 +156,14 @@ def _inner(folder: Path, path: Path) -> Any:
             f"{folder} has no tokenizer.json; get it from where the model came from, or give "
             "--tokenizer a folder that has one"
         )
-    from jaxsr.models.libraries import import_transformers
+    from jaxsr.models.transformers_files import tokenizer_from_folder
 
+    config = folder / "tokenizer_config.json"
     try:
-        made = import_transformers().AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True
-        )
+        made = tokenizer_from_folder(folder, read_json(config) if config.is_file() else {})
         return made.backend_tokenizer
+    except UserError:
+        raise
     except Exception as error:  # whatever a file that is missing or damaged raises
         needs = "; install sentencepiece" if older[0].endswith(".model") else ""
         raise InputError(
@@ -161,30 +172,21 @@ def _inner(folder: Path, path: Path) -> Any:
         ) from error
 
 
-def _environment() -> Any:
-    """What templates expect to find, as `transformers` gives it to them; sandboxed."""
-    import json
+_MOST_GROWTH = 64
+"""Times that a text may become longer; Unicode's decompositions take 18."""
 
-    import jinja2.sandbox
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    class Bounded(ImmutableSandboxedEnvironment):
-        """Without products of gigabytes; the sandbox itself bounds `range`."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(x) if hasattr(x, "__len__") else abs(x) for x in (left, right)]
-            if operator == "**" or math.prod(sizes) > _LARGEST_PRODUCT:
-                raise jinja2.sandbox.SecurityError(f"{operator} of {sizes[0]} and {sizes[1]}")
-            return super().call_binop(context, operator, left, right)
-
-    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+def _growth(part: Any) -> int:
+    """How many times as long replacements make a text at most, as tokenizer.json states them."""
+    if not isinstance(part, dict):
+        return 1
+    inner = part.get("normalizers") or part.get("decoders") or ()
+    growth = 1
+    for each in inner if isinstance(inner, list) else ():
+        growth = min(growth * _growth(each), 2**62)
+    pattern, content = part.get("pattern"), part.get("content")
+    if part.get("type") == "Replace" and isinstance(content, str):
+        text = pattern.get("String", "") if isinstance(pattern, dict) else ""
+        # An expression may match between any two characters.
+        growth *= max(1, -(-len(content) // len(text)) if text else len(content) + 1)
+    return growth

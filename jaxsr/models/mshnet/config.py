@@ -7,26 +7,27 @@ Defaults are the network of "Infrared Small Target Detection with Scale and Loca
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError, check_literals
+from jaxsr.errors import InputError
+from jaxsr.fields import check_fields, number
 
 
 @dataclass(frozen=True, kw_only=True)
 class MSHNetConfig:
     """The network and its loss; checked when built, before any device is touched."""
 
-    channels: int = 3
+    channels: int = number(3, most=2**10)
     """Image channels; gray images are repeated into three, so that published weights fit."""
-    widths: tuple[int, ...] = (16, 32, 64, 128, 256)
+    widths: tuple[int, ...] = number((16, 32, 64, 128, 256), most=2**12)
     """Feature channels of each resolution, the finest first; each is half the size of the last."""
-    blocks: tuple[int, ...] = (1, 2, 2, 2, 2)
+    blocks: tuple[int, ...] = number((1, 2, 2, 2, 2), most=2**10)
     """Residual blocks at each resolution, on the way down as on the way up."""
-    attention_ratio: int = 16
+    attention_ratio: int = number(16, most=2**12)
     """Channels of a block over the hidden channels of its channel attention."""
     loss: Literal["paper", "corrected"] = "corrected"
     """SLS loss as published, or with its defects mended (see `losses/sls.py`)."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         if self.channels < 1:
             raise InputError(f"channels must be at least 1, got {self.channels}")
         if len(self.widths) < 2 or len(self.widths) != len(self.blocks):

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxsr.errors import InputError, check_literals
+from jaxsr.errors import InputError
+from jaxsr.fields import check_fields, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,19 +15,19 @@ class SpanConfig:
     """Enlargement per side; 1 restores detail without changing the size."""
     channels: Literal[1, 3] = 3
     """Image channels: 1 for luma (or gray), 3 for RGB."""
-    width: int = 48
+    width: int = number(48, most=2**12)
     """Feature channels."""
-    depth: int = 6
+    depth: int = number(6, most=2**10)
     """Blocks; at least 2."""
     block: Literal["attention", "residual"] = "attention"
     """SPAN's block of three 3×3 convolutions, or EDSR's of two, which learns in fewer steps."""
-    expansion: int | None = 2
+    expansion: int | None = number(2, most=64)
     """Widening inside a convolution's trained factors; None trains the plain convolution."""
     pixel_loss: Literal["smooth_l1", "l1"] = "l1"
     """Distance between pixels that training minimises."""
 
     def __post_init__(self) -> None:
-        check_literals(self)
+        check_fields(self)
         if self.width < 1:
             raise InputError(f"width must be at least 1, got {self.width}")
         if self.depth < 2:

@@ -1,0 +1,66 @@
+"""Checks of the values of a dataclass's fields, by what the fields themselves state."""
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from jaxsr.errors import InputError
+
+_LARGEST = 2**31 - 1
+_LARGEST_FLOAT = 1e37  # beyond, float32 has infinity alone
+
+
+def number(
+    default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None
+) -> Any:
+    """A field of a number, or of several, from `least` to `most`; None passes."""
+    return dataclasses.field(default=default, metadata={"bounds": (least, most)})
+
+
+def check_fields(config: Any) -> None:
+    """Refuses values outside what a dataclass's fields state; whole numbers have 32 bits otherwise.
+
+    Raises:
+      InputError: a field has such a value.
+    """
+    check_literals(config)
+    for field in dataclasses.fields(config):
+        declared = _of_jaxsr(type(config), field.name)
+        bounds = field.metadata.get("bounds") or (declared and declared.metadata.get("bounds"))
+        if bounds is None and declared is None:  # a user's own, with what bounds it likes
+            continue
+        value = getattr(config, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, int | float) and not isinstance(each, bool):
+                _check(field.name, each, *(bounds or (None, None)))
+
+
+def _check(name: str, value: float, least: float | None, most: float | None) -> None:
+    if math.isnan(value):
+        raise InputError(f"{name} must be finite, got {value}")
+    if least is not None and value < least:
+        raise InputError(f"{name} must be at least {least:,}, got {value}")
+    largest = most or (_LARGEST if isinstance(value, int) else _LARGEST_FLOAT)
+    if abs(value) > largest and math.isfinite(value):
+        raise InputError(f"{name} must be at most {largest:,}, got {value}")
+
+
+def _of_jaxsr(kind: type, name: str) -> "dataclasses.Field | None":
+    """The field as a class of jaxsr declares it; a user's may only change its default."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("jaxsr.") and name in vars(base).get("__annotations__", {}):
+            return vars(base)["__dataclass_fields__"][name]
+    return None
+
+
+def check_literals(config: Any) -> None:
+    """Refuses values outside the `Literal` types of a dataclass's fields.
+
+    Raises:
+      InputError: a field has another value.
+    """
+    for name, kind in get_type_hints(type(config)).items():
+        choices, value = get_args(kind), getattr(config, name)
+        if get_origin(kind) is Literal and value not in choices:
+            listed = ", ".join(map(str, choices))
+            raise InputError(f"{name} must be one of {listed}, got {value!r}")

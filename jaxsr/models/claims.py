@@ -1,0 +1,73 @@
+"""Bounds what a header claims by what the file holds, before anything is built of it.
+
+A network is built from numbers of a configuration or of metadata, which cost their writer nothing:
+a million layers take hours, a width of 2³¹ takes all memory. But every layer has a tensor in the
+file, and every feature a weight.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxsr.errors import InputError, printable
+from jaxsr.interop.weights import open_safetensors
+
+_WEIGHTS_A_BYTE = 8
+"""Quantised weights take a bit and more."""
+_OF_NO_WEIGHT = ("position", "context", "token", "window", "theta", "seed", "chunk", "time",
+                 "max", "base", "freq", "id", "ids")  # fmt: skip
+"""Parts of names of numbers that stand for no weights: lengths of texts, tokens, constants."""
+_LARGEST_FREE = 2**31
+_COUNTS = ("layer", "layers", "block", "blocks", "depth", "depths", "n_layer")
+"""Parts of names of numbers of layers."""
+_LEAST_COUNT = 64
+"""Layers that may share tensors, or have none."""
+
+
+def check_claims(
+    fields: Mapping[str, Any], *, tensors: int, size: int, source: Path, least: int = 2**20
+) -> None:
+    """Refuses a configuration that describes more than a file holds.
+
+    Args:
+      fields: of the configuration.
+      tensors: how many the file or folder holds.
+      size: bytes of the file, or of the folder's weights.
+      source: of the fields, for errors.
+      least: numbers up to this pass in any case.
+
+    Raises:
+      InputError: a number is larger than it can be; the message has its name.
+    """
+    weights = _WEIGHTS_A_BYTE * size
+    for name, value in _numbers(fields):
+        parts = name.lower().replace(".", "_").split("_")
+        if any(part in _COUNTS for part in parts) and "size" not in parts:
+            most, what = max(tensors, _LEAST_COUNT), f"its {tensors:,} tensors"
+        elif any(part in parts for part in _OF_NO_WEIGHT):
+            most, what = _LARGEST_FREE, "this allows"
+        else:
+            most, what = max(weights, least), f"its {size:,} bytes hold"
+        if abs(value) > most:
+            raise InputError(
+                f"{source} claims {printable(name, 60)}={value:,}, more than {what}; get it again"
+            )
+
+
+def check_folder_claims(fields: Mapping[str, Any], files: list[Path], *, source: Path) -> None:
+    """`check_claims` for a folder of safetensors."""
+    tensors = 0
+    for path in files:
+        with open_safetensors(path) as file:
+            tensors += len(file.keys())
+    size = sum(path.stat().st_size for path in files)
+    check_claims(fields, tensors=tensors, size=size, source=source)
+
+
+def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    for name, value in fields.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, Mapping):
+                yield from _numbers(each, f"{prefix}{name}.")
+            elif isinstance(each, int) and not isinstance(each, bool):
+                yield f"{prefix}{name}", each

@@ -1,0 +1,142 @@
+"""Renders chat templates in a process of its own, with limits of time, memory and output.
+
+A template is a program that comes with a model. The sandbox keeps it from Python's internals, and
+the process keeps it from the rest: loops in loops, texts that double. `python chat_renderer.py`
+reads a request a line from its standard input and answers each in a line; it imports jinja2 alone.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RENDER_S = 10.0
+"""Seconds that a template may take; those of models take milliseconds."""
+MEMORY_BYTES = 2**30
+MOST_CHARACTERS = 2**22
+"""Of a rendered chat that grows beyond its messages."""
+
+
+class TemplateFailure(Exception):
+    """A template failed, or took too long; the message is the reason."""
+
+
+class Renderer:
+    """A process that renders one template, made anew where it had to be ended."""
+
+    def __init__(self, template: str) -> None:
+        self._template, self._process = template, None
+
+    def render(self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
+        """The text of a chat, up to where the model's answer begins.
+
+        Raises:
+          TemplateFailure: the template fails, or takes more than its time, memory or output.
+        """
+        import select
+        import subprocess
+
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                # Without the current folder, from which modules would be imported.
+                [sys.executable, "-I", __file__, str(RENDER_S)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the command
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        request = {"template": self._template, "messages": list(messages), "special": {**special}}
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            # The process ends itself; this is for one that was stopped.
+            ready, _, _ = select.select([self._process.stdout], [], [], 3 * RENDER_S)
+            line = self._process.stdout.readline() if ready else b""
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            self.close()
+            raise TemplateFailure(
+                f"it takes more than {RENDER_S:g} s or {MEMORY_BYTES // 2**20} MiB"
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise TemplateFailure(answer["error"])
+        return answer["text"]
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except BrokenPipeError:  # what it did not read
+                        continue
+            self._process = None
+
+    __del__ = close
+
+
+def _environment() -> Any:
+    """What templates expect to find, as `transformers` gives it to them; sandboxed."""
+    from datetime import datetime
+
+    import jinja2
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, str]:
+    import jinja2
+
+    most = MOST_CHARACTERS + 4 * sum(len(str(m.get("content"))) for m in request["messages"])
+    parts, length = [], 0
+    try:
+        template = _environment().from_string(request["template"])
+        for part in template.generate(
+            messages=request["messages"], add_generation_prompt=True, **request["special"]
+        ):
+            parts.append(part)
+            length += len(part)
+            if length > most:
+                return {"error": f"it writes more than {most:,} characters"}
+        return {"text": "".join(parts)}
+    except MemoryError:
+        return {"error": f"it takes more than {MEMORY_BYTES // 2**20} MiB"}
+    except jinja2.TemplateError as error:
+        return {"error": " ".join(str(error).split())}
+    except Exception as error:  # a template computes whatever it likes: TypeError, KeyError, …
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}; use --raw"}
+
+
+def _main() -> None:
+    import resource
+    import signal
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    seconds = float(sys.argv[1])
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # SIGALRM ends the process
+        answer = json.dumps(_answer(json.loads(line))).encode()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.stdout.buffer.write(answer + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _main()

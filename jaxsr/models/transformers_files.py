@@ -1,0 +1,103 @@
+"""The only place that opens configurations, tokenizers and models with transformers.
+
+Files of a folder may name Python code of their own (`auto_map`). transformers would ask on the
+terminal whether to run it, and run it for a `y` on standard input. Here nothing is asked and no
+such code is run: a class of transformers' own is used where there is one, else the folder is
+refused in one line.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from jaxsr.errors import InputError, printable
+from jaxsr.interop.annotations import JsonObject
+from jaxsr.models.libraries import import_transformers
+
+_CODE = ("auto_map", "custom_generate")
+_KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation")
+"""Fields that may name a kernel of the hub, which is code."""
+
+
+def transformers_library() -> Any:
+    """transformers, without its progress bars and warnings.
+
+    Raises:
+      InputError: it is not installed.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise InputError(
+            "this model is computed by transformers' own code, which is not installed; install "
+            "jaxsr's extra generate"
+        )
+    transformers = import_transformers()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+def config_of(fields: JsonObject) -> Any:
+    """transformers' configuration of the fields of a `config.json`.
+
+    Raises:
+      InputError: the fields name code, and no family of transformers.
+      Exception: whatever the family's checks raise.
+    """
+    transformers = transformers_library()
+    kind = fields.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING and "auto_map" in fields:
+        raise _refused_code("config.json", fields["auto_map"])
+    plain = {name: value for name, value in fields.items() if name not in (*_CODE, *_KERNELS)}
+    return transformers.AutoConfig.for_model(**plain)
+
+
+def model_of(kind: str, config: Any, **options: Any) -> Any:
+    """A model with the weights that its own code gives it.
+
+    Args:
+      kind: `AutoModel`, `AutoModelForCausalLM`, …
+      config: of `config_of`.
+      options: of `from_config`.
+    """
+    return getattr(transformers_library(), kind).from_config(
+        config, trust_remote_code=False, **options
+    )
+
+
+def model_from_folder(kind: str, folder: Path, fields: JsonObject, **options: Any) -> Any:
+    """A model with the safetensors of a folder, see `model_of`; `fields` are its `config.json`."""
+    return getattr(transformers_library(), kind).from_pretrained(
+        str(folder),
+        config=config_of(fields),
+        trust_remote_code=False,
+        local_files_only=True,
+        use_safetensors=True,
+        **options,
+    )
+
+
+def tokenizer_from_folder(folder: Path, fields: JsonObject) -> Any:
+    """The tokenizer that transformers makes of a folder's files.
+
+    Args:
+      folder: with the files.
+      fields: of its `tokenizer_config.json`.
+
+    Raises:
+      InputError: the fields name code, and no class of transformers.
+      Exception: whatever transformers raises.
+    """
+    transformers = transformers_library()
+    auto_map = fields.get("auto_map")
+    if auto_map and not hasattr(transformers, str(fields.get("tokenizer_class"))):
+        raise _refused_code("tokenizer_config.json", auto_map)
+    return transformers.AutoTokenizer.from_pretrained(
+        str(folder), trust_remote_code=False, local_files_only=True
+    )
+
+
+def _refused_code(file: str, auto_map: Any) -> InputError:
+    return InputError(
+        f"{file} needs code of its own (auto_map: {printable(str(auto_map), 120)}), which is never "
+        "run; give a folder of a family that transformers itself has"
+    )

@@ -1,0 +1,250 @@
+"""What picture files hold besides samples: read whole, and handed to whoever writes the result.
+
+docs/formats.md lists all that a format may hold, and what becomes of it.
+"""
+
+import io
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from PIL import Image
+
+from jaxsr.data.picture_file import ORIENTATION, meant_channels, png_chunks
+from jaxsr.errors import first_of
+
+# Chunks that say what a PNG's samples mean or what the picture is, not how it is encoded.
+_PNG_NOTES = (
+    *(b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI"),
+    *(b"tEXt", b"zTXt", b"iTXt", b"tIME"),
+)
+_PNG_PROFILES = (b"XML:com.adobe.xmp\0", b"Raw profile type")
+# Read into other notes, or of the encoding that was.
+_PNG_READ = (
+    *(b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"iCCP", b"eXIf", b"pHYs"),
+    *(b"sBIT", b"hIST", b"sPLT"),
+)
+
+# What a TIFF says of the picture; its other tags say how the samples are stored.
+TIFF_NOTES = (269, 270, 271, 272, 274, 285, 305, 306, 315, 316, 33432, 33723, 34377, 0x8769, 0x8825)
+TIFF_STORAGE = frozenset(
+    {*range(254, 260), *range(277, 280), *range(282, 285), *range(322, 326), *range(529, 533)}
+    | {262, 266, 273, 280, 281, 296, 297, 317, 320, 330, 338, 339, 347, 512, 513, 514, 700, 34675}
+    | {0xA005}
+)
+"""Tags of how samples are stored, and of notes that are read by themselves."""
+_PREVIEW = 330
+"""SubIFDs: smaller copies of the picture."""
+
+_SEGMENTS = (b"http://ns.adobe.com/xap/1.0/\0", b"Exif\0\0", b"ICC_PROFILE\0", b"MPF\0")
+"""Beginnings of JPEG's segments that are read into other notes, or belong to a second picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notes:
+    """What a picture file holds besides samples."""
+
+    format: str = "PNG"
+    """`PNG`, `JPEG`, `WEBP` or `TIFF`; anything else is written as PNG."""
+    lossless: bool = True
+    """False for JPEG and for lossy WebP."""
+    exif: bytes | None = None
+    """EXIF as a TIFF structure, from its byte-order mark on; holds the orientation."""
+    icc: bytes | None = None
+    """Colour profile."""
+    xmp: bytes | None = None
+    """XMP packet."""
+    dpi: tuple[float, float] | None = None
+    """Dots per inch, across and down."""
+    png_chunks: tuple[tuple[bytes, bytes], ...] = ()
+    """(type, content) of chunks that only PNG can hold."""
+    jpeg_segments: tuple[tuple[int, bytes], ...] = ()
+    """(marker, content) of segments that only JPEG can hold, as they are."""
+    comment: bytes | None = None
+    """A comment, in no stated encoding."""
+    dropped: tuple[str, ...] = ()
+    """What else the file holds, which no result does."""
+
+    @property
+    def orientation(self) -> int:
+        """EXIF orientation, 1 to 8; 1 where none is said."""
+        if not self.exif:
+            return 1
+        exif = Image.Exif()
+        try:
+            exif.load(self.exif)
+            value = exif.get(ORIENTATION, 1)
+        except Exception:  # damaged EXIF says nothing
+            return 1
+        return value if value in range(1, 9) else 1
+
+
+def read_notes(image: Any, data: bytes) -> Notes:
+    """The notes of a file that Pillow has opened; of a PNG, loaded."""
+    info: dict[str, Any] = image.info
+    format: str = "JPEG" if image.format == "MPO" else image.format
+    exif = info.get("exif")
+    if exif is None and (format == "TIFF" or "Raw profile type exif" in info):
+        exif = _descriptive(image).tobytes()
+    if exif is not None:
+        exif = exif.removeprefix(b"Exif\x00\x00") or None
+    xmp = info.get("xmp") or info.get("XML:com.adobe.xmp")
+    dpi = info.get("dpi") or (_exif_resolution(exif) if format in ("WEBP", "AVIF") else None)
+    comment = info.get("comment")
+    chunks, dropped = _png_notes(data, dpi) if format == "PNG" else ((), ())
+    segments = _jpeg_segments(data) if format == "JPEG" else ()
+    if image.format == "MPO":
+        dropped += (f"{getattr(image, 'n_frames', 2) - 1} further pictures (depth, gain map)",)
+    if format == "TIFF":
+        tags = dict(image.tag_v2)
+        samples = int(tags.get(277, 1))
+        dropped += extra_samples(samples - meant_channels(tags, samples)) + unknown_tags(tags)
+        if getattr(image, "n_frames", 1) > 1 or _PREVIEW in tags:
+            dropped += ("previews",)
+    if format == "AVIF" and _is_deep_avif(data):
+        dropped += ("the samples' bits below 8",)
+    return Notes(
+        format=format,
+        lossless=not (format == "JPEG" or _lossy_webp(data)),
+        exif=exif,
+        icc=info.get("icc_profile") or None,
+        xmp=xmp.encode() if isinstance(xmp, str) else xmp or None,
+        dpi=(float(dpi[0]), float(dpi[1])) if dpi and all(d > 0 for d in dpi) else None,
+        png_chunks=chunks,
+        jpeg_segments=segments,
+        comment=comment.encode() if isinstance(comment, str) else comment or None,
+        dropped=dropped,
+    )
+
+
+def extra_samples(count: int) -> tuple[str, ...]:
+    """Says so where a TIFF has samples of no stated kind, infrared for example."""
+    return (f"{count} samples a pixel of no stated kind",) if count > 0 else ()
+
+
+def unknown_tags(tags: Mapping[int, Any]) -> tuple[str, ...]:
+    """Says which tags of a TIFF are not taken over."""
+    unknown = [str(tag) for tag in tags if tag not in TIFF_STORAGE and tag not in TIFF_NOTES]
+    return (f"the tags {first_of(unknown, 8)}",) if unknown else ()
+
+
+def _descriptive(image: Image.Image) -> Image.Exif:
+    stored, exif = image.getexif(), Image.Exif()
+    for tag in TIFF_NOTES:
+        value = stored.get_ifd(tag) or None if tag in (0x8769, 0x8825) else stored.get(tag)
+        if value is not None:
+            exif[tag] = value
+    return exif
+
+
+def _exif_resolution(exif: bytes | None) -> tuple[float, float] | None:
+    if exif is None:
+        return None
+    tags: Any = Image.Exif()
+    try:
+        tags.load(exif)
+        factor = {2: 1.0, 3: 2.54}[tags.get(296, 2)]
+        return float(tags[282]) * factor, float(tags[283]) * factor
+    except Exception:  # none is said, or the EXIF is damaged and says nothing
+        return None
+
+
+def with_resolution(notes: Notes) -> bytes:
+    """EXIF for formats that say a resolution only there."""
+    if notes.dpi is None or _exif_resolution(notes.exif) is not None:
+        return notes.exif or b""
+    exif = Image.Exif()
+    if notes.exif:
+        exif.load(notes.exif)
+    exif[282], exif[283], exif[296] = *notes.dpi, 2
+    return exif.tobytes().removeprefix(b"Exif\0\0")
+
+
+def _is_deep_avif(data: bytes) -> bool:
+    at = data.find(b"av1C")  # AV1 codec configuration: high_bitdepth is a bit of its third byte
+    return at >= 0 and len(data) > at + 6 and bool(data[at + 6] & 0x40)
+
+
+def _lossy_webp(data: bytes) -> bool:
+    return data[:4] == b"RIFF" and data[8:12] == b"WEBP" and b"VP8L" not in data[12:4096]
+
+
+def _png_notes(data: bytes, dpi: Any) -> tuple[tuple[tuple[bytes, bytes], ...], tuple[str, ...]]:
+    """The chunks that are kept, and what is said of others."""
+    chunks, dropped = [], {}
+    for name, at, length in png_chunks(io.BytesIO(data)):
+        content = data[at : at + length]
+        if (name in _PNG_NOTES and not content.startswith(_PNG_PROFILES)) or (
+            name == b"pHYs" and dpi is None and length == 9  # a shape of pixels, and no size
+        ):
+            chunks.append((name, content))
+        elif name not in (*_PNG_NOTES, *_PNG_READ):
+            dropped[name.decode("latin-1")] = None
+    return tuple(chunks), (f"the chunks {first_of(dropped, 8)}",) if dropped else ()
+
+
+def _jpeg_segments(data: bytes) -> tuple[tuple[int, bytes], ...]:
+    """Application segments before the samples that no other note has, in their order."""
+    segments, at = [], 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        code, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if code == 0xDA or length < 2:
+            break
+        content = data[at + 4 : at + 2 + length]
+        # Not JFIF's, which is written anew, nor Adobe's, which says how colours are encoded.
+        if 0xE1 <= code <= 0xED and not content.startswith(_SEGMENTS):
+            segments.append((code, content))
+        at += 2 + length
+    return tuple(segments)
+
+
+def lost_in(notes: Notes, format: str) -> tuple[str, ...]:
+    """What of the notes a file of this format does not hold."""
+    lost = list(notes.dropped)
+    if format != "JPEG" and notes.jpeg_segments:
+        lost.append("JPEG's application segments")
+    if format != "PNG" and (texts := {name for name, _ in notes.png_chunks}):
+        lost.append(f"the chunks {first_of(sorted(name.decode('latin-1') for name in texts), 8)}")
+    if format in ("WEBP", "TIFF") and notes.comment:
+        lost.append("the comment")
+    if format == "JPEG":
+        for name, content in (("EXIF", notes.exif), ("XMP", notes.xmp)):
+            if content and len(content) >= JPEG_SEGMENT:
+                lost.append(f"{name} of {len(content):,} bytes, more than a JPEG holds")
+    return tuple(lost)
+
+
+JPEG_SEGMENT = 65500
+"""Bytes of EXIF or XMP that a JPEG holds."""
+
+
+def with_size(notes: Notes, *, height: int, width: int) -> Notes:
+    """The notes with EXIF's own statement of the size, if it makes one, brought up to date."""
+    if not notes.exif:
+        return notes
+    exif = bytearray(notes.exif)
+    try:
+        order = {b"II": "<", b"MM": ">"}[bytes(exif[:2])]
+        (first,) = struct.unpack_from(order + "I", exif, 4)
+        for _, at in entries(exif, order, first, (0x8769,)):
+            (inner,) = struct.unpack_from(order + "I", exif, at + 8)
+            for tag, entry in entries(exif, order, inner, (0xA002, 0xA003)):
+                value = width if tag == 0xA002 else height
+                # Type LONG: SHORT may be too narrow for the new size, and the field holds both.
+                struct.pack_into(order + "HII", exif, entry + 2, 4, 1, value)
+    except (KeyError, struct.error):  # damaged EXIF is handed on as it came
+        return notes
+    return replace(notes, exif=bytes(exif))
+
+
+def entries(
+    exif: bytearray, order: str, ifd: int, tags: tuple[int, ...]
+) -> Iterator[tuple[int, int]]:
+    """(tag, offset) of some tags of one image file directory."""
+    (count,) = struct.unpack_from(order + "H", exif, ifd)
+    for index in range(count):
+        at = ifd + 2 + 12 * index
+        (tag,) = struct.unpack_from(order + "H", exif, at)
+        if tag in tags:
+            yield tag, at

@@ -1,0 +1,37 @@
+"""What of a process's surroundings would end a command later, without a line: said first."""
+
+import os
+import sys
+
+from jaxsr.errors import InputError, printable
+from jaxsr.runtime.xla_flags import unknown_flags
+
+
+def check_environment() -> None:
+    """Refuses an environment in which libraries end the process, or fail in the middle.
+
+    Raises:
+      InputError: the current folder is gone, file names have no UTF-8, `XLA_FLAGS` has a flag that
+        XLA does not know, or `JAX_DISABLE_JIT` is set.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InputError(
+            f"the current folder cannot be read ({error.strerror}); change to another one"
+        ) from error
+    encoding = sys.getfilesystemencoding()
+    if encoding.lower().replace("-", "") != "utf8":
+        raise InputError(
+            f"file names are encoded in {encoding} here, which lacks most characters; set "
+            "LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+        )
+    if unknown := unknown_flags(os.environ.get("XLA_FLAGS", "")):
+        raise InputError(
+            f"XLA_FLAGS has {printable(unknown[0], 100)}, which this jaxlib does not know, and "
+            "would end the process for; take it out"
+        )
+    if os.environ.get("JAX_DISABLE_JIT", "0").lower() not in ("", "0", "false", "no", "n", "off"):
+        raise InputError(
+            "JAX_DISABLE_JIT is set, but networks run as compiled programs only; unset it"
+        )

@@ -1,0 +1,101 @@
+"""Headers that claim more than their file holds, in every kind of file that describes a network."""
+
+import json
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from jaxsr.errors import InputError
+from jaxsr.interop.weights import export_weights
+from jaxsr.models.load import load_model
+
+
+@pytest.mark.parametrize(
+    ("notes", "name"),
+    [
+        ({"family": "span", "config": {"depth": 10**6, "width": 8}}, "depth=1,000,000, more than"),
+        ({"family": "span", "config": {"depth": 2, "width": 2**31}}, "width=2,147,483,648, more"),
+        ({"builder": "timm:resnet18", "builder_args": {"layers": [10**6]}}, "layers=1,000,000"),
+        ({"builder": "timm:resnet18", "builder_args": {"a": {"width": 10**9}}}, "a.width=1,000,0"),
+    ],
+)
+def test_metadata_of_weights(tmp_path, notes, name):
+    path = tmp_path / "w.safetensors"
+    export_weights(path, {"conv.weight": np.zeros((4, 4), np.float32)}, metadata=notes)
+    begin = time.perf_counter()
+    with pytest.raises(InputError, match="claims") as error:
+        load_model(path)
+    assert name in str(error.value) and time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_hidden_layers": 4000},
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 2**31},
+        {"vocab_size": 2**40},
+        {"head_dim": 2**33},
+        {"rope_parameters": {"rope_type": "default", "rope_dim": 2**62}},
+    ],
+)
+@pytest.mark.parametrize("implementation", ["own", "transformers"])
+def test_configurations_of_folders(tmp_path, fields, implementation):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "m")
+    assert load_model(tmp_path / "m", kind="language model", implementation=implementation)
+    content = json.loads((tmp_path / "m" / "config.json").read_text()) | fields
+    (tmp_path / "m" / "config.json").write_text(json.dumps(content))
+    (name,) = fields
+    with pytest.raises(InputError, match=f"config.json claims {name}.*, more than .* get it again"):
+        load_model(tmp_path / "m", kind="language model", implementation=implementation)
+    shutil.rmtree(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("block_count", 4000),
+        ("embedding_length", 2**31),
+        ("rope.dimension_count", 2**31),
+        ("attention.head_count", 2**31),
+        ("feed_forward_length", 2**31),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_headers_of_gguf(tmp_path, family, name, value):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", family)
+    fields = {"context_length": 64, "embedding_length": 16, "block_count": 1,
+              "feed_forward_length": 16, "attention.head_count": 2}  # fmt: skip
+    for key, number in (fields | {name: value}).items():
+        writer.add_uint32(f"{family}.{key}", number)
+    writer.add_tensor("token_embd.weight", np.zeros((32, 16), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    begin = time.perf_counter()
+    with pytest.raises(InputError, match=rf"m\.gguf claims {family}.{name}={value:,}, more than"):
+        load_model(tmp_path / "m.gguf")
+    assert time.perf_counter() - begin < 5
+
+
+def test_a_token_that_takes_quadratic_time(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    from jaxsr.models.llama.tokenizer import load_tokenizer
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["a", "a" * 200_000])
+    writer.add_token_scores([0.0, 0.0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(InputError, match="has a text of 200,000 characters, more than 1024"):
+        load_tokenizer(tmp_path / "m.gguf")
