@@ -51,7 +51,8 @@ def cpu_primitive(
 
     @primitive.def_impl
     def _(*operands: Any, **options: Any) -> Any:
-        return jax.jit(primitive.bind, static_argnames=tuple(options))(*operands, **options)
+        with jax.disable_jit(False):  # a kernel has no steps to run one by one
+            return jax.jit(primitive.bind, static_argnames=tuple(options))(*operands, **options)
 
     def batched(operands: Any, axes: Any, **options: Any) -> Any:
         out = jax.vmap(functools.partial(plain, **options), axes)(*operands)

@@ -16,6 +16,7 @@ from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import peak_of, real_dtype
 from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import row_primitive
+from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import arange, optimization_barrier, platform_dependent, zeros_like
 
 _FEW = 256
@@ -29,8 +30,8 @@ _LAST_LEVEL = 256 - 1e-3
 def flat_planes(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """Height and width last, in one axis: every plane is a row of pixels."""
     x = jnp.moveaxis(image, axes, (-2, -1))
-    # Moved once, not in every reduction that reads it.
-    return optimization_barrier(x.reshape(*x.shape[:-2], -1))
+    # Moved once, not in every reduction that reads it; and a limit is one of these pixels.
+    return stored(x.reshape(*x.shape[:-2], -1))
 
 
 def from_flat_planes(flat: jax.Array, image: jax.Array, axes: tuple[int, int]) -> jax.Array:

@@ -39,6 +39,7 @@ from jaxsr.interop._core.recipes import (
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
+from jaxsr.interop._core.stored_tensors import store_decided
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
 from jaxsr.interop._core.trace_scope import Region, plain_torch
@@ -260,6 +261,8 @@ class Trace:
             )
         if entry.kind is Kind.WRITE:
             return self._mutate(func, schema, entry.function, args, kwargs)
+        if not self.gradients.recording:  # there an array is the tensor
+            store_decided(func, args, kwargs)
         args = places_for_masks(func, args, self.wrap_const)
         try:
             metas = self.meta_result(func, args, kwargs)

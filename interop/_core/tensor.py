@@ -52,11 +52,12 @@ class Cell:
     `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
     `input_free` holds where the value follows from parameters, buffers and constants alone.
     `origin` is how a mask was computed (`selections.py`), as long as nothing has been written.
+    `stored` is the value that was last stored for all its readers (`stored_tensors.py`).
     """
 
     __slots__ = (
         "_lazy", "_settled", "_value", "const", "input_free", "origin", "owner", "region",
-        "version",
+        "stored", "version",
     )  # fmt: skip
 
     _lazy: DeferredArray | Callable[[], jax.Array] | None
@@ -69,6 +70,7 @@ class Cell:
         self.owner = owner
         self.version = 0
         self.origin: tuple | None = None
+        self.stored: jax.Array | None = None
         self.input_free = const is not None
         self.region = Region.current()
 
