@@ -12,6 +12,8 @@ from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from jaxsr.ops._own_promotion import own_promotion
+
 
 def cpu_primitive(
     name: str,
@@ -34,6 +36,8 @@ def cpu_primitive(
       several: whether `plain` gives a list of results; shapes and dtypes are then those of a
         trace.
     """
+    plain = own_promotion(plain)  # lowered outside of the function that binds the primitive
+    on_cpu = None if on_cpu is None else own_promotion(on_cpu)
     primitive = cast(Any, Primitive(name))
     primitive.multiple_results = several
 

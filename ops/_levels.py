@@ -104,7 +104,7 @@ def histogram(levels: jax.Array, bins: int) -> jax.Array:
 
     def scattered(levels: jax.Array) -> jax.Array:
         def count(row: jax.Array) -> jax.Array:
-            return zeros_like(arange(bins)).at[row].add(1, mode="promise_in_bounds")
+            return zeros_like(arange(bins, dtype=np.int32)).at[row].add(1, mode="promise_in_bounds")
 
         rows = levels.reshape(-1, levels.shape[-1])
         return jax.vmap(count)(rows).reshape(*levels.shape[:-1], bins)

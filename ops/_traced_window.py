@@ -72,7 +72,7 @@ def _correlate_in_jax(
     Not `lax.conv`, which rounds float32 to bfloat16 on TPUs.
     """
     (height, width), (rows, columns) = axes, window.shape
-    wide = x
+    wide, window = x, window.astype(x.dtype)
     for axis, side in ((height, rows), (width, columns)):
         wide = pad_axis(wide, wide.ndim + axis, side // 2, side // 2, border)
 
