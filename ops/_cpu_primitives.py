@@ -2,6 +2,7 @@
 # JAX gives primitives no types.
 """JAX primitives that have a kernel of their own in programs for CPUs."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -12,6 +13,7 @@ from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from jaxsr.ops._cpu_calls import calls_compiled, xla_only
 from jaxsr.ops._own_promotion import own_promotion
 
 
@@ -65,7 +67,14 @@ def cpu_primitive(
     batching.primitive_batchers[primitive] = batched
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=several))
     if on_cpu is not None:
-        lowering = mlir.lower_fun(on_cpu, multiple_results=several)
+        by_kernels = mlir.lower_fun(on_cpu, multiple_results=several)
+
+        def lowering(context: Any, *operands: Any, **options: Any) -> Any:
+            # An exported program runs in other processes, which have none of our kernels.
+            leaves = context.module_context.lowering_parameters.for_export and not calls_compiled()
+            with xla_only() if leaves else contextlib.nullcontext():
+                return by_kernels(context, *operands, **options)
+
         mlir.register_lowering(primitive, lowering, platform="cpu")
         # A rule that partitions by itself needs the devices. JAX has no public way to ask for them.
         prim_requires_devices_during_lowering.add(primitive)

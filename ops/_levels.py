@@ -78,7 +78,7 @@ def level_limits(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int]
 def replace_levels(image: jax.Array, tables: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """uint8 pictures by a table of 256 levels for each plane, as `level_counts` orders them."""
     rows, _ = _pixels_of(image, axes)
-    each = tables.astype(jnp.uint8).reshape(len(rows), rows.shape[-1], _FEW)
+    each = tables.astype(jnp.uint8).reshape(rows.shape[0], rows.shape[-1], _FEW)
     replaced = _look_up_p.bind(rows, each)
     if replaced.shape[-1] > 1:
         return replaced.reshape(image.shape)

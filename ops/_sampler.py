@@ -259,9 +259,10 @@ def _by_opencv(
     *parameters: jax.Array,
 ) -> jax.Array:
     """`sample` in a program for CPUs; without `place`, positions are those of a matrix."""
-    lead, extents, tail = np.split(np.array(image.shape, int), [height, height + 2])
+    shape = image.shape
+    lead, extents, tail = shape[:height], shape[height : height + 2], shape[height + 2 :]
     x = image if image.dtype in INTEGER_DTYPES else image.astype(np.float32)
-    pictures = x.reshape(1, lead.prod(), *extents, tail.prod())
+    pictures = x.reshape(1, math.prod(lead), *extents, math.prod(tail))
     options: dict[str, Any] = {"size": size, "border": BORDERS.index(border)}
     if place is None:
         matrix = parameters[0][:2].astype(np.float32)
@@ -313,7 +314,7 @@ def _warp_affine_in_jax(
     border: int,
 ) -> jax.Array:
     numbers = arange(size[0], dtype=np.int32)[:, None]
-    last = jnp.broadcast_to(asarray([0, 0, 1], np.float32), (len(matrices), 1, 3))
+    last = jnp.broadcast_to(asarray([0, 0, 1], np.float32), (matrices.shape[0], 1, 3))
 
     def place(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
         return affine_place(numbers, matrix, size[1])[:2]

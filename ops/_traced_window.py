@@ -55,7 +55,7 @@ def correlate(
             return _correlate_in_jax(x, window, axes, border)
 
         def of_pictures(pictures: jax.Array) -> jax.Array:
-            windows = jnp.broadcast_to(window, (len(pictures), *sides))
+            windows = jnp.broadcast_to(window, (pictures.shape[0], *sides))
             edge = _BORDERS.index(border)
             return _correlate_p.bind(pictures, windows.astype(x.dtype), border=edge)
 
