@@ -37,7 +37,7 @@ from jaxsr.interop._core.recipes import (
     run_on_constants,
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
-from jaxsr.interop._core.schema import Schema, name_of, schema_of
+from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.stored_tensors import store_decided
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
@@ -459,6 +459,7 @@ class Trace:
             kwargs = {k: v for k, v in kwargs.items() if k not in names}
         else:
             self.meta_result(func, args, kwargs)
+        args, kwargs = in_order_of(functional, func, args, kwargs)
         with self.dispatch_mode:
             result = functional(*args, **kwargs)
         for target, value in zip(targets, _as_list(result), strict=False):
