@@ -7,6 +7,7 @@ values. A result of another shape than torch's raises, one of another dtype is c
 `Trace.dispatch` asks `registry` who computes an operator and acts on the answer.
 """
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core import registry, row_operators, selections
+from jaxsr.interop._core import registry, row_operators, selections, wide_integers
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import (
     cast,
@@ -401,14 +402,23 @@ class Trace:
             check_scalars(func, jargs)
         with jax.named_scope(name_of(func)):
             try:
-                result = entry.function(*jargs, **jkwargs)
+                widens = wide_integers.widens(func, args, metas)
+                if widens or wide_integers.is_wide(pytree.tree_leaves((jargs, jkwargs))):
+                    narrow = not widens and wide_integers.narrows(func, args)
+                    wide = functools.partial(wide_integers.wide_call, narrow=narrow)
+                    result = wide(entry.function, jargs, jkwargs)
+                else:
+                    result = entry.function(*jargs, **jkwargs)
             except UnsupportedTorchError:
                 raise
             except Exception as e:
                 raise UnsupportedTorchError(
                     f"{name_of(func)} failed to lower to JAX: {type(e).__name__}: {e}"
                 ) from e
-        return self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
+        out = self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
+        if isinstance(out, JaxTensor) and out.dtype == torch.int64:
+            out.cell.bounds = wide_integers.result_bounds(func, args)
+        return out
 
     def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:
         """A lowering's arrays as tensors, in torch's dtypes and strides.
