@@ -7,7 +7,6 @@ values. A result of another shape than torch's raises, one of another dtype is c
 `Trace.dispatch` asks `registry` who computes an operator and acts on the answer.
 """
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -405,8 +404,9 @@ class Trace:
                 widens = wide_integers.widens(func, args, metas)
                 if widens or wide_integers.is_wide(pytree.tree_leaves((jargs, jkwargs))):
                     narrow = not widens and wide_integers.narrows(func, args)
-                    wide = functools.partial(wide_integers.wide_call, narrow=narrow)
-                    result = wide(entry.function, jargs, jkwargs)
+                    result = wide_integers.wide_call(
+                        func, entry.function, jargs, jkwargs, widens=widens, narrow=narrow
+                    )
                 else:
                     result = entry.function(*jargs, **jkwargs)
             except UnsupportedTorchError:

@@ -7,7 +7,7 @@ by int32 again. Sums of numbers whose bounds are unknown count as positions and 
 32 bits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from jaxsr.interop._core.dtypes import x64
+from jaxsr.interop._core.schema import name_of
 from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop.errors import UnsupportedTorchError
 
 aten = torch.ops.aten
 Bounds = tuple[int, int]
@@ -26,6 +28,7 @@ _PRODUCTS = {
     aten.__lshift__, aten.dot, aten.mm, aten.bmm, aten.mv, aten.addmm, aten.baddbmm,
 }  # fmt: skip
 """Operators whose results leave 32 bits for numbers well within them."""
+_MATRIX_PRODUCTS = {aten.dot, aten.mm, aten.bmm, aten.mv}
 _SUMS = {aten.add, aten.sub, aten.rsub, aten.neg, aten.sum, aten.cumsum}
 _CASTS = {aten._to_copy}
 _CLIPS = {aten.clamp, aten.clamp_min, aten.clamp_max}
@@ -117,8 +120,29 @@ def _fits(bounds: Bounds | None) -> bool:
     return bounds is not None and _INT32[0] <= bounds[0] and bounds[1] <= _INT32[1]
 
 
-def wide_call(function: Any, args: tuple, kwargs: Mapping[str, Any], *, narrow: bool) -> Any:
-    """A lowering with integers of 64 bits for those of 32."""
+def wide_call(
+    func: Callable,
+    function: Any,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    *,
+    widens: bool,
+    narrow: bool,
+) -> Any:
+    """A lowering with integers of 64 bits for those of 32.
+
+    Args:
+      func: the operator.
+      function: its lowering.
+      args, kwargs: of the lowering.
+      widens: whether the result may leave 32 bits where the operands do not.
+      narrow: whether the result is within 32 bits for certain.
+
+    Raises:
+      UnsupportedTorchError: the lowering computes in 32 bits.
+    """
+    if getattr(func, "overloadpacket", None) in _MATRIX_PRODUCTS:
+        function = jnp.matmul
 
     def widened(x: Any) -> Any:
         is_int32 = isinstance(x, jax.Array) and x.dtype == jnp.int32
@@ -130,4 +154,9 @@ def wide_call(function: Any, args: tuple, kwargs: Mapping[str, Any], *, narrow: 
 
     with jax.enable_x64(True):
         result = function(*map(widened, args), **kwargs)
+        if widens and any(x.dtype == jnp.int32 for x in jax.tree.leaves(result)):
+            raise UnsupportedTorchError(
+                f"{name_of(func)} of int64 may leave 32 bits, in which it is computed; call "
+                "jax.config.update('jax_enable_x64', True)"
+            )
         return jax.tree.map(fitted, result)
