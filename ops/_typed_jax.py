@@ -38,8 +38,10 @@ zeros_like = cast(ArrayFunction, jnp.zeros_like)
 
 def asarray(x: Any, dtype: Any = None) -> jax.Array:
     """`jnp.asarray`, also of NumPy arrays in the other order of bytes, as in FITS files."""
-    if isinstance(x, np.ndarray) and not x.dtype.isnative:
-        x = x.astype(x.dtype.newbyteorder("="))
+    if isinstance(x, np.ndarray):
+        array = cast(np.ndarray[Any, np.dtype[Any]], x)
+        if not array.dtype.isnative:
+            return jnp.asarray(array.astype(array.dtype.newbyteorder("=")), dtype)
     return jnp.asarray(x, dtype)
 
 

@@ -305,6 +305,9 @@ class JaxTensor(torch.Tensor):
     def grad(self) -> None:  # type: ignore[override]
         return None
 
+    def retain_grad(self) -> None:
+        """Nothing: no `backward` runs inside of forward that would fill `grad`."""
+
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
         return not self.needs_grad
