@@ -89,10 +89,12 @@ class JaxModule:
         """
         check_not_forked()
 
-        def run(state: PyTree, arguments: PyTree) -> Any:
+        def run(state: Any, arguments: Any) -> Any:
             return self.functional.run(
-                *state,
-                *arguments,
+                state[0],
+                state[1],
+                arguments[0],
+                arguments[1],
                 rng,
                 train,
                 method,
