@@ -27,9 +27,11 @@ DTYPES = {
     "bool": torch.bool,
     "float32 rounded": torch.float32,
     "float32 slopes": torch.float32,
+    "float32 in place": torch.float32,
 }
-"""Of samples. Rounded to whole numbers, they have zeros, bounds and equal elements, where slopes
-jump. Of slopes, the gradient is what is computed, and its own gradient compared."""
+"""Of samples. In place, a copy of the input is written. Rounded to whole numbers, they have zeros,
+bounds and equal elements, where slopes jump. Of slopes, the gradient is what is computed, and
+its own gradient compared."""
 _SINGULAR = "whole matrices are singular, where each library has infinities of its own"
 _REFLECTORS = (
     "whole vectors are no Householder reflectors, which torch's gradient takes for granted"
@@ -88,6 +90,7 @@ def pairs(only: str = "", dtypes: tuple[str, ...] = tuple(DTYPES)) -> list[tuple
         if only in name and DTYPES[dtype] in op.supported_dtypes("cpu")
         if dtype != "float32 rounded" or name not in NOT_ROUNDED
         if dtype != "float32 slopes" or (op.supports_gradgrad and name not in NO_SLOPES)
+        if dtype != "float32 in place" or op.inplace_variant is not None
     ]
 
 
@@ -116,10 +119,15 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
     op, torch_dtype = operators()[name], DTYPES[dtype]
     differentiable = op.supports_autograd and torch_dtype in op.supported_backward_dtypes("cpu")
     torch.manual_seed(0)
+    in_place = dtype == "float32 in place"
+    if in_place:
+        differentiable = differentiable and op.supports_inplace_autograd
     # Some lists of samples depend on `requires_grad`; all of them are made before the first runs,
     # so that random numbers drawn by operators do not change those of samples.
     count = 0
     listed = list(op.sample_inputs("cpu", torch_dtype, requires_grad=differentiable))
+    if in_place:
+        listed = [sample for sample in listed if not sample.broadcasts_input]
     rounded = dtype == "float32 rounded"
     slopes = dtype == "float32 slopes"
     if (rounded or slopes) and listed:
@@ -132,7 +140,7 @@ def samples(name: str, dtype: str) -> Iterator[Sample]:
     for number, sample in enumerate(listed):
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        call = _Call(op, sample, tree, places, leaves)
+        call = _Call(op, sample, tree, places, leaves, in_place=in_place)
         tensors = [leaves[i].detach() for i in places]
         is_rounded = rounded or (slopes and number >= count)
         if is_rounded:
@@ -177,7 +185,17 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
 class _Call:
     """What a module calls; copies of the module share it."""
 
-    def __init__(self, op: Any, sample: Any, tree: Any, places: list[int], leaves: list) -> None:
+    def __init__(
+        self,
+        op: Any,
+        sample: Any,
+        tree: Any,
+        places: list[int],
+        leaves: list,
+        *,
+        in_place: bool,
+    ) -> None:
+        self.in_place = in_place
         self.op, self.tree, self.places = op, tree, places
         self.process = sample.output_process_fn_grad
         self.constant = {i for i in places if not leaves[i].requires_grad}
@@ -201,16 +219,23 @@ class _Call:
                 for i, tensor in zip(self.places, tensors, strict=True)
             ]
         )
-        result = self.op.op(*args, **kwargs)
+        operator = self._written if self.in_place else self.op.op
+        result = operator(*args, **kwargs)
         outputs = _named("out", result)
         wrapper = self.op.gradcheck_wrapper
         of_wrapped = result
         if wrapper.__name__ != "<lambda>":  # the default only calls the operator
-            of_wrapped = wrapper(self.op.op, *args, **kwargs)
+            of_wrapped = wrapper(operator, *args, **kwargs)
         graded = self.process(of_wrapped)
         if graded is result:
             return outputs
         return {n: t.detach() for n, t in outputs.items()} | _named("graded", graded)
+
+    def _written(self, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """A copy of the input that the operator has written into."""
+        copy = target.clone()
+        self.op.inplace_variant(copy, *args, **kwargs)
+        return copy
 
 
 def _named(name: str, result: Any) -> dict[str, torch.Tensor]:

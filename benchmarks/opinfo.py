@@ -33,6 +33,7 @@ class Options(ReportOptions):
     """Run only operators whose name contains this."""
     dtype: tuple[str, ...] = (
         "float32", "bfloat16", "int64", "bool", "float32 rounded", "float32 slopes",
+        "float32 in place",
     )  # fmt: skip
     """Dtypes of the samples; rounded ones are some of each operator's, as whole numbers. Slopes are
     the gradients of some samples, rounded and not, for their own gradients."""

@@ -18,6 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from torch import nn
 
+from jaxsr.interop._core.explicit_axes import with_automatic_axes
 from jaxsr.interop._core.functionalize import FunctionalModule, functionalize
 from jaxsr.interop._core.registry import Operator, register_user_lowering
 from jaxsr.interop._core.slots import array_of
@@ -87,17 +88,21 @@ class JaxModule:
           ValueError: `params` or `buffers` lack a name, or have one that the module does not.
         """
         check_not_forked()
-        return self.functional.run(
-            params,
-            buffers,
-            inputs,
-            kwargs,
-            rng,
-            train,
-            method,
-            self.compute_dtype,
-            None if self.lane_folding is None else FoldingRewriter(self.lane_folding),
-        )
+
+        def run(state: Any, arguments: Any) -> Any:
+            return self.functional.run(
+                state[0],
+                state[1],
+                arguments[0],
+                arguments[1],
+                rng,
+                train,
+                method,
+                self.compute_dtype,
+                None if self.lane_folding is None else FoldingRewriter(self.lane_folding),
+            )
+
+        return with_automatic_axes(run, (params, buffers), (inputs, kwargs))
 
 
 def to_jax(

@@ -18,6 +18,7 @@ from jaxsr.ops._augment.geometric import (
 from jaxsr.ops._augment.mixing import CutMix, Mixup
 from jaxsr.ops._augment.photometric import ColorJitter, RandomErasing
 from jaxsr.ops._augment.policies import AugMix, RandAugment, TrivialAugment
+from jaxsr.ops._own_promotion import own_promotion
 from jaxsr.ops._resize.conventions.matlab import matlab_size
 from jaxsr.ops.adjust import (
     adjust_brightness,
@@ -210,3 +211,7 @@ __all__ = [
     "ycbcr_to_rgb",
     "yuv_to_rgb",
 ]
+
+for _name in __all__:
+    if _name.islower():
+        globals()[_name] = own_promotion(globals()[_name])

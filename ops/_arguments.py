@@ -26,7 +26,7 @@ def image_array(image: ImageLike, name: str = "image", *, wide: bool = False) ->
         raise TypeError(
             f"{name} must be a JAX or NumPy array, got {type(image).__name__}; convert it first"
         )
-    dtype = jnp.dtype(image.dtype)
+    dtype = jnp.dtype(image.dtype).newbyteorder("=")
     whole = dtype == jnp.uint8 or (wide and dtype == jnp.uint16)
     if not whole and not jnp.issubdtype(dtype, jnp.floating):
         kinds = "uint8, uint16" if wide else "uint8"

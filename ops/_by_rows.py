@@ -130,7 +130,8 @@ def _mesh_axes(mesh: Any, axes: tuple[str, ...], arrays: Any) -> dict[str, tuple
     names: dict[str, tuple[str, ...]] = {}
     for letter in sorted({*"".join(axes)} - {"."}, key=lambda each: (each != "n", each)):
         for letters, array in zip(axes, arrays, strict=True):
-            spec, axis = array.sharding.spec, letters.find(letter)
+            # XLA's own shardings, of axes that it chose alone, have no names.
+            spec, axis = getattr(array.sharding, "spec", ()), letters.find(letter)
             if not 0 <= axis < len(spec) or spec[axis] is None:
                 continue
             of_axis = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)

@@ -2,6 +2,7 @@
 # JAX gives primitives no types.
 """JAX primitives that have a kernel of their own in programs for CPUs."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,6 +12,9 @@ import numpy as np
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+
+from jaxsr.ops._cpu_calls import calls_compiled, xla_only
+from jaxsr.ops._own_promotion import own_promotion
 
 
 def cpu_primitive(
@@ -34,6 +38,8 @@ def cpu_primitive(
       several: whether `plain` gives a list of results; shapes and dtypes are then those of a
         trace.
     """
+    plain = own_promotion(plain)  # lowered outside of the function that binds the primitive
+    on_cpu = None if on_cpu is None else own_promotion(on_cpu)
     primitive = cast(Any, Primitive(name))
     primitive.multiple_results = several
 
@@ -51,7 +57,8 @@ def cpu_primitive(
 
     @primitive.def_impl
     def _(*operands: Any, **options: Any) -> Any:
-        return jax.jit(primitive.bind, static_argnames=tuple(options))(*operands, **options)
+        with jax.disable_jit(False):  # a kernel has no steps to run one by one
+            return jax.jit(primitive.bind, static_argnames=tuple(options))(*operands, **options)
 
     def batched(operands: Any, axes: Any, **options: Any) -> Any:
         out = jax.vmap(functools.partial(plain, **options), axes)(*operands)
@@ -60,7 +67,14 @@ def cpu_primitive(
     batching.primitive_batchers[primitive] = batched
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=several))
     if on_cpu is not None:
-        lowering = mlir.lower_fun(on_cpu, multiple_results=several)
+        by_kernels = mlir.lower_fun(on_cpu, multiple_results=several)
+
+        def lowering(context: Any, *operands: Any, **options: Any) -> Any:
+            # An exported program runs in other processes, which have none of our kernels.
+            leaves = context.module_context.lowering_parameters.for_export and not calls_compiled()
+            with xla_only() if leaves else contextlib.nullcontext():
+                return by_kernels(context, *operands, **options)
+
         mlir.register_lowering(primitive, lowering, platform="cpu")
         # A rule that partitions by itself needs the devices. JAX has no public way to ask for them.
         prim_requires_devices_during_lowering.add(primitive)

@@ -35,7 +35,7 @@ def pixels(image: ImageLike) -> jax.Array:
     if not hasattr(image, "dtype") or not hasattr(image, "shape"):
         kind = type(image).__name__
         raise TypeError(f"image must be a JAX or NumPy array, got {kind}; convert it first")
-    dtype = jnp.dtype(image.dtype)
+    dtype = jnp.dtype(image.dtype).newbyteorder("=")
     if dtype not in INTEGER_DTYPES and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"image must be uint8, uint16 or floating point, got {dtype}; cast it")
     return asarray(image)

@@ -16,6 +16,7 @@ from jaxsr.ops._cpu_calls import Arrays, Attributes, kernel
 from jaxsr.ops._images import peak_of, real_dtype
 from jaxsr.ops._opencv import for_each_row, opencv
 from jaxsr.ops._row_primitives import row_primitive
+from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import arange, optimization_barrier, platform_dependent, zeros_like
 
 _FEW = 256
@@ -29,8 +30,8 @@ _LAST_LEVEL = 256 - 1e-3
 def flat_planes(image: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """Height and width last, in one axis: every plane is a row of pixels."""
     x = jnp.moveaxis(image, axes, (-2, -1))
-    # Moved once, not in every reduction that reads it.
-    return optimization_barrier(x.reshape(*x.shape[:-2], -1))
+    # Moved once, not in every reduction that reads it; and a limit is one of these pixels.
+    return stored(x.reshape(*x.shape[:-2], -1))
 
 
 def from_flat_planes(flat: jax.Array, image: jax.Array, axes: tuple[int, int]) -> jax.Array:
@@ -77,7 +78,7 @@ def level_limits(image: jax.Array, ranks: tuple[int, int], axes: tuple[int, int]
 def replace_levels(image: jax.Array, tables: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """uint8 pictures by a table of 256 levels for each plane, as `level_counts` orders them."""
     rows, _ = _pixels_of(image, axes)
-    each = tables.astype(jnp.uint8).reshape(len(rows), rows.shape[-1], _FEW)
+    each = tables.astype(jnp.uint8).reshape(rows.shape[0], rows.shape[-1], _FEW)
     replaced = _look_up_p.bind(rows, each)
     if replaced.shape[-1] > 1:
         return replaced.reshape(image.shape)
@@ -103,7 +104,7 @@ def histogram(levels: jax.Array, bins: int) -> jax.Array:
 
     def scattered(levels: jax.Array) -> jax.Array:
         def count(row: jax.Array) -> jax.Array:
-            return zeros_like(arange(bins)).at[row].add(1, mode="promise_in_bounds")
+            return zeros_like(arange(bins, dtype=np.int32)).at[row].add(1, mode="promise_in_bounds")
 
         rows = levels.reshape(-1, levels.shape[-1])
         return jax.vmap(count)(rows).reshape(*levels.shape[:-1], bins)

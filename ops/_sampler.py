@@ -25,6 +25,7 @@ from jaxsr.ops._opencv_remap import (
     remap_kernel,
     warp_affine_kernel,
 )
+from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import (
     arange,
     asarray,
@@ -41,7 +42,11 @@ from jaxsr.ops._typed_jax import (
 Weights = Callable[[jax.Array], tuple[jax.Array, list[jax.Array]]]
 """Of positions: the first tap, and the weight of every tap from there."""
 Place = Callable[..., tuple[jax.Array, jax.Array]]
-"""Of rows of the result, a column of their numbers, and parameters: rows and columns to read."""
+"""Of rows of the result, a column of their numbers, and parameters: rows and columns to read.
+
+It makes them so that they round alike wherever a compiler makes them again: of stored values, with
+no product in a sum.
+"""
 
 
 def nearest(position: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
@@ -207,11 +212,16 @@ def sample(
 
     operands = image, asarray(fill, real_dtype(image)), *parameters
 
-    def at_once(*operands: jax.Array, is_differentiated: bool = True) -> jax.Array:
-        numbers = arange(size[0], dtype=np.int32)[:, None]
-        return read(numbers, *operands, is_differentiated=is_differentiated)
-
     taps = len(weigh(zeros(()))[1])
+
+    def at_once(
+        image: jax.Array, fill: jax.Array, *parameters: jax.Array, is_differentiated: bool = True
+    ) -> jax.Array:
+        numbers = arange(size[0], dtype=np.int32)[:, None]
+        if taps > 1:  # a tap and its weight are of one position
+            parameters = tuple(map(stored, parameters))
+        return read(numbers, image, fill, *parameters, is_differentiated=is_differentiated)
+
     if taps == 1:
         return at_once(*operands)
     platforms: dict[str, Callable[..., jax.Array]] = {
@@ -249,9 +259,10 @@ def _by_opencv(
     *parameters: jax.Array,
 ) -> jax.Array:
     """`sample` in a program for CPUs; without `place`, positions are those of a matrix."""
-    lead, extents, tail = np.split(np.array(image.shape, int), [height, height + 2])
+    shape = image.shape
+    lead, extents, tail = shape[:height], shape[height : height + 2], shape[height + 2 :]
     x = image if image.dtype in INTEGER_DTYPES else image.astype(np.float32)
-    pictures = x.reshape(1, lead.prod(), *extents, tail.prod())
+    pictures = x.reshape(1, math.prod(lead), *extents, math.prod(tail))
     options: dict[str, Any] = {"size": size, "border": BORDERS.index(border)}
     if place is None:
         matrix = parameters[0][:2].astype(np.float32)
@@ -277,12 +288,20 @@ def _taps_of_pictures(
     return jax.vmap(partial(read, is_differentiated=False))(pictures, rows, columns, fills)
 
 
+def _remap_in_jax(
+    pictures: jax.Array, rows: jax.Array, columns: jax.Array, fills: jax.Array, **options: Any
+) -> jax.Array:
+    return _taps_of_pictures(pictures, stored(rows), stored(columns), fills, **options)
+
+
 def affine_place(
     numbers: jax.Array, inverse: jax.Array, width: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rows, columns and scales of a matrix of 3 x 3, from (x, y, 1) in the result."""
-    rows, columns = numbers.astype(inverse.dtype), arange(width, dtype=inverse.dtype)
-    u, v, scale = (a * columns + b * rows + c for a, b, c in inverse)
+    rows, columns = numbers[:, 0].astype(inverse.dtype), arange(width, dtype=inverse.dtype)
+    across = stored(inverse[:, :1] * columns)
+    down = stored(inverse[:, 1:2] * rows + inverse[:, 2:])
+    u, v, scale = across[:, None] + down[..., None]
     return v, u, scale
 
 
@@ -295,7 +314,7 @@ def _warp_affine_in_jax(
     border: int,
 ) -> jax.Array:
     numbers = arange(size[0], dtype=np.int32)[:, None]
-    last = jnp.broadcast_to(asarray([0, 0, 1], np.float32), (len(matrices), 1, 3))
+    last = jnp.broadcast_to(asarray([0, 0, 1], np.float32), (matrices.shape[0], 1, 3))
 
     def place(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
         return affine_place(numbers, matrix, size[1])[:2]
@@ -304,7 +323,7 @@ def _warp_affine_in_jax(
     return _taps_of_pictures(pictures, rows, columns, fills, border=border)
 
 
-_remap_p = reading_primitive("remap", remap_kernel, _taps_of_pictures)
+_remap_p = reading_primitive("remap", remap_kernel, _remap_in_jax)
 _warp_affine_p = reading_primitive("warp_affine", warp_affine_kernel, _warp_affine_in_jax)
 
 

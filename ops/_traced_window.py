@@ -55,7 +55,7 @@ def correlate(
             return _correlate_in_jax(x, window, axes, border)
 
         def of_pictures(pictures: jax.Array) -> jax.Array:
-            windows = jnp.broadcast_to(window, (len(pictures), *sides))
+            windows = jnp.broadcast_to(window, (pictures.shape[0], *sides))
             edge = _BORDERS.index(border)
             return _correlate_p.bind(pictures, windows.astype(x.dtype), border=edge)
 
@@ -72,7 +72,7 @@ def _correlate_in_jax(
     Not `lax.conv`, which rounds float32 to bfloat16 on TPUs.
     """
     (height, width), (rows, columns) = axes, window.shape
-    wide = x
+    wide, window = x, window.astype(x.dtype)
     for axis, side in ((height, rows), (width, columns)):
         wide = pad_axis(wide, wide.ndim + axis, side // 2, side // 2, border)
 

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,7 +20,6 @@ def jit(*static_argnames: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 ArrayFunction = Callable[..., jax.Array]
 arange = cast(ArrayFunction, jnp.arange)
-asarray = cast(ArrayFunction, jnp.asarray)
 cond = cast(ArrayFunction, jax.lax.cond)
 custom_jvp = cast(Callable[[Callable[..., jax.Array]], Any], jax.custom_jvp)
 dot_general = cast(ArrayFunction, jax.lax.dot_general)
@@ -34,5 +34,16 @@ ones_like = cast(ArrayFunction, jnp.ones_like)
 scan = cast(Callable[..., Any], jax.lax.scan)
 zeros = cast(ArrayFunction, jnp.zeros)
 zeros_like = cast(ArrayFunction, jnp.zeros_like)
+
+
+def asarray(x: Any, dtype: Any = None) -> jax.Array:
+    """`jnp.asarray`, also of NumPy arrays in the other order of bytes, as in FITS files."""
+    if isinstance(x, np.ndarray):
+        array = cast(np.ndarray[Any, np.dtype[Any]], x)
+        if not array.dtype.isnative:
+            return jnp.asarray(array.astype(array.dtype.newbyteorder("=")), dtype)
+    return jnp.asarray(x, dtype)
+
+
 optimization_barrier = cast(Callable[[Any], Any], jax.lax.optimization_barrier)
 platform_dependent = cast(ArrayFunction, jax.lax.platform_dependent)

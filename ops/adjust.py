@@ -202,8 +202,13 @@ def adjust_gamma(
     exponent = spread(gamma, array, "gamma")
 
     def power(levels: jax.Array, exponent: jax.Array) -> jax.Array:
-        unit = jnp.maximum(levels.astype(real_dtype(array)) / peak_of(array), 0)
-        return in_dtype_of(array, unit**exponent * peak_of(array))
+        real = levels.astype(real_dtype(array)) / peak_of(array)
+        # A power of 0 has no slope below an exponent of 1: there the base is 1 instead.
+        is_dark = real <= 0
+        unit = jnp.where(is_dark, 1, real)
+        power_of_0 = jnp.where(exponent == 0, 1, jnp.where(exponent > 0, 0, jnp.inf))
+        powers = jnp.where(is_dark, power_of_0, unit**exponent)
+        return in_dtype_of(array, powers * peak_of(array))
 
     def by_table(array: jax.Array, exponent: jax.Array) -> jax.Array:
         leading = array.shape[: array.ndim + min(positions)]

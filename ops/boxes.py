@@ -19,6 +19,7 @@ from jaxsr.ops._images import Parameter, in_dtype_of, parameter, per_picture, pi
 from jaxsr.ops._opencv_crop import crop_primitive, cut_kernel
 from jaxsr.ops._opencv_remap import LARGEST_EXTENT
 from jaxsr.ops._sampler import METHODS, bilinear
+from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import arange, jit, optimization_barrier, platform_dependent
 from jaxsr.ops._types import Array, Float, Shaped
 
@@ -263,6 +264,7 @@ def _weights(
     low: jax.Array, high: jax.Array, extent: int, outputs: int, method: str, antialias: bool
 ) -> jax.Array:
     """(outputs, extent): what each pixel of the cut takes of each pixel of the image."""
+    low, high = stored(low), stored(high)
     step = (high - low) / outputs
     offset = (arange(outputs) + 0.5) * step
     centre = low + offset - 0.5
@@ -277,7 +279,7 @@ def _weights(
         # Of whole boxes, the sum in front of which torch rounds.
         index = jnp.floor(low) + jnp.floor(low - jnp.floor(low) + offset)
         return _one_hot(jnp.clip(index, first, last), extent).astype(step.dtype)
-    base, shares = METHODS[method](centre)
+    base, shares = METHODS[method](stored(centre))
     taps = [
         share[:, None] * _one_hot(jnp.clip(base + place, first, last), extent)
         for place, share in enumerate(shares)
@@ -304,7 +306,7 @@ def _cell_weights(
     """(outputs, extent): means over the samples of each cell; torchvision's rule at the edges."""
     length = high - low if aligned else jnp.maximum(high - low, 1)
     start = low - 0.5 if aligned else low
-    position = start + (arange(outputs * samples) + 0.5) * (length / (outputs * samples))
+    position = stored(start + (arange(outputs * samples) + 0.5) * (length / (outputs * samples)))
     inside = (position >= -1) & (position <= extent)
     base, shares = bilinear(jnp.clip(position, 0, extent - 1))
     taps = [

@@ -20,6 +20,7 @@ from jaxsr.ops._opencv import for_each_row, opencv, opencv_border
 from jaxsr.ops._regions import greatest_in_region
 from jaxsr.ops._row_primitives import in_pictures, in_planes, row_primitive, without_single_channel
 from jaxsr.ops._separable import filter_bordered
+from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Bool, Float, Shaped
 
@@ -267,6 +268,7 @@ def _canny_in_jax(
         strength, low, high = along**2 + down**2, low**2, high**2
     else:
         strength = jnp.abs(along) + jnp.abs(down)
+    strength = stored(strength)  # of equal neighbours one is the crest
     if image.dtype == jnp.uint8:
         low, high = (jnp.floor(limit).astype(jnp.int32) for limit in (low, high))
 

@@ -95,7 +95,7 @@ def _of_levels(
 ) -> jax.Array:
     x = jnp.moveaxis(image, (*axes, channel), (-3, -2, -1))
     pictures = x.reshape(-1, *x.shape[-3:])
-    qualities = jnp.broadcast_to(quality, len(pictures))
+    qualities = jnp.broadcast_to(quality, pictures.shape[:1])
     out = _jpeg_p.bind(pictures, qualities, subsampling=[*SUBSAMPLINGS.values()].index(step))
     return jnp.moveaxis(out.reshape(x.shape), (-3, -2, -1), (*axes, channel))
 

@@ -143,8 +143,9 @@ def _read(
     def read(
         x: jax.Array, camera: jax.Array, new_camera: jax.Array, coefficients: jax.Array
     ) -> jax.Array:
-        rows = arange(size[0], dtype=camera.dtype)[:, None]
-        columns = arange(size[1], dtype=camera.dtype)
+        kind = jnp.result_type(camera, new_camera, coefficients)
+        rows = arange(size[0], dtype=kind)[:, None]
+        columns = arange(size[1], dtype=kind)
         across = (columns - new_camera[0, 2]) / new_camera[0, 0]
         down = (rows - new_camera[1, 2]) / new_camera[1, 1]
         across, down = place((across, down), coefficients)

@@ -31,7 +31,8 @@ from jaxsr.ops._arguments import (
 )
 from jaxsr.ops._box_rule import box_around
 from jaxsr.ops._opencv_crop import crop_box, crop_masks
-from jaxsr.ops._typed_jax import asarray, cond, jit, optimization_barrier, zeros_like
+from jaxsr.ops._stored import stored
+from jaxsr.ops._typed_jax import asarray, cond, jit, zeros_like
 from jaxsr.ops._types import Array, Float, Int, Shaped
 from jaxsr.ops._window import resample_window
 from jaxsr.ops.blur import gaussian_blur
@@ -238,9 +239,8 @@ def _touched(masks: jax.Array, axes: tuple[int, int]) -> tuple[jax.Array, jax.Ar
     planes = jnp.moveaxis(masks, axes, (-2, -1)).reshape(
         masks.size // (height * width), height, width
     )
-    # XLA would make each of both results from all frames, but for the barrier.
-    hit = (planes > MASK_THRESHOLD).astype(jnp.uint8).max(0, initial=0)
-    hit = optimization_barrier(hit)
+    # Not made of all frames for each of both results, which are of the same hits.
+    hit = stored((planes > MASK_THRESHOLD).astype(jnp.uint8).max(0, initial=0))
     return hit.max(1) > 0, hit.max(0) > 0
 
 

@@ -67,8 +67,8 @@ def resize(
       image: float32, bfloat16, float16, float64 or uint8; the result keeps the dtype.
       size: extents of the result, one for each axis; one integer stands for all. Static.
       method: 'nearest', 'bilinear', 'bicubic' and 'lanczos' in every convention; 'area' in all but
-        MATLAB's; 'nearest-exact' in torch's and OpenCV's; 'box' in Pillow's (the same as 'area')
-        and MATLAB's; 'hamming' in Pillow's; 'lanczos2' in MATLAB's. OpenCV's Lanczos has 4 lobes,
+        MATLAB's; 'nearest-exact' in torch's; 'box' in Pillow's (the same as 'area') and MATLAB's;
+        'hamming' in Pillow's; 'lanczos2' in MATLAB's. OpenCV's Lanczos has 4 lobes,
         the others' 3.
       antialias: stretch the filter when shrinking, so that no pixel is skipped. Default: torch
         does not, except for 'lanczos'; MATLAB does. Pillow always does and OpenCV never, so that

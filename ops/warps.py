@@ -43,6 +43,7 @@ from jaxsr.ops._sampler import (
     spline_window,
 )
 from jaxsr.ops._separable import filter_bordered
+from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import asarray, jit
 from jaxsr.ops._types import Array, Shaped
 from jaxsr.ops.homography import adjugate
@@ -222,8 +223,11 @@ def rotate(
 
 def rotation_matrix(degrees: jax.Array, scale: jax.Array, center: tuple[float, float]) -> jax.Array:
     """(..., 2, 3) for `warp_affine`: counter-clockwise about (row, column), exact at quarters."""
-    turn = (jnp.mod(degrees + 45, 90) - 45) * (np.pi / 180)
-    quarter = jnp.mod(jnp.floor((degrees + 45) / 90), 4)
+    degrees = stored(degrees)
+    rest = jnp.mod(degrees + 45, 90)
+    turn = (rest - 45) * (np.pi / 180)
+    # Counted by the rest: a quotient may round up to the next quarter.
+    quarter = jnp.mod(jnp.round((degrees + 45 - rest) / 90), 4)
     # Of the multiples of a right angle, cosines and sines are whole numbers.
     c = scale * jnp.select([quarter == k for k in range(4)], _turned(jnp.cos(turn), jnp.sin(turn)))
     s = scale * jnp.select([quarter == k for k in range(4)], _turned(jnp.sin(turn), -jnp.cos(turn)))

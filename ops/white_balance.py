@@ -20,6 +20,7 @@ from jaxsr.ops._images import (
     picture,
     real_dtype,
 )
+from jaxsr.ops._stored import stored
 from jaxsr.ops._typed_jax import jit
 from jaxsr.ops._types import Array, Shaped
 
@@ -79,7 +80,7 @@ def white_balance(
 def _estimate(image: jax.Array, norm: float, axes: tuple[int, int]) -> jax.Array:
     x = image.astype(real_dtype(image)) / peak_of(image)
     if norm == math.inf:
-        return x.max(axes, keepdims=True)
+        return stored(x).max(axes, keepdims=True)
     if norm == 1:
         return x.mean(axes, keepdims=True)
     return (x**norm).mean(axes, keepdims=True) ** (1 / norm)

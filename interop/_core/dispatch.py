@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core import registry, row_operators, selections
+from jaxsr.interop._core import registry, row_operators, selections, wide_integers
 from jaxsr.interop._core.deferred import Rewriter
 from jaxsr.interop._core.dtypes import (
     cast,
@@ -37,8 +37,9 @@ from jaxsr.interop._core.recipes import (
     run_on_constants,
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
-from jaxsr.interop._core.schema import Schema, name_of, schema_of
+from jaxsr.interop._core.schema import Schema, in_order_of, name_of, schema_of
 from jaxsr.interop._core.spreading import spread_numbers
+from jaxsr.interop._core.stored_tensors import store_decided
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
 from jaxsr.interop._core.trace_scope import Region, plain_torch
@@ -260,6 +261,8 @@ class Trace:
             )
         if entry.kind is Kind.WRITE:
             return self._mutate(func, schema, entry.function, args, kwargs)
+        if not self.gradients.recording:  # there an array is the tensor
+            store_decided(func, args, kwargs)
         args = places_for_masks(func, args, self.wrap_const)
         try:
             metas = self.meta_result(func, args, kwargs)
@@ -398,14 +401,24 @@ class Trace:
             check_scalars(func, jargs)
         with jax.named_scope(name_of(func)):
             try:
-                result = entry.function(*jargs, **jkwargs)
+                widens = wide_integers.widens(func, args, metas)
+                if widens or wide_integers.is_wide(pytree.tree_leaves((jargs, jkwargs))):
+                    narrow = not widens and wide_integers.narrows(func, args)
+                    result = wide_integers.wide_call(
+                        func, entry.function, jargs, jkwargs, widens=widens, narrow=narrow
+                    )
+                else:
+                    result = entry.function(*jargs, **jkwargs)
             except UnsupportedTorchError:
                 raise
             except Exception as e:
                 raise UnsupportedTorchError(
                     f"{name_of(func)} failed to lower to JAX: {type(e).__name__}: {e}"
                 ) from e
-        return self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
+        out = self.wrap_result(func, result, metas, any(t.needs_grad for t in tensors))
+        if isinstance(out, JaxTensor) and out.dtype == torch.int64:
+            out.cell.bounds = wide_integers.result_bounds(func, args)
+        return out
 
     def wrap_result(self, func: Callable, result: Any, metas: Any, needs_grad: bool) -> Any:
         """A lowering's arrays as tensors, in torch's dtypes and strides.
@@ -456,6 +469,7 @@ class Trace:
             kwargs = {k: v for k, v in kwargs.items() if k not in names}
         else:
             self.meta_result(func, args, kwargs)
+        args, kwargs = in_order_of(functional, func, args, kwargs)
         with self.dispatch_mode:
             result = functional(*args, **kwargs)
         for target, value in zip(targets, _as_list(result), strict=False):

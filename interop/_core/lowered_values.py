@@ -15,7 +15,7 @@ from jaxsr.interop.errors import UnsupportedTorchError
 
 def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
     """A lowering's result as torch has it: same shape or an error, same dtype by a cast."""
-    value = jnp.asarray(value)
+    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if tuple(value.shape) != tuple(meta.shape):
         raise UnsupportedTorchError(
             f"{name_of(func)}: the lowering gives shape {tuple(value.shape)}, torch "
@@ -27,6 +27,8 @@ def fit(func: Callable, value: ArrayLike, meta: torch.Tensor) -> jax.Array:
             f"{name_of(func)}: the lowering computes {value.dtype} where torch computes "
             f"{meta.dtype}; convert the input with .float() first"
         )
+    if value.dtype == jnp.int64 and meta.dtype == torch.int64:
+        return value  # may leave 32 bits (`wide_integers.py`)
     return cast(value, dtype)
 
 

@@ -43,8 +43,6 @@ def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     packet = getattr(torch.ops.aten, base.replace("__i", "__") if "__i" in base else base, None)
     if packet is None:
         return None
-    if not schema.is_out and overload in packet.overloads():
-        return getattr(packet, overload)
     arguments = [
         (a.name, str(a.type))
         for a in func._schema.arguments
@@ -54,7 +52,22 @@ def functional_of(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         op = getattr(packet, candidate)
         if [(a.name, str(a.type)) for a in op._schema.arguments] == arguments:
             return op
-    return None
+    # Of equal names last: `pow_.Scalar` takes a tensor and a number, `pow.Scalar` the reverse.
+    is_named_alike = not schema.is_out and overload in packet.overloads()
+    return getattr(packet, overload) if is_named_alike else None
+
+
+def in_order_of(
+    functional: object, func: torch._ops.OpOverload, args: tuple, kwargs: Call
+) -> tuple[tuple, Call]:
+    """Arguments of `func` for its functional form: `polygamma_` takes them in another order."""
+    if not isinstance(functional, torch._ops.OpOverload):
+        return args, kwargs
+    names = [a.name for a in func._schema.arguments]
+    order = [a.name for a in functional._schema.arguments]
+    if names == order or sorted(names) != sorted(order):
+        return args, kwargs
+    return (), {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 @functools.cache

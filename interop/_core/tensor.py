@@ -52,11 +52,13 @@ class Cell:
     `owner` says who else sees the storage: "" for nobody, otherwise words for a write's error.
     `input_free` holds where the value follows from parameters, buffers and constants alone.
     `origin` is how a mask was computed (`selections.py`), as long as nothing has been written.
+    `bounds` are those of integers, where the trace knows them (`wide_integers.py`).
+    `stored` is the value that was last stored for all its readers (`stored_tensors.py`).
     """
 
     __slots__ = (
-        "_lazy", "_settled", "_value", "const", "input_free", "origin", "owner", "region",
-        "version",
+        "_lazy", "_settled", "_value", "bounds", "const", "input_free", "origin", "owner", "region",
+        "stored", "version",
     )  # fmt: skip
 
     _lazy: DeferredArray | Callable[[], jax.Array] | None
@@ -69,6 +71,8 @@ class Cell:
         self.owner = owner
         self.version = 0
         self.origin: tuple | None = None
+        self.stored: jax.Array | None = None
+        self.bounds: tuple[int, int] | None = None
         self.input_free = const is not None
         self.region = Region.current()
 
@@ -124,7 +128,7 @@ class Cell:
     def write(self, value: jax.Array) -> None:
         """Replaces the root's value; every view sees it at its next read."""
         self.before_write()
-        self.value, self.const = value, None
+        self.value, self.const, self.bounds = value, None, None
         self.version += 1
 
     def before_write(self) -> None:
@@ -300,6 +304,9 @@ class JaxTensor(torch.Tensor):
     @property
     def grad(self) -> None:  # type: ignore[override]
         return None
+
+    def retain_grad(self) -> None:
+        """Nothing: no `backward` runs inside of forward that would fill `grad`."""
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]

@@ -10,7 +10,7 @@ from jax import lax
 from jaxsr.interop._core.dtypes import is_nan, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop.lowerings.elementwise import clamp, with_partials
-from jaxsr.interop.lowerings.stored import stored
+from jaxsr.ops._stored import stored
 
 aten = torch.ops.aten
 

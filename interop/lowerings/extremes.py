@@ -18,7 +18,7 @@ from jaxsr.interop._core.dtypes import is_nan, widened
 from jaxsr.interop._core.registry import lowers
 from jaxsr.interop._core.tensor import straight_through
 from jaxsr.interop.lowerings.elementwise import common_dtype, with_partials
-from jaxsr.interop.lowerings.stored import stored
+from jaxsr.ops._stored import stored
 
 aten = torch.ops.aten
 

@@ -39,6 +39,7 @@ _OVERLOADS = {
     aten.unsqueeze_.default: "default",
     aten.transpose_.default: "int",
     aten.t_.default: "default",
+    aten.as_strided_.default: "default",
 }
 
 

@@ -12,9 +12,8 @@ import torch
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.registry import Entry, Kind, handles, lowers
-from jaxsr.interop._core.tensor import Cell, JaxTensor
-from jaxsr.interop._core.trace_scope import Region
-from jaxsr.interop.lowerings.stored import stored
+from jaxsr.interop._core.stored_tensors import store
+from jaxsr.interop._core.tensor import JaxTensor
 
 aten = torch.ops.aten
 
@@ -28,24 +27,15 @@ def layer_norm(
 ) -> tuple[JaxTensor, ...]:
     """By torchax; whoever reads the input later reads the stored array, too."""
     x: JaxTensor = args[0] if args else kwargs["input"]
-    cell = x.cell
-    if x.const is None and cell.deferred is None and _is_stored(cell, x):
-        cell.value = stored(cell.value)
-        if x.view_of is not None:
-            cell.version += 1  # views read it anew
+    # A transposed view is what convolutions made, whose results are stored anyway.
+    is_stream = (
+        x.meta.untyped_storage().nbytes() // x.element_size() == x.numel() >= _LEAST_STORED
+        and x.meta.is_contiguous()
+    )
+    if is_stream and not x.cell.owner and not trace.gradients.recording:
+        store(x)
     entry = Entry(Kind.TORCHAX, torchax.lowering(func))
     return trace.functional(func, entry, args, kwargs, trace.meta_result(func, args, kwargs))
-
-
-def _is_stored(cell: Cell, x: JaxTensor) -> bool:
-    array, region = cell.value, Region.current()
-    # A transposed view is what convolutions made, whose results are stored anyway.
-    is_stream = array.size == x.numel() >= _LEAST_STORED and x.meta.is_contiguous()
-    # Inside of a region a new version of an argument would count as a write.
-    is_readable = x.view_of is None or region is None
-    is_of_this_trace = cell.region is region and not cell.owner
-    is_float = jnp.issubdtype(array.dtype, jnp.floating)
-    return is_stream and is_readable and is_of_this_trace and is_float
 
 
 @lowers(aten.native_group_norm.default)

@@ -14,10 +14,11 @@ from jax import lax
 from torch.utils import _pytree as pytree
 
 from jaxsr.interop._core.dispatch import Trace
-from jaxsr.interop._core.dtypes import widened
+from jaxsr.interop._core.dtypes import widened, x64
 from jaxsr.interop._core.registry import lowers, overrides
 from jaxsr.interop._core.tensor import JaxTensor, straight_through
 from jaxsr.interop._core.trace_scope import plain_torch
+from jaxsr.interop._core.wide_integers import wide_call
 from jaxsr.interop.errors import UnsupportedTorchError
 from jaxsr.interop.lowerings.channel_moments import spread
 
@@ -41,7 +42,11 @@ def lowers_function(func: Callable, lowering: Callable) -> None:
         with plain_torch():
             meta = trace.meta_result(called, args, kwargs)
         jargs, jkwargs = pytree.tree_map_only(JaxTensor, lambda t: t.array(), (args, kwargs))
-        value = lowering(*jargs, **jkwargs)
+        if isinstance(meta, torch.Tensor) and meta.dtype == torch.int64 and not x64():
+            # A sum of products of numbers that 32 bits hold may not fit them.
+            value = wide_call(called, lowering, jargs, jkwargs, widens=True, narrow=False)
+        else:
+            value = lowering(*jargs, **jkwargs)
         return trace.wrap_result(called, value, meta, any(t.needs_grad for t in tensors))
 
     overrides(func)(handler)

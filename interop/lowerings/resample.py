@@ -10,6 +10,7 @@ import torch
 
 from jaxsr.interop._core import torchax
 from jaxsr.interop._core.registry import decomposes, lowers
+from jaxsr.ops._stored import stored
 
 aten = torch.ops.aten
 
@@ -106,7 +107,7 @@ def grid_sampler_3d(
     sizes = x.shape[2:]
     coords = []
     for size, c in zip(sizes, (grid[..., 2], grid[..., 1], grid[..., 0]), strict=True):
-        p = _unnormalise(c, size, align)
+        p = stored(_unnormalise(c, size, align))  # a tap and its weight are of one position
         if padding == 2:
             low, high = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
             p = _reflect(p, low, high)

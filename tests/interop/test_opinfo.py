@@ -24,6 +24,8 @@ QUICK = {
     ("hypot", "float32 slopes"): "right",
     ("nn.functional.logsigmoid", "float32 slopes"): "right",
     ("scatter_reduce.prod", "float32 slopes"): "right",
+    ("pow", "float32 in place"): "right",
+    ("square", "float32 in place"): "right",
 }
 
 

@@ -62,3 +62,31 @@ def test_constants_are_left_to_torch():
             return x + torch.relu(torch.tensor([-1.0, 1.0]))
 
     np.testing.assert_array_equal(_run(Constant(), jnp.zeros(2)), [0.0, 1.0])
+
+
+def test_modules_run_under_disable_jit():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    x = np.random.default_rng(0).random((2, 3, 8, 8), np.float32)
+    model = to_jax(module.eval())
+    with jax.disable_jit():
+        got, _ = model.apply(model.params, model.buffers, x)
+        slope = jax.grad(lambda x: model.apply(model.params, model.buffers, x)[0].sum())(x)
+    tensor = torch.from_numpy(x).requires_grad_()
+    expected = module(tensor)
+    expected.sum().backward()
+    np.testing.assert_allclose(got, expected.detach(), atol=1e-5)
+    np.testing.assert_allclose(slope, tensor.grad, atol=1e-5)
+
+
+def test_retain_grad_changes_nothing():
+    class Keeps(nn.Module):
+        def forward(self, x):
+            y = x.exp()
+            y.retain_grad()
+            return y * y
+
+    x = np.random.default_rng(0).random(5, np.float32)
+    model = to_jax(Keeps())
+    slope = jax.grad(lambda x: model.apply(model.params, model.buffers, x)[0].sum())(x)
+    np.testing.assert_allclose(slope, 2 * np.exp(2 * x), rtol=1e-5)

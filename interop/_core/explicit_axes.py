@@ -1,0 +1,43 @@
+"""Modules on meshes with explicit axes, where JAX asks every operation for the sharding it makes.
+
+`jax.make_mesh` has explicit axes by default in newer versions of JAX. A module's code names no
+shardings, so its operations run with automatic axes. What comes out is sharded by its leading axis
+as the inputs are, where it has as many rows, and replicated otherwise.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxsr.interop.annotations import PyTree
+
+
+def with_automatic_axes(run: Callable[..., Any], state: PyTree, inputs: PyTree) -> Any:
+    """`run(state, inputs)`, its operations on automatic axes."""
+    shardings = [
+        jax.typeof(x).sharding for x in jax.tree.leaves((inputs, state)) if isinstance(x, jax.Array)
+    ]
+    explicit = [sharding for sharding in shardings if sharding.mesh.explicit_axes]
+    if not explicit:
+        return run(state, inputs)
+    mesh = explicit[0].mesh
+    automatic = mesh.update_axis_types(dict.fromkeys(mesh.explicit_axes, AxisType.Auto))
+    batches = {
+        (x.shape[0], jax.typeof(x).sharding.spec[0])
+        for x in jax.tree.leaves(inputs)
+        if isinstance(x, jax.Array) and x.ndim and jax.typeof(x).sharding.spec[0] is not None
+    }
+
+    def sharded(x: Any, spec: PartitionSpec) -> Any:
+        return jax.sharding.reshard(x, spec) if isinstance(x, jax.Array) else x
+
+    def spec_of(x: Any) -> PartitionSpec:
+        names = [name for rows, name in batches if getattr(x, "shape", ())[:1] == (rows,)]
+        return PartitionSpec(*names[:1])
+
+    with jax.sharding.use_abstract_mesh(automatic):
+        free = jax.tree.map(lambda x: sharded(x, PartitionSpec()), (state, inputs))
+        out = run(*free)
+    return jax.tree.map(lambda x: sharded(x, spec_of(x)), out)

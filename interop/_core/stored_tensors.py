@@ -1,0 +1,60 @@
+"""Tensors that all later readers read from memory, among them those that a decision is made of.
+
+`floor` of a position and its fraction, a maximum and the comparison with it, a quotient and its
+remainder belong together, but XLA's fusions make the position anew and may round it otherwise
+(`ops/_stored.py`). So an operator that decides stores its operand, and whoever reads it later reads
+the stored array, too.
+"""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from jaxsr.interop._core.tensor import JaxTensor
+from jaxsr.interop._core.trace_scope import Region
+from jaxsr.ops._stored import stored
+
+aten = torch.ops.aten
+
+DECIDING = {
+    getattr(aten, name)
+    for name in (
+        "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide",
+        "bucketize", "searchsorted", "argmax", "argmin", "amax", "amin", "aminmax", "max", "min",
+        "median", "nanmedian", "kthvalue", "mode", "topk", "sort", "cummax", "cummin",
+        "grid_sampler_2d", "grid_sampler_3d", "histc",
+    )
+}  # fmt: skip
+"""Operators whose result jumps where their operand moves a little."""
+_CASTS = {aten._to_copy, aten.to}
+
+
+def store_decided(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> None:
+    """Stores the operands of an operator that decides."""
+    if func.overloadpacket in _CASTS:
+        dtype = kwargs.get("dtype")
+        decides = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    else:
+        rounds = func.overloadpacket is aten.div and kwargs.get("rounding_mode") is not None
+        decides = rounds or func.overloadpacket in DECIDING
+    for tensor in args if decides else ():
+        if isinstance(tensor, JaxTensor):
+            store(tensor)
+
+
+def store(tensor: JaxTensor) -> None:
+    """Stores the memory of a tensor of floats that this part of the trace has computed."""
+    cell, region = tensor.cell, Region.current()
+    if cell.const is not None or cell.deferred is not None or cell.region is not region:
+        return
+    # Inside of a region a new version of an argument would count as a write.
+    if tensor.view_of is not None and region is not None:
+        return
+    array = cell.value
+    if not isinstance(array, jax.core.Tracer) or not jnp.issubdtype(array.dtype, jnp.floating):
+        return
+    if cell.stored is array:
+        return
+    cell.value = cell.stored = stored(array)
+    if tensor.view_of is not None:
+        cell.version += 1  # views read it anew
