@@ -44,7 +44,7 @@ from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
 from jaxsr.interop._core.trace_scope import Region, plain_torch
 from jaxsr.interop._core.views import make_views, without_grad
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import UnsupportedTorchError
+from jaxsr.interop.errors import UnsupportedTorchError, forget_refusal
 
 # Constants up to this many elements are evaluated by torch while tracing; larger ones are built by
 # the compiled program, so that no large array is baked into it.
@@ -263,12 +263,14 @@ class Trace:
         args = places_for_masks(func, args, self.wrap_const)
         try:
             metas = self.meta_result(func, args, kwargs)
-        except UnsupportedTorchError:  # of a shape that depends on values
+        except UnsupportedTorchError as error:  # of a shape that depends on values
             if schema.random or any(known_value(t) is None for t in tensors):
                 rows = selections.select(self, func, args)
                 if rows is None:
                     raise
+                forget_refusal(error)
                 return rows
+            forget_refusal(error)
             return self._evaluated(func, args, kwargs, tensors)
         if entry.kind is Kind.VIEW:
             return self._view(func, entry.function, args, kwargs, metas)
@@ -314,7 +316,8 @@ class Trace:
         """Lets torch compute what no input reaches. Returns whether it did, and the result."""
         try:
             results = pytree.tree_leaves(self.meta_result(func, args, kwargs))
-        except UnsupportedTorchError:
+        except UnsupportedTorchError as error:
+            forget_refusal(error)
             results = tensors
         size = sum(t.numel() for t in results if isinstance(t, torch.Tensor))
         if size > CONST_LIMIT and not schema.is_view:

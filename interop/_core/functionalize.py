@@ -22,7 +22,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.activation_sharding import stating_results
-from jaxsr.interop._core.attributes import TABLES, Attributes, holds_inputs
+from jaxsr.interop._core.attributes import TABLES, Attributes, describe_change, holds_inputs
 from jaxsr.interop._core.autograd_function import checkpointed
 from jaxsr.interop._core.containers import map_leaves, private_copy, register_torch_nodes
 from jaxsr.interop._core.deferred import Rewriter
@@ -34,18 +34,31 @@ from jaxsr.interop._core.dtypes import (
     to_torch_dtype,
     x64,
 )
-from jaxsr.interop._core.forward_gradients import GradientRequested, Gradients, Unrecorded, recorded
+from jaxsr.interop._core.forward_gradients import (
+    GradientRequested,
+    Gradients,
+    Sketched,
+    Unrecorded,
+    recorded,
+)
 from jaxsr.interop._core.host_draws import refusing_host_draws
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
+from jaxsr.interop._core.repeated_calls import equal_calls
 from jaxsr.interop._core.slots import Slot, find_slots
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
 from jaxsr.interop.annotations import PyTree
-from jaxsr.interop.errors import InputError, InputTypeError, UnsupportedTorchError
-from jaxsr.interop.hooks import is_watched, watched, watching
+from jaxsr.interop.errors import (
+    InputError,
+    InputTypeError,
+    UnsupportedTorchError,
+    remembering_refusals,
+)
+from jaxsr.interop.hooks import collecting_indices, is_watched, watched, watching
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.python_state import Change, Snapshot, lengthen
 
 _ERRORS_OF_CODE = (AttributeError, LookupError, TypeError, UnboundLocalError)
 """What code raises that takes a branch which it was not written for."""
@@ -115,6 +128,8 @@ class FunctionalModule:
         """Buffers that describe the configuration, for code that needs their values in Python."""
         self.numbers_read: set[str] = set()
         self.buffers_written: set[str] = set()
+        self._repeated: set[tuple[str, bool | None]] = set()
+        """Methods and modes whose second call was compared, because Python state changes."""
         self._traced: dict[tuple[str, bool | None], bool] = {}
         """By method and mode, of those traced so far: whether their code takes gradients."""
         self.originals: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
@@ -170,6 +185,30 @@ class FunctionalModule:
                     )[1]
                 )
 
+        def called(trace: Trace) -> PyTree:
+            """The method's result in a trace, whose tensors are in their places."""
+            args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs))
+            with (
+                remembering_refusals() as refusals,
+                refusing_host_draws(self.module),
+                watching(self.module, args, kw),
+            ):
+                # Calling the module, not its method, runs its own hooks.
+                result = getattr(self.module, method if method != "forward" else "__call__")(
+                    *args, **kw
+                )
+            if refusals:  # which the module's code has caught
+                raise refusals[0]
+            return to_arrays(trace, result)
+
+        def wrapped(trace: Trace) -> dict[str, JaxTensor]:
+            return {
+                name: self._wrap(
+                    trace, name, slot, params if slot.trainable else buffers, compute_dtype
+                )
+                for name, slot in self.slots.items()
+            }
+
         def traced(
             gradients: Gradients | None = None, *, compiling: bool
         ) -> tuple[PyTree, dict[str, jax.Array]]:
@@ -177,43 +216,69 @@ class FunctionalModule:
                 gradients = recorded(partial(traced, compiling=compiling))
             gradients = gradients or Unrecorded()
             outputs, after, settled = None, dict[str, jax.Array](), False
+            changes = list[Change]()
             trace = Trace(rng, rewriter, gradients)
             trace.originals = self.originals
             with session(trace, compiling=compiling), suppress(GradientRequested):
-                tensors = {
-                    name: self._wrap(
-                        trace, name, slot, params if slot.trainable else buffers, compute_dtype
-                    )
-                    for name, slot in self.slots.items()
-                }
+                tensors = wrapped(trace)
                 with (
-                    self._swapped(tensors, train),
+                    self._swapped(tensors, train) as state,
                     stating_results(self.module),
                     self.attributes.guarded(),
                 ):
                     before = self.attributes.snapshot()
-                    try:
-                        args, kw = map_leaves(
-                            lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs)
-                        )
-                        with refusing_host_draws(self.module), watching(self.module, args, kw):
-                            # Calling the module, not its method, runs its own hooks.
-                            called = method if method != "forward" else "__call__"
-                            result = getattr(self.module, called)(*args, **kw)
-                        outputs = to_arrays(trace, result)
+                    with self._locating_errors():
+                        outputs = called(trace)
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
-                    except Exception as e:
-                        if getattr(e, "located", False):
-                            raise
-                        raise located(e, self.module, self.names) from None
+                        changes = self.attributes.unjudged(state)
             if isinstance(gradients, Unrecorded) and gradients.requested:
                 self._traced[method, train] = True
                 return traced(compiling=compiling)
             if not settled:
                 return traced(gradients, compiling=compiling)
+            if changes and (method, train) not in self._repeated:
+                check_second_call(changes, compiling=compiling)
+                self._repeated.add((method, train))
             self._traced.setdefault((method, train), False)
             return outputs, after
+
+        def check_second_call(changes: list[Change], *, compiling: bool) -> None:
+            """Refuses Python state that another call changes again, or whose change it shows."""
+            changed_again = list[Change]()
+
+            def program() -> list[PyTree]:
+                trace = Trace(rng, rewriter, Sketched())
+                trace.originals = self.originals
+                results = list[PyTree]()
+                with session(trace, compiling=compiling):
+                    tensors = wrapped(trace)
+                    with self._swapped(tensors, train, repeated=True):
+                        for number in range(3):
+                            state, trace.draws = Snapshot(self.module), 0
+                            with (
+                                stating_results(self.module),
+                                self.attributes.guarded(),
+                                self._locating_errors(),
+                            ):
+                                result = called(trace)
+                                results.append((result, self._collect(trace, tensors, buffers)))
+                            if number == 1:
+                                changed_again[:] = self.attributes.unjudged(state)
+                                # Nobody may read lists that every call lets grow.
+                                lengthen(changed_again)
+                            tensors = self._place(wrapped(trace), tensors)
+                return results
+
+            with watched(None), collecting_indices():
+                equal = equal_calls(program)
+            for change in changed_again:
+                if not (change.is_growth or (change.holds_tensors and not change.is_new)):
+                    raise UnsupportedTorchError(describe_change(change))
+            if not equal:
+                raise UnsupportedTorchError(
+                    f"{describe_change(changes[0])} (a second call computes something else)"
+                )
 
         try:
             return traced(compiling=True)
@@ -270,34 +335,77 @@ class FunctionalModule:
         return self.numbers[name]
 
     @contextmanager
-    def _swapped(self, tensors: dict[str, JaxTensor], train: bool | None) -> Generator[None]:
+    def _locating_errors(self) -> Generator[None]:
+        """Names the place of an error in this block."""
+        try:
+            yield
+        except Exception as e:
+            if getattr(e, "located", False):
+                raise
+            raise located(e, self.module, self.names) from None
+
+    def _place(
+        self, tensors: dict[str, JaxTensor], before: dict[str, JaxTensor] | None = None
+    ) -> dict[str, JaxTensor]:
+        """Puts tensors where the module has its own, or those of a call before."""
+        for name, slot in self.slots.items():
+            for path, kind, key in slot.places:
+                getattr(self.module.get_submodule(path), kind)[key] = tensors[name]
+        new = {t: tensors[n] for t, n in self.meta_names.items()}
+        if before is not None:
+            new = {id(tensor): tensors[n] for n, tensor in before.items()}
+        for m, key, value in self.mentions:
+            vars(m)[key] = _replaced(value if before is None else vars(m)[key], new)
+        return tensors
+
+    @contextmanager
+    def _swapped(
+        self, tensors: dict[str, JaxTensor], train: bool | None, *, repeated: bool = False
+    ) -> Generator[Snapshot]:
+        """Runs the block with these tensors, in this mode; the module is then as it was.
+
+        Args:
+          tensors: by name.
+          train: the mode.
+          repeated: whether the block calls for a trial, of which nothing may be seen outside.
+
+        Yields:
+          The Python state at its beginning.
+        """
         modules = list(self.module.modules())
         saved = [(m, dict(vars(m)), {k: dict(vars(m)[k]) for k in TABLES}) for m in modules]
-        contents = [
-            (container, copy.copy(container))
-            for m in modules
-            for key, value in vars(m).items()
-            if key not in TABLES
-            for container in _containers(value)
-        ]
+        state = None
         try:
-            for name, slot in self.slots.items():
-                for path, kind, key in slot.places:
-                    getattr(self.module.get_submodule(path), kind)[key] = tensors[name]
-            for m, key, value in self.mentions:
-                vars(m)[key] = _replaced(value, {t: tensors[n] for t, n in self.meta_names.items()})
+            self._place(tensors)
+            state = Snapshot(self.module)
             if train is not None:
                 self.module.train(train)
-            yield
+                self._check_mode(tensors, train)
+            # What train() itself does is done in each call, from the same state.
+            has_own = any(type(m).train is not nn.Module.train for m in modules)
+            yield Snapshot(self.module) if has_own else state
         finally:
+            if state is not None:
+                state.restore(shared=repeated)
             for m, attributes, tables in saved:
                 for kind, table in tables.items():
                     attributes[kind].clear()
                     attributes[kind].update(table)
                 vars(m).clear()
                 vars(m).update(attributes)
-            for container, content in contents:
-                _refill(container, content)
+
+    def _check_mode(self, tensors: dict[str, JaxTensor], train: bool) -> None:
+        """Refuses a `train()` of the module's own that changes weights, as adapters are merged."""
+        for name, slot in self.slots.items():
+            for path, kind, key in slot.places:
+                current = getattr(self.module.get_submodule(path), kind).get(key)
+                if current is not tensors[name] or current.cell.version:
+                    call = "train()" if train else "eval()"
+                    owner = type(self.module.get_submodule(path)).__name__
+                    raise UnsupportedTorchError(
+                        f"{call} of {owner} changes {name}, and apply would do so in each call; "
+                        f"call {call} in torch before to_jax, and apply(..., train=None)"
+                    )
 
     def _collect(
         self, trace: Trace, tensors: dict[str, JaxTensor], buffers: Mapping[str, ArrayLike]
@@ -333,32 +441,6 @@ class FunctionalModule:
                 "argument, or use torch.where"
             )
         return after
-
-
-def _containers(value: object, depth: int = 3) -> list:
-    """A list, dictionary or set that code may write into, and those within it."""
-    if not depth or not isinstance(value, (list, tuple, dict, set)):
-        return []
-    parts = value.values() if isinstance(value, dict) else value
-    inner = [c for part in parts for c in _containers(part, depth - 1)]
-    return inner if isinstance(value, tuple) else [value, *inner]
-
-
-def _refill(container: Any, content: list | dict | set) -> None:
-    """Gives a list, dictionary or set the content that it had before."""
-    if len(container) == len(content) and all(
-        a is b for a, b in zip(_items(container), _items(content), strict=True)
-    ):
-        return  # it may be frozen
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(content)
-
-
-def _items(container: list | dict | set) -> list:
-    """Its elements, and a dictionary's keys and values."""
-    if isinstance(container, dict):
-        return [*container.keys(), *container.values()]
-    return list(container)
 
 
 def _drop_caches(twin: nn.Module) -> None:
