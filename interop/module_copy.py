@@ -39,6 +39,8 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     twin = copy.deepcopy(module, memo)
+    for parameter in module.parameters():
+        _copy_hooks(parameter, memo)
     for sub in twin.modules():
         tables = [
             v for k, v in vars(sub).items() if type(v) in (dict, OrderedDict) and k not in _PARTS
@@ -49,6 +51,16 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
                 if function is not value:
                     table[key] = function
     return twin
+
+
+def _copy_hooks(parameter: nn.Parameter, memo: Mapping[int, object]) -> None:
+    """Gives the copy of a parameter its gradient hooks, which torch does not copy."""
+    twin = memo.get(id(parameter))
+    if isinstance(twin, torch.Tensor) and twin is not parameter and twin.requires_grad:
+        for hook in (parameter._backward_hooks or {}).values():
+            twin.register_hook(_over_copies(hook, memo))
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            twin.register_post_accumulate_grad_hook(_over_copies(hook, memo))
 
 
 def _over_copies(value: Any, memo: Mapping[int, object]) -> Any:

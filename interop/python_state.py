@@ -65,6 +65,11 @@ class Change(NamedTuple):
     is_new: bool
     """Whether there was nothing before: an entry of a cache."""
 
+    @classmethod
+    def of_generator(cls, name: str) -> "Change":
+        """A global generator of random numbers has moved."""
+        return cls(f"the state of {name}", None, None, None, "", is_new=False)
+
     @property
     def shows_values(self) -> bool:
         """Whether before and after are values, not the digest of an object."""
@@ -108,12 +113,16 @@ class Snapshot:
         self._pending.extend((function, f"{name}()", False) for function in functions)
         self._is_shared = False
         self.tensors: list[torch.Tensor] = []
+        """All that were met, parameters and buffers among them."""
+        self.arrays: list[np.ndarray] = []
         while self._pending and len(self._seen) < _LIMIT:
             value, path, shared = self._pending.popleft()
             self._is_shared = shared or isinstance(value, (type, types.FunctionType))
             if isinstance(value, torch.Tensor):
                 self.tensors.append(value)
             elif not isinstance(value, _LEAVES) and id(value) not in self._seen:
+                if isinstance(value, np.ndarray):
+                    self.arrays.append(value)
                 self._seen[id(value)] = value  # kept, so that no other object gets its id
                 self._visit(value, path)
 

@@ -10,6 +10,7 @@ values. A result of another shape than torch's raises, one of another dtype is c
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from jaxsr.interop._core import registry, row_operators, selections
 from jaxsr.interop._core.deferred import Rewriter
@@ -38,6 +40,7 @@ from jaxsr.interop._core.recipes import (
 )
 from jaxsr.interop._core.registry import Entry, Kind, is_overload
 from jaxsr.interop._core.schema import Schema, name_of, schema_of
+from jaxsr.interop._core.shared_memory import Originals, Window
 from jaxsr.interop._core.spreading import spread_numbers
 from jaxsr.interop._core.tensor import Cell, JaxTensor, stop_gradient, straight_through
 from jaxsr.interop._core.torch_modes import DispatchMode, FunctionMode
@@ -82,8 +85,14 @@ class Trace:
         """The cells of parameters and buffers. Once written they differ from call to call."""
         self.thread: int | None = None
         self.adopted: dict[int, tuple[torch.Tensor, JaxTensor]] = {}
-        self.originals: Mapping[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
-        """By id, trained parameters of the module that was copied, which no code may read."""
+        self.originals = Originals({})
+        """Trained parameters of the module that was copied, which no code may read."""
+        self.windows: Mapping[int, Window] = {}
+        """By id, what stands for tensors in the memory of parameters."""
+        self.registered: Mapping[str, JaxTensor] = {}
+        """Parameters and buffers by name."""
+        self.host_draws: list[str] = []
+        """Generators of Python and NumPy that the code drew from."""
         self.dispatch_mode = DispatchMode(self)
         self.function_mode = FunctionMode(self)
 
@@ -122,9 +131,15 @@ class Trace:
         tensor = JaxTensor(value.to("meta"), Cell(None, value, owner))
         return tensor.set_const(value)
 
-    @plain_torch()
     def adopt(self, plain: torch.Tensor) -> JaxTensor:
-        """An ordinary torch tensor in the module's code, as a constant of the program."""
+        """An ordinary torch tensor in the module's code: a constant, or a view of a parameter."""
+        window = self.windows.get(id(plain))
+        if window is not None and window.placeholder is plain:
+            return window.view(self, self.registered[window.name])
+        return self._adopt_constant(plain)
+
+    @plain_torch()
+    def _adopt_constant(self, plain: torch.Tensor) -> JaxTensor:
         adopted = self.adopted.get(id(plain))
         if adopted is None:
             if plain.device.type == "meta":
@@ -132,8 +147,8 @@ class Trace:
                     "a tensor on the meta device that is neither parameter nor buffer has no "
                     "values; register it as a buffer, or build the module on the CPU"
                 )
-            name, original = self.originals.get(id(plain), ("", None))
-            if original is not None and original() is plain:
+            name = self.originals.name_of(plain)
+            if name is not None:
                 raise UnsupportedTorchError(
                     f"code reads {name} of the module as it was before the conversion, through a "
                     "closure or a method bound to it (a forward or hook set on an instance), and "
@@ -164,6 +179,12 @@ class Trace:
             tensor.cache = (tensor.cell.version, Region.current(), array)
 
     # ---- the dispatcher
+
+    def run(self, func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Runs an aten operator, whether the caller is the module's code or this dispatcher."""
+        is_on = _get_current_dispatch_mode() is self.dispatch_mode
+        with nullcontext() if is_on else self.dispatch_mode:
+            return func(*args, **kwargs)
 
     def dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         """Runs an aten operator as the registry says."""
@@ -372,9 +393,10 @@ class Trace:
             raise UnsupportedTorchError(
                 f"{name_of(func)} reinterprets memory in a way that JAX arrays cannot; use a copy"
             ) from e
-        parent.viewed = True
         if not torch.is_grad_enabled():
             views = [without_grad(v) for v in views]
+        for view in views:
+            view.parent.views.append(weakref.ref(view))
         needs = parent.needs_grad and torch.is_grad_enabled() and func is not _DETACH
         out = [
             JaxTensor(m, parent.cell, v, needs and is_differentiable(m))

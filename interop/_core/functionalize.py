@@ -6,7 +6,6 @@ traced tensors. All other attributes are copied, so that the user's module is ne
 
 import copy
 import fnmatch
-import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -45,6 +44,7 @@ from jaxsr.interop._core.host_draws import refusing_host_draws
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import equal_calls
+from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
 from jaxsr.interop._core.slots import Slot, find_slots
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
@@ -81,6 +81,11 @@ def functionalize(
         if slot.is_parameter:
             meta = nn.Parameter(meta, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = meta
+    reached = Snapshot(module)
+    registered = {name: slot.source(module) for name, slot in slots.items()}
+    parameters = frozenset(name for name, slot in slots.items() if slot.is_parameter)
+    shared = SharedMemory(registered, parameters, reached.tensors, reached.arrays)
+    memo |= {key: window.placeholder for key, window in shared.windows.items()}
     twin = copy_module(module, memo)
     _drop_caches(twin)
     replace_forwards(twin, sync_axis)
@@ -88,13 +93,15 @@ def functionalize(
     functional = FunctionalModule(
         twin, slots, aliases, non_persistent, {n: t for n, t in numbers.items() if is_number(t)}
     )
-    originals = {name: slot.source(module) for name, slot in slots.items() if slot.trainable}
-    functional.originals = {id(t): (name, weakref.ref(t)) for name, t in originals.items()}
+    functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
+    functional.windows = {id(w.placeholder): w for w in shared.windows.values()}
+    functional.constants = [(n, memo[id(t)]) for n, t in shared.constants if id(t) in memo]
     functional.wrap_remat(remat)
     return functional
 
 
 def _refuse_wrappers(module: nn.Module) -> None:
+    _refuse_backward_hooks(module)
     for name, sub in module.named_modules():
         where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__
         if isinstance(sub, torch.jit.ScriptModule):
@@ -103,13 +110,33 @@ def _refuse_wrappers(module: nn.Module) -> None:
             raise UnsupportedTorchError(f"{where} is compiled; convert its `_orig_mod`")
         if isinstance(sub, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise UnsupportedTorchError(f"{where}: convert its `.module`; the mesh replaces it")
+        for key, parameter in sub._parameters.items():
+            hooks = parameter is not None and (
+                parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+            )
+            if hooks and parameter.requires_grad:
+                raise UnsupportedTorchError(
+                    f"the parameter {key} of {where} has a gradient hook, which JAX would not "
+                    "call; remove it and change the gradients between jax.grad and the optimiser, "
+                    "or write a torch.autograd.Function with that backward"
+                )
+        if isinstance(sub, LazyModuleMixin) and LazyModuleMixin.has_uninitialized_params(sub):
+            raise UnsupportedTorchError(f"{where} is lazy; run it once in torch first")
+
+
+def _refuse_backward_hooks(module: nn.Module) -> None:
+    everywhere = nn.modules.module
+    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
+        raise UnsupportedTorchError(
+            "torch has a backward hook for all modules, which JAX would not call; remove it"
+        )
+    for name, sub in module.named_modules():
         if sub._backward_hooks or sub._backward_pre_hooks:
+            where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__
             raise UnsupportedTorchError(
                 f"{where} has a backward hook, which JAX would not call; remove it, or write a "
                 "torch.autograd.Function with that backward"
             )
-        if isinstance(sub, LazyModuleMixin) and LazyModuleMixin.has_uninitialized_params(sub):
-            raise UnsupportedTorchError(f"{where} is lazy; run it once in torch first")
 
 
 class FunctionalModule:
@@ -132,8 +159,12 @@ class FunctionalModule:
         """Methods and modes whose second call was compared, because Python state changes."""
         self._traced: dict[tuple[str, bool | None], bool] = {}
         """By method and mode, of those traced so far: whether their code takes gradients."""
-        self.originals: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
-        """By id, the trained parameters of the module that was copied."""
+        self.originals = Originals({})
+        """The trained parameters of the module that was copied."""
+        self.windows: dict[int, Window] = {}
+        """Tensors in the memory of parameters, by id of what stands for them."""
+        self.constants: list[tuple[str, object]] = []
+        """Names of buffers, and tensors over the same memory that keep their first values."""
         self.slots = slots
         self.aliases = aliases
         self.non_persistent = non_persistent
@@ -190,7 +221,7 @@ class FunctionalModule:
             args, kw = map_leaves(lambda x: to_tensor(trace, x, compute_dtype), (inputs, kwargs))
             with (
                 remembering_refusals() as refusals,
-                refusing_host_draws(self.module),
+                refusing_host_draws(self.module) as drawn,
                 watching(self.module, args, kw),
             ):
                 # Calling the module, not its method, runs its own hooks.
@@ -199,15 +230,17 @@ class FunctionalModule:
                 )
             if refusals:  # which the module's code has caught
                 raise refusals[0]
+            trace.host_draws = drawn
             return to_arrays(trace, result)
 
         def wrapped(trace: Trace) -> dict[str, JaxTensor]:
-            return {
+            trace.registered = tensors = {
                 name: self._wrap(
                     trace, name, slot, params if slot.trainable else buffers, compute_dtype
                 )
                 for name, slot in self.slots.items()
             }
+            return tensors
 
         def traced(
             gradients: Gradients | None = None, *, compiling: bool
@@ -218,7 +251,7 @@ class FunctionalModule:
             outputs, after, settled = None, dict[str, jax.Array](), False
             changes = list[Change]()
             trace = Trace(rng, rewriter, gradients)
-            trace.originals = self.originals
+            trace.originals, trace.windows = self.originals, self.windows
             with session(trace, compiling=compiling), suppress(GradientRequested):
                 tensors = wrapped(trace)
                 with (
@@ -232,6 +265,7 @@ class FunctionalModule:
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                         changes = self.attributes.unjudged(state)
+                        changes += [Change.of_generator(name) for name in trace.host_draws]
             if isinstance(gradients, Unrecorded) and gradients.requested:
                 self._traced[method, train] = True
                 return traced(compiling=compiling)
@@ -249,7 +283,7 @@ class FunctionalModule:
 
             def program() -> list[PyTree]:
                 trace = Trace(rng, rewriter, Sketched())
-                trace.originals = self.originals
+                trace.originals, trace.windows = self.originals, self.windows
                 results = list[PyTree]()
                 with session(trace, compiling=compiling):
                     tensors = wrapped(trace)
@@ -413,13 +447,26 @@ class FunctionalModule:
         after: dict[str, jax.Array] = {}
         if made := tensors_made(self.module, {*self.slots, *self.aliases}):
             raise UnsupportedTorchError(made)
+        _refuse_backward_hooks(self.module)
         for name, slot in self.slots.items():
+            everywhere = [
+                getattr(self.module.get_submodule(path), kind).get(key)
+                for path, kind, key in slot.places
+            ]
+            current = everywhere[0]
+            if any(other is not current for other in everywhere):
+                raise UnsupportedTorchError(
+                    f"forward replaces {name} under one of its names alone; write into it"
+                )
             if slot.trainable:
+                if current is not tensors[name] or current.is_moved:
+                    raise UnsupportedTorchError(
+                        f"forward replaces the parameter {name}, which would keep the value in "
+                        "torch and lose it here; register a buffer, or requires_grad_(False)"
+                    )
                 continue
-            path, kind, key = slot.places[0]
-            current = getattr(self.module.get_submodule(path), kind).get(key)
             original = jnp.asarray(buffers[name])
-            if current is tensors[name] and current.cell.version == 0:
+            if current is tensors[name] and current.cell.version == 0 and not current.is_moved:
                 after[name] = original
                 continue
             has_shape = isinstance(current, torch.Tensor) and current.shape == original.shape
@@ -434,6 +481,12 @@ class FunctionalModule:
                     "keep the shape; if a first forward sets it, run one in torch before to_jax"
                 )
             after[name] = cast(trace.as_jax_tensor(current).array(), original.dtype)
+        for name, constant in self.constants:
+            if name in self.buffers_written and id(constant) in trace.adopted:
+                raise UnsupportedTorchError(
+                    f"forward writes the buffer {name}, and reads another tensor over the same "
+                    "memory, which would keep its first values; read the buffer itself"
+                )
         for name in self.numbers_read & self.buffers_written:
             raise UnsupportedTorchError(
                 f"forward writes the buffer {name}, and needs its value in Python (.item(), a "

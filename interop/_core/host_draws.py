@@ -15,17 +15,22 @@ from jaxsr.interop.errors import UnsupportedTorchError
 
 
 @contextmanager
-def refusing_host_draws(module: nn.Module) -> Generator[None]:
+def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     """Refuses draws from `random` and `numpy.random` in training: a compiled function has one.
 
-    In evaluation they pass: layers that are dropped in training draw then, too, and ignore it.
+    In evaluation they pass where they decide nothing: layers that are dropped in training draw then,
+    too, and ignore it.
+
+    Yields:
+      A list of the global generators that have moved, at the end of the block.
 
     Raises:
       UnsupportedTorchError: a global generator has moved at the end of the block.
     """
     python, numpy = random.getstate(), _numpy_state()
-    yield
-    moved = [
+    moved = list[str]()
+    yield moved
+    moved += [
         name
         for name, has_moved in (
             ("random", random.getstate() != python),

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from jaxsr.interop._core.dtypes import constant_to_numpy, to_jax_dtype
+from jaxsr.interop._core.shared_memory import refuse_shared_storage
 from jaxsr.interop.errors import UnsupportedTorchError
 
 
@@ -74,20 +75,5 @@ def find_slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], froz
             dtype=tensor.dtype,
             statistics=isinstance(owner, nn.modules.batchnorm._NormBase) and not is_parameter,
         )
-    _refuse_shared_storage(tensors)
+    refuse_shared_storage(tensors)
     return slots, aliases, frozenset(non_persistent)
-
-
-def _refuse_shared_storage(tensors: dict[str, torch.Tensor]) -> None:
-    """Two registered tensors that overlap in memory would drift apart as separate arrays."""
-    names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
-            continue
-        start = tensor.data_ptr()
-        if start in names:
-            raise UnsupportedTorchError(
-                f"{name} and {names[start]} are different tensors over the same memory; tie them "
-                "by assigning the same Parameter to both, or clone one"
-            )
-        names[start] = name
