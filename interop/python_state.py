@@ -8,6 +8,7 @@ Tensors are leaves here. The walk ends after `_LIMIT` objects.
 
 import collections
 import functools
+import inspect
 import itertools
 import operator
 import random
@@ -15,6 +16,7 @@ import sys
 import sysconfig
 import types
 import warnings
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -64,11 +66,6 @@ class Change(NamedTuple):
     key: Any
     is_new: bool
     """Whether there was nothing before: an entry of a cache."""
-
-    @classmethod
-    def of_generator(cls, name: str) -> "Change":
-        """A global generator of random numbers has moved."""
-        return cls(f"the state of {name}", None, None, None, "", is_new=False)
 
     @property
     def shows_values(self) -> bool:
@@ -138,11 +135,14 @@ class Snapshot:
                     found.append(
                         Change(holder.label(key), value, now, holder.owner, key, is_new=False)
                     )
-            found += [
-                Change(holder.label(key), None, value, holder.owner, key, is_new=True)
-                for key, value in after.items()
-                if key not in holder.before
-            ]
+            for key in after.keys() - holder.before.keys():
+                # `self.count += 1` reads a class attribute and writes one of the object.
+                before = _of_class(holder.owner, key)
+                if before is _MISSING or not same(before, after[key]):
+                    is_new = before is _MISSING
+                    before = None if is_new else before
+                    label = holder.label(key)
+                    found.append(Change(label, before, after[key], holder.owner, key, is_new))
         return sorted(found, key=lambda change: change.is_new)
 
     def restore(self, *, shared: bool = False) -> None:
@@ -203,8 +203,10 @@ class Snapshot:
             self._visit_container(value, path)
         elif (token := _token_of(value)) is not None:
             self._hold(path, value, lambda: {"": token()}, _write_token(value), lambda _: path)
-        elif hasattr(value, "__wrapped__") and not isinstance(value, types.ModuleType):
+        elif isinstance(value, functools._lru_cache_wrapper):
             self._reach((value.__wrapped__, path))
+        elif isinstance(value, types.ModuleType):
+            pass  # of which the names in code are looked at
         elif type(value).__module__.partition(".")[0] not in _OPAQUE:
             self._visit_attributes(value, path)
 
@@ -361,6 +363,14 @@ class Snapshot:
                     self._reach((function, f"{name}.{key}"))
 
 
+def kept_change(state: Snapshot) -> Change | None:
+    """The first change that the next call would see; what is new may be a cache."""
+    for change in state.changes():
+        if change.is_growth or not (change.is_new or change.holds_tensors):
+            return change
+    return None
+
+
 def lengthen(changes: Iterable[Change]) -> None:
     """Makes the lists that have grown as long as after very many calls."""
     for change in changes:
@@ -379,6 +389,8 @@ def same(first: Any, second: Any, depth: int = 5) -> bool:
         return False
     if isinstance(first, _PLAIN):
         return bool(first == second) or bool(first != first and second != second)  # noqa: PLR0124
+    if isinstance(first, weakref.ReferenceType):
+        return True  # nn.LSTM makes these anew
     if isinstance(first, types.MethodType):
         return first.__func__ is second.__func__ and first.__self__ is second.__self__
     if isinstance(first, np.ndarray):
@@ -400,6 +412,14 @@ def same(first: Any, second: Any, depth: int = 5) -> bool:
     if isinstance(attributes, dict) and attributes and not opaque:
         return same(attributes, second.__dict__, depth - 1)
     return False
+
+
+def _of_class(owner: object, key: Any) -> Any:
+    """The class attribute that an object's attribute hides."""
+    if not isinstance(key, str) or isinstance(owner, (dict, list, set, type)):
+        return _MISSING
+    value = inspect.getattr_static(type(owner), key, _MISSING)
+    return _MISSING if value is None or hasattr(value, "__get__") else value
 
 
 def has_tensor(value: Any, depth: int = 4) -> bool:

@@ -40,7 +40,7 @@ from jaxsr.interop._core.forward_gradients import (
     Unrecorded,
     recorded,
 )
-from jaxsr.interop._core.host_draws import refusing_host_draws
+from jaxsr.interop._core.host_draws import DRAWN, refusing_host_draws
 from jaxsr.interop._core.located_errors import located
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import equal_calls
@@ -265,20 +265,22 @@ class FunctionalModule:
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                         changes = self.attributes.unjudged(state)
-                        changes += [Change.of_generator(name) for name in trace.host_draws]
             if isinstance(gradients, Unrecorded) and gradients.requested:
                 self._traced[method, train] = True
                 return traced(compiling=compiling)
             if not settled:
                 return traced(gradients, compiling=compiling)
-            if changes and (method, train) not in self._repeated:
-                check_second_call(changes, compiling=compiling)
+            if (changes or trace.host_draws) and (method, train) not in self._repeated:
+                check_second_call(changes, trace.host_draws, compiling=compiling)
                 self._repeated.add((method, train))
             self._traced.setdefault((method, train), False)
             return outputs, after
 
-        def check_second_call(changes: list[Change], *, compiling: bool) -> None:
-            """Refuses Python state that another call changes again, or whose change it shows."""
+        def check_second_call(changes: list[Change], drawn: list[str], *, compiling: bool) -> None:
+            """Refuses Python state that another call changes again, or whose change it shows.
+
+            So it does with draws from global generators.
+            """
             changed_again = list[Change]()
 
             def program() -> list[PyTree]:
@@ -309,6 +311,8 @@ class FunctionalModule:
             for change in changed_again:
                 if not (change.is_growth or (change.holds_tensors and not change.is_new)):
                     raise UnsupportedTorchError(describe_change(change))
+            if not equal and not changes:
+                raise UnsupportedTorchError(DRAWN.format(drawn[0]))
             if not equal:
                 raise UnsupportedTorchError(
                     f"{describe_change(changes[0])} (a second call computes something else)"

@@ -13,13 +13,19 @@ from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.entry_points import replaced
 from jaxsr.interop.errors import UnsupportedTorchError
 
+DRAWN = (
+    "forward or the loss draws from {}, and a compiled function would keep that one draw for ever; "
+    "draw from torch (torch.rand), or in the dataset; a thread that draws meanwhile needs a "
+    "generator of its own"
+)
+
 
 @contextmanager
 def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
     """Refuses draws from `random` and `numpy.random` in training: a compiled function has one.
 
-    In evaluation they pass where they decide nothing: layers that are dropped in training draw then,
-    too, and ignore it.
+    In evaluation they pass where they decide nothing: layers that are dropped in training draw
+    then, too, and ignore it.
 
     Yields:
       A list of the global generators that have moved, at the end of the block.
@@ -39,11 +45,7 @@ def refusing_host_draws(module: nn.Module) -> Generator[list[str]]:
         if has_moved
     ]
     if moved and module.training:
-        raise UnsupportedTorchError(
-            f"forward or the loss draws from {moved[0]}, and a compiled function would keep that "
-            "one draw for ever; draw from torch (torch.rand), or in the dataset; a thread that "
-            "draws meanwhile needs a generator of its own"
-        )
+        raise UnsupportedTorchError(DRAWN.format(moved[0]))
 
 
 def _numpy_state() -> tuple:

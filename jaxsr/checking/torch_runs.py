@@ -39,6 +39,8 @@ class Run:
     """After the run, only those that floats or integers can be compared in."""
     draws: int = 0
     """Random draws that the run made."""
+    is_seeded: bool = False
+    """Whether the module seeds torch's generator before it draws."""
     differentiable: frozenset[str] = frozenset()
     """Outputs with a gradient."""
 
@@ -168,6 +170,23 @@ def run_torch(
       device: torch's, where it runs.
     """
     module = (widened(module) if double else copy_module(module)).to(device).train(train)
+    return run_here(
+        module, arguments, double=double, key=key, differentiate=differentiate, method=method,
+        device=device,
+    )  # fmt: skip
+
+
+def run_here(
+    module: nn.Module,
+    arguments: Arguments,
+    *,
+    double: bool = False,
+    key: jax.Array | None = None,
+    differentiate: bool = False,
+    method: Callable | None = None,
+    device: str = "cpu",
+) -> Run:
+    """Runs the module itself, as it is; the options are those of `run_torch`."""
     tensors = {
         n: t.clone().to(device, _WIDE.get(t.dtype, t.dtype) if double else t.dtype)
         for n, t in arguments.tensors.items()
@@ -183,6 +202,7 @@ def run_torch(
     )
     draws = TorchDraws(key) if key is not None else None
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad() if differentiate else evaluated(module))
         stack.enter_context(eager_control_flow())
         if differentiate:
@@ -211,6 +231,7 @@ def run_torch(
         gradients=gradients,
         buffers={n: host_array(b) for n, b in module.named_buffers()},
         draws=draws.count if draws is not None else 0,
+        is_seeded=draws is not None and draws.is_seeded,
         differentiable=frozenset(graded),
     )
 
