@@ -6,6 +6,7 @@ leave it as additional results.
 """
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -135,6 +136,10 @@ class _Context:
 def apply_function(trace: Trace, cls: type[Function], args: tuple, kwargs: dict) -> Any:
     """`cls.apply(*args)` with `cls.backward` as its derivative."""
     has_setup = cls.setup_context is not Function.setup_context
+    if has_setup:  # as torch does
+        bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        args, kwargs = bound.args, bound.kwargs
     if kwargs:
         raise UnsupportedTorchError(
             f"{cls.__name__}.apply takes keyword arguments here; pass them by position"

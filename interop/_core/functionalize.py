@@ -54,6 +54,7 @@ from jaxsr.interop.errors import (
     InputError,
     InputTypeError,
     UnsupportedTorchError,
+    first_line,
     remembering_refusals,
 )
 from jaxsr.interop.hooks import collecting_indices, is_watched, watched, watching
@@ -306,8 +307,15 @@ class FunctionalModule:
                             tensors = self._place(wrapped(trace), tensors)
                 return results
 
-            with watched(None), collecting_indices():
-                equal = equal_calls(program)
+            try:
+                with watched(None), collecting_indices():
+                    equal = equal_calls(program)
+            except UnsupportedTorchError:
+                raise
+            except Exception as error:
+                raise UnsupportedTorchError(
+                    f"{describe_change(changes[0])} (a second call fails: {first_line(error)})"
+                ) from error
             for change in changed_again:
                 if not (change.is_growth or (change.holds_tensors and not change.is_new)):
                     raise UnsupportedTorchError(describe_change(change))

@@ -86,18 +86,20 @@ ALIASES = {
     "partial with argument": functools.partial(lambda f, x: f(x), Round.apply),
     "wraps": wrapped,
     "list": [Round.apply][0],
-    "dictionary": lambda x: TABLE["round"](x),
+    "dictionary": dict(TABLE)["round"],
     "default argument": default,
     "closure": closure(),
     "nested": nested,
     "setup_context": lambda x: WithSetup.apply(x, 2.0),
+    "by keyword": lambda x: WithSetup.apply(x, scale=4.0),
     "alias of setup_context": functools.partial(WithSetup.apply),
     "subclass": Child.apply,
     "base": call_of_base,
     "checkpoint": lambda x: checkpoint(round_, x, use_reentrant=False),
-    "checkpoint of a closure": lambda x: checkpoint(lambda y: round_(y).sin(), x),
+    "checkpoint of a closure": lambda x: checkpoint(
+        lambda y: round_(y).sin(), x, use_reentrant=False
+    ),
     "getattr": getattr(Round, "app" + "ly"),
-    "staticmethod": staticmethod(Round.apply),
 }
 
 
