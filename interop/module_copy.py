@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from jaxsr.interop._core.shared_memory import copies_of_views
+from jaxsr.interop.python_state import Snapshot
+
 _PARTS = ("_parameters", "_buffers", "_modules")
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -34,6 +37,10 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
       torch.Size([1, 2, 1])
     """
     memo = {} if memo is None else memo
+    registered = dict((*module.named_parameters(), *module.named_buffers()))
+    views = [t for t in Snapshot(module).tensors if id(t) not in memo]
+    copies = {name: copy.deepcopy(tensor, memo) for name, tensor in registered.items()}
+    memo |= copies_of_views(registered, views, copies)
     for sub in module.modules():
         for value in pytree.tree_leaves([v for k, v in vars(sub).items() if k != "_modules"]):
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:

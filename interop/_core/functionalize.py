@@ -87,6 +87,7 @@ def functionalize(
     parameters = frozenset(name for name, slot in slots.items() if slot.is_parameter)
     shared = SharedMemory(registered, parameters, reached.tensors, reached.arrays)
     memo |= {key: window.placeholder for key, window in shared.windows.items()}
+    memo |= {id(t): t.detach().clone() for _, t in shared.constants}
     twin = copy_module(module, memo)
     _drop_caches(twin)
     replace_forwards(twin, sync_axis)
@@ -96,7 +97,7 @@ def functionalize(
     )
     functional.originals = Originals({n: t for n, t in registered.items() if slots[n].trainable})
     functional.windows = {id(w.placeholder): w for w in shared.windows.values()}
-    functional.constants = [(n, memo[id(t)]) for n, t in shared.constants if id(t) in memo]
+    functional.constants = [(n, memo[id(t)]) for n, t in shared.constants]
     functional.wrap_remat(remat)
     return functional
 

@@ -99,6 +99,33 @@ class Window:
         return trace.run(aten.as_strided.default, tensor, list(shape), strides, self.offset)
 
 
+def copies_of_views(
+    registered: Mapping[str, torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    copies: Mapping[str, torch.Tensor],
+) -> dict[int, torch.Tensor]:
+    """Views of the copies of registered tensors, for views of these, by the `id` of each.
+
+    Args:
+      registered: parameters and buffers by name.
+      tensors: all that may be views of them.
+      copies: of the registered ones, by name, with the same strides.
+    """
+    views: dict[int, torch.Tensor] = {}
+    ids = {id(tensor) for tensor in registered.values()}
+    for tensor in tensors:
+        for name, slot in registered.items() if id(tensor) not in ids else ():
+            span, place = Span.of(tensor), Span.of(slot)
+            inside = span is not None and place is not None and span.meets(place)
+            if inside and tensor.dtype == slot.dtype and copies[name].stride() == slot.stride():
+                offset = tensor.storage_offset() - slot.storage_offset()
+                copy = copies[name] if tensor.grad_fn is not None else copies[name].detach()
+                if span.begin >= place.begin and span.end <= place.end:  # pyright: ignore
+                    views[id(tensor)] = copy.as_strided(tensor.shape, tensor.stride(), offset)
+                break
+    return views
+
+
 class SharedMemory:
     """What a module keeps of the memory of its parameters and buffers besides these.
 

@@ -174,6 +174,8 @@ class JaxTensor(torch.Tensor):
     """Its `Recipe`, and since which version of the cell."""
     views: "list[weakref.ref[View]]"
     """Those made of it."""
+    is_used: bool
+    """Whether an operator other than a view has read it while gradients were on."""
     home: "JaxTensor | None"
     """What it was before its `.data` was set to another tensor's memory."""
 
@@ -197,7 +199,7 @@ class JaxTensor(torch.Tensor):
         self.view_of = view_of
         self.needs_grad = needs_grad
         self.cache = self.cell_const = self.recipe = self.selection = None
-        self.views, self.home = [], None
+        self.views, self.home, self.is_used = [], None, False
         return self
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -248,6 +250,10 @@ class JaxTensor(torch.Tensor):
 
     def array(self) -> jax.Array:
         """The current value."""
+        self.is_used |= torch.is_grad_enabled()
+        return self._array()
+
+    def _array(self) -> jax.Array:
         if self.selection is not None:
             raise UnsupportedTorchError(
                 "rows that a mask selects are returned, or used where their number counts, which "
@@ -261,7 +267,7 @@ class JaxTensor(torch.Tensor):
         cache = self.cache
         if cache is not None and cache[0] == self.cell.version and Region.alive(cache[1]):
             return cache[2]
-        value = self.view_of.read(self.view_of.parent.array())
+        value = self.view_of.read(self.view_of.parent._array())
         self.cache = (self.cell.version, Region.current(), value)
         return value
 
@@ -332,6 +338,11 @@ class JaxTensor(torch.Tensor):
         place = (memory.cell, memory.stride(), memory.storage_offset())
         if place == (self.cell, self.stride(), self.storage_offset()):
             return  # `module.to(dtype)` with the dtype that it has
+        if self.needs_grad and self.is_used and torch.is_grad_enabled():
+            raise UnsupportedTorchError(
+                ".data of a trained tensor is set after a use, whose gradient torch would compute "
+                "with the new value; use torch.no_grad(), or torch.func.functional_call"
+            )
         before = self.twin()
         before.viewed_by(self.views)
         self.views = []

@@ -119,7 +119,13 @@ def _in_float64() -> Iterator[None]:
 
 def widened(module: nn.Module) -> nn.Module:
     """A copy of the module whose float32 state is float64."""
-    return copy_module(module)._apply(lambda t: t.to(_WIDE.get(t.dtype, t.dtype)))
+    memo: dict[int, object] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if (dtype := _WIDE.get(tensor.dtype)) is not None:
+            wide = tensor.detach().to(dtype)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(wide, tensor.requires_grad) if is_parameter else wide
+    return copy_module(module, memo)
 
 
 _HALF_STEP = 2.0**-24

@@ -48,18 +48,25 @@ def frozen_alias(s: Any) -> None:
     s.kept = s.weight.data
 
 
-def swapped(s: Any, x: Any) -> Any:
+def swap(s: Any, x: Any) -> Any:
     own = s.weight.data
     s.weight.data = s.a.data
     y = x @ s.weight
     s.weight.data = own
+    return y
+
+
+def swapped(s: Any, x: Any) -> Any:
+    with torch.no_grad():
+        y = swap(s, x)
     return y + x @ s.weight
 
 
 def swapped_by_copies(s: Any, x: Any) -> Any:
-    own = s.weight.data.clone()
-    y = swapped(s, x)
-    s.weight.data = s.weight.data
+    with torch.no_grad():
+        own = s.weight.data.clone()
+        y = swap(s, x)
+        s.weight.data = s.weight.data
     return y + x @ own
 
 
@@ -212,6 +219,7 @@ REFUSED: dict[str, tuple[Callable, Callable, str]] = {
     "replaced": (nothing, replaced, "replaces the parameter weight"),
     "removed": (nothing, removed, "replaces the parameter weight"),
     "data": (nothing, moved, "replaces the parameter weight"),
+    "swap with a gradient": (buffers, swap, "torch would compute with the new value"),
     "one of two names": (tied_buffers, rebound_buffer, "under one of its names"),
     "window of a written buffer": (window, written, "another tensor over the same memory"),
 }
