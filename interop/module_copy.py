@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from jaxsr.interop._core.shared_memory import copies_of_views
+from jaxsr.interop._core.shared_memory import copy_registered
 from jaxsr.interop.python_state import Snapshot
 
 _PARTS = ("_parameters", "_buffers", "_modules")
@@ -38,9 +38,8 @@ def copy_module(module: Module, memo: dict[int, object] | None = None) -> Module
     """
     memo = {} if memo is None else memo
     registered = dict((*module.named_parameters(), *module.named_buffers()))
-    views = [t for t in Snapshot(module).tensors if id(t) not in memo]
-    copies = {name: copy.deepcopy(tensor, memo) for name, tensor in registered.items()}
-    memo |= copies_of_views(registered, views, copies)
+    reached = Snapshot(module)
+    copy_registered(registered, reached.tensors, reached.arrays, memo)
     for sub in module.modules():
         for value in pytree.tree_leaves([v for k, v in vars(sub).items() if k != "_modules"]):
             if isinstance(value, torch.Tensor) and id(value) not in memo and not value.is_leaf:

@@ -6,6 +6,7 @@ refused: registered tensors that overlap, NumPy arrays over a trained parameter,
 buffer that forward writes.
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -99,31 +100,61 @@ class Window:
         return trace.run(aten.as_strided.default, tensor, list(shape), strides, self.offset)
 
 
-def copies_of_views(
+def copy_registered(
     registered: Mapping[str, torch.Tensor],
     tensors: Sequence[torch.Tensor],
-    copies: Mapping[str, torch.Tensor],
-) -> dict[int, torch.Tensor]:
-    """Views of the copies of registered tensors, for views of these, by the `id` of each.
+    arrays: Sequence[np.ndarray],
+    memo: dict[int, Any],
+) -> None:
+    """Copies parameters and buffers, and what lies in their memory as views of the copies.
 
     Args:
       registered: parameters and buffers by name.
       tensors: all that may be views of them.
-      copies: of the registered ones, by name, with the same strides.
+      arrays: NumPy arrays that may be.
+      memo: copies by the `id` of the original, as for `copy.deepcopy`; gets these.
     """
-    views: dict[int, torch.Tensor] = {}
-    ids = {id(tensor) for tensor in registered.values()}
-    for tensor in tensors:
-        for name, slot in registered.items() if id(tensor) not in ids else ():
-            span, place = Span.of(tensor), Span.of(slot)
-            inside = span is not None and place is not None and span.meets(place)
-            if inside and tensor.dtype == slot.dtype and copies[name].stride() == slot.stride():
+    largest = sorted(registered.values(), key=lambda tensor: -tensor.numel())
+    spans: dict[int, list[tuple[torch.Tensor, Span, torch.Tensor]]] = {}
+
+    def copied_view(tensor: torch.Tensor, span: Span) -> torch.Tensor | None:
+        for slot, place, twin in spans.get(span.storage, ()):
+            inside = place.begin <= span.begin and span.end <= place.end
+            if inside and tensor.dtype == slot.dtype and twin.stride() == slot.stride():
                 offset = tensor.storage_offset() - slot.storage_offset()
-                copy = copies[name] if tensor.grad_fn is not None else copies[name].detach()
-                if span.begin >= place.begin and span.end <= place.end:  # pyright: ignore
-                    views[id(tensor)] = copy.as_strided(tensor.shape, tensor.stride(), offset)
-                break
-    return views
+                source = twin if tensor.grad_fn is not None else twin.detach()
+                return source.as_strided(tensor.shape, tensor.stride(), offset)
+        return None
+
+    for slot in largest:
+        span = Span.of(slot)
+        view = None if span is None or id(slot) in memo else copied_view(slot, span)
+        if view is not None:
+            is_parameter = isinstance(slot, torch.nn.Parameter)
+            memo[id(slot)] = torch.nn.Parameter(view, slot.requires_grad) if is_parameter else view
+        twin = copy.deepcopy(slot, memo)
+        if span is not None:
+            spans.setdefault(span.storage, []).append((slot, span, twin))
+    for tensor in tensors:
+        span = None if id(tensor) in memo else Span.of(tensor)
+        if span is not None and (view := copied_view(tensor, span)) is not None:
+            memo[id(tensor)] = view
+    addresses = {
+        slot.untyped_storage().data_ptr(): place
+        for parts in spans.values()
+        for slot, place, twin in parts
+        if twin.device.type == "cpu"
+    }
+    for array in arrays:
+        low, high = np.lib.array_utils.byte_bounds(array)
+        for address, place in addresses.items():
+            if address + place.begin <= low and high <= address + place.end:
+                tensor = torch.as_tensor(array)
+                slot, _, twin = spans[place.storage][0]
+                offset = (tensor.data_ptr() - slot.data_ptr()) // tensor.element_size()
+                if tensor.dtype == twin.dtype and twin.stride() == slot.stride():
+                    view = twin.detach().as_strided(tensor.shape, tensor.stride(), offset)
+                    memo[id(array)] = view.numpy()
 
 
 class SharedMemory:

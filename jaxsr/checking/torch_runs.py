@@ -18,6 +18,7 @@ from jaxsr.checking.arguments import Arguments, named_leaves
 from jaxsr.interop.eager_control_flow import eager_control_flow
 from jaxsr.interop.host_arrays import to_numpy
 from jaxsr.interop.module_copy import copy_module
+from jaxsr.interop.python_state import Snapshot
 from jaxsr.interop.torch_draws import TorchDraws
 from jaxsr.interop.torch_evaluation import evaluated
 
@@ -119,13 +120,20 @@ def _in_float64() -> Iterator[None]:
 
 def widened(module: nn.Module) -> nn.Module:
     """A copy of the module whose float32 state is float64."""
-    memo: dict[int, object] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        if (dtype := _WIDE.get(tensor.dtype)) is not None:
-            wide = tensor.detach().to(dtype)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(wide, tensor.requires_grad) if is_parameter else wide
-    return copy_module(module, memo)
+    twin = copy_module(module)
+    registered = [t for t in (*twin.parameters(), *twin.buffers()) if t.dtype in _WIDE]
+    # One storage for all that shared one; the old ones are kept, so that none gets their number.
+    wide: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+    for tensor in registered:
+        storage = tensor.untyped_storage()
+        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+        wide.setdefault(storage._cdata, (storage, flat.to(_WIDE[tensor.dtype])))
+    for tensor in (*registered, *Snapshot(twin).tensors):
+        number = tensor.untyped_storage()._cdata if tensor.dtype in _WIDE else None
+        if number in wide and tensor.grad_fn is None:
+            place = (tensor.shape, tensor.stride(), tensor.storage_offset())
+            tensor.data = wide[number][1].as_strided(*place)
+    return twin
 
 
 _HALF_STEP = 2.0**-24

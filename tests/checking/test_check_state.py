@@ -96,11 +96,11 @@ class Net(nn.Module):
         return straight(x @ self.weight)
 
     def _swap(self, x: torch.Tensor) -> Any:
-        own = self.weight.data
-        self.weight.data = self.average.data
         with torch.no_grad():
+            own = self.weight.data
+            self.weight.data = self.average.data
             y = x @ self.weight
-        self.weight.data = own
+            self.weight.data = own
         return y
 
 
