@@ -21,7 +21,8 @@ from jaxsr.interop._core.dispatch import Trace
 from jaxsr.interop._core.located_errors import write_place
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop.errors import UnsupportedTorchError
-from jaxsr.interop.python_state import Change, Snapshot, has_tensor
+from jaxsr.interop.python_state import Change, Snapshot
+from jaxsr.interop.python_values import has_tensor
 
 TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module under which torch registers its parts."""

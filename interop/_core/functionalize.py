@@ -4,7 +4,6 @@ Parameters and buffers of the copy are on the meta device, without values. A run
 traced tensors. All other attributes are copied, so that the user's module is never changed.
 """
 
-import copy
 import fnmatch
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from jax.typing import ArrayLike
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from jaxsr.interop._core import registry
 from jaxsr.interop._core.activation_sharding import stating_results
@@ -42,10 +40,11 @@ from jaxsr.interop._core.forward_gradients import (
 )
 from jaxsr.interop._core.host_draws import DRAWN, refusing_host_draws
 from jaxsr.interop._core.located_errors import located
+from jaxsr.interop._core.module_checks import drop_caches, refuse_backward_hooks, refuse_wrappers
 from jaxsr.interop._core.recipes import Recipe
 from jaxsr.interop._core.repeated_calls import equal_calls
 from jaxsr.interop._core.shared_memory import Originals, SharedMemory, Window
-from jaxsr.interop._core.slots import Slot, find_slots
+from jaxsr.interop._core.slots import Slot, find_slots, mentions, replaced_mentions
 from jaxsr.interop._core.tensor import JaxTensor
 from jaxsr.interop._core.tensors_made import tensors_made
 from jaxsr.interop._core.trace_context import session
@@ -73,7 +72,7 @@ def functionalize(
     register_torch_nodes()
     from jaxsr.interop.lowerings.batch_norm import replace_forwards
 
-    _refuse_wrappers(module)
+    refuse_wrappers(module)
     slots, aliases, non_persistent = find_slots(module)
     memo: dict[int, object] = {}
     for slot in slots.values():
@@ -89,7 +88,7 @@ def functionalize(
     memo |= {key: window.placeholder for key, window in shared.windows.items()}
     memo |= {id(t): t.detach().clone() for _, t in shared.constants}
     twin = copy_module(module, memo)
-    _drop_caches(twin)
+    drop_caches(twin)
     replace_forwards(twin, sync_axis)
     numbers = {name: slots[name].source(module) for name in non_persistent}
     functional = FunctionalModule(
@@ -100,45 +99,6 @@ def functionalize(
     functional.constants = [(n, memo[id(t)]) for n, t in shared.constants]
     functional.wrap_remat(remat)
     return functional
-
-
-def _refuse_wrappers(module: nn.Module) -> None:
-    _refuse_backward_hooks(module)
-    for name, sub in module.named_modules():
-        where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__
-        if isinstance(sub, torch.jit.ScriptModule):
-            raise UnsupportedTorchError(f"{where} is TorchScript; convert the Python module itself")
-        if hasattr(sub, "_orig_mod") and type(sub).__name__ == "OptimizedModule":
-            raise UnsupportedTorchError(f"{where} is compiled; convert its `_orig_mod`")
-        if isinstance(sub, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            raise UnsupportedTorchError(f"{where}: convert its `.module`; the mesh replaces it")
-        for key, parameter in sub._parameters.items():
-            hooks = parameter is not None and (
-                parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-            )
-            if hooks and parameter.requires_grad:
-                raise UnsupportedTorchError(
-                    f"the parameter {key} of {where} has a gradient hook, which JAX would not "
-                    "call; remove it and change the gradients between jax.grad and the optimiser, "
-                    "or write a torch.autograd.Function with that backward"
-                )
-        if isinstance(sub, LazyModuleMixin) and LazyModuleMixin.has_uninitialized_params(sub):
-            raise UnsupportedTorchError(f"{where} is lazy; run it once in torch first")
-
-
-def _refuse_backward_hooks(module: nn.Module) -> None:
-    everywhere = nn.modules.module
-    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
-        raise UnsupportedTorchError(
-            "torch has a backward hook for all modules, which JAX would not call; remove it"
-        )
-    for name, sub in module.named_modules():
-        if sub._backward_hooks or sub._backward_pre_hooks:
-            where = f"submodule {name!r} ({type(sub).__name__})" if name else type(sub).__name__
-            raise UnsupportedTorchError(
-                f"{where} has a backward hook, which JAX would not call; remove it, or write a "
-                "torch.autograd.Function with that backward"
-            )
 
 
 class FunctionalModule:
@@ -178,7 +138,7 @@ class FunctionalModule:
             (sub, key, value)
             for sub in module.modules()
             for key, value in vars(sub).items()
-            if key not in TABLES and _mentions(value, self.meta_names)
+            if key not in TABLES and mentions(value, self.meta_names)
         ]
 
     def wrap_remat(self, patterns: tuple[str, ...]) -> None:
@@ -262,11 +222,13 @@ class FunctionalModule:
                     self.attributes.guarded(),
                 ):
                     before = self.attributes.snapshot()
-                    with self._locating_errors():
+                    try:
                         outputs = called(trace)
                         settled = self.attributes.check(before, trace, tensors)
                         after = self._collect(trace, tensors, buffers)
                         changes = self.attributes.unjudged(state)
+                    except Exception as e:
+                        raise located(e, self.module, self.names) from None
             if isinstance(gradients, Unrecorded) and gradients.requested:
                 self._traced[method, train] = True
                 return traced(compiling=compiling)
@@ -294,11 +256,7 @@ class FunctionalModule:
                     with self._swapped(tensors, train, repeated=True):
                         for number in range(3):
                             state, trace.draws = Snapshot(self.module), 0
-                            with (
-                                stating_results(self.module),
-                                self.attributes.guarded(),
-                                self._locating_errors(),
-                            ):
+                            with stating_results(self.module), self.attributes.guarded():
                                 result = called(trace)
                                 results.append((result, self._collect(trace, tensors, buffers)))
                             if number == 1:
@@ -381,16 +339,6 @@ class FunctionalModule:
         self.numbers_read.add(name)
         return self.numbers[name]
 
-    @contextmanager
-    def _locating_errors(self) -> Generator[None]:
-        """Names the place of an error in this block."""
-        try:
-            yield
-        except Exception as e:
-            if getattr(e, "located", False):
-                raise
-            raise located(e, self.module, self.names) from None
-
     def _place(
         self, tensors: dict[str, JaxTensor], before: dict[str, JaxTensor] | None = None
     ) -> dict[str, JaxTensor]:
@@ -402,7 +350,7 @@ class FunctionalModule:
         if before is not None:
             new = {id(tensor): tensors[n] for n, tensor in before.items()}
         for m, key, value in self.mentions:
-            vars(m)[key] = _replaced(value if before is None else vars(m)[key], new)
+            vars(m)[key] = replaced_mentions(value if before is None else vars(m)[key], new)
         return tensors
 
     @contextmanager
@@ -460,7 +408,7 @@ class FunctionalModule:
         after: dict[str, jax.Array] = {}
         if made := tensors_made(self.module, {*self.slots, *self.aliases}):
             raise UnsupportedTorchError(made)
-        _refuse_backward_hooks(self.module)
+        refuse_backward_hooks(self.module)
         for name, slot in self.slots.items():
             everywhere = [
                 getattr(self.module.get_submodule(path), kind).get(key)
@@ -509,49 +457,10 @@ class FunctionalModule:
         return after
 
 
-def _drop_caches(twin: nn.Module) -> None:
-    """Empties the tables of weights that `train()` of a submodule would empty."""
-    for sub in twin.modules():
-        if type(sub).train is nn.Module.train:
-            continue
-        trial = copy.copy(sub)
-        vars(trial)["_modules"] = {}
-        try:
-            trial.train(True)
-        except Exception:  # its train() needs its submodules: it is left to torch's meaning
-            continue
-        for key, value in vars(sub).items():
-            emptied = (
-                isinstance(value, (dict, list)) and value and vars(trial).get(key) is not value
-            )
-            if emptied and key not in TABLES and not vars(trial).get(key, True):
-                vars(sub)[key] = type(value)()
-
-
 def is_number(buffer: torch.Tensor) -> bool:
     """Whether it holds whole numbers, few enough to be those of a configuration."""
     is_whole = not (buffer.is_floating_point() or buffer.is_complex())
     return is_whole and buffer.numel() <= CONST_LIMIT and buffer.device.type != "meta"
-
-
-def _mentions(value: object, known: Mapping[int, object]) -> bool:
-    if isinstance(value, torch.Tensor):
-        return id(value) in known
-    if isinstance(value, (list, tuple)):
-        return any(_mentions(v, known) for v in value)
-    if type(value) is dict:
-        return any(_mentions(v, known) for v in value.values())
-    return False
-
-
-def _replaced(value: Any, new: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return new.get(id(value), value)
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(v, new) for v in value)
-    if type(value) is dict:
-        return {k: _replaced(v, new) for k, v in value.items()}
-    return value
 
 
 def to_tensor(trace: Trace, x: Any, compute: np.dtype | None) -> Any:

@@ -1,6 +1,7 @@
 """Parameters and buffers of a torch module: where each sits, under which names, as which array."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -77,3 +78,25 @@ def find_slots(module: nn.Module) -> tuple[dict[str, Slot], dict[str, str], froz
         )
     refuse_shared_storage(tensors)
     return slots, aliases, frozenset(non_persistent)
+
+
+def mentions(value: object, known: Mapping[int, object]) -> bool:
+    """Whether it is one of the known tensors, or a container of some."""
+    if isinstance(value, torch.Tensor):
+        return id(value) in known
+    if isinstance(value, (list, tuple)):
+        return any(mentions(v, known) for v in value)
+    if type(value) is dict:
+        return any(mentions(v, known) for v in value.values())
+    return False
+
+
+def replaced_mentions(value: Any, new: Mapping[int, torch.Tensor]) -> Any:
+    """The value with new tensors for those that it mentions, by their `id`."""
+    if isinstance(value, torch.Tensor):
+        return new.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(replaced_mentions(v, new) for v in value)
+    if type(value) is dict:
+        return {k: replaced_mentions(v, new) for k, v in value.items()}
+    return value

@@ -255,7 +255,7 @@ WRONG = {
     ),
     "loss that counts": (
         ["--loss", f"{HERE}:counting"],
-        r"the loss .*:counting changes global \w+\.CALLS\['loss'\], which a compiled step does",
+        r"the loss .*:counting changes global [\w.]+\.CALLS\['loss'\], which a compiled step does",
     ),
     "output of several tensors": (
         ["--network", f"{HERE}:Pair"],
