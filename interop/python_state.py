@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -105,6 +106,7 @@ class Snapshot:
         self.tensors: list[torch.Tensor] = []
         """All that were met, parameters and buffers among them."""
         self.arrays: list[np.ndarray] = []
+        self._caches: list[tuple[functools._lru_cache_wrapper, int]] = []
         while self._pending and len(self._seen) < _LIMIT:
             value, path, shared = self._pending.popleft()
             self._is_shared = shared or isinstance(value, (type, types.FunctionType))
@@ -145,6 +147,9 @@ class Snapshot:
           shared: also what lies outside the object and its copies. Otherwise only tensors are taken
             out of there, and lists stay, which someone may look at.
         """
+        for cache, size in self._caches:
+            if cache.cache_info().currsize != size:  # it may hold tensors of the trace
+                cache.cache_clear()
         for holder in self._holders:
             if holder.write is None:
                 continue
@@ -197,7 +202,10 @@ class Snapshot:
         elif (token := token_of(value)) is not None:
             self._hold(path, value, lambda: {"": token()}, token_writer(value), lambda _: path)
         elif isinstance(value, functools._lru_cache_wrapper):
+            self._caches.append((value, value.cache_info().currsize))
             self._reach((value.__wrapped__, path))
+        elif isinstance(value, threading.local):
+            self._visit_attributes(value, path)
         elif isinstance(value, types.ModuleType):
             pass  # of which the names in code are looked at
         elif type(value).__module__.partition(".")[0] not in _OPAQUE:
@@ -215,12 +223,14 @@ class Snapshot:
             attributes.update({**kept, **before})
 
         self._hold(path, module, read, write, lambda key: f"{path}.{key}")
-        self._reach(
-            *[
-                (child, f"{path}.{name}")
-                for name, child in module._modules.items()
-                if child is not None
-            ]
+        children = module._modules
+
+        def write_children(before: dict) -> None:
+            children.clear()
+            children.update(before)
+
+        self._hold(
+            path, children, lambda: dict(children), write_children, lambda key: f"{path}.{key}"
         )
         self._reach(
             *[

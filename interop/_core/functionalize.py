@@ -425,6 +425,11 @@ class FunctionalModule:
                         f"forward replaces the parameter {name}, which would keep the value in "
                         "torch and lose it here; register a buffer, or requires_grad_(False)"
                     )
+                if not current.needs_grad:
+                    raise UnsupportedTorchError(
+                        f"forward leaves requires_grad of {name} False, which the next call would "
+                        "not see; set it before to_jax, or back to True"
+                    )
                 continue
             original = jnp.asarray(buffers[name])
             if current is tensors[name] and current.cell.version == 0 and not current.is_moved:

@@ -35,7 +35,7 @@ class Span(NamedTuple):
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         size, offset = tensor.element_size(), tensor.storage_offset()
         storage = tensor.untyped_storage()
-        return cls(storage._cdata, offset * size, (offset + last + 1) * size)
+        return cls(storage._cdata, int(offset * size), int((offset + last + 1) * size))
 
     def meets(self, other: "Span") -> bool:
         """Whether some bytes lie between the first and last of both."""
@@ -86,9 +86,13 @@ class Window:
     """What stands for it in the module's copy, on the meta device."""
     offset: int
     detached: bool
+    refusal: str = ""
+    """Why it cannot be one."""
 
     def view(self, trace: Any, tensor: torch.Tensor) -> Any:
         """The view of the parameter's tensor in a trace."""
+        if self.refusal:
+            raise UnsupportedTorchError(self.refusal)
         aten, shape = torch.ops.aten, self.placeholder.shape
         if self.detached:
             tensor = trace.run(aten.detach.default, tensor)
@@ -213,10 +217,11 @@ def _window(name: str, slot: torch.Tensor, tensor: torch.Tensor) -> Window:
     assert a is not None and b is not None
     same = (tensor.shape, tensor.stride()) == (slot.shape, slot.stride())
     inside = b.begin <= a.begin and a.end <= b.end and slot.is_contiguous()
+    refusal = ""
     if tensor.dtype != slot.dtype or not (inside or (same and a == b)):
-        raise UnsupportedTorchError(
-            f"the module keeps a tensor of shape {tuple(tensor.shape)} over a part of the memory "
-            f"of {name}; keep a view of {name} alone, or a clone"
+        refusal = (
+            f"code reads a tensor of shape {tuple(tensor.shape)} over a part of the memory of "
+            f"{name}; keep a view of {name} alone, or a clone"
         )
     stride = tensor.stride()
     if same:  # a trace lays its tensors out in order
@@ -224,8 +229,9 @@ def _window(name: str, slot: torch.Tensor, tensor: torch.Tensor) -> Window:
     return Window(
         name=name,
         placeholder=torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="meta"),
-        offset=tensor.storage_offset() - slot.storage_offset(),
+        offset=int(tensor.storage_offset() - slot.storage_offset()),
         detached=tensor.grad_fn is None,
+        refusal=refusal,
     )
 
 

@@ -174,6 +174,8 @@ class JaxTensor(torch.Tensor):
     """Its `Recipe`, and since which version of the cell."""
     views: "list[weakref.ref[View]]"
     """Those made of it."""
+    is_frozen: bool
+    """Whether `requires_grad_(False)` keeps gradients from a parameter."""
     is_used: bool
     """Whether an operator other than a view has read it while gradients were on."""
     home: "JaxTensor | None"
@@ -199,7 +201,7 @@ class JaxTensor(torch.Tensor):
         self.view_of = view_of
         self.needs_grad = needs_grad
         self.cache = self.cell_const = self.recipe = self.selection = None
-        self.views, self.home, self.is_used = [], None, False
+        self.views, self.home, self.is_used, self.is_frozen = [], None, False, False
         return self
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -263,7 +265,7 @@ class JaxTensor(torch.Tensor):
         if const is not None:
             return constant_to_jax(const)
         if self.view_of is None:
-            return self.cell.value
+            return stop_gradient(self.cell.value) if self.is_frozen else self.cell.value
         cache = self.cache
         if cache is not None and cache[0] == self.cell.version and Region.alive(cache[1]):
             return cache[2]
@@ -305,8 +307,9 @@ class JaxTensor(torch.Tensor):
     def requires_grad_(self, requires_grad: bool = True) -> "JaxTensor":
         from jaxsr.interop._core.trace_context import make_leaf
 
-        if requires_grad and not self.needs_grad:
+        if requires_grad and not self.needs_grad and not self.is_frozen:
             make_leaf(self)
+        self.is_frozen = not requires_grad and (self.needs_grad or self.is_frozen)
         self.needs_grad = requires_grad
         return self
 
@@ -332,7 +335,7 @@ class JaxTensor(torch.Tensor):
         from jaxsr.interop._core.trace_context import running_trace
 
         trace = running_trace()
-        memory = trace.as_jax_tensor(new)
+        memory: JaxTensor = trace.as_jax_tensor(new)  # pyright: ignore[reportAssignmentType]
         if memory.stride() != self.stride():  # a tensor keeps its own: this one sees a copy
             memory = trace.run(torch.ops.aten.clone.default, memory, **_IN_ORDER)
         place = (memory.cell, memory.stride(), memory.storage_offset())
@@ -360,7 +363,7 @@ class JaxTensor(torch.Tensor):
             lambda value, new: straight_through(value, stop_gradient(new)),
             detached=True,
         )
-        memory.views.append(weakref.ref(view))
+        memory.views.append(weakref.ref(view))  # pyright: ignore[reportArgumentType]
         self.meta, self.cell, self.view_of = memory.meta, memory.cell, view
         self.cell_const, self.recipe, self.cache = None, None, None
         if old is None:

@@ -1,9 +1,11 @@
 """State that modules keep in Python: refused with its path, unless it is a cache."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 import random
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -35,6 +37,11 @@ class Counter:
         return self.n
 
 
+@dataclasses.dataclass
+class Progress:
+    step: int = 0
+
+
 class Slotted:
     __slots__ = ("n",)
 
@@ -43,6 +50,7 @@ class Slotted:
 
 
 OBJECT, SLOTTED = Counter(), Slotted()
+THREAD = threading.local()
 NUMBERS = (float(i) for i in range(1000))
 
 
@@ -71,6 +79,7 @@ class Net(nn.Module):
             random.Random(0),
         )
         self.bound, self.part = Counter().step, functools.partial(Counter().step)
+        self.layers, self.progress = nn.ModuleList(), Progress()
         number = 0
 
         def nonlocal_count() -> int:
@@ -225,6 +234,25 @@ def deleted(s: Any, x: Any) -> Any:
     return x * 2
 
 
+def per_thread(s: Any, x: Any) -> Any:
+    THREAD.n = getattr(THREAD, "n", 0) + 1
+    return x * THREAD.n
+
+
+def submodules(s: Any, x: Any) -> Any:
+    s.layers.append(nn.Identity())
+    return x * len(s.layers)
+
+
+def exhausted(s: Any, x: Any) -> Any:
+    return x * s.queue.pop()
+
+
+def replaced_dataclass(s: Any, x: Any) -> Any:
+    s.progress = dataclasses.replace(s.progress, step=s.progress.step + 1)
+    return x * s.progress.step
+
+
 STATE: dict[str, tuple[Callable, str]] = {
     "dictionary": (dictionary, r"self\.schedule\['step'\]"),
     "nested": (nested, r"self\.nested\[0\]\['n'\]"),
@@ -264,6 +292,10 @@ STATE: dict[str, tuple[Callable, str]] = {
     "first call in a dictionary": (once_in_dictionary, r"self\.schedule\['k'\]"),
     "tensor in an object": (tensor_in_object, r"self\.object\.hidden"),
     "tensor in a global": (tensor_in_global, r"TABLE\['hidden'\]"),
+    "thread": (per_thread, r"THREAD\.n"),
+    "submodules": (submodules, r"self\.layers\.1"),
+    "deque that empties": (exhausted, r"self\.queue\["),
+    "dataclass": (replaced_dataclass, r"self\.progress"),
     "deleted attribute": (deleted, r"self\.extra"),
 }
 
@@ -332,10 +364,16 @@ def global_log(s: Any, x: Any) -> Any:
     return x * 2
 
 
+@functools.lru_cache
+def ramp(n: int) -> torch.Tensor:
+    return torch.arange(float(n))
+
+
 CACHES = {
     "table in a global": table_in_global,
     "table by shape": table_by_shape,
     "lru_cache": lambda s, x: x * width(4),
+    "tensors in an lru_cache": lambda s, x: x * ramp(4),
     "numbers by shape": numbers_by_shape,
     "written first": written_first,
     "log": log,

@@ -103,6 +103,19 @@ def interleaved(s: Any) -> None:
     s.p, s.q = nn.Parameter(both[::2]), nn.Parameter(both[1::2])
 
 
+def frozen_for_a_while(s: Any, x: Any) -> Any:
+    y = x @ s.weight
+    s.weight.requires_grad_(False)
+    z = x.sin() @ s.weight
+    s.weight.requires_grad_(True)
+    return y + z * 2 + x.cos() @ s.weight
+
+
+def parts(s: Any) -> None:
+    s.flat = torch.randn(32)
+    s.p, s.q = (nn.Parameter(part.view(4, 4)) for part in s.flat.chunk(2))
+
+
 RIGHT: dict[str, tuple[Callable, Callable]] = {
     "data": (keeps(lambda w: w.data), lambda s, x: x @ s.kept + s.weight.sum()),
     "detach": (keeps(lambda w: w.detach()), lambda s, x: x @ s.kept + s.weight.sum()),
@@ -125,6 +138,8 @@ RIGHT: dict[str, tuple[Callable, Callable]] = {
     "view before data": (buffers, old_view),
     "window of a buffer": (window, lambda s, x: x + s.kept.sum() + s.a),
     "buffer from NumPy": (from_numpy, lambda s, x: x + torch.from_numpy(s.kept) + s.a),
+    "frozen for a while": (buffers, frozen_for_a_while),
+    "parts of a flat tensor": (parts, lambda s, x: x @ s.p + x.sin() @ s.q),
     "interleaved": (interleaved, lambda s, x: x * s.p + s.q),
 }
 
@@ -207,6 +222,11 @@ def written(s: Any, x: Any) -> Any:
     return x + s.kept.sum()
 
 
+def frozen_for_good(s: Any, x: Any) -> Any:
+    s.weight.requires_grad_(False)
+    return x @ s.weight
+
+
 def nothing(s: Any) -> None:
     """Only the weight."""
 
@@ -219,6 +239,12 @@ REFUSED: dict[str, tuple[Callable, Callable, str]] = {
     "replaced": (nothing, replaced, "replaces the parameter weight"),
     "removed": (nothing, removed, "replaces the parameter weight"),
     "data": (nothing, moved, "replaces the parameter weight"),
+    "frozen": (nothing, frozen_for_good, "leaves requires_grad of weight False"),
+    "flat": (
+        parts,
+        lambda s, x: x @ s.p + s.flat.sum(),
+        r"shape \(32,\) over a part of the memory",
+    ),
     "swap with a gradient": (buffers, swap, "torch would compute with the new value"),
     "one of two names": (tied_buffers, rebound_buffer, "under one of its names"),
     "window of a written buffer": (window, written, "another tensor over the same memory"),
