@@ -21,11 +21,9 @@ def refuse_wrappers(module: nn.Module) -> None:
             raise UnsupportedTorchError(f"{where} is compiled; convert its `_orig_mod`")
         if isinstance(sub, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise UnsupportedTorchError(f"{where}: convert its `.module`; the mesh replaces it")
-        for key, parameter in sub._parameters.items():
-            hooks = parameter is not None and (
-                parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-            )
-            if hooks and parameter.requires_grad:
+        trained = [(k, p) for k, p in sub._parameters.items() if p is not None and p.requires_grad]
+        for key, parameter in trained:
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 raise UnsupportedTorchError(
                     f"the parameter {key} of {where} has a gradient hook, which JAX would not "
                     "call; remove it and change the gradients between jax.grad and the optimiser, "

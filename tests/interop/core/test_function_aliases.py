@@ -124,6 +124,7 @@ def test_gradients_through_an_alias(name):
     value, gradients = jax.jit(jax.value_and_grad(loss))(jm.params, jnp.asarray(X))
     expected = net(torch.from_numpy(X)).sum()
     expected.backward()
+    assert net.weight.grad is not None
     np.testing.assert_allclose(value, expected.detach(), rtol=1e-5)
     np.testing.assert_allclose(gradients["weight"], net.weight.grad, rtol=1e-5, atol=1e-5)
     assert np.abs(gradients["weight"]).max() > 0.01
