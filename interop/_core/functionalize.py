@@ -241,10 +241,7 @@ class FunctionalModule:
             return outputs, after
 
         def check_second_call(changes: list[Change], drawn: list[str], *, compiling: bool) -> None:
-            """Refuses Python state that another call changes again, or whose change it shows.
-
-            So it does with draws from global generators.
-            """
+            """Refuses Python state and draws that another call changes again, or shows."""
             changed_again = list[Change]()
 
             def program() -> list[PyTree]:
@@ -277,7 +274,8 @@ class FunctionalModule:
                 ) from error
             for change in changed_again:
                 if not (change.is_growth or (change.holds_tensors and not change.is_new)):
-                    raise UnsupportedTorchError(describe_change(change))
+                    first = next((one for one in changes if one.path == change.path), change)
+                    raise UnsupportedTorchError(describe_change(first))
             if not equal and not changes:
                 raise UnsupportedTorchError(DRAWN.format(drawn[0]))
             if not equal:

@@ -258,7 +258,7 @@ STATE: dict[str, tuple[Callable, str]] = {
     "nested": (nested, r"self\.nested\[0\]\['n'\]"),
     "growing list": (growing, r"self\.seen\[0\]"),
     "growing list, read late": (growing_late, r"self\.seen\[0\]"),
-    "string": (text, r"self\.text` from 'aa'"),
+    "string": (text, r"self\.text` from 'a' to 'aa'"),
     "toggle": (toggle, r"self\.text"),
     "tuple": (pair, r"self\.pair"),
     "Counter": (counter, r"self\.counter\['k'\]"),
